@@ -1,0 +1,243 @@
+"""Messages out in order: what comes early is held until what is missing before it arrives, or is given up.
+
+A message is *next* when its previous one is the last released, or when it names none (then nothing is known to be
+missing). What is next goes out at once, with everything held that it makes next. The rest is held, and the gap below
+the lowest held message is worked on, one gap at a time:
+
+    found            GapFound    from the last released to the lowest held message
+    after wait_ms    Resend      just above the one .. the previous number of the other; both as they were when found
+    every retry_ms   Resend      again, requests_max times in all (0: never ask, only wait)
+    then             Unfillable  once the last request is answered, or retry_ms after it; the order goes on
+    its end          GapResolved after the held message that it was found with is released
+
+Giving up under ``strategy="full"`` ends the gap in question and looks for the next one, which gets its own wait; under
+"light" it releases all that is held and reports the further gaps as unfillable without having looked for them.
+
+Invariants: held numbers are above the last released, and their claims ``(previous, number]`` are disjoint (what would
+break that is REJECT gap_mismatch); a gap is open exactly while something is held. Reasons are those of `ChainDetector`,
+so a held message can be ``in_order`` with what has been seen. A range that was given up is remembered: a message that
+comes too late for it is UNSURE given_up, not REPEAT, for nobody has seen it. More than ``gap_count_max`` of them are
+not kept: the lowest is forgotten, and all down there is UNSURE. Over ``buffer_max`` the lowest gap is given up at once.
+
+From: Streamr client, OrderingUtil (later OrderedMessageChain and GapFiller). Cost: O(1) in order; to hold a message and
+to release it later, O(log held) and a memory move each.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Any, Generic
+
+from onefold.engines.chains import answers as A
+from onefold.engines.chains import ordering_settings as default
+from onefold.engines.chains.number import START, Number, just_above, just_below, text, valid
+from onefold.engines.chains.ordering_events import Event, GapFound, GapResolved, M, Released, Resend, Step, Unfillable
+from onefold.engines.chains.ordering_settings import Settings, Strategy
+from onefold.engines.chains.ordering_state import OpenGap, State, decode, encode
+from onefold.engines.intervals import Gaps
+from onefold.errors import Misuse
+from onefold.verdict import Answer, Verdict
+
+
+class OrderedChain(Generic[M]):
+    """Brings the messages of one chain into order.
+
+    >>> chain = OrderedChain[str](wait_ms=50)
+    >>> for previous, number in [((0, 0), (1, 0)), ((3, 0), (4, 0))]:
+    ...     print(*chain.add(previous, number, "hello", now_ms=0))
+    FIRST new_chain [Released(at_ms=0, number=(1, 0), message='hello')]
+    FIRST opens_gap [GapFound(at_ms=0, lower=(1, 0), upper=(4, 0))]
+    >>> chain.due_ms, chain.tick(now_ms=50)
+    (50, [Resend(at_ms=50, first=(1, 1), last=(3, 0))])
+    >>> str(chain)
+    'out to 1|0, 1 held, (1|0, 3|0] missing'
+    """
+
+    def __init__(
+        self,
+        *,
+        wait_ms: int = default.WAIT_MS,
+        retry_ms: int = default.RETRY_MS,
+        requests_max: int = default.REQUESTS_MAX,
+        strategy: Strategy = "light",
+        buffer_max: int = default.BUFFER_MAX,
+        gap_count_max: int = default.GAP_COUNT_MAX,
+    ) -> None:
+        self.settings = Settings(wait_ms, retry_ms, requests_max, strategy, buffer_max, gap_count_max).checked()
+        self._floor: Number | None = None
+        self._last = START
+        self._numbers: list[Number] = []  # of what is held, ascending
+        self._held: dict[Number, tuple[Number | None, M]] = {}
+        self._gap: OpenGap | None = None
+        self._given_up: Gaps[Number] = Gaps()
+        self._forgotten: Number | None = None
+
+    @property
+    def last(self) -> Number | None:
+        """The number released last; None before the first message."""
+        return None if self._floor is None else self._last
+
+    @property
+    def held_count(self) -> int:
+        """How many messages wait for a gap to end; never more than ``buffer_max``."""
+        return len(self._numbers)
+
+    @property
+    def due_ms(self) -> int | None:
+        """When the next `tick` has something to do; None while no gap is open. Nothing but a tick looks at it."""
+        return None if self._gap is None else self._gap.due_ms
+
+    @property
+    def forgotten(self) -> Number | None:
+        """How far the forgotten ranges reached; None if none was forgotten."""
+        return self._forgotten
+
+    def given_up(self) -> list[tuple[Number, Number]]:
+        """The ranges ``(lower, upper]`` that were given up and are remembered, ascending."""
+        return list(self._given_up)
+
+    def add(self, previous: Number | None, number: Number, message: M, now_ms: int) -> Step[M]:
+        """Judge one message; if it is new release it or hold it. Never raises on a message, whatever it holds."""
+        own = valid(number)
+        before = None if previous is None else valid(previous)
+        if own is None or (before is None) != (previous is None):
+            return Step(A.BAD_NUMBER, [])
+        answer = self._judge(before, own)
+        if answer.verdict is not Verdict.FIRST:
+            return Step(answer, [])
+        if self._floor is None:
+            self._floor, self._last = own, just_below(own) if before is None else before
+        insort(self._numbers, own)
+        self._held[own] = before, message
+        events = list(self._advance(now_ms))
+        if len(self._numbers) > self.settings.buffer_max:
+            events += self._advance(now_ms, self._numbers[0])
+        return Step(answer, events)
+
+    def tick(self, now_ms: int) -> list[Event[M]]:
+        """Do what is due by now. A late tick asks once and waits ``retry_ms`` anew: no gap is given up unasked."""
+        events: list[Event[M]] = []
+        while self._gap is not None and self._gap.due_ms <= now_ms:
+            if self._gap.asked_count < self.settings.requests_max:
+                return [*events, self._ask(self._gap, now_ms)]
+            events += self._give_up_gap(self._gap, now_ms)
+        return events
+
+    def answered(self, now_ms: int, resend: Resend | None = None) -> list[Event[M]]:
+        """Learn that all that a resend can bring has been added: after the last request, give up what is still missing.
+
+        ``resend`` says which one, so that a late answer to an older request is not taken for that to the last.
+        """
+        gap = self._gap
+        if gap is None or gap.asked_count < max(1, self.settings.requests_max):
+            return []
+        if resend not in (None, Resend(gap.asked_ms, gap.first, gap.last)):
+            return []
+        return list(self._give_up_gap(gap, now_ms))
+
+    def give_up(self, now_ms: int, to: Number | None = None) -> list[Event[M]]:
+        """Wait no longer for anything missing before the held messages up to ``to`` (None: before any of them)."""
+        reach = valid(to) if to is not None else (self._numbers or [START])[-1]
+        if reach is None:
+            raise Misuse(f"to is {to!r}, must be a number (timestamp, sequence)", to=to)
+        return list(self._advance(now_ms, reach))
+
+    def _judge(self, previous: Number | None, number: Number) -> Answer:
+        if previous is not None and previous >= number:
+            return A.BAD_NUMBERING
+        if self._floor is None:
+            return A.NEW_CHAIN
+        if number <= self._last:
+            return self._judge_late(previous, number, self._floor)
+        if number in self._held:
+            return A.SEEN
+        i = bisect_left(self._numbers, number)
+        below = self._numbers[i - 1] if i else self._last
+        if previous is not None and previous < below:
+            return A.GAP_MISMATCH
+        if i < len(self._numbers):
+            claimed, _ = self._held[self._numbers[i]]
+            return A.GAP_MISMATCH if claimed is not None and claimed < number else A.FILLS_GAP
+        if previous is None:
+            return A.AHEAD
+        return A.IN_ORDER if previous == below else A.OPENS_GAP
+
+    def _judge_late(self, previous: Number | None, number: Number, floor: Number) -> Answer:
+        if number < floor:
+            return A.BELOW_FLOOR
+        if self._forgotten is not None and number <= self._forgotten:
+            return A.FORGOTTEN
+        if number in self._given_up:
+            return A.GIVEN_UP
+        return A.BEHIND_HEAD if previous is None and number < self._last else A.SEEN
+
+    def _advance(self, now_ms: int, give_up_to: Number | None = None) -> Iterator[Event[M]]:
+        """Release what is next, and up to ``give_up_to`` also what is not; then see whether a new gap is open."""
+        while self._numbers:
+            number = self._numbers[0]
+            previous, message = self._held[number]
+            if previous is None:
+                if len(self._numbers) > 1:  # it may pass over what is known to be missing: that must not become REPEAT
+                    self._abandon(just_below(number))
+            elif previous != self._last:
+                if give_up_to is None or number > give_up_to:
+                    break
+                self._abandon(previous)
+                yield Unfillable(now_ms, self._last, number)
+            del self._numbers[0], self._held[number]
+            self._last = number
+            yield Released(now_ms, number, message)
+            if self._gap is not None and self._gap.upper == number:
+                self._gap = None
+                yield GapResolved(now_ms)
+        if self._numbers and self._gap is None:
+            yield self._find(now_ms)
+
+    def _find(self, now_ms: int) -> GapFound:
+        upper = self._numbers[0]
+        previous = self._held[upper][0]
+        assert previous is not None, "without a previous number it would have been next"
+        self._gap = OpenGap(just_above(self._last), previous, upper, now_ms + self.settings.wait_ms)
+        return GapFound(now_ms, self._last, upper)
+
+    def _ask(self, gap: OpenGap, now_ms: int) -> Resend:
+        due_ms = now_ms + self.settings.retry_ms
+        self._gap = gap._replace(due_ms=due_ms, asked_count=gap.asked_count + 1, asked_ms=now_ms)
+        return Resend(now_ms, gap.first, gap.last)
+
+    def _give_up_gap(self, gap: OpenGap, now_ms: int) -> Iterator[Event[M]]:
+        return self._advance(now_ms, gap.upper if self.settings.strategy == "full" else self._numbers[-1])
+
+    def _abandon(self, upper: Number) -> None:
+        if self._last < upper:
+            self._given_up.append(self._last, upper)
+        if len(self._given_up) > self.settings.gap_count_max:
+            self._forgotten = self._given_up.drop_lowest()
+
+    def snapshot(self) -> bytes:
+        """Everything, settings and held messages included; these must be bytes or JSON values, else `Misuse`."""
+        held = [(number, *self._held[number]) for number in self._numbers]
+        return encode(State(self.settings, self._floor, self._last, self._forgotten, self.given_up(), held, self._gap))
+
+    @classmethod
+    def restore(cls, data: bytes) -> OrderedChain[Any]:
+        """A chain that goes on exactly where ``snapshot`` was taken; foreign bytes raise `BadInput`."""
+        state = decode(data)
+        chain: OrderedChain[Any] = cls(**state.settings._asdict())
+        chain._floor, chain._last, chain._forgotten = state.floor, state.last, state.forgotten
+        chain._given_up, chain._gap = Gaps(state.given_up), state.gap
+        chain._numbers = [number for number, _, _ in state.held]
+        chain._held = {number: (previous, message) for number, previous, message in state.held}
+        return chain
+
+    def __str__(self) -> str:
+        if self._floor is None:
+            return "nothing yet"
+        if not self._numbers:
+            return f"out to {text(self._last)}"
+        missing = f"({text(self._last)}, {text(self._held[self._numbers[0]][0] or START)}] missing"
+        return f"out to {text(self._last)}, {len(self._numbers)} held, {missing}"
+
+    def __repr__(self) -> str:
+        return f"<OrderedChain {self}>"

@@ -1,0 +1,71 @@
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onefold import ChainDetector
+from onefold.engines.chains import ANSWERS
+from onefold.engines.chains.columnar import NO_PREVIOUS, ColumnarDetector, refused
+from onefold.engines.chains.number import pack, unpack
+
+SMALL = st.integers(0, 40).map(lambda n: pack((n // 3, n % 3)))
+WIDE = st.integers(0, 2**63 - 1)
+MESSAGE = st.tuples(st.integers(0, 3), st.one_of(st.just(NO_PREVIOUS), SMALL, SMALL), SMALL)
+WIDE_MESSAGE = st.tuples(st.integers(0, 3), st.one_of(st.just(NO_PREVIOUS), WIDE), WIDE)
+SETTINGS = st.fixed_dictionaries(
+    {
+        "gap_count_max": st.sampled_from([1, 2, 3, 10_000]),
+        "floor": st.sampled_from(["first", "open"]),
+        "jump_max_ms": st.sampled_from([None, 0, 3]),
+    }
+)
+
+
+def scalar(rows, options):
+    detectors: dict[int, ChainDetector] = {}
+    for chain, previous, number in rows:
+        detector = detectors.setdefault(chain, ChainDetector(**options))
+        yield detector.judge(None if previous == NO_PREVIOUS else unpack(previous), unpack(number))
+
+
+def columnar(rows, options, cuts=()):
+    detector = ColumnarDetector(**options)
+    columns = np.array(rows, np.int64).reshape(-1, 3)
+    codes = [detector.judge(*part.T) for part in np.split(columns, sorted(cuts))]
+    return [ANSWERS[code] for part in codes for code in part]
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data(), st.lists(MESSAGE, max_size=60), SETTINGS)
+def test_columns_answer_as_the_scalar_detector_does_however_they_are_cut(data, messages, options):
+    rows = sorted(messages, key=lambda row: row[0])  # stable: a chain's rows keep their order
+    cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=5))
+    assert columnar(rows, options, cuts) == list(scalar(rows, options))
+
+
+@settings(deadline=None)
+@given(st.lists(WIDE_MESSAGE, max_size=30), SETTINGS)
+def test_numbers_may_span_all_63_bits(messages, options):
+    rows = sorted(messages, key=lambda row: row[0])
+    assert columnar(rows, options) == list(scalar(rows, options))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.integers(1, 4), st.integers(2, 40), SETTINGS)
+def test_disordered_chains_with_copies_answer_as_the_scalar_detector_does(data, chains, length, options):
+    rows = []
+    for chain in range(chains):
+        numbers = sorted(data.draw(st.sets(SMALL, min_size=2, max_size=length)))
+        messages = list(zip([NO_PREVIOUS, *numbers], numbers, strict=False))
+        chosen = data.draw(st.lists(st.sampled_from(messages), max_size=2 * length))
+        rows += [(chain, previous, number) for previous, number in chosen]
+    cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=3))
+    assert columnar(rows, options, cuts) == list(scalar(rows, options))
+
+
+def test_a_row_refused_before_keeps_its_reason_and_touches_no_chain():
+    rows = [(1, NO_PREVIOUS, 5), (1, NO_PREVIOUS, refused("null_key")), (1, 5, 6)]
+    assert [answer.reason for answer in columnar(rows, {})] == ["new_chain", "null_key", "in_order"]
+
+
+def test_nothing_in_gives_nothing_out():
+    assert columnar([], {}) == []
