@@ -1,0 +1,1 @@
+"""Simulation: traffic with known truth, and faults from one seed."""
