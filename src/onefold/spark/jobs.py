@@ -1,0 +1,152 @@
+"""The two batch jobs: ``run`` publishes a judged source, ``check`` only tells what is wrong with one.
+
+Each room is passed once, in this order: ingest, judge, publish, tally. Both jobs return the same `Run`.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, TypeAlias
+
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+
+from onefold.engines.chains.detector import GAP_COUNT_MAX, Floor
+from onefold.spark import publish
+from onefold.spark.columns import ChainColumns, quoted
+from onefold.spark.gaps import LOWER, UPPER, missing_ranges
+from onefold.spark.ingest import read
+from onefold.spark.judge import REASON, VERDICT, judge_chains
+from onefold.spark.place import Place
+from onefold.tally import Tally
+
+Say: TypeAlias = Callable[[str], None]
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the messages are."""
+
+    path: str
+    format: str = "parquet"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judging:
+    """How they are judged; see `judge_chains`."""
+
+    columns: ChainColumns = field(default_factory=ChainColumns)
+    floor: Floor = "first"
+    gap_count_max: int = GAP_COUNT_MAX
+    jump_max_ms: Any = "auto"
+    partitions: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a job found."""
+
+    tally: Tally
+    chains: int
+    gaps: int
+    """How many ranges are missing."""
+    ranges: list[dict[str, Any]]
+    """The first of them: key columns, lower and upper ends."""
+    seconds: float
+    path: str | None = None
+
+    @property
+    def state_entries(self) -> int:
+        """What a detector would remember of all this: one head per chain, and the gaps."""
+        return self.chains + self.gaps
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, for JSON."""
+        return {
+            "format": FORMAT,
+            "complete": True,
+            "tally": self.tally.to_dict(),
+            "chains": self.chains,
+            "missing_ranges": self.gaps,
+            "missing_ranges_shown": self.ranges,
+            "state_entries": self.state_entries,
+            "seconds": round(self.seconds, 3),
+            "path": self.path,
+        }
+
+
+def run(
+    spark: SparkSession, source: Source, judging: Judging, path: str, *, strategy: publish.Strategy = "drop",
+    settings: Mapping[str, Any] | None = None, ranges_max: int = 20, say: Say = print,
+) -> Run:  # fmt: skip
+    """Judge a source and publish the result at ``path``; complete or not at all."""
+    started = monotonic()
+    df = read(spark, source.path, format=source.format, options=source.options, columns=judging.columns)
+    place = publish.prepare(spark, path)
+    try:
+        found, rows = _judge(df, place, judging, strategy, ranges_max, say)
+        say("publishing")
+        publish.commit(place, rows, strategy, _columns(df))
+        result = Run(**found, seconds=monotonic() - started, path=place.shown)
+        publish.finish(place, result.tally, {**result.to_dict(), "settings": dict(settings or {})})
+    finally:
+        (place / publish.STAGING).remove()
+    return result
+
+
+def check(spark: SparkSession, source: Source, judging: Judging, *, ranges_max: int = 20, say: Say = print) -> Run:
+    """Judge a source and tell what was found; only a temporary folder is written, and removed."""
+    started = monotonic()
+    df = read(spark, source.path, format=source.format, options=source.options, columns=judging.columns)
+    folder = tempfile.mkdtemp(prefix="onefold-check-")
+    try:
+        place = publish.prepare(spark, folder)
+        judged_columns = {name for _, name in judging.columns.named} | {"_corrupt_record"}
+        narrow = df.select(*(F.col(quoted(name)) for name in df.columns if name in judged_columns))
+        found, _ = _judge(narrow, place, judging, "mark", ranges_max, say)
+        return Run(**found, seconds=monotonic() - started)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _judge(
+    df: DataFrame, place: Place, judging: Judging, strategy: publish.Strategy, ranges_max: int, say: Say
+) -> tuple[dict[str, Any], DataFrame]:
+    say("judging")
+    came_in = Observation("onefold")
+    judged = df.observe(came_in, F.count(F.lit(1)).alias("rows")).transform(
+        judge_chains(
+            judging.columns,
+            floor=judging.floor,
+            gap_count_max=judging.gap_count_max,
+            jump_max_ms=judging.jump_max_ms,
+            partitions=judging.partitions,
+        )
+    )
+    rows = publish.stage(judged, place, strategy)
+    say("keeping the books")
+    tally = publish.books(rows, int(came_in.get["rows"]))
+    if not tally.balanced:  # a stage that Spark ran twice was observed twice: count again before crying out
+        tally = publish.books(rows, df.count())
+    tally.check()
+    say("finding what is missing")
+    firsts = rows.where(F.col(VERDICT) == "FIRST")
+    gaps_path = str(place / publish.STAGING / publish.GAPS)
+    missing_ranges(firsts, judging.columns, floor=judging.floor).write.mode("overwrite").parquet(gaps_path)
+    gaps = df.sparkSession.read.parquet(gaps_path)
+    shown = gaps.orderBy(*(F.col(quoted(name)) for name in (*judging.columns.key, *UPPER))).limit(ranges_max).collect()
+    chains = rows.where(F.col(REASON) == "new_chain").count()
+    ranges = [row.asDict() for row in shown]
+    return {"tally": tally, "chains": chains, "gaps": gaps.count(), "ranges": ranges}, rows
+
+
+def _columns(df: DataFrame) -> list[Column]:
+    return [F.col(quoted(name)) for name in df.columns]
+
+
+__all__ = ["LOWER", "UPPER", "Judging", "Run", "Source", "check", "run"]

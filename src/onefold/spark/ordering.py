@@ -1,0 +1,71 @@
+"""The order of judgement of the rows of a partition: by chain, then arrival, then number.
+
+Rows reach a task in whatever order the shuffle delivered them. Sorting the wide rows in the JVM was measured at half
+the time of the whole job; here only the six integers that the judgement needs are sorted, and the rows stay where they
+are. Chains are numbered by hashing, arrivals are nearly sorted already, and chain numbers are sorted by their digits:
+a fifth of the time of a comparison sort over the same columns.
+
+A chain's name is 128 bits of hash. The first 64 number the chains and the other 64 check that no two chains share a
+number; should two ever do so, all 128 bits are compared.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+Int64s: TypeAlias = NDArray[np.int64]
+
+
+class Columns(NamedTuple):
+    """What crosses from Spark to Python, one integer per row each."""
+
+    key: Int64s
+    """The first half of the chain's name."""
+    key_check: Int64s
+    """The other half."""
+    arrival: Int64s
+    previous: Int64s
+    number: Int64s
+    tie: Int64s
+    """Settles, the same way every time, the order of rows that are equal in everything above."""
+
+    def take(self, rows: Int64s) -> "Columns":
+        """These rows, in this order."""
+        return Columns(*(column[rows] for column in self))
+
+
+def concatenate(parts: list[Columns]) -> Columns:
+    """All parts as one."""
+    return parts[0] if len(parts) == 1 else Columns(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def chains(columns: Columns) -> Int64s:
+    """A small number for each row's chain, equal for equal names and only for those."""
+    encoded = pa.array(columns.key).dictionary_encode()
+    codes: Int64s = encoded.indices.to_numpy().astype(np.int64)
+    check = np.empty(len(encoded.dictionary), np.int64)
+    check[codes] = columns.key_check
+    if np.array_equal(check[codes], columns.key_check):
+        return codes
+    names = np.stack((columns.key, columns.key_check))
+    return np.unique(names, axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def order(chain: Int64s, columns: Columns) -> Int64s:
+    """The rows, sorted by chain, arrival, number, previous and tie."""
+    rows: Int64s = np.argsort(columns.arrival, kind="stable")
+    for shift in range(0, int(chain.max(initial=0)).bit_length() or 1, 16):  # numpy sorts 16-bit integers by digits
+        rows = rows[np.argsort((chain[rows] >> shift & 0xFFFF).astype(np.uint16), kind="stable")]
+    same = (chain[rows[1:]] == chain[rows[:-1]]) & (columns.arrival[rows[1:]] == columns.arrival[rows[:-1]])
+    if same.any():
+        _settle_ties(rows, same, columns)
+    return rows
+
+
+def _settle_ties(rows: Int64s, same: NDArray[np.bool_], columns: Columns) -> None:
+    block = np.concatenate(([0], np.cumsum(~same)))
+    tied = np.flatnonzero(np.concatenate((same, [False])) | np.concatenate(([False], same)))
+    row = rows[tied]
+    rows[tied] = row[np.lexsort((columns.tie[row], columns.previous[row], columns.number[row], block[tied]))]

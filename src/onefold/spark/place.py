@@ -1,0 +1,100 @@
+"""A folder that a run is published to, wherever Spark can write: a local path, HDFS, an object store.
+
+All through Hadoop's file system layer, so that driver and executors mean the same place. Trouble is an `OSError` of one
+line that names the place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+
+class Place:
+    """A folder and what is in it.
+
+    ``place / "firsts"`` is a folder or file below it; ``str(place)`` is what Spark reads from and writes to.
+    """
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self._spark = spark
+        jvm: Any = spark.sparkContext._jvm
+        self._path = jvm.org.apache.hadoop.fs.Path(path)
+        with self._named("open"):
+            configuration = spark.sparkContext._jsc.hadoopConfiguration()
+            self._files = self._path.getFileSystem(configuration)
+            self._path = self._files.makeQualified(self._path)
+
+    def __truediv__(self, name: str) -> Place:
+        return Place(self._spark, f"{self}/{name}")
+
+    def __str__(self) -> str:
+        return str(self._path.toString())
+
+    @property
+    def shown(self) -> str:
+        """The place as a person writes it: a local path without its scheme."""
+        return str(self).removeprefix("file:")
+
+    def exists(self) -> bool:
+        """Whether there is anything at this place."""
+        with self._named("look at"):
+            return bool(self._files.exists(self._path))
+
+    def names(self) -> list[str]:
+        """What lies in the folder; nothing if there is no folder. Hadoop's own checksum files do not count."""
+        with self._named("list"):
+            if not self._files.exists(self._path):
+                return []
+            found = [str(status.getPath().getName()) for status in self._files.listStatus(self._path)]
+        return sorted(name for name in found if not name.endswith(".crc"))
+
+    def make(self) -> None:
+        """Make the folder, and those above it."""
+        with self._named("write to"):
+            if not self._files.mkdirs(self._path):
+                raise OSError(f"cannot write to {self.shown}")
+
+    def remove(self) -> None:
+        """Remove it with all below it; nothing happens if it is not there."""
+        with self._named("remove"):
+            self._files.delete(self._path, True)
+
+    def move_to(self, target: Place) -> None:
+        """Rename; what stood there before is removed first."""
+        target.remove()
+        with self._named("move"):
+            if not self._files.rename(self._path, target._path):
+                raise OSError(f"cannot move {self.shown} to {target.shown}")
+
+    def write_json(self, document: Any) -> None:
+        """Write a document so that it is seen whole or not at all."""
+        draft = Place(self._spark, f"{self}.new")
+        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        with draft._named("write"):
+            self._files.setWriteChecksum(False)  # no .crc files beside what people read
+            stream = self._files.create(draft._path, True)
+            stream.write(bytearray(text.encode()))
+            stream.close()
+        draft.move_to(self)
+
+    def read_json(self) -> Any:
+        """Read a document back."""
+        with self._named("read"):
+            stream = self._files.open(self._path)
+            data = bytes(stream.readAllBytes())
+            stream.close()
+        return json.loads(data)
+
+    @contextmanager
+    def _named(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except Py4JJavaError as error:
+            said = str(error.java_exception.getMessage()).splitlines()[0]
+            raise OSError(f"cannot {verb} {self.shown}: {said}") from error

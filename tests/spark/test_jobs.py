@@ -1,0 +1,179 @@
+"""The batch jobs end to end: what is published, what is refused, what is left behind."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from onefold.errors import Misuse
+from onefold.sim.faults import Faults
+from onefold.sim.score import score
+from onefold.sim.traffic import Traffic, make
+from onefold.sim.writing import write
+from onefold.spark import jobs
+from onefold.spark.columns import ChainColumns
+from onefold.tally import Tally
+
+OPEN = jobs.Judging(floor="open", partitions=2)
+FAULTY = Faults(poisoned=0.3, malformed=0.02, losses=0.02, late_heads=0.2)
+
+
+@pytest.fixture(scope="module")
+def traffic(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traffic") / "t"
+    write(make(Traffic(rows=4_000, chains=30, faults=FAULTY)), folder)
+    return folder
+
+
+def run(spark, folder, out, judging=OPEN, **options):
+    source = jobs.Source(path=str(folder / "messages"), format=options.pop("format", "parquet"))
+    return jobs.run(spark, source, judging, str(out), say=lambda step: None, **options)
+
+
+def offsets(folder):
+    return sorted(pq.read_table(folder, columns=["offset"])["offset"].to_pylist())
+
+
+def test_a_run_finds_the_truth_and_its_books_balance(spark, traffic, tmp_path):
+    result = run(spark, traffic, tmp_path / "out")
+    assert score(tmp_path / "out", traffic / "truth").perfect
+    assert result.tally.balanced
+    assert result.tally.received == 4_000
+    assert Tally.from_dict(json.loads((tmp_path / "out" / "tally.json").read_text())) == result.tally
+    written = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert written["complete"] is True
+    assert written["missing_ranges"] == pq.read_table(traffic / "truth" / "missing.parquet").num_rows
+
+
+def test_every_row_is_published_exactly_once_and_nothing_else_is_left(spark, traffic, tmp_path):
+    run(spark, traffic, tmp_path / "out")
+    folders = ["firsts", "repeats", "unsure", "rejects"]
+    assert sorted(o for name in folders for o in offsets(tmp_path / "out" / name)) == list(range(4_000))
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {*folders, "gaps", "tally.json", "run.json"}
+
+
+def test_running_twice_gives_the_same_output(spark, traffic, tmp_path):
+    first = run(spark, traffic, tmp_path / "out")
+    firsts = offsets(tmp_path / "out" / "firsts")
+    second = run(spark, traffic, tmp_path / "out")
+    assert offsets(tmp_path / "out" / "firsts") == firsts
+    assert second.tally == first.tally
+
+
+def test_mark_keeps_every_row_with_its_verdict(spark, traffic, tmp_path):
+    result = run(spark, traffic, tmp_path / "out", strategy="mark")
+    table = pq.read_table(tmp_path / "out" / "messages")
+    assert table.num_rows == 4_000
+    counts = {row["values"]: row["counts"] for row in table["verdict"].value_counts().to_pylist()}
+    assert counts["FIRST"] == result.tally.to_dict()["first"]
+    assert not (tmp_path / "out" / "firsts").exists()
+
+
+def test_none_passes_every_row_on_as_it_came(spark, traffic, tmp_path):
+    run(spark, traffic, tmp_path / "out", strategy="none")
+    came, went = pq.read_table(traffic / "messages"), pq.read_table(tmp_path / "out" / "messages")
+    assert went.schema.names == came.schema.names
+    assert went.sort_by("offset").equals(came.sort_by("offset").cast(went.schema))
+
+
+def test_another_strategy_replaces_the_folders_of_the_one_before(spark, traffic, tmp_path):
+    run(spark, traffic, tmp_path / "out")
+    run(spark, traffic, tmp_path / "out", strategy="mark")
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {"messages", "gaps", "tally.json", "run.json"}
+
+
+def test_json_lines_with_text_numbers_and_broken_lines_lose_nothing(spark, tmp_path):
+    made = make(Traffic(rows=2_000, chains=10, text_numbers=True, faults=FAULTY))
+    write(made, tmp_path / "t", format="jsonl")
+    with next((tmp_path / "t" / "messages").glob("*.jsonl")).open("a") as file:
+        file.write('{"stream": "cut off\n{}\n')
+    result = run(spark, tmp_path / "t", tmp_path / "out", format="jsonl")
+    reasons = {line["reason"]: line["count"] for line in result.tally.to_dict()["reasons"]}
+    assert result.tally.received == 2_002
+    assert reasons["malformed"] == 1
+    true = made.truth.rows.filter(pa.compute.equal(made.truth.rows["verdict"], "REJECT")).num_rows
+    assert result.tally.to_dict()["reject"] == true + 2
+
+
+def test_csv_is_read_with_its_header(spark, tmp_path):
+    (tmp_path / "messages").mkdir()
+    rows = ["device,ts,before", "a,5,", "a,6,5", "a,6,5", "a,x,6", "a,9,8"]
+    (tmp_path / "messages" / "x.csv").write_text("\n".join(rows) + "\n")
+    columns = ChainColumns(
+        key=("device",),
+        timestamp="ts",
+        sequence=None,
+        previous_timestamp="before",
+        previous_sequence=None,
+        arrival=None,
+    )
+    result = run(spark, tmp_path, tmp_path / "out", jobs.Judging(columns=columns, partitions=1), format="csv")
+    assert str(result.tally) == "5 in = 3 first + 1 repeat + 0 unsure + 1 reject"
+    gap = {"device": "a", "lower_timestamp": 6, "lower_sequence": 0, "upper_timestamp": 8, "upper_sequence": 0}
+    assert result.ranges == [gap]
+
+
+def test_an_empty_source_is_a_complete_run_of_nothing(spark, traffic, tmp_path):
+    empty = pq.read_table(traffic / "messages").slice(0, 0)
+    (tmp_path / "messages").mkdir()
+    pq.write_table(empty, tmp_path / "messages" / "x.parquet")
+    result = run(spark, tmp_path, tmp_path / "out")
+    assert str(result.tally) == "0 in = 0 first + 0 repeat + 0 unsure + 0 reject"
+    assert pq.read_table(tmp_path / "out" / "firsts").num_rows == 0
+
+
+def test_check_finds_what_run_finds_and_writes_nothing(spark, traffic, tmp_path):
+    source = jobs.Source(path=str(traffic / "messages"))
+    checked = jobs.check(spark, source, OPEN, say=lambda step: None)
+    assert checked.tally == run(spark, traffic, tmp_path / "out").tally
+    assert checked.path is None
+
+
+def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(spark, traffic, tmp_path):
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(Misuse, match=r"precious\.txt"):
+        run(spark, traffic, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
+
+
+def test_a_run_that_fails_is_not_complete(spark, traffic, tmp_path, monkeypatch):
+    run(spark, traffic, tmp_path / "out")
+
+    def fail(*args, **kwargs):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(jobs.publish, "finish", fail)
+    with pytest.raises(OSError, match="disk full"):
+        run(spark, traffic, tmp_path / "out")
+    assert not (tmp_path / "out" / "run.json").exists()
+    assert not (tmp_path / "out" / "_staging").exists()
+    monkeypatch.undo()
+    assert run(spark, traffic, tmp_path / "out").tally.balanced
+    assert (tmp_path / "out" / "run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"path": "/no/such/place"}, "there is nothing at /no/such/place"),
+        ({"format": "nonsense"}, "cannot read .* as nonsense"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_one_clear_line(spark, traffic, tmp_path, change, message):
+    source = jobs.Source(**({"path": str(traffic / "messages")} | change))
+    with pytest.raises(Misuse, match=message) as caught:
+        jobs.run(spark, source, OPEN, str(tmp_path / "out"), say=lambda step: None)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_text_column_without_numbers_is_the_wrong_column(spark, tmp_path):
+    (tmp_path / "messages").mkdir()
+    pq.write_table(pa.table({"k": ["a", "b"], "ts": ["monday", "tuesday"]}), tmp_path / "messages" / "x.parquet")
+    columns = ChainColumns(
+        key=("k",), timestamp="ts", sequence=None, previous_timestamp=None, previous_sequence=None, arrival=None
+    )
+    with pytest.raises(Misuse, match="column 'ts' is text without a whole number in it, such as 'monday'"):
+        run(spark, tmp_path, tmp_path / "out", jobs.Judging(columns=columns))
