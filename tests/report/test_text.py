@@ -1,0 +1,53 @@
+from rich.console import Console
+
+from onefold.report import text
+from onefold.tally import Tally
+from onefold.verdict import Answer, Verdict
+
+BOOKS = Tally(
+    6, {Answer(Verdict.FIRST, "in_order"): 4, Answer(Verdict.REPEAT, "seen"): 1, Answer(Verdict.REJECT, "null_key"): 1}
+)
+RUN = {
+    "tally": BOOKS.to_dict(),
+    "chains": 2,
+    "missing_ranges": 3,
+    "missing_ranges_shown": [
+        {"c": "[red]x", "lower_timestamp": None, "lower_sequence": None, "upper_timestamp": 7, "upper_sequence": 0},
+        {"c": "y", "lower_timestamp": 5, "lower_sequence": 1, "upper_timestamp": 9, "upper_sequence": 0},
+    ],
+    "state_entries": 5,
+}
+
+
+def shown(thing):
+    console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(thing)
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def test_the_books_show_each_reason_with_its_rule():
+    assert shown(text.books(BOOKS)) == [
+        "verdict  reason    messages    share  because",
+        "FIRST    in_order         4  66.67 %  It follows the newest message seen, and names it as its previous one.",
+        "REPEAT   seen             1  16.67 %  It lies in a range that has been seen completely.",
+        "REJECT   null_key         1  16.67 %  A part of its chain key is null.",
+    ]
+
+
+def test_missing_ranges_are_shown_as_text_whatever_the_keys_hold():
+    assert shown(text.ranges(RUN)) == [
+        "c       missing after  up to",
+        "[red]x  the beginning  7|0",
+        "y       5|1            9|0",
+        "and 1 more",
+    ]
+
+
+def test_books_that_do_not_balance_say_so_loudly():
+    assert "THE BOOKS DO NOT BALANCE: 7 in != 4 first" in str(text.banner(Tally(7, dict(BOOKS))))
+
+
+def test_findings_name_what_is_not_clean_and_nothing_else():
+    assert text.findings(RUN) == ["1 repeated messages", "1 rejected rows", "3 missing ranges"]
+    clean = RUN | {"tally": Tally(4, {Answer(Verdict.FIRST, "in_order"): 4}).to_dict(), "missing_ranges": 0}
+    assert text.findings(clean) == []

@@ -1,0 +1,112 @@
+"""The examples run, and the documents say what the code does: each block of Python in them is tried."""
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onefold.engines.chains import RULES
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
+CHAINS = ROOT / "docs" / "engines" / "chains.md"
+
+CHAIN_DETECTOR = """\
+FIRST new_chain        (1000|0, inf]
+FIRST in_order         (1000|1, inf]
+FIRST opens_gap        (1000|1, 4000|1] (4000|2, inf]
+FIRST fills_gap        (2500|0, 4000|1] (4000|2, inf]
+REPEAT seen            (2500|0, 4000|1] (4000|2, inf]
+FIRST fills_gap        (2500|0, 4000|0] (4000|2, inf]
+REJECT bad_numbering   (2500|0, 4000|0] (4000|2, inf]
+7 in = 5 first + 1 repeat + 0 unsure + 1 reject
+ask for (2500, 1) to (4000, 0)
+REPEAT seen
+"""
+
+ORDERED_CHAIN = """\
+   0 ms  out: message 1
+  10 ms  out: message 2
+  30 ms  out: message 3
+  30 ms  out: message 4
+  90 ms  ask for (4, 1) to (5, 0)
+ 115 ms  out: message 5 (resent)
+ 115 ms  out: message 6
+ 165 ms  ask for (6, 1) to (7, 0)
+ 265 ms  ask for (6, 1) to (7, 0)
+ 365 ms  given up: between (6, 0) and (8, 0)
+ 365 ms  out: message 8
+out to 8|0
+"""
+
+SPARK_JUDGE = """\
++-------+-------+-------+------------+
+| device|   sent|verdict|      reason|
++-------+-------+-------+------------+
+|kitchen|   1000|  FIRST|   new_chain|
+| cellar|   1500|  FIRST|   new_chain|
+|   NULL|   1700| REJECT|    null_key|
+|kitchen|   2000|  FIRST|    in_order|
+| cellar|9999999| REJECT|jump_too_far|
+|kitchen|   2000| REPEAT|        seen|
+|kitchen|   4000|  FIRST|   opens_gap|
++-------+-------+-------+------------+
+
+"""
+
+PRINTS = {"chain_detector": CHAIN_DETECTOR, "ordered_chain": ORDERED_CHAIN, "spark_judge": SPARK_JUDGE}
+
+
+def blocks(path: Path) -> list[tuple[int, str]]:
+    """The Python blocks of a document, each with the line that it begins on."""
+    text = path.read_text(encoding="utf-8")
+    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)), match[1]) for match in found]
+
+
+def test_every_example_is_tried():
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(PRINTS)
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_an_example_prints_what_it_should(name, tmp_path):
+    program = str(ROOT / "examples" / f"{name}.py")
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}
+    done = subprocess.run(
+        [sys.executable, program], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == PRINTS[name]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_python_in_a_document_runs_as_shown(path):
+    shown = ""  # the document's lines, all but its examples blank, so that a failure names the right one
+    for line, block in blocks(path):
+        if ">>>" in block:
+            shown += "\n" * (line - shown.count("\n")) + block
+        else:  # needs something that only its reader has: it must at least be Python
+            compile(block, f"{path}:{line}", "exec")
+    report: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.REPORT_ONLY_FIRST_FAILURE)
+    runner.run(doctest.DocTestParser().get_doctest(shown, {}, path.name, str(path), 0), out=report.append)
+    assert not runner.failures, "".join(report)
+
+
+def test_the_worked_example_is_there_to_be_run():
+    assert sum(">>>" in block for _, block in blocks(CHAINS)) > 10
+
+
+def test_the_table_of_reasons_is_the_rules():
+    rows = re.findall(r"^\| (?:FIRST|REPEAT|UNSURE|REJECT) \| `.*$", CHAINS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [f"| {answer.verdict} | `{answer.reason}` | {rule} |" for answer, rule in RULES.items()]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_documents_lead_somewhere(path):
+    targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    assert not [target for target in targets if not (path.parent / target).exists()]
