@@ -16,7 +16,7 @@ def pytest_make_collect_report(collector):
 
 
 def no_skip(report):
-    """In CI a skipped test is a failed one: what was not looked at is not known to work. An expected failure is none."""
+    """In CI a skipped test is a failed one: what was not looked at is not known to work. An xfail was looked at."""
     if IN_CI and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -30,8 +32,7 @@ def is_refused_or_sound(data):
     """Foreign bytes are bad input, or the snapshot of a detector that keeps its invariants and goes on judging."""
     try:
         detector = ChainDetector.restore(data)
-    except BadInput as error:
-        assert "snapshot" in str(error)
+    except BadInput:
         return
     assert detector.snapshot() == data
     bounds = [bound for gap in detector.gaps() for bound in gap if bound is not None]
@@ -133,4 +134,4 @@ def test_close_gaps_cost_a_few_bytes_each():
         detector.judge((1_704_067_200_000 + 20 * i - 5, 0), (1_704_067_200_000 + 20 * i, 0))
         sizes.append(len(detector.snapshot()))
     assert sizes[0] < 40
-    assert max(b - a for a, b in zip(sizes, sizes[1:], strict=False)) <= 6
+    assert max(b - a for a, b in pairwise(sizes)) <= 6

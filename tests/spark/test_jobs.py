@@ -144,7 +144,7 @@ def test_a_run_that_fails_is_not_complete(spark, traffic, tmp_path, monkeypatch)
     def fail(*args, **kwargs):
         raise OSError("disk full")
 
-    monkeypatch.setattr(jobs.publish, "finish", fail)
+    monkeypatch.setattr("onefold.spark.publish.finish", fail)
     with pytest.raises(OSError, match="disk full"):
         run(spark, traffic, tmp_path / "out")
     assert not (tmp_path / "out" / "run.json").exists()

@@ -118,7 +118,7 @@ def test_the_same_rows_get_the_same_answers_in_any_order_and_partitioning_also_w
     # Whole seconds, and few of them: a message and its copies arrive at once, and so do messages of one chain.
     table = table.withColumn("arrival", (F.col("arrival") / 60_000).cast("long") * 60_000).cache()
     answers = judged(table, floor="open")
-    assert len({answer for answer in answers.values()}) > 3
+    assert len(set(answers.values())) > 3
     for seed, tasks in ((1, {}), (2, {"partitions": 1}), (3, {"partitions": 7, "rows_in_memory_max": 100})):
         mixed = table.orderBy(F.rand(seed)).repartition(3 + seed)
         assert differences(answers, judged(mixed, floor="open", **tasks)) == {}
@@ -231,9 +231,13 @@ AFTERWARDS = {
 }
 
 
+@pytest.fixture(scope="module")
+def answers(table):
+    return judged(table)
+
+
 @pytest.mark.parametrize("name", AFTERWARDS)
-def test_what_is_done_afterwards_does_not_change_an_answer(table, name):
-    answers = judged(table)
+def test_what_is_done_afterwards_does_not_change_an_answer(table, answers, name):
     rows = AFTERWARDS[name](table.transform(judge_chains())).select("offset", "verdict", "reason").collect()
     assert rows
     assert {row.offset: (row.verdict, row.reason) for row in rows}.items() <= answers.items()
@@ -258,7 +262,11 @@ def test_an_empty_table_gives_an_empty_table(table):
             {},
             "column 'timestamp' (timestamp) is timestamp",
         ),
-        (lambda df: df.withColumn("chain", F.create_map(F.lit(1), F.lit(2))), {}, "column 'chain' (key) is a map"),
+        (
+            lambda df: df.withColumn("chain", F.create_map(F.lit(1), F.lit(2))),
+            {},
+            "column 'chain' (key) is map<int,int>",
+        ),
         (lambda df: df.withColumn("chain", F.array(F.create_map(F.lit(1), F.lit(2)))), {}, "column 'chain' (key)"),
         (lambda df: df.withColumn("verdict", F.lit("x")), {}, "column 'verdict' already"),
         (lambda df: df.withColumn("Reason", F.lit("x")), {}, "column 'Reason' already"),
@@ -296,10 +304,9 @@ def test_a_setting_that_makes_no_sense_is_misuse_before_any_table_is_seen(option
         judge_chains(**options)
 
 
-@pytest.mark.parametrize("key", ["publisher", ()])
-def test_a_key_is_a_list_of_at_least_one_column(key):
+def test_a_key_is_at_least_one_column():
     with pytest.raises(Misuse, match="key is"):
-        ChainColumns(key=key)
+        ChainColumns(key=())
 
 
 def test_chains_are_told_apart_by_each_part_of_their_key(spark):

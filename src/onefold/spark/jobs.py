@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from onefold.engines.chains.detector import GAP_COUNT_MAX, Floor
 from onefold.spark import publish
 from onefold.spark.columns import ChainColumns, quoted
-from onefold.spark.gaps import LOWER, UPPER, missing_ranges
+from onefold.spark.gaps import UPPER, missing_ranges
 from onefold.spark.ingest import read
 from onefold.spark.judge import REASON, VERDICT, judge_chains
 from onefold.spark.place import Place
@@ -147,6 +147,3 @@ def _judge(
 
 def _columns(df: DataFrame) -> list[Column]:
     return [F.col(quoted(name)) for name in df.columns]
-
-
-__all__ = ["LOWER", "UPPER", "Judging", "Run", "Source", "check", "run"]

@@ -21,7 +21,7 @@ from onefold.engines.chains import ANSWERS
 from onefold.engines.chains.columnar import ColumnarDetector
 from onefold.engines.chains.detector import GAP_COUNT_MAX, ChainDetector, Floor
 from onefold.errors import Misuse
-from onefold.spark.columns import ChainColumns, quoted
+from onefold.spark.columns import WHOLE, ChainColumns, quoted
 from onefold.spark.ordering import Columns
 from onefold.spark.spill import ROWS_IN_MEMORY_MAX, judge_partition
 from onefold.spark.validate import packed
@@ -59,7 +59,11 @@ def judge_chains(
     ChainDetector(gap_count_max=gap_count_max, floor=floor)  # refuses misuse now, not in a task
     jump = _jump(jump_max_ms, names)
     if rows_in_memory_max < 1:
-        raise Misuse(f"rows_in_memory_max is {rows_in_memory_max}, must be at least 1")
+        raise Misuse(
+            f"rows_in_memory_max is {rows_in_memory_max}, must be at least 1", rows_in_memory_max=rows_in_memory_max
+        )
+    if partitions is not None and partitions < 1:
+        raise Misuse(f"partitions is {partitions}, must be at least 1", partitions=partitions)
 
     def with_verdict(df: DataFrame) -> DataFrame:
         names.check(df)
@@ -108,9 +112,20 @@ def _task_count(df: DataFrame) -> int:
 
 
 def _tie(df: DataFrame, names: ChainColumns) -> Column:
-    judged = {name for _, name in names.named}
-    rest = [f.name for f in df.schema.fields if f.name not in judged and not isinstance(f.dataType, T.MapType)]
-    return F.xxhash64(*(F.col(quoted(name)) for name in rest)) if rest else F.lit(0).cast("long")
+    """A hash of all that the order of judgement does not see yet; of a time, it has seen the milliseconds only."""
+    ordered = {name for role, name in names.named if role == "key" or isinstance(df.schema[name].dataType, WHOLE)}
+    rest = [field for field in df.schema.fields if field.name not in ordered]
+    values = [F.col(quoted(f.name)) if _hashable(f.dataType) else F.col(quoted(f.name)).cast("string") for f in rest]
+    return F.xxhash64(*values) if values else F.lit(0).cast("long")
+
+
+def _hashable(kind: T.DataType) -> bool:
+    """Whether Spark hashes values of this type: not if there is a map anywhere in it."""
+    if isinstance(kind, T.StructType):
+        return all(_hashable(field.dataType) for field in kind.fields)
+    if isinstance(kind, T.ArrayType):
+        return _hashable(kind.elementType)
+    return not isinstance(kind, T.MapType | T.VariantType)
 
 
 def _all(df: DataFrame) -> list[Column]:
@@ -136,6 +151,6 @@ def _jump(jump_max_ms: int | Literal["auto", "off"], names: ChainColumns) -> int
 def _refuse(df: DataFrame) -> None:
     if df.isStreaming:
         raise Misuse("judge_chains judges tables, not streams: a stream needs state from one batch to the next")
-    for name in (VERDICT, REASON):
-        if name in df.columns:
+    for name in df.columns:
+        if name.lower() in (VERDICT, REASON):  # to Spark, Reason and reason are one column: it would be overwritten
             raise Misuse(f"there is a column {name!r} already: rename it, the judge writes one", column=name)

@@ -39,7 +39,7 @@ def packed(df: DataFrame, columns: ChainColumns, jump_max_ms: int | None) -> Pac
         ("bad_number", _any([_not_natural(timestamp), _not_natural(sequence), *_bad_previous(df, columns)])),
         ("number_out_of_range", _any([_too_big(timestamp, sequence), *_previous_too_big(df, columns)])),
         ("bad_numbering", previous >= number),
-        ("jump_too_far", None if jump_max_ms is None or arrival is None else timestamp - arrival > jump_max_ms),
+        ("jump_too_far", None if jump_max_ms is None or arrival is None else _ahead(timestamp, arrival) > jump_max_ms),
     ]
     judged = number
     for reason, condition in reversed(refusals):
@@ -90,6 +90,11 @@ def _not_natural(column: Column) -> Column:
 
 def _too_big(timestamp: Column, sequence: Column) -> Column:
     return (timestamp > TIMESTAMP_MAX) | (sequence > SEQUENCE_MAX)
+
+
+def _ahead(timestamp: Column, arrival: Column) -> Column:
+    """How far the timestamp lies ahead; an arrival before all time must not overflow, which would end the job."""
+    return timestamp - F.when(arrival < -TIMESTAMP_MAX, F.lit(-TIMESTAMP_MAX)).otherwise(arrival)
 
 
 def _any(conditions: list[Column]) -> Column:

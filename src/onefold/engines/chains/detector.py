@@ -89,15 +89,12 @@ class ChainDetector:
         """Judge one message and remember it. Never raises on a message, whatever it holds."""
         if previous is not None and previous == self._head and self.jump_max_ms is None:
             timestamp, sequence = number if type(number) is tuple and len(number) == 2 else (None, None)
-            if type(timestamp) is int and type(sequence) is int and 0 <= sequence <= PART_MAX:
-                if previous < number and timestamp <= PART_MAX:
-                    self._head = number
-                    return A.IN_ORDER
+            if type(timestamp) is int and type(sequence) is int and -1 < sequence <= PART_MAX >= timestamp > -1:
+                if previous >= number:
+                    return A.BAD_NUMBERING
+                self._head = number
+                return A.IN_ORDER
         return self._judge(previous, number, arrival_ms)
-
-    def extend(self, number: Number) -> None:
-        """Take note of a run of messages in order that begins at the head and ends with this number."""
-        self._head = number
 
     def _judge(self, claimed_previous: Number | None, claimed: Number, arrival_ms: int | None) -> Answer:
         number = valid(claimed)
@@ -191,7 +188,8 @@ class ChainDetector:
     def missing(self) -> list[tuple[Number, Number]]:
         """The ranges to ask a resend for, both ends inclusive: what is known to exist and was not seen."""
         unknown = self._has_floor and (self.floor == "first" or not self._floor_named)
-        known = list(self._gaps)[unknown:]
+        # A sequence of -1 is the place below a message that named none before it: nothing is known to be there.
+        known = [(lower, upper) for lower, upper in list(self._gaps)[unknown:] if upper[1] >= 0]
         return [((0, 0) if lower == START else just_above(lower), upper) for lower, upper in known]
 
     def merge(self, other: ChainDetector) -> ChainDetector:

@@ -119,7 +119,7 @@ def _refuse_nonsense(state: State) -> None:
         raise BadInput("chain snapshot: gaps in a chain of which nothing was seen")
     edge, top = [*filter(None, [state.forgotten])], [*filter(None, [state.head])]
     bounds = [*edge, *(bound for gap in state.gaps for bound in gap), *top]
-    for lower, upper in zip(bounds, bounds[1:], strict=False):
+    for lower, upper in pairwise(bounds):
         if lower >= upper:
             raise BadInput(f"chain snapshot: {lower} is followed by {upper}", lower=lower, upper=upper)
     floor = seen[:1] == [START]

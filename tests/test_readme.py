@@ -1,0 +1,66 @@
+"""What the README says works: its commands are run as they stand, its Python is executed."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
+COMMANDS = [line.split("#")[0].strip() for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
+WORDS = {command.split()[1]: shlex.split(command)[1:] for command in COMMANDS if len(command.split()) > 1}
+
+
+def onefold(words, cwd, **environ):
+    command = [sys.executable, "-m", "onefold.cli.main", *words]
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, **environ}
+    )
+
+
+def test_the_readme_shows_every_command_of_a_first_day():
+    assert set(WORDS) == {"test", "check", "init", "run", "simulate", "doctor"}
+
+
+def test_simulate_init_and_run_work_one_after_the_other_as_written(tmp_path):
+    small = [*WORDS["simulate"][:-1], "0.02", "--chains", "20"]
+    small[small.index("100000")] = "3000"
+    assert onefold(small, tmp_path).returncode == 0
+    assert onefold(WORDS["init"], tmp_path).returncode == 0
+    override = {"ONEFOLD_SOURCE__PATH": "traffic/messages", "ONEFOLD_PUBLISH__PATH": "out"}
+    done = onefold(WORDS["run"], tmp_path, **override)
+    assert done.returncode == 0, done.stderr
+    assert "the books balance: 3,000 in =" in done.stderr
+    for folder in ("firsts", "repeats", "unsure", "rejects", "gaps"):
+        assert (tmp_path / "out" / folder).is_dir()
+
+
+def test_check_finds_the_duplicate_of_a_small_file_as_written(tmp_path):
+    (tmp_path / "data").mkdir()
+    rows = "device,ts,previous_timestamp,previous_sequence,arrival\na,5,,,1\na,6,5,0,2\na,6,5,0,3\n"
+    (tmp_path / "data" / "x.csv").write_text(rows)
+    done = onefold(WORDS["check"], tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "found: 1 repeated messages" in done.stderr
+
+
+def test_doctor_is_content_with_this_machine(tmp_path):
+    done = onefold(WORDS["doctor"], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("code", [block for kind, block in BLOCKS if kind == "python" and "detector" in block])
+def test_the_scalar_example_answers_as_its_comments_say(code):
+    names: dict[str, object] = {}
+    for line in filter(None, code.splitlines()):
+        statement, _, comment = line.partition("#")
+        if not comment:
+            exec(statement, names)  # noqa: S102  # our own README
+            continue
+        answer = str(eval(statement, names))  # noqa: S307  # our own README
+        assert comment.strip().startswith(answer)
+    assert "detector" in names
