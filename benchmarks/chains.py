@@ -169,7 +169,7 @@ def spill(rows: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--only", choices=["scalar", "spark", "state", "memory"])
     options = parser.parse_args()
     if options.only in (None, "scalar"):
