@@ -37,8 +37,8 @@ def demo(
     write(made, out / "traffic")
     people.print(
         f"[bold]1[/] A faulty stream: {rows:,} rows from {chains:,} chains. {faults.copies:.0%} of the messages "
-        f"come again, {faults.reorder:.0%} come late, {faults.losses:.1%} never come, {faults.malformed:.1%} of the rows are "
-        "broken, and some chains hold a number from the year 2200.",
+        f"come again, {faults.reorder:.0%} come late, {faults.losses:.1%} never come, {faults.malformed:.1%} of the "
+        "rows are broken, and some chains hold a number from the year 2200.",
         highlight=False,
     )
     people.print("[bold]2[/] Every message is judged, on Spark.")
