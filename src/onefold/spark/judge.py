@@ -103,12 +103,12 @@ def _label(part: int) -> Column:
 
 
 def _task_count(df: DataFrame) -> int:
-    """By what Spark believes of the input's size, and no fewer than two per core: they need not be equally long."""
+    """By what Spark believes of the input's size, and no fewer than four per core: they need not be equally long."""
     spark = df.sparkSession
     believed = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
     if believed >= _SIZE_UNKNOWN:
         return int(str(spark.conf.get("spark.sql.shuffle.partitions")))
-    return max(2 * spark.sparkContext.defaultParallelism, min(believed // TASK_BYTES, TASKS_MAX))
+    return max(4 * spark.sparkContext.defaultParallelism, min(believed // TASK_BYTES, TASKS_MAX))
 
 
 def _tie(df: DataFrame, names: ChainColumns) -> Column:
