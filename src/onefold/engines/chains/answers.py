@@ -24,6 +24,7 @@ NUMBER_OUT_OF_RANGE: Final = Answer(Verdict.REJECT, "number_out_of_range")
 NULL_KEY: Final = Answer(Verdict.REJECT, "null_key")
 MALFORMED: Final = Answer(Verdict.REJECT, "malformed")
 GIVEN_UP: Final = Answer(Verdict.UNSURE, "given_up")
+STATE_FULL: Final = Answer(Verdict.UNSURE, "state_full")
 
 RULES: Final = {
     NEW_CHAIN: "It is the first message of its chain that arrived.",
@@ -43,6 +44,7 @@ RULES: Final = {
     NULL_KEY: "A part of its chain key is null.",
     MALFORMED: "The row could not be read at all.",
     GIVEN_UP: "Its range was given up as unfillable before it arrived.",
+    STATE_FULL: "Its chain is new, and there is no room to remember another one within state_rows_max.",
 }
 
 ANSWERS: Final = tuple(RULES)

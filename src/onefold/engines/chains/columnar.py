@@ -17,6 +17,7 @@ Cost: a dozen numpy passes per batch, and about half a microsecond per message t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -96,58 +97,71 @@ class ColumnarDetector:
             previous = np.concatenate(([NO_PREVIOUS], previous))
             number = np.concatenate(([self._detector.head], number))
         rows = Rows(np.concatenate(([True], chain[1:] != chain[:-1])), previous, number)
-        codes, newest = self._classify(rows)
-        self._walk(rows, codes, newest, goes_on)
+        codes, newest = classify(rows, self._settings[2])
+        at = 0 if goes_on else -1  # the first row of the chain whose detector is at hand
+
+        def begin(first: int) -> P.PackedDetector:
+            nonlocal at
+            if first != at:
+                at, self._detector = first, P.PackedDetector(*self._settings)
+                self._detector.begin(int(previous[first]), int(number[first]))
+            return self._detector
+
+        judged = walk(rows, codes, newest, begin)
+        last = int(np.flatnonzero(rows.begins)[-1])
+        begin(last)
+        if last not in judged:
+            self._detector.head = int(newest[-1])
         return codes[goes_on:]
 
-    def _classify(self, rows: Rows) -> tuple[Codes, Int64s]:
-        """The codes of all rows that one comparison decides, and the newest number up to and with each row."""
-        begins, previous, number = rows
-        ahead = _ahead(rows)
-        newest = number[np.maximum.accumulate(np.where(ahead, np.arange(len(number)), 0))]
-        head = np.concatenate(([P.START], newest[:-1]))
-        codes = np.full(len(number), _BEHIND, np.int8)
-        codes[ahead] = P.IN_ORDER
-        codes[ahead & (previous > head)] = P.OPENS_GAP
-        codes[ahead & (previous == NO_PREVIOUS)] = P.AHEAD
-        refusal = ahead & ~begins & (previous < head) & (previous != NO_PREVIOUS)
-        jump_max_ms = self._settings[2]
-        if jump_max_ms is not None:
-            refusal |= ahead & ~begins & ((number >> SEQUENCE_BITS) - (head >> SEQUENCE_BITS) > jump_max_ms)
-        if refusal.any():
-            rank = np.cumsum(begins)
-            codes[np.isin(rank, rank[refusal])] = _TO_JUDGE
-        codes[begins] = P.NEW_CHAIN
-        return codes, newest
 
-    def _walk(self, rows: Rows, codes: Codes, newest: Int64s, goes_on: bool) -> None:
-        """Show to the gaps, in order, the rows that open one, are behind, or need the whole rule."""
-        begins, previous, number = rows
-        visits = np.flatnonzero((codes == P.OPENS_GAP) | (codes >= _BEHIND))
-        start = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
-        columns = (start[visits], codes[visits], newest[visits - 1], previous[visits], number[visits])
-        detector, current = self._detector, 0 if goes_on else -1
-        answered: list[int] = []
-        for first, code, head, before, own in zip(*(column.tolist() for column in columns), strict=True):
-            if first != current:
-                detector, current = self._begin(rows, first), first
-            if code == _BEHIND:
-                code = detector.behind(before, own)
-            elif code == _TO_JUDGE:
-                code = detector.judge(before, own)
-            else:
-                detector.open_gap(head, before)
-            answered.append(code)
-        last = int(start[-1])
-        self._detector = detector if current == last else self._begin(rows, last)
-        if not len(visits) or codes[visits[-1]] != _TO_JUDGE or current != last:
-            self._detector.head = int(newest[-1])
-        codes[visits] = answered
+def classify(rows: Rows, jump_max_ms: int | None = None) -> tuple[Codes, Int64s]:
+    """The codes of all rows that one comparison decides, and the newest number up to and with each row."""
+    begins, previous, number = rows
+    ahead = _ahead(rows)
+    newest = number[np.maximum.accumulate(np.where(ahead, np.arange(len(number)), 0))]
+    head = np.concatenate(([P.START], newest[:-1]))
+    codes = np.full(len(number), _BEHIND, np.int8)
+    codes[ahead] = P.IN_ORDER
+    codes[ahead & (previous > head)] = P.OPENS_GAP
+    codes[ahead & (previous == NO_PREVIOUS)] = P.AHEAD
+    refusal = ahead & ~begins & (previous < head) & (previous != NO_PREVIOUS)
+    if jump_max_ms is not None:
+        refusal |= ahead & ~begins & ((number >> SEQUENCE_BITS) - (head >> SEQUENCE_BITS) > jump_max_ms)
+    if refusal.any():
+        rank = np.cumsum(begins)
+        codes[np.isin(rank, rank[refusal])] = _TO_JUDGE
+    codes[begins] = P.NEW_CHAIN
+    return codes, newest
 
-    def _begin(self, rows: Rows, first: int) -> P.PackedDetector:
-        detector = P.PackedDetector(*self._settings)
-        detector.begin(int(rows.previous[first]), int(rows.number[first]))
-        return detector
+
+def walk(rows: Rows, codes: Codes, newest: Int64s, begin: Callable[[int], P.PackedDetector]) -> set[int]:
+    """Show to the gaps, in order, the rows that open one, are behind, or need the whole rule.
+
+    ``begin(first)`` is the detector of the chain that has its first row there, with that row already told. Returns the
+    chains, by their first row, that were judged by the whole rule: their detectors know the head, the others do not.
+    """
+    begins, previous, number = rows
+    visits = np.flatnonzero((codes == P.OPENS_GAP) | (codes >= _BEHIND))
+    start = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
+    columns = (start[visits], codes[visits], newest[visits - 1], previous[visits], number[visits])
+    current = -1
+    judged = set()
+    answered: list[int] = []
+    for first, code, head, before, own in zip(*(column.tolist() for column in columns), strict=True):
+        if first != current:
+            detector, current = begin(first), first
+            behind = detector.behind
+        if code == _BEHIND:
+            code = behind(before, own)
+        elif code == _TO_JUDGE:
+            judged.add(first)
+            code = detector.judge(before, own)
+        else:
+            detector.open_gap(head, before)
+        answered.append(code)
+    codes[visits] = answered
+    return judged
 
 
 def _ahead(rows: Rows) -> Bools:

@@ -22,6 +22,7 @@ OPENS_GAP, FILLS_GAP, AHEAD = CODES["opens_gap"], CODES["fills_gap"], CODES["ahe
 SEEN, BEHIND_HEAD, BELOW_FLOOR = CODES["seen"], CODES["behind_head"], CODES["below_floor"]
 FORGOTTEN, BAD_NUMBERING = CODES["forgotten"], CODES["bad_numbering"]
 GAP_MISMATCH, JUMP_TOO_FAR = CODES["gap_mismatch"], CODES["jump_too_far"]
+STATE_FULL = CODES["state_full"]
 
 
 class PackedDetector:
@@ -41,6 +42,16 @@ class PackedDetector:
         self._gaps: Gaps[int] = Gaps()
         self._forgotten = START
         self.head = START
+
+    def resume(self, head: int, forgotten: int, lowers: list[int], uppers: list[int]) -> None:
+        """Go on where another detector stood: with its head and its `memory`."""
+        self.head = head
+        self._forgotten = forgotten
+        self._gaps.lowers, self._gaps.uppers = lowers, uppers
+
+    def memory(self) -> tuple[int, list[int], list[int]]:
+        """How far the forgotten reaches (START: nowhere), and the lower and upper ends of the gaps."""
+        return self._forgotten, self._gaps.lowers, self._gaps.uppers
 
     def judge(self, previous: int, number: int) -> int:
         """The code of the answer to one message."""
