@@ -21,9 +21,12 @@ from onefold.engines.chains import ANSWERS
 from onefold.engines.chains.columnar import ColumnarDetector
 from onefold.engines.chains.detector import GAP_COUNT_MAX, ChainDetector, Floor
 from onefold.errors import Misuse
+from onefold.spark.chain_fold import Resume
 from onefold.spark.columns import WHOLE, ChainColumns, quoted
 from onefold.spark.ordering import Columns
+from onefold.spark.shipping import ship
 from onefold.spark.spill import ROWS_IN_MEMORY_MAX, judge_partition
+from onefold.spark.stateful import BUCKETS, Hosted, Watch, judge_stream
 from onefold.spark.validate import packed
 
 JUMP_MAX_MS = 900_000
@@ -48,12 +51,21 @@ def judge_chains(
     jump_max_ms: int | Literal["auto", "off"] = "auto",
     partitions: int | None = None,
     rows_in_memory_max: int = ROWS_IN_MEMORY_MAX,
+    idle_ms: int | None = None,
+    state_rows_max: int | None = None,
+    buckets: int = BUCKETS,
+    watch: Watch | None = None,
 ) -> Transform:
-    """A step that adds ``verdict`` and ``reason`` to a table of chained messages.
+    """A step that adds ``verdict`` and ``reason`` to a table or a stream of chained messages.
 
     ``jump_max_ms``: how far a number's timestamp may lie ahead of its arrival; "auto" is 900 s if there is an arrival
-    column. ``partitions``: how many tasks judge; None is by the size of the input. The rows come out in no particular
-    order.
+    column. The rows come out in no particular order.
+
+    Of tables only: ``partitions``, how many tasks judge (None: by the size of the input), and ``rows_in_memory_max``.
+
+    Of streams only: ``idle_ms``, after how long without a message a chain gives up its gaps; ``state_rows_max``, how
+    many chains a bucket remembers, beyond which messages of new chains are UNSURE; ``buckets``, into how many parts the
+    state is split; ``watch``, which is told the figures of each bucket.
     """
     names = columns or ChainColumns()
     ChainDetector(gap_count_max=gap_count_max, floor=floor)  # refuses misuse now, not in a task
@@ -65,25 +77,39 @@ def judge_chains(
     if partitions is not None and partitions < 1:
         raise Misuse(f"partitions is {partitions}, must be at least 1", partitions=partitions)
 
+    resume = Resume(gap_count_max, floor, idle_ms, state_rows_max)
+    resume(None)
+
     def with_verdict(df: DataFrame) -> DataFrame:
         names.check(df)
         _refuse(df)
-        by_chain = [F.col(quoted(name)) for name in names.key]
-        rows = df.repartition(partitions or _task_count(df), *by_chain)
-        numbers = packed(rows, names, jump)
+        ship(df.sparkSession)
+        if df.isStreaming:
+            engine = Hosted(_integers(df, names, jump), resume, ANSWERS)
+            return judge_stream(df, engine, buckets=buckets, watch=watch)
+        rows = df.repartition(partitions or _task_count(df), *_key(names))
         judge = _judge_udf(gap_count_max, floor, rows_in_memory_max)
-        code = judge(
-            F.xxhash64(*by_chain),
-            F.xxhash64(F.lit(1), *by_chain),
-            F.coalesce(numbers.arrival, F.lit(-1).cast("long")),
-            numbers.previous,
-            numbers.number,
-            _tie(rows, names),
-        )
-        coded = rows.withColumn(REASON, code)
+        coded = rows.withColumn(REASON, judge(*_integers(rows, names, jump)))
         return coded.withColumns({VERDICT: _label(0), REASON: _label(1)}).select(*_all(df), VERDICT, REASON)
 
     return with_verdict
+
+
+def _key(names: ChainColumns) -> list[Column]:
+    return [F.col(quoted(name)) for name in names.key]
+
+
+def _integers(df: DataFrame, names: ChainColumns, jump_max_ms: int | None) -> tuple[Column, ...]:
+    """What the judgement needs of a row: the `Columns`, as longs without nulls."""
+    numbers = packed(df, names, jump_max_ms)
+    return (
+        F.xxhash64(*_key(names)),
+        F.xxhash64(F.lit(1), *_key(names)),
+        F.coalesce(numbers.arrival, F.lit(-1).cast("long")),
+        numbers.previous,
+        numbers.number,
+        _tie(df, names),
+    )
 
 
 def _judge_udf(gap_count_max: int, floor: Floor, rows_in_memory_max: int) -> Callable[..., Column]:
@@ -149,8 +175,6 @@ def _jump(jump_max_ms: int | Literal["auto", "off"], names: ChainColumns) -> int
 
 
 def _refuse(df: DataFrame) -> None:
-    if df.isStreaming:
-        raise Misuse("judge_chains judges tables, not streams: a stream needs state from one batch to the next")
     for name in df.columns:
         if name.lower() in (VERDICT, REASON):  # to Spark, Reason and reason are one column: it would be overwritten
             raise Misuse(f"there is a column {name!r} already: rename it, the judge writes one", column=name)

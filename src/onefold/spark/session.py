@@ -1,23 +1,34 @@
 """The SparkSession: the user's own if there is one, else ours, made for one machine and quiet.
 
-Ours talks on loopback only, shows no UI and no progress bars, keeps time in UTC and writes Spark's own chatter to a
-file instead of the terminal. With another master the same settings hold; the cluster's own defaults fill the rest.
+Ours shows no UI and no progress bars, keeps time in UTC and writes Spark's own chatter to a file instead of the
+terminal. What else is set depends on where the executors are:
+
+* on this machine (local, local-cluster, a standalone master on loopback): all talk is on loopback, and they run the
+  driver's Python;
+* elsewhere: neither the driver's address nor its Python need mean anything there. Spark finds the address, the Python
+  is what ``spark.pyspark.python`` or ``PYSPARK_PYTHON`` says, else their ``python3``.
+
+Under ``spark-submit`` the JVM is there already: its master and whatever it was told win over what is set here, and only
+``config`` wins over both, as with every program that is submitted.
 """
 
 import atexit
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from onefold.spark import java
+from onefold.spark import java, shipping
 
 _JVM_OPTIONS = " ".join(
     (
@@ -42,22 +53,37 @@ DEFAULTS = {
     "spark.executor.extraJavaOptions": _JVM_OPTIONS,
 }
 
-LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
 def session(master: str = "local[*]", *, memory: str = "auto", config: Mapping[str, str] | None = None) -> SparkSession:
     """The active session, or a new one on this master; ``config`` wins over every default.
 
-    ``memory`` is the driver's heap; "auto" takes a quarter of the machine, between 1 and 8 GB.
+    ``memory`` is the driver's heap; "auto" takes a quarter of the machine, between 1 and 8 GB. On a cluster the
+    executors get this package, and are asked for the libraries that it needs.
     """
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active
-    _environment()
-    settings = {"spark.master": master, "spark.driver.memory": _memory(memory), **DEFAULTS}
-    settings |= LOCAL if master.startswith("local") else {}
-    conf = SparkConf().setAll(list((settings | dict(config or {})).items()))
-    return SparkSession(SparkContext(conf=conf, gateway=_launch(conf)))
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        own = dict(config or {})
+        ours = {"spark.master": master, "spark.driver.memory": _memory(memory), **DEFAULTS}
+        spark = _submitted(ours, own) if "PYSPARK_GATEWAY_PORT" in os.environ else _started(ours, own)
+    if shipping.ship(spark):
+        shipping.require_libraries(spark)
+    return spark
+
+
+def is_here(master: str) -> bool:
+    """Whether the executors of this master are on this machine, and so can run its Python and talk on loopback.
+
+    >>> is_here("local[2]"), is_here("local-cluster[2,1,1024]"), is_here("spark://127.0.0.1:7077")
+    (True, True, True)
+    >>> is_here("spark://localhost:7077,node2:7077"), is_here("yarn"), is_here("spark://127.example.org:7077")
+    (False, False, False)
+    """
+    if master.startswith("spark://"):
+        hosts = [address.rpartition(":")[0] for address in master.removeprefix("spark://").split(",")]
+        return all(re.fullmatch(r"localhost|127(\.\d+){3}", host) for host in hosts)
+    return master.startswith("local")
 
 
 def running_tasks() -> tuple[int, int]:
@@ -70,11 +96,51 @@ def running_tasks() -> tuple[int, int]:
     return sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
 
 
-def _environment() -> None:
-    os.environ["JAVA_HOME"] = str(java.find().home)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else a warning about the host's name, and a look-up of it
+def _started(ours: Mapping[str, str], own: Mapping[str, str]) -> SparkSession:
+    """A session with a JVM of its own."""
+    master = own.get("spark.master", ours["spark.master"])
+    here = is_here(master)
+    conf = SparkConf().setAll(list({**ours, **(LOOPBACK if here else {}), **own}.items()))
+    with _environment(_variables(here, own)):
+        gateway = _launch(conf)
+        try:
+            return SparkSession(SparkContext(conf=conf, gateway=gateway))
+        except (Py4JJavaError, PySparkException) as error:  # of a master that does not answer, after a minute
+            raise OSError(f"Spark did not start on {master}: {_reason(error)}") from error
+
+
+def _submitted(ours: Mapping[str, str], own: Mapping[str, str]) -> SparkSession:
+    """A session in the JVM of ``spark-submit``, which has told it where to run and with which means."""
+    gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
+    conf = SparkConf(_jvm=gateway.jvm)
+    conf.setAll(list({**ours, **dict(conf.getAll()), **own}.items()))
+    return SparkSession(SparkContext(conf=conf, gateway=gateway))
+
+
+def _variables(here: bool, own: Mapping[str, str]) -> dict[str, str]:
+    variables = {"JAVA_HOME": str(java.find().home), "PYSPARK_DRIVER_PYTHON": sys.executable}
+    if here:
+        # Without the address there is a warning about the host's name, and a look-up of it.
+        variables |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    variables |= {name: os.environ[name] for name in variables.keys() - {"JAVA_HOME"} if name in os.environ}
+    if python := own.get("spark.pyspark.python"):
+        variables["PYSPARK_PYTHON"] = python  # PySpark itself reads this setting only under spark-submit
+    return variables
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Only while Spark starts: the next session of this process may be on another master."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _launch(conf: SparkConf) -> Any:
@@ -86,13 +152,21 @@ def _launch(conf: SparkConf) -> Any:
             conf=conf, popen_kwargs={"stdout": descriptor, "stderr": descriptor}
         )
     except PySparkException as error:
-        said = log.read_text(errors="replace").strip().splitlines()
+        lines = log.read_text(errors="replace").strip().splitlines()
+        said = [line for line in lines if not line.startswith("\tat ")]  # without the stack of an exception
         raise OSError(f"Spark did not start: {said[-1] if said else error} (its log: {log})") from error
     finally:
         os.close(descriptor)
     if "ONEFOLD_DEBUG" not in os.environ:
         atexit.register(log.unlink, missing_ok=True)
     return gateway
+
+
+def _reason(error: Exception) -> str:
+    said = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
+    line = (str(said).strip().splitlines() or [type(error).__name__])[0]
+    # What is left to say when the master gave up, or was given up, while the context was being made.
+    return "the master does not answer" if "stopped SparkContext" in line else line
 
 
 def _memory(memory: str) -> str:
