@@ -14,6 +14,8 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from onefold.errors import StaleWrite
+
 
 class Place:
     """A folder and what is in it.
@@ -71,6 +73,17 @@ class Place:
         with self._named("move"):
             if not self._files.rename(self._path, target._path):
                 raise OSError(f"cannot move {self.shown} to {target.shown}")
+
+    def publish_as(self, target: Place) -> None:
+        """Rename to a name that nothing may have yet; what stands there stays, and `StaleWrite` says so."""
+        inside = target / str(self._path.getName())  # where Hadoop's rename puts a folder if the target is one
+        with self._named("publish"):
+            moved = not target.exists() and self._files.rename(self._path, target._path)
+        if not moved or inside.exists():
+            inside.remove()
+            if target.exists():
+                raise StaleWrite(f"{target.shown} was published by somebody else in between", path=target.shown)
+            raise OSError(f"cannot publish {self.shown} as {target.shown}")
 
     def write_json(self, document: Any) -> None:
         """Write a document so that it is seen whole or not at all."""

@@ -1,0 +1,269 @@
+"""Batches as commits of a Delta table: Spark writes the files, one commit of the log makes them visible.
+
+    PATH/_delta_log/                                          the log; a file that it does not name does not exist
+    PATH/data/000000000012/<attempt>/verdict=FIRST/*.parquet  the files of a batch
+    PATH/_onefold/                                            what is being written; no reader and no VACUUM looks here
+    PATH_gaps/                                                the gaps, a table of their own
+
+No jar is needed: the log is written by the package ``deltalake``, with Delta's own means for exactly once. Each commit
+carries a transaction identifier (application = the stream, version = the batch), so the table knows the last batch of
+a stream, and a second commit for the same stream in between is refused. The books are in the commit too, those of the
+batch and those of all batches so far: old commits may be cleaned away, the newest one stays.
+
+With ``drop`` and ``mark`` the table is partitioned by verdict: who reads FIRST opens no file of the rest. With ``none``
+the rows are as they came.
+
+The gaps are committed just before the rows, under the same batch id. A crash between the two shows the gaps of a batch
+that is not there yet; its replay finds them committed and adds the rows alone.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, create_table_with_add_actions
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from onefold.errors import BadInput, Misuse, StaleWrite
+from onefold.spark import publish
+from onefold.spark.columns import quoted
+from onefold.spark.judge import REASON, VERDICT
+from onefold.spark.place import Place
+from onefold.spark.sinks.attempt import Attempt, counted, received
+from onefold.spark.sinks.sink import another, other_columns, stranger
+from onefold.tally import Tally
+
+BOOKS = "onefold"
+DATA, OURS, ROWS, GAPS = "data", "_onefold", "rows", "gaps"
+# What the protocol allows in a name only with column mapping, which not every reader knows.
+FORBIDDEN = " ,;{}()\n\t="
+PLAIN = (T.StringType, T.NumericType, T.BooleanType, T.BinaryType, T.DateType, T.TimestampType, T.TimestampNTZType)
+# Spark's default, INT96, counts nanoseconds: other readers fail on years before 1677 and after 2262.
+TIMESTAMP_TYPE = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+
+
+class DeltaSink:
+    """A Delta table on a local path, and one for the gaps beside it."""
+
+    def __init__(self, spark: SparkSession, path: str, strategy: publish.Strategy) -> None:
+        self._place = Place(spark, path.rstrip("/") or path)
+        if not str(self._place).startswith("file:"):
+            raise Misuse(
+                f"{self._place}: the delta sink writes to local paths only, where Spark and deltalake see the same"
+                " files",
+                path=path,
+            )
+        self._strategy = strategy
+        self._rows = _Table(self._place, [] if strategy == "none" else [VERDICT])
+        self._gaps = _Table(Place(spark, f"{self._place}_gaps"), [])
+
+    def __str__(self) -> str:
+        return self._place.shown
+
+    def last(self, stream: str) -> int | None:
+        """The version of the stream's transaction in the log."""
+        self._gaps.last(stream)
+        return self._rows.last(stream)
+
+    def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
+        """Stage the files, move them to where they stay, then commit the gaps, then the rows."""
+        before = self.total()
+        kept = _kept(rows, self._strategy).schema
+        self._rows.check_schema(kept)
+        known = self._gaps.last(stream)
+        new_gaps = gaps if known is None or known < batch else None
+        if new_gaps is not None:
+            self._gaps.check_schema(new_gaps.schema)
+        attempt = Attempt(self._place / OURS, batch)
+        with _micros(rows.sparkSession):
+            tally = self._stage(attempt.draft, rows)
+            if new_gaps is not None:
+                new_gaps.write.parquet(str(attempt.draft / GAPS))
+        attempt.check()
+        if new_gaps is not None:
+            self._gaps.take(attempt.draft / GAPS, batch, attempt.token)
+            self._gaps.commit(stream, batch, attempt.token, new_gaps.schema, {"batch": batch})
+        self._rows.take(attempt.draft / ROWS, batch, attempt.token)
+        books = {"batch": batch, "tally": tally.to_dict(), "total": (before + tally).to_dict()}
+        self._rows.commit(stream, batch, attempt.token, kept, books)
+        attempt.draft.remove()
+        return tally
+
+    def total(self) -> Tally:
+        """The sum that the newest of our commits carries."""
+        books = self._rows.books()
+        return Tally() if books is None else Tally.from_dict(books["total"])
+
+    def _stage(self, draft: Place, rows: DataFrame) -> Tally:
+        """Write the files of the batch, and count what they hold."""
+        passing, counter = counted(rows)
+        if self._strategy == "none":
+            passing.write.parquet(str(draft / "marked"))
+            staged = _read(draft / "marked", rows)
+            _kept(staged, "none").write.parquet(str(draft / ROWS))
+        else:
+            passing.write.partitionBy(VERDICT).parquet(str(draft / ROWS))
+            staged = _read(draft / ROWS, rows)
+        tally = publish.books(staged, received(counter)).check()
+        written = sum(map(_count, _files(draft / ROWS)))  # the footers of the very files that are committed
+        return Tally(written, dict(tally)).check()
+
+
+class _Table:
+    """One Delta table: what its log says, and how a batch gets into it."""
+
+    def __init__(self, place: Place, partition_by: list[str]) -> None:
+        self._place = place
+        self._partition_by = partition_by
+
+    def last(self, stream: str) -> int | None:
+        """The last batch of this stream; `Misuse` if the table is another's."""
+        table = self._open()
+        if table is None:
+            names = [name for name in self._place.names() if name not in (DATA, OURS)]
+            if names:
+                raise stranger(self._place.shown, names[0])
+            return None
+        version = table.transaction_version(stream)
+        if version is None:
+            raise another(self._place.shown)
+        return version
+
+    def check_schema(self, schema: T.StructType) -> None:
+        """Raise `Misuse` if these columns cannot be in a Delta table, or not in this one."""
+        _check_type(schema, "")
+        table = self._open()
+        if table is None:
+            return
+        found, wanted = _types(table.schema()), _types(_schema(schema))
+        if found != wanted:
+            raise other_columns(self._place.shown, found, wanted)
+        if table.metadata().partition_columns != self._partition_by:
+            raise Misuse(f"{self._place.shown} is partitioned by {table.metadata().partition_columns}, not by verdict")
+
+    def take(self, folder: Place, batch: int, token: str) -> None:
+        """Move the files to where they stay; nobody sees them yet."""
+        (self._place / DATA / f"{batch:012}").make()
+        folder.publish_as(self._place / DATA / f"{batch:012}" / token)
+
+    def commit(self, stream: str, batch: int, token: str, schema: T.StructType, books: dict[str, Any]) -> None:
+        """Make the files visible: one commit with the transaction of the stream and the books."""
+        folder = self._place / DATA / f"{batch:012}"
+        actions = [self._action(file) for file in _files(folder / token)]
+        properties = CommitProperties(app_transactions=[Transaction(stream, batch)], custom_metadata={BOOKS: books})
+        table = self._open()
+        last = None if table is None else table.transaction_version(stream)
+        if last is not None and last >= batch:
+            raise StaleWrite(f"{self._place.shown} got batch {batch} from somebody else in between", batch=batch)
+        try:
+            if table is None:
+                create_table_with_add_actions(
+                    self._place.shown, _schema(schema), actions, partition_by=self._partition_by,
+                    commit_properties=properties,
+                )  # fmt: skip
+            else:
+                table.create_write_transaction(
+                    [*actions], mode="append", schema=_schema(schema), partition_by=self._partition_by,
+                    commit_properties=properties,
+                )  # fmt: skip
+        except CommitFailedError as error:
+            raise StaleWrite(f"{self._place.shown}: {error}", batch=batch) from error
+        for name in folder.names():  # left by attempts that came this far and no farther; now they never will
+            if name != token:
+                (folder / name).remove()
+
+    def books(self) -> dict[str, Any] | None:
+        """What the newest of our commits says; None if there is no table."""
+        table = self._open()
+        if table is None:
+            return None
+        for limit in (1, 100, None):  # mostly the newest commit is ours; others are a user's OPTIMIZE or VACUUM
+            for commit in table.history(limit):
+                if BOOKS in commit:
+                    return dict(commit[BOOKS])
+        raise BadInput(f"the log of {self._place.shown} holds no books of ours any more", path=self._place.shown)
+
+    def _open(self) -> DeltaTable | None:
+        path = self._place.shown
+        return DeltaTable(path) if DeltaTable.is_deltatable(path) else None
+
+    def _action(self, file: Path) -> AddAction:
+        values = {name: file.parent.name.removeprefix(f"{name}=") for name in self._partition_by}
+        return AddAction(
+            path=file.relative_to(self._place.shown).as_posix(),
+            size=file.stat().st_size,
+            partition_values=values,
+            modification_time=int(file.stat().st_mtime * 1000),
+            data_change=True,
+            stats=json.dumps({"numRecords": _count(file)}),
+        )
+
+
+@contextmanager
+def _micros(spark: SparkSession) -> Iterator[None]:
+    name, value = TIMESTAMP_TYPE
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, str(before))
+
+
+def _kept(rows: DataFrame, strategy: publish.Strategy) -> DataFrame:
+    """The columns that the strategy shows."""
+    hidden = (VERDICT, REASON) if strategy == "none" else ()
+    return rows.select(*(F.col(quoted(name)) for name in rows.columns if name not in hidden))
+
+
+def _files(folder: Place) -> list[Path]:
+    return sorted(Path(folder.shown).rglob("*.parquet"))
+
+
+def _count(file: Path) -> int:
+    return int(pq.read_metadata(file).num_rows)
+
+
+def _read(folder: Place, like: DataFrame) -> DataFrame:
+    return like.sparkSession.read.schema(like.schema).parquet(str(folder))
+
+
+def _schema(schema: T.StructType) -> Schema:
+    """Spark's schema as Delta's: the same JSON, with every value allowed to be null and no notes of Spark's own."""
+    return Schema.from_json(json.dumps(_plain(schema.jsonValue())))
+
+
+def _check_type(kind: T.DataType, name: str) -> None:
+    """Raise `Misuse` for a name or a type that Delta's protocol does not know, however deep it lies."""
+    if isinstance(kind, T.StructType):
+        for field in kind:
+            if not field.name or set(field.name) & set(FORBIDDEN):
+                raise Misuse(f"column {field.name!r}: Delta allows none of {FORBIDDEN!r} in a name; rename it")
+            _check_type(field.dataType, field.name)
+    elif isinstance(kind, T.ArrayType):
+        _check_type(kind.elementType, name)
+    elif isinstance(kind, T.MapType):
+        _check_type(kind.keyType, name)
+        _check_type(kind.valueType, name)
+    elif not isinstance(kind, PLAIN):
+        raise Misuse(f"column {name!r} is {kind.simpleString()}, which Delta has no type for", column=name)
+
+
+def _types(schema: Schema) -> dict[str, str]:
+    return {field.name: field.type.to_json() for field in schema.fields}
+
+
+def _plain(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_plain(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    fixed = {"nullable": True, "containsNull": True, "valueContainsNull": True, "metadata": {}}
+    return {key: fixed[key] if key in fixed else _plain(value) for key, value in node.items()}

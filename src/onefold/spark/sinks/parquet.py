@@ -1,0 +1,142 @@
+"""Batches as folders of parquet files: a batch is staged as a whole, then one rename makes it visible.
+
+    PATH/stream.json                            whose output this is, and its columns; written before the first batch
+    PATH/batches/000000000012/firsts/           and repeats/ unsure/ rejects/ (drop), or messages/ (mark, none)
+                              gaps/             if gaps were given
+                              tally.json        the books of the batch
+    PATH/_staging/                              what is being written, or was when a driver died
+
+``PATH/batches/*/firsts`` is what the next step reads, with any reader of parquet. The last batch is the highest name:
+twelve digits sort as text like numbers. A rename in one step needs a file system that has one; object stores copy
+file by file and are refused.
+
+Cost: one pass over the rows, one over what was written; with ``none`` what was written is written again without its
+two columns.
+"""
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from onefold.errors import Misuse
+from onefold.spark import publish
+from onefold.spark.columns import quoted
+from onefold.spark.judge import REASON, VERDICT
+from onefold.spark.place import Place
+from onefold.spark.sinks.attempt import Attempt, counted, received
+from onefold.spark.sinks.sink import another, other_columns, stranger
+from onefold.tally import Tally
+
+FORMAT = 1
+STREAM, BATCHES = "stream.json", "batches"
+KNOWN = {STREAM, f"{STREAM}.new", BATCHES, publish.STAGING}
+# Here a folder is only a part of many names: a rename is a copy per file, and a crash would show half a batch.
+OBJECT_STORES = {"s3", "s3a", "s3n", "gs", "oss", "obs", "cos", "cosn", "wasb", "wasbs", "swift"}
+
+
+class ParquetSink:
+    """A folder of batches."""
+
+    def __init__(self, spark: SparkSession, path: str, strategy: publish.Strategy) -> None:
+        scheme = path.partition(":")[0].lower()
+        if scheme in OBJECT_STORES:
+            raise Misuse(
+                f"{path}: {scheme} cannot rename a folder in one step, so a crash could show half a batch;"
+                " write to a file system that can (local, HDFS)",
+                path=path,
+            )
+        self._place = Place(spark, path)
+        self._strategy = strategy
+        self._known: int | None = None
+
+    def __str__(self) -> str:
+        return self._place.shown
+
+    def last(self, stream: str) -> int | None:
+        """The highest name below ``batches``: found by a listing, then followed, for there may be many."""
+        names = self._place.names()
+        for name in names:
+            if name not in KNOWN:
+                raise stranger(self, name)
+        if STREAM not in names:
+            if BATCHES in names:
+                raise stranger(self, BATCHES)
+            return None
+        self._check_owner(stream)
+        if self._known is None or not self._folder(self._known).exists():
+            self._known = max(self._batches(), default=None)
+        while self._known is not None and self._folder(self._known + 1).exists():
+            self._known += 1
+        return self._known
+
+    def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
+        """Stage the whole batch, then rename it into place."""
+        self._sign(stream, {field.name: field.dataType.simpleString() for field in rows.schema})
+        attempt = Attempt(self._place / publish.STAGING, batch)
+        tally = self._stage(attempt.draft, batch, rows, gaps)
+        (self._place / BATCHES).make()
+        attempt.check()
+        attempt.draft.publish_as(self._folder(batch))
+        return tally
+
+    def total(self) -> Tally:
+        """The sum of all ``tally.json``."""
+        books = ((self._folder(batch) / publish.TALLY).read_json() for batch in self._batches())
+        return sum(map(Tally.from_dict, books), start=Tally())
+
+    def _folder(self, batch: int) -> Place:
+        return self._place / BATCHES / _name(batch)
+
+    def _batches(self) -> list[int]:
+        names = (self._place / BATCHES).names()
+        for name in names:
+            if not (len(name) == len(_name(0)) and name.isdecimal()):
+                raise stranger(self._place / BATCHES, name)
+        return [int(name) for name in names]
+
+    def _check_owner(self, stream: str, columns: dict[str, str] | None = None) -> None:
+        signed = (self._place / STREAM).read_json()
+        if not isinstance(signed, dict) or signed.get("format") != FORMAT:
+            raise stranger(self, STREAM)
+        if signed.get("stream") != stream:
+            raise another(self)
+        if signed.get("strategy") != self._strategy:
+            raise Misuse(
+                f"{self} was begun with strategy {signed.get('strategy')}, not {self._strategy}: its folders would not"
+                " hold all batches; go on with the old one, or use an empty place and an empty checkpoint",
+                strategy=self._strategy,
+            )
+        if columns is not None and columns != signed["columns"]:
+            raise other_columns(self, signed["columns"], columns)
+
+    def _sign(self, stream: str, columns: dict[str, str]) -> None:
+        self._place.make()
+        if (self._place / STREAM).exists():
+            self._check_owner(stream, columns)
+        else:
+            signed = {"format": FORMAT, "stream": stream, "strategy": self._strategy, "columns": columns}
+            (self._place / STREAM).write_json(signed)
+
+    def _stage(self, draft: Place, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
+        """Write everything that the batch is, and nothing else, to ``draft``."""
+        original = [name for name in rows.columns if name not in (VERDICT, REASON)]
+        passing, counter = counted(rows)
+        staged = publish.stage(passing, draft, self._strategy)
+        tally = publish.books(staged, received(counter)).check()
+        if self._strategy == "none":
+            staged.select(*(F.col(quoted(name)) for name in original)).write.parquet(str(draft / publish.MESSAGES))
+        else:
+            names = [publish.MESSAGES] if self._strategy == "mark" else publish.FOLDERS.values()
+            for name in names:
+                written = draft / publish.STAGING / "rows" / f"{publish._FOLDER}={name}"
+                if not written.exists():
+                    staged.limit(0).coalesce(1).write.parquet(str(written))
+                written.publish_as(draft / name)
+        if gaps is not None:
+            gaps.write.parquet(str(draft / publish.GAPS))
+        (draft / publish.STAGING).remove()
+        (draft / publish.TALLY).write_json({"batch": batch, **tally.to_dict()})
+        return tally
+
+
+def _name(batch: int) -> str:
+    return f"{batch:012}"

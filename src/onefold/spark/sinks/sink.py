@@ -1,0 +1,124 @@
+"""What a sink promises, and the order of batches.
+
+Structured Streaming delivers a micro-batch at least once: after a crash the last one comes again, with the same id and
+the same rows. A sink makes exactly once of it by two rules.
+
+- *One step.* A batch's rows, gaps and tally become visible together with the batch's id, in one atomic step: a rename
+  (parquet), a commit of the log (Delta), a transaction (PostgreSQL). So the place itself knows its last batch.
+- *The order.* The ids of a checkpoint are 0, 1, 2, ... without holes. The next id is written, the last one is a replay
+  and is skipped unread, and every other one is refused: it means that the checkpoint and the place do not belong
+  together, and going on would count messages twice or lose them.
+
+A checkpoint that was deleted starts again at 0 under a new id of the stream; the place remembers the old one.
+"""
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Literal, Protocol, TypeAlias
+
+from pyspark.sql import DataFrame, SparkSession
+
+from onefold.errors import Misuse
+from onefold.spark.publish import Strategy
+from onefold.tally import Tally
+
+Format: TypeAlias = Literal["parquet", "delta", "postgres"]
+
+_PACKAGES = {"delta": "deltalake", "postgres": "psycopg"}
+
+
+class Sink(Protocol):
+    """A place for batches; ``str()`` of it names the place, without any password."""
+
+    def last(self, stream: str) -> int | None:
+        """The last batch that this stream committed; None if the place is empty.
+
+        `Misuse` if the place holds the output of another stream, or something that is not ours.
+        """
+        ...
+
+    def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
+        """Write a batch and make it visible in one step; what an earlier attempt left half-done is replaced.
+
+        ``rows`` has the columns of the source, ``verdict`` and ``reason``, and is evaluated once; so is ``gaps``, which
+        must not hang on ``rows``. The tally counts what was written. An empty batch is committed too.
+        """
+        ...
+
+    def total(self) -> Tally:
+        """The books of all committed batches."""
+        ...
+
+
+def publish(sink: Sink, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally | None:
+    """Write the batch if it is the next one; None, with nothing evaluated, if it is the last one again.
+
+    The trap: Spark fails a stateful stream whose batch was not evaluated (STATE_STORE_COMMIT_VALIDATION_FAILED). Who
+    gets None there must let the rows pass: ``rows.write.format("noop").mode("overwrite").save()``.
+    """
+    last = sink.last(stream)
+    if last is not None and batch == last:
+        return None
+    if last is None and batch != 0:
+        raise Misuse(
+            f"{sink} is empty, but this checkpoint goes on with batch {batch}: the output is missing its earlier"
+            " batches; use the place that they were written to, or an empty checkpoint",
+            batch=batch, last=last,
+        )  # fmt: skip
+    if last is not None and batch < last:
+        raise Misuse(
+            f"batch {batch} goes backwards: {sink} already holds the batches up to {last};"
+            " use the checkpoint that wrote them, or an empty place",
+            batch=batch, last=last,
+        )  # fmt: skip
+    if last is not None and batch > last + 1:
+        raise Misuse(
+            f"batch {batch} leaves a hole: {sink} ends with batch {last}, so {last + 1} must come next;"
+            " use the place and the checkpoint that belong together",
+            batch=batch, last=last,
+        )  # fmt: skip
+    return sink.write(stream, batch, rows, gaps)
+
+
+def open_sink(spark: SparkSession, path: str, *, format: Format, strategy: Strategy) -> Sink:
+    """The sink of this format at this place; nothing is written yet."""
+    package = _PACKAGES.get(format)
+    if package is not None and find_spec(package) is None:
+        raise Misuse(f"the {format} sink needs the package {package}: pip install 'onefold[{format}]'", format=format)
+    # Imported when asked for: who writes parquet needs neither deltalake nor psycopg.
+    if format == "parquet":
+        from onefold.spark.sinks.parquet import ParquetSink
+
+        return ParquetSink(spark, path, strategy)
+    if format == "delta":
+        from onefold.spark.sinks.delta import DeltaSink
+
+        return DeltaSink(spark, path, strategy)
+    if format == "postgres":
+        from onefold.spark.sinks.postgres import PostgresSink
+
+        return PostgresSink(path, strategy)
+    raise Misuse(f"format is {format!r}, must be parquet, delta or postgres", format=format)
+
+
+def another(place: object) -> Misuse:
+    """The refusal of a place that another stream writes to."""
+    return Misuse(
+        f"{place} was written by another checkpoint than this stream's: its batches start again at 0 and would be"
+        " counted twice; use its checkpoint, or an empty place",
+        place=str(place),
+    )
+
+
+def stranger(place: object, name: str) -> Misuse:
+    """The refusal of a place that holds something that no sink of ours put there."""
+    return Misuse(f"{place} is not a stream's output: it holds {name!r}; choose another place", place=str(place))
+
+
+def other_columns(place: object, there: Mapping[str, str], here: Mapping[str, str]) -> Misuse:
+    """The refusal of a batch whose columns are not those of the batches before it."""
+    wrong = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    what = (
+        f"{wrong[0]!r} is {there.get(wrong[0], 'missing')} there, {here.get(wrong[0], 'missing')} here" if wrong else ""
+    )
+    return Misuse(f"{place} has other columns than this batch: {what or 'their order differs'}", columns=wrong)
