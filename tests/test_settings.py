@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from onefold.cli.template import template
 from onefold.errors import Misuse
-from onefold.settings import PROBLEMS_MAX, TABLES, Settings, load, template
+from onefold.settings import PROBLEMS_MAX, TABLES, Settings, load
 
 PATHS = '[source]\npath = "in"\n[publish]\npath = "out"\n'
 

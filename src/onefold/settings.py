@@ -6,8 +6,8 @@ A setting is never ignored: a key or table that is not known is refused, with th
 into shape either: the text "5" is no number. The environment overrides the file: ``ONEFOLD_JUDGE__FLOOR=open`` is
 ``judge.floor = "open"``, with two underscores between table and key.
 
-The docstrings below the fields are also the comments of the file that ``onefold init`` writes: `template` is made from
-the models, so that it cannot leave out a key or tell an old default. Nothing here imports Spark.
+The docstrings below the fields are also the comments of the file that ``onefold init`` writes. Nothing here imports
+Spark.
 """
 
 import json
@@ -15,7 +15,6 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from textwrap import wrap
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, Strict, ValidationError
@@ -73,6 +72,12 @@ class Source(_Table):
     """Any format that Spark can read: "parquet", "json", "csv", "orc", ..."""
     options: Texts = {}
     """Options of Spark's reader for that format, such as { header = true } for CSV."""
+    mode: Literal["batch", "stream"] = "batch"
+    """"batch": what is there, once. "stream": what is there and what comes, in micro-batches, each published exactly
+    once; a start goes on where the last one ended."""
+    trigger: Name = "available"
+    """Of a stream. "available": all that is there now, then stop. Else how often a batch begins, such as
+    "10 seconds"."""
 
 
 class Judge(_Table):
@@ -106,6 +111,10 @@ class Judge(_Table):
     """How far ahead of its arrival a timestamp may be, in milliseconds; what is further is rejected, so that one
     poisoned number cannot mute a chain. "auto": 900000 (a quarter of an hour) if there is an arrival column. "off": no
     limit."""
+    idle_ms: Annotated[int | Literal["off"], _whole_or("off", least=1)] = "off"
+    """Of a stream: a chain not heard from for so long gives up its gaps; what lies there is UNSURE from then on."""
+    state_rows_max: Annotated[int | Literal["off"], _whole_or("off", least=1)] = "off"
+    """Of a stream: how many chains a bucket of the state remembers; beyond, messages of new chains are UNSURE."""
 
     def columns(self) -> dict[str, Any]:
         """The arguments of `onefold.spark.ChainColumns`, which this file must not import: it would bring in Spark.
@@ -126,6 +135,12 @@ class Publish(_Table):
     strategy: Literal["drop", "mark", "none"] = "drop"
     """What happens to a message that is not a FIRST. "drop": it is kept apart. "mark": it stays, with its verdict.
     "none": it stays, unmarked."""
+    format: Literal["parquet", "delta", "postgres"] = "parquet"
+    """Of a stream: "parquet" is folders of files, "delta" a Delta table at the path, "postgres" a table at a URL like
+    postgresql://user@host/database#schema.table. A batch run writes parquet."""
+    checkpoint: Name = "auto"
+    """Of a stream: where Spark keeps how far it has come. It belongs to the output: keep or remove both. "auto": the
+    path with ".checkpoint" after it."""
 
 
 class Report(_Table):
@@ -142,6 +157,8 @@ class Spark(_Table):
     """Where Spark runs: "local[*]" is this machine with all its cores."""
     partitions: Annotated[int | Literal["auto"], _whole_or("auto", least=1)] = "auto"
     """How many tasks judge. "auto": by the size of the input."""
+    buckets: Annotated[int, Field(ge=1, le=4096)] = 32
+    """Into how many parts the state of a stream is split; more than its tasks. A checkpoint keeps its number."""
     memory: Annotated[str, Field(pattern=r"^(auto|[1-9][0-9]*[kmgtKMGT])$")] = "auto"
     """Memory of the Java side, such as "4g". "auto": by the memory of the machine."""
     config: Texts = {}
@@ -185,8 +202,9 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
 
 
 def _placed(table: Source | Publish, folder: Path) -> _Table:
-    is_url = "://" in table.path or table.path.startswith("file:")
-    return table if is_url else table.model_copy(update={"path": str(folder / table.path)})
+    paths = {key: value for key in ("path", "checkpoint") if (value := getattr(table, key, "auto")) != "auto"}
+    local = {key: value for key, value in paths.items() if "://" not in value and not value.startswith("file:")}
+    return table.model_copy(update={key: str(folder / value) for key, value in local.items()})
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -268,31 +286,3 @@ OUR_WORDS: Final = {
     "too_short": "must not be empty",
 }
 """Where pydantic's own words would not help a writer of TOML."""
-
-SET: Final = {"source.path": "messages", "publish.path": "out", "judge.floor": "open"}
-"""What the template sets; all else is in it as a comment."""
-HEAD: Final = """\
-# A onefold pipeline: `onefold run` with this file reads [source], gives every message a verdict by [judge]
-# and writes what comes of it to [publish]. A line of # and a key shows the default.
-# The environment overrides a key: ONEFOLD_JUDGE__FLOOR=first, with two underscores."""
-
-
-def template() -> str:
-    """The commented pipeline.toml that ``onefold init`` writes: every key with its meaning and its default.
-
-    >>> print("\\n".join(template().splitlines()[-2:]))
-    # Any other Spark setting, such as { "spark.sql.session.timeZone" = "UTC" }.
-    #config = {}
-    """
-    lines = [HEAD]
-    for table, model in TABLES.items():
-        lines += ["", *_comment(model.__doc__ or ""), f"[{table}]"]
-        for key, field in model.model_fields.items():
-            name = f"{table}.{key}"
-            line = f"{key} = {json.dumps(SET.get(name, field.default))}"
-            lines += ["", *_comment(field.description or ""), line if name in SET else f"#{line}"]
-    return "\n".join(lines) + "\n"
-
-
-def _comment(text: str) -> list[str]:
-    return [f"# {line}" for line in wrap(" ".join(text.split()), width=100, break_long_words=False)]

@@ -4,7 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from onefold.settings import load, template
+from onefold.cli.template import template
+from onefold.settings import load
 
 
 def init(folder: Path, *words: str) -> subprocess.CompletedProcess:

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from onefold.cli.output import AsJson, emit_json, people
+from onefold.cli.template import template
 from onefold.errors import Misuse
-from onefold.settings import template
 
 
 def init(

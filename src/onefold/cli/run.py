@@ -8,6 +8,8 @@ import typer
 
 from onefold.cli.output import emit_json, people
 from onefold.cli.progress import progress
+from onefold.cli.stream import stream
+from onefold.errors import Misuse
 from onefold.report import text
 from onefold.settings import Settings, load
 from onefold.tally import Tally
@@ -19,13 +21,24 @@ def run(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit 1 if anything was unsure, rejected or missing.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the figures as JSON on standard output; of a stream, a line a batch.")
+    ] = False,
+    metrics: Annotated[
+        int | None, typer.Option("--metrics", min=1, max=65535, help="Of a stream: a port for Prometheus, on loopback.")
+    ] = None,
 ) -> None:
     """Judge every message of a source, and publish firsts, repeats, unsure, rejects, gaps and the books.
 
-    The run is complete when its folder holds run.json. Running again replaces it.
+    A batch run is complete when its folder holds run.json; running again replaces it. A stream publishes each of its
+    batches once; starting it again goes on where it ended. Ctrl-C and SIGTERM let the batch in hand finish.
     """
     settings = load(pipeline, os.environ)
+    if settings.source.mode == "stream":
+        raise typer.Exit(stream(settings, strict=strict, json=json, metrics=metrics))
+    if settings.publish.format != "parquet" or metrics is not None:
+        what = "--metrics" if metrics is not None else f'publish.format = "{settings.publish.format}"'
+        raise Misuse(f'{pipeline}: {what} needs source.mode = "stream"; a batch run writes parquet')
     result = execute(settings)
     if json:
         emit_json(result)

@@ -23,6 +23,8 @@ PROBE_ROWS = 1_000
 
 _FORMATS = {"jsonl": "json", "ndjson": "json"}
 _DEFAULT_OPTIONS = {"csv": {"header": "true"}}
+_FILES = {"parquet", "json", "csv", "orc", "text", "avro"}
+_STREAM_OPTIONS = {"maxFilesPerTrigger", "maxBytesPerTrigger", "latestFirst", "maxFileAge", "cleanSource"}
 
 
 def read(
@@ -45,6 +47,25 @@ def read(
         raise OSError(f"cannot read {path} as {format}: {first_line(error)}") from error
     columns.check(df)
     _refuse_words(df, columns)
+    return df
+
+
+def read_stream(
+    spark: SparkSession, path: str, *, format: str = "parquet", options: Mapping[str, str] | None = None,
+    columns: ChainColumns,
+) -> DataFrame:  # fmt: skip
+    """The source at a path as a stream; of files, those that are there now say what the columns are."""
+    kind = _FORMATS.get(format, format)
+    reader = spark.readStream.format(kind).options(**{**_DEFAULT_OPTIONS.get(kind, {}), **(options or {})})
+    if kind in _FILES:
+        batch = {key: value for key, value in (options or {}).items() if key not in _STREAM_OPTIONS}
+        schema = read(spark, path, format=format, options=batch, columns=columns).schema
+        return reader.schema(schema).load(path)
+    try:
+        df = reader.load(path)
+    except (AnalysisException, Py4JJavaError) as error:
+        raise Misuse(f"cannot read {path} as {format}: {first_line(error)}", path=path, format=format) from error
+    columns.check(df)
     return df
 
 

@@ -1,0 +1,160 @@
+"""A pipeline in stream mode: shown while it goes, stopped cleanly."""
+
+from __future__ import annotations
+
+import json as json_
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.live import Live
+from rich.table import Table
+
+from onefold.cli.output import people
+from onefold.errors import Misuse
+from onefold.report import text
+from onefold.settings import Settings
+from onefold.verdict import Verdict
+
+if TYPE_CHECKING:
+    from onefold.spark.watching import Progress
+
+
+def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None) -> int:
+    """Run the stream of these settings until it ends or is told to; the exit code."""
+    stop = threading.Event()
+    with ExitStack() as ways:
+        show = ways.enter_context(_shown())
+        tellers: list[Callable[[Progress], None]] = [show]
+        if json:
+            tellers.append(lambda progress: _line({"event": "batch", **progress.to_dict()}))
+        if metrics is not None:
+            tellers.append(ways.enter_context(_metrics(metrics)))
+        last = _run(settings, stop, lambda progress: [tell(progress) for tell in tellers])
+    if json:
+        _line({"event": "stopped" if stop.is_set() else "end", **last.to_dict()})
+    people.print(text.books(last.tally))
+    people.print(text.banner(last.tally))
+    people.print(f"{'stopped' if stop.is_set() else 'all read'}; published in {_place(settings)}", highlight=False)
+    unsure = last.tally.count(Verdict.UNSURE) or last.tally.count(Verdict.REJECT)
+    return 1 if strict and (unsure or last.gaps) else 0
+
+
+def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], Any]) -> Progress:
+    from onefold.spark import jobs, streams
+    from onefold.spark.columns import ChainColumns
+    from onefold.spark.session import session
+
+    judge, publish = settings.judge, settings.publish
+    if publish.checkpoint == "auto" and publish.format == "postgres":
+        raise Misuse('publish.checkpoint: is "auto", must be a folder: a database has no place for it')
+    spark = session(settings.spark.master, memory=settings.spark.memory, config=settings.spark.config)
+    with _signals(stop):  # after Spark, which has its own idea of Ctrl-C
+        return streams.run_stream(
+            spark,
+            jobs.Source(path=settings.source.path, format=settings.source.format, options=settings.source.options),
+            jobs.Judging(
+                columns=ChainColumns(**judge.columns()),
+                floor=judge.floor,
+                gap_count_max=judge.gap_count_max,
+                jump_max_ms=judge.jump_max_ms,
+                partitions=None if settings.spark.partitions == "auto" else int(settings.spark.partitions),
+            ),
+            streams.Streaming(
+                checkpoint=f"{publish.path}.checkpoint" if publish.checkpoint == "auto" else publish.checkpoint,
+                trigger=settings.source.trigger,
+                idle_ms=None if judge.idle_ms == "off" else int(judge.idle_ms),
+                state_rows_max=None if judge.state_rows_max == "off" else int(judge.state_rows_max),
+                buckets=settings.spark.buckets,
+            ),
+            publish.path,
+            format=publish.format,
+            strategy=publish.strategy,
+            tell=tell,
+            stop=stop,
+        )
+
+
+@contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    def asked(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt  # asked twice: at once, which loses nothing either
+        stop.set()
+
+    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[Progress], None]]:
+    """On a terminal a table that stays in place, elsewhere a plain line per batch."""
+    if not people.is_terminal:
+        yield lambda progress: people.print(_sentence(progress), markup=False)
+        return
+    with Live(Table.grid(), console=people, transient=True) as live:
+        yield lambda progress: live.update(_table(progress))
+
+
+def _sentence(progress: Progress) -> str:
+    return (
+        f"batch {progress.batch}: {progress.rows:,} rows, {progress.rows_per_second:,.0f}/s; in all {progress.tally};"
+        f" {progress.keys:,} chains, {progress.gaps:,} gaps, {progress.state_bytes:,} bytes remembered"
+    )
+
+
+def _table(progress: Progress) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    counts = {str(verdict): f"{progress.tally.count(verdict):,}" for verdict in Verdict}
+    state = f"{progress.keys:,} chains, {progress.gaps:,} gaps, {progress.state_bytes:,} bytes"
+    rate = f"{progress.rows:,} rows in {progress.seconds:.1f} s, {progress.rows_per_second:,.0f}/s"
+    rows = {"batch": f"{progress.batch}", "last batch": rate, **counts, "remembered": state}
+    if progress.behind is not None:
+        rows["still to read"] = f"{progress.behind:,}"
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+@contextmanager
+def _metrics(port: int) -> Iterator[Callable[[Progress], None]]:
+    """Figures for Prometheus at http://127.0.0.1:port/metrics."""
+    try:
+        from prometheus_client import CollectorRegistry, Gauge, start_http_server
+    except ImportError as error:
+        raise Misuse("--metrics needs the package prometheus-client: pip install 'onefold[metrics]'") from error
+    registry = CollectorRegistry()
+    messages = Gauge("onefold_messages", "Messages by verdict, of all batches", ["verdict"], registry=registry)
+    names = ("batch", "rows_per_second", "seconds", "state_rows", "state_bytes", "keys", "gaps")
+    gauges = {name: Gauge(f"onefold_{name}", f"{name} after the last batch", registry=registry) for name in names}
+    server, thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+
+    def tell(progress: Progress) -> None:
+        for verdict in Verdict:
+            messages.labels(str(verdict)).set(progress.tally.count(verdict))
+        for name, gauge in gauges.items():
+            gauge.set(getattr(progress, name))
+
+    try:
+        yield tell
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+def _line(document: dict[str, Any]) -> None:
+    print(json_.dumps(document, ensure_ascii=False), flush=True)
+
+
+def _place(settings: Settings) -> str:
+    if settings.publish.format != "postgres":
+        return settings.publish.path
+    from onefold.stores.postgres.address import parse
+
+    return str(parse(settings.publish.path))  # without the password

@@ -1,0 +1,143 @@
+"""The streaming job: judge a source as it grows, and publish every micro-batch exactly once.
+
+Spark's checkpoint keeps where the source was read to and what the judge remembers; the sink keeps which batch it holds.
+Whatever dies in between, the next start tries the last batch again: the judge answers the same, because the rows of a
+batch are judged in a fixed order from the state before it, and the sink recognises the batch's number. So every message
+is counted once, and the books of the run are the sum of its batches' books.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from onefold.errors import Misuse, OnefoldError
+from onefold.spark.ingest import read_stream
+from onefold.spark.jobs import Judging, Source
+from onefold.spark.judge import judge_chains
+from onefold.spark.place import Place
+from onefold.spark.publish import Strategy
+from onefold.spark.shipping import is_cluster, require_libraries
+from onefold.spark.sinks import open_sink, publish
+from onefold.spark.stateful import BUCKETS
+from onefold.spark.watching import BucketFigures, Progress, Watcher
+
+AVAILABLE = "available"
+POLL_S = 0.5
+
+STATE_STORE = {
+    "spark.sql.streaming.stateStore.providerClass":
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}  # fmt: skip
+"""On disk, and what is checkpointed of a batch is what it changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming:
+    """How the stream goes."""
+
+    checkpoint: str
+    trigger: str = AVAILABLE
+    """"available": all that is there now, then stop; else how often a batch begins, such as "10 seconds"."""
+    idle_ms: int | None = None
+    state_rows_max: int | None = None
+    buckets: int = BUCKETS
+
+
+def run_stream(
+    spark: SparkSession, source: Source, judging: Judging, streaming: Streaming, path: str, *,
+    format: Literal["parquet", "delta", "postgres"] = "parquet", strategy: Strategy = "drop",
+    tell: Callable[[Progress], None] = lambda progress: None, stop: threading.Event | None = None,
+) -> Progress:  # fmt: skip
+    """Judge a source as a stream until it ends, fails, or ``stop`` is set; what came of it in the end.
+
+    ``tell`` is called after every batch. When ``stop`` is set, the batch in hand is finished.
+    """
+    stop = stop or threading.Event()
+    sink = open_sink(spark, path, format=format, strategy=strategy)
+    checkpoint = Place(spark, streaming.checkpoint)
+    if is_cluster(str(spark.sparkContext.master)):
+        require_libraries(spark, ["numpy", "pandas", "pyarrow"])
+    _settle(spark, STATE_STORE, judging.partitions)
+    figures = BucketFigures.on(spark)
+    watcher = Watcher(sink.total, figures, tell)
+    errors: list[Exception] = []
+
+    def each(rows: DataFrame, batch: int) -> None:
+        if stop.is_set() or watcher.problem:
+            raise _Stopped
+        try:
+            tally = publish(sink, str((checkpoint / "metadata").read_json()["id"]), batch, rows, None)
+        except (OnefoldError, OSError) as error:
+            errors.append(error)
+            raise
+        if tally is None:  # committed before a crash: the state still has to go through it
+            rows.write.format("noop").mode("overwrite").save()
+        watcher.published(batch, tally)
+
+    df = read_stream(spark, source.path, format=source.format, options=source.options, columns=judging.columns)
+    judged = df.transform(
+        judge_chains(
+            judging.columns,
+            floor=judging.floor,
+            gap_count_max=judging.gap_count_max,
+            jump_max_ms=judging.jump_max_ms,
+            idle_ms=streaming.idle_ms,
+            state_rows_max=streaming.state_rows_max,
+            buckets=streaming.buckets,
+            watch=figures.add,
+        )
+    )
+    spark.streams.addListener(watcher)
+    try:
+        writer = judged.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
+        _wait(_triggered(writer, streaming.trigger).start(), stop, errors)
+        return watcher.settled()
+    finally:
+        spark.streams.removeListener(watcher)
+
+
+class _Stopped(Exception):
+    """Somebody asked to stop, and the batch before is finished."""
+
+
+def _settle(spark: SparkSession, config: Mapping[str, str], partitions: int | None) -> None:
+    for key, value in config.items():
+        spark.conf.set(key, value)
+    # One state store each: two per core, not the many fine slices that suit a table.
+    tasks = partitions or 2 * spark.sparkContext.defaultParallelism
+    spark.conf.set("spark.sql.shuffle.partitions", str(tasks))
+
+
+def _triggered(writer: Any, trigger: str) -> Any:
+    if trigger == AVAILABLE:
+        return writer.trigger(availableNow=True)
+    try:
+        return writer.trigger(processingTime=trigger)
+    except Exception as error:
+        raise Misuse(f'trigger is {trigger!r}, must be "available" or a time such as "10 seconds"') from error
+
+
+def _wait(query: StreamingQuery, stop: threading.Event, errors: list[Exception]) -> None:
+    try:
+        while not query.awaitTermination(POLL_S):  # type: ignore[arg-type]
+            if stop.is_set() and not query.status["isTriggerActive"]:
+                query.stop()
+    except StreamingQueryException as error:
+        if "_Stopped" in str(error):
+            return
+        if errors:
+            raise errors[-1] from None
+        raise OSError(f"the stream ended: {_cause(error)}") from error
+
+
+def _cause(error: StreamingQueryException) -> str:
+    """The line that says what went wrong: the last one of a Python error, else Spark's first."""
+    lines = [line for line in str(error).split("=== Streaming Query ===")[0].splitlines() if line.strip()]
+    python = [line for line in lines if line.startswith(("onefold.", "Misuse", "BadInput"))]
+    return (python or lines)[0 if not python else -1].strip()
