@@ -7,6 +7,7 @@ of the judge also the blobs themselves.
 """
 
 import argparse
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -104,6 +105,32 @@ def growth(spark: Any) -> None:
         print(f"| {rows:,} | {' | '.join(cells)} |", flush=True)
 
 
+def equal(spark: Any, rows: int = 1_000_000) -> None:
+    """Whether a stream in eight batches answers, row for row, as a table of the same rows."""
+    from onefold.sim.faults import Faults
+    from onefold.sim.traffic import Traffic, make
+    from onefold.sim.writing import write
+    from onefold.spark import judge_chains
+
+    with tempfile.TemporaryDirectory() as folder:
+        faults = Faults(malformed=0.01, poisoned=1.0)
+        write(make(Traffic(rows=rows, chains=1_000, faults=faults)), Path(folder) / "t", files=8)
+        messages = f"{folder}/t/messages"
+        for i, file in enumerate(sorted(Path(messages).glob("*.parquet"))):
+            os.utime(file, (1_700_000_000 + i, 1_700_000_000 + i))  # Spark takes files by their age
+        table = spark.read.parquet(messages)
+        source = spark.readStream.schema(table.schema).option("maxFilesPerTrigger", 1).parquet(messages)
+        writer = source.transform(judge_chains()).writeStream.format("parquet").option("path", f"{folder}/out")
+        query = writer.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
+        query.awaitTermination()
+        streamed = spark.read.parquet(f"{folder}/out").select("offset", "verdict", "reason")
+        judged = table.transform(judge_chains()).select("offset", "verdict", "reason")
+        differing = streamed.exceptAll(judged).count() + judged.exceptAll(streamed).count()
+        poison = streamed.where("reason = 'jump_too_far'").count()
+    print(f"\n## Stream against table, {rows:,} rows, 8 batches, one poisoned row in each of 1,000 chains\n")
+    print(f"{differing} rows differ; {poison:,} were refused as jump_too_far.", flush=True)
+
+
 def main() -> None:
     from onefold.spark.session import session
     from onefold.spark.streams import STATE_STORE
@@ -112,12 +139,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--chains", type=int, action="append")
-    parser.add_argument("--only", choices=["compare", "growth"])
+    parser.add_argument("--only", choices=["compare", "growth", "equal"])
     options = parser.parse_args()
     spark = session(config=STATE_STORE)
     spark.conf.set("spark.sql.shuffle.partitions", str(2 * spark.sparkContext.defaultParallelism))
     if options.only in (None, "growth"):
         growth(spark)
+    if options.only in (None, "equal"):
+        equal(spark)
     if options.only in (None, "compare"):
         for chains in options.chains or CHAINS:
             compare(spark, options.rows, chains, options.rounds)

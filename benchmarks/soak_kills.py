@@ -1,0 +1,157 @@
+"""./run soak kills: kill -9 of a streaming pipeline at random moments, again and again; then count.
+
+With ``--executors`` it is the executors of a local cluster that die, while the driver goes on.
+
+The pipeline is ``onefold run`` with micro-batches of one file. Each start is killed, with all its processes, after a
+random time from its first sign of life in the output; when enough have died, one may finish. Then every row must be in
+the output exactly once with the verdict of a batch run, the books must balance, and no start may have said otherwise.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+FILES = 40
+START_S_MAX = 120
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--rows", type=int, default=400_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--executors", action="store_true", help="kill executors of a local cluster, not the driver")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="onefold-kills-") as folder:
+        rng = random.Random(options.seed)
+        if options.executors:
+            lose_executors(Path(folder), options.kills, options.rows, rng)
+        else:
+            survive(Path(folder), options.kills, options.rows, rng)
+
+
+def survive(folder: Path, kills: int, rows: int, rng: random.Random, files: int = FILES) -> None:
+    pipeline = prepare(folder, rows, files)
+    moments: list[float] = []
+    while len(moments) < kills:
+        code, moment = start(pipeline, folder, rng.uniform(0.0, 15.0))
+        if code == 0:
+            raise SystemExit(f"the stream was done after {len(moments)} kills: give it more rows")
+        moments.append(moment)
+        print(f"kill {len(moments)} after {moment:.1f} s, {committed(folder)} batches committed", flush=True)
+    code, _ = start(pipeline, folder, None)
+    if code != 0:
+        raise SystemExit(f"the last start ended with {code}")
+    verify(folder, rows)
+    print(f"{len(moments)} kills, {rows:,} rows: every row once, verdicts as in a batch run, the books balance")
+
+
+def lose_executors(folder: Path, kills: int, rows: int, rng: random.Random) -> None:
+    """One start on a local cluster, whose executors are killed while it goes on."""
+    pipeline = prepare(folder, rows, FILES, "local-cluster[2,1,700]")
+    with (folder / "log").open("ab") as log:
+        command = [str(Path(sys.executable).parent / "onefold"), "run", str(pipeline)]
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    killed = 0
+    while process.poll() is None:
+        sleep(rng.uniform(2.0, 8.0))
+        victims = executors(process.pid)
+        if killed < kills and committed(folder) and victims:
+            os.kill(rng.choice(victims), signal.SIGKILL)
+            killed += 1
+            print(f"executor {killed} killed, {committed(folder)} batches committed", flush=True)
+    if process.returncode != 0 or killed < kills:
+        raise SystemExit(f"ended with {process.returncode} after {killed} kills: {(folder / 'log').read_text()[-500:]}")
+    verify(folder, rows)
+    print(f"{killed} executors killed, {rows:,} rows: every row once, verdicts as in a batch run, the books balance")
+
+
+def executors(session_id: int) -> list[int]:
+    """The executors that belong to this start."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace") if entry.name.isdigit() else ""
+            if "CoarseGrainedExecutorBackend" in words and os.getsid(int(entry.name)) == session_id:
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def prepare(folder: Path, rows: int, files: int, master: str = "local[2]") -> Path:
+    from onefold.sim.traffic import Traffic, make
+    from onefold.sim.writing import write
+
+    write(make(Traffic(rows=rows, chains=200)), folder / "in", files=files)
+    for i, file in enumerate(sorted((folder / "in" / "messages").glob("*.parquet"))):
+        os.utime(file, (1_700_000_000 + i, 1_700_000_000 + i))  # Spark takes files by their age
+    text = '[source]\npath = "in/messages"\nmode = "stream"\noptions = { maxFilesPerTrigger = 1 }\n'
+    pipeline = folder / "pipeline.toml"
+    pipeline.write_text(text + '[publish]\npath = "out"\n[spark]\n')
+    with pipeline.open("a") as more:
+        more.write(f'master = "{master}"\nmemory = "1g"\nbuckets = 4\nconfig."spark.executor.memory" = "700m"\n')
+    return pipeline
+
+
+def start(pipeline: Path, folder: Path, after_s: float | None) -> tuple[int | None, float]:
+    """Run the pipeline; kill it so long after it first changed the output, unless it is None."""
+    command = [str(Path(sys.executable).parent / "onefold"), "run", str(pipeline)]
+    before = signs(folder)
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    began = monotonic()
+    if after_s is None:
+        return process.wait(600), monotonic() - began
+    while signs(folder) == before and process.poll() is None and monotonic() - began < START_S_MAX:
+        sleep(0.05)
+    try:
+        return process.wait(after_s), monotonic() - began
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None, monotonic() - began
+
+
+def signs(folder: Path) -> set[str]:
+    places = (folder / "out" / "_staging", folder / "out" / "batches", folder / "out.checkpoint" / "offsets")
+    return {f"{place.name}/{name}" for place in places if place.exists() for name in os.listdir(place)}
+
+
+def committed(folder: Path) -> int:
+    batches = folder / "out" / "batches"
+    return len(os.listdir(batches)) if batches.exists() else 0
+
+
+def verify(folder: Path, rows: int) -> None:
+    from onefold.spark import judge_chains
+    from onefold.spark.session import session
+    from onefold.tally import Tally
+
+    spark = session("local[2]", memory="1g")
+    seen: Counter[tuple[Any, ...]] = Counter()
+    for name in ("firsts", "repeats", "unsure", "rejects"):
+        for row in (
+            spark.read.parquet(str(folder / "out" / "batches" / "*" / name)).select("offset", "verdict").collect()
+        ):
+            seen[tuple(row)] += 1
+    table = spark.read.parquet(str(folder / "in" / "messages")).transform(judge_chains()).select("offset", "verdict")
+    assert seen == Counter(tuple(row) for row in table.collect()), "rows differ from the batch run"
+    tally = Tally()
+    for file in sorted((folder / "out" / "batches").glob("*/tally.json")):
+        document = json.loads(file.read_text())
+        tally = tally + Tally.from_dict({key: value for key, value in document.items() if key != "batch"})
+    assert tally.check().received == rows, tally
+
+
+if __name__ == "__main__":
+    main()

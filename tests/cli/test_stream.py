@@ -1,0 +1,96 @@
+"""A pipeline in stream mode, as a user runs it: goes on where it ended, is watched, and stops when asked."""
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from onefold.sim.faults import Faults
+from onefold.sim.traffic import Traffic, make
+from onefold.sim.writing import write
+
+COMMAND = [sys.executable, "-m", "onefold.cli.main", "run", "pipeline.toml", "--json"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write(make(Traffic(rows=2_000, chains=20, faults=Faults(malformed=0.01))), tmp_path / "in")
+    pipeline(tmp_path)
+    return tmp_path
+
+
+def pipeline(folder, trigger="available"):
+    text = f'[source]\npath = "in/messages"\nmode = "stream"\ntrigger = "{trigger}"\n[publish]\npath = "out"\n'
+    (folder / "pipeline.toml").write_text(text + '[spark]\nmaster = "local[2]"\nmemory = "1g"\nbuckets = 2\n')
+
+
+def run(folder, *words):
+    return subprocess.run([*COMMAND, *words], cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_a_start_goes_on_where_the_last_one_ended_and_a_lost_checkpoint_is_refused(folder):
+    first = run(folder)
+    assert first.returncode == 0, first.stderr
+    *batches, end = map(json.loads, first.stdout.splitlines())
+    assert [line["event"] for line in batches] == ["batch"]
+    assert (end["event"], end["tally"]["in"], end["tally"]["balanced"]) == ("end", 2_000, True)
+    assert end["keys"] == 20
+    assert "the books balance: 2,000 in =" in first.stderr
+    assert "WARN" not in first.stderr
+
+    again = run(folder, "--strict")
+    assert again.returncode == 1, again.stderr  # there are rejects
+    assert json.loads(again.stdout.splitlines()[-1])["tally"] == end["tally"]
+
+    shutil.rmtree(folder / "out.checkpoint")
+    lost = run(folder)
+    assert lost.returncode == 2
+    assert "was written by another checkpoint" in lost.stderr
+    assert "Traceback" not in lost.stderr
+
+
+def test_it_is_watched_while_it_runs_and_sigterm_ends_it_with_0(folder):
+    pipeline(folder, trigger="1 second")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [*COMMAND, "--metrics", str(port)]
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["rows"] == 2_000
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+                assert "onefold_keys 20.0" in page.read().decode()
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert process.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["event"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[source]\npath = "in"\nmode = "strem"\n[publish]\npath = "out"\n', 'must be "batch" or "stream"'),
+        ('[source]\npath = "in/messages"\n[publish]\npath = "out"\nformat = "delta"\n', 'needs source.mode = "stream"'),
+    ],
+)
+def test_wrong_settings_are_one_line_and_exit_2(folder, text, said):
+    (folder / "pipeline.toml").write_text(text)
+    done = run(folder)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_wrong_trigger_is_one_line_and_exit_2(folder):
+    pipeline(folder, trigger="soon")
+    done = run(folder)
+    assert done.returncode == 2, done.stderr
+    assert "trigger is 'soon'" in done.stderr
