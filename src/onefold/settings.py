@@ -115,6 +115,9 @@ class Judge(_Table):
     """Of a stream: a chain not heard from for so long gives up its gaps; what lies there is UNSURE from then on."""
     state_rows_max: Annotated[int | Literal["off"], _whole_or("off", least=1)] = "off"
     """Of a stream: how many chains a bucket of the state remembers; beyond, messages of new chains are UNSURE."""
+    order_wait_ms: Annotated[int | Literal["off"], _whole_or("off", least=0)] = "off"
+    """Of a stream: hold messages back until what is missing before them arrives, at most so long; then what is missing
+    is given up, and told in the gaps. "off": messages come out as they come."""
 
     def columns(self) -> dict[str, Any]:
         """The arguments of `onefold.spark.ChainColumns`, which this file must not import: it would bring in Spark.

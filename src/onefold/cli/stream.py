@@ -38,6 +38,8 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
     people.print(text.books(last.tally))
     people.print(text.banner(last.tally))
     people.print(f"{'stopped' if stop.is_set() else 'all read'}; published in {_place(settings)}", highlight=False)
+    if last.held:
+        people.print(f"{last.held:,} messages are held back in the checkpoint, in no book yet", highlight=False)
     unsure = last.tally.count(Verdict.UNSURE) or last.tally.count(Verdict.REJECT)
     return 1 if strict and (unsure or last.gaps) else 0
 
@@ -68,6 +70,7 @@ def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], A
                 idle_ms=None if judge.idle_ms == "off" else int(judge.idle_ms),
                 state_rows_max=None if judge.state_rows_max == "off" else int(judge.state_rows_max),
                 buckets=settings.spark.buckets,
+                ordered_wait_ms=None if judge.order_wait_ms == "off" else int(judge.order_wait_ms),
             ),
             publish.path,
             format=publish.format,
@@ -106,6 +109,7 @@ def _sentence(progress: Progress) -> str:
     return (
         f"batch {progress.batch}: {progress.rows:,} rows, {progress.rows_per_second:,.0f}/s; in all {progress.tally};"
         f" {progress.keys:,} chains, {progress.gaps:,} gaps, {progress.state_bytes:,} bytes remembered"
+        + (f"; {progress.held:,} messages held back" if progress.held else "")
     )
 
 
@@ -115,6 +119,8 @@ def _table(progress: Progress) -> Table:
     state = f"{progress.keys:,} chains, {progress.gaps:,} gaps, {progress.state_bytes:,} bytes"
     rate = f"{progress.rows:,} rows in {progress.seconds:.1f} s, {progress.rows_per_second:,.0f}/s"
     rows = {"batch": f"{progress.batch}", "last batch": rate, **counts, "remembered": state}
+    if progress.held:
+        rows["held back"] = f"{progress.held:,}"
     if progress.behind is not None:
         rows["still to read"] = f"{progress.behind:,}"
     for name, value in rows.items():
@@ -131,7 +137,7 @@ def _metrics(port: int) -> Iterator[Callable[[Progress], None]]:
         raise Misuse("--metrics needs the package prometheus-client: pip install 'onefold[metrics]'") from error
     registry = CollectorRegistry()
     messages = Gauge("onefold_messages", "Messages by verdict, of all batches", ["verdict"], registry=registry)
-    names = ("batch", "rows_per_second", "seconds", "state_rows", "state_bytes", "keys", "gaps")
+    names = ("batch", "rows_per_second", "seconds", "state_rows", "state_bytes", "keys", "gaps", "held")
     gauges = {name: Gauge(f"onefold_{name}", f"{name} after the last batch", registry=registry) for name in names}
     server, thread = start_http_server(port, addr="127.0.0.1", registry=registry)
 

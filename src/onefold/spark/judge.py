@@ -69,7 +69,7 @@ def judge_chains(
     """
     names = columns or ChainColumns()
     ChainDetector(gap_count_max=gap_count_max, floor=floor)  # refuses misuse now, not in a task
-    jump = _jump(jump_max_ms, names)
+    jump = jump_limit(jump_max_ms, names)
     if rows_in_memory_max < 1:
         raise Misuse(
             f"rows_in_memory_max is {rows_in_memory_max}, must be at least 1", rows_in_memory_max=rows_in_memory_max
@@ -82,14 +82,14 @@ def judge_chains(
 
     def with_verdict(df: DataFrame) -> DataFrame:
         names.check(df)
-        _refuse(df)
+        refuse_taken(df)
         ship(df.sparkSession)
         if df.isStreaming:
-            engine = Hosted(_integers(df, names, jump), resume, ANSWERS)
+            engine = Hosted(integers(df, names, jump), resume, ANSWERS)
             return judge_stream(df, engine, buckets=buckets, watch=watch)
         rows = df.repartition(partitions or _task_count(df), *_key(names))
         judge = _judge_udf(gap_count_max, floor, rows_in_memory_max)
-        coded = rows.withColumn(REASON, judge(*_integers(rows, names, jump)))
+        coded = rows.withColumn(REASON, judge(*integers(rows, names, jump)))
         return coded.withColumns({VERDICT: _label(0), REASON: _label(1)}).select(*_all(df), VERDICT, REASON)
 
     return with_verdict
@@ -99,7 +99,7 @@ def _key(names: ChainColumns) -> list[Column]:
     return [F.col(quoted(name)) for name in names.key]
 
 
-def _integers(df: DataFrame, names: ChainColumns, jump_max_ms: int | None) -> tuple[Column, ...]:
+def integers(df: DataFrame, names: ChainColumns, jump_max_ms: int | None) -> tuple[Column, ...]:
     """What the judgement needs of a row: the `Columns`, as longs without nulls."""
     numbers = packed(df, names, jump_max_ms)
     return (
@@ -158,7 +158,8 @@ def _all(df: DataFrame) -> list[Column]:
     return [F.col(quoted(name)) for name in df.columns]
 
 
-def _jump(jump_max_ms: int | Literal["auto", "off"], names: ChainColumns) -> int | None:
+def jump_limit(jump_max_ms: int | Literal["auto", "off"], names: ChainColumns) -> int | None:
+    """How far ahead of its arrival a number may be, in ms; None: no limit."""
     if jump_max_ms == "off" or (jump_max_ms == "auto" and names.arrival is None):
         return None
     if jump_max_ms == "auto":
@@ -174,7 +175,8 @@ def _jump(jump_max_ms: int | Literal["auto", "off"], names: ChainColumns) -> int
     return jump_max_ms
 
 
-def _refuse(df: DataFrame) -> None:
+def refuse_taken(df: DataFrame) -> None:
+    """Refuse a table that has a column of one of the names that the judge writes."""
     for name in df.columns:
         if name.lower() in (VERDICT, REASON):  # to Spark, Reason and reason are one column: it would be overwritten
             raise Misuse(f"there is a column {name!r} already: rename it, the judge writes one", column=name)

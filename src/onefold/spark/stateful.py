@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
@@ -39,7 +39,7 @@ Codes: TypeAlias = NDArray[np.int8]
 LABELS = ("verdict", "reason")
 
 _INTEGERS = "__onefold_{}"
-_BLOB = T.StructType([T.StructField("blob", T.BinaryType()), T.StructField("buckets", T.IntegerType())])
+STATE = T.StructType([T.StructField("blob", T.BinaryType()), T.StructField("buckets", T.IntegerType())])
 
 
 class Fold(Protocol):
@@ -77,27 +77,36 @@ def judge_stream(df: DataFrame, engine: Hosted, *, buckets: int = BUCKETS, watch
     """The stream with ``verdict`` and ``reason`` on every row, remembered by buckets of keys."""
     if buckets < 1:
         raise Misuse(f"buckets is {buckets}, must be at least 1", buckets=buckets)
-    names = [_INTEGERS.format(i) for i in range(len(engine.integers))]
-    # mapInArrow looks columns up by name and stumbles over dots: on their way they are called by their places.
-    places = [f"c{i}" for i in range(len(df.columns))]
-    fields = [T.StructField(place, field.dataType) for place, field in zip(places, df.schema.fields, strict=True)]
-    labels = [T.StructField(name, T.StringType()) for name in LABELS]
-    numbered = df.withColumns(dict(zip(names, engine.integers, strict=True))).toDF(*places, *names)
-    folded = (
-        numbered.mapInArrow(_pack(names, buckets), _columns("bucket", "integers", "rows"))
-        .groupBy("bucket")
-        .applyInPandasWithState(
-            _fold(len(names), engine.resume, buckets, watch),
-            _columns("codes", "rows"),
-            _BLOB,
-            "append",
-            GroupStateTimeout.NoTimeout,
-        )
+    folded = in_buckets(df, engine.integers, buckets).applyInPandasWithState(
+        _fold(len(engine.integers), engine.resume, buckets, watch),
+        blobs("codes", "rows"),
+        STATE,
+        "append",
+        GroupStateTimeout.NoTimeout,
     )
-    return folded.mapInArrow(_unpack(engine.answers), T.StructType([*fields, *labels])).toDF(*df.columns, *LABELS)
+    return folded.mapInArrow(_unpack(engine.answers), judged_schema(df)).toDF(*df.columns, *LABELS)
 
 
-def _columns(*names: str) -> T.StructType:
+def in_buckets(df: DataFrame, integers: Sequence[Column], buckets: int) -> GroupedData:
+    """The rows packed, and grouped by the bucket of their key: the columns ``bucket``, ``integers`` and ``rows``."""
+    names = [_INTEGERS.format(i) for i in range(len(integers))]
+    numbered = df.withColumns(dict(zip(names, integers, strict=True))).toDF(*_places(df), *names)
+    return numbered.mapInArrow(_pack(names, buckets), blobs("bucket", "integers", "rows")).groupBy("bucket")
+
+
+def judged_schema(df: DataFrame) -> T.StructType:
+    """What is unpacked: the columns of ``df``, called by their places, with verdict and reason."""
+    fields = [T.StructField(place, field.dataType) for place, field in zip(_places(df), df.schema.fields, strict=True)]
+    return T.StructType([*fields, *(T.StructField(name, T.StringType()) for name in LABELS)])
+
+
+def _places(df: DataFrame) -> list[str]:
+    # mapInArrow looks columns up by name and stumbles over dots: on their way they are called by their places.
+    return [f"c{i}" for i in range(len(df.columns))]
+
+
+def blobs(*names: str) -> T.StructType:
+    """Columns of blobs; ``bucket`` is a number."""
     kinds = {"bucket": T.IntegerType()}
     return T.StructType([T.StructField(name, kinds.get(name, T.BinaryType())) for name in names])
 
@@ -156,24 +165,36 @@ def _fold(
     width: int, resume: Callable[[bytes | None], Fold], buckets: int, watch: Watch | None
 ) -> Callable[[Any, Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]:
     def fold(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        integers: list[Int64s] = []
-        rows: list[bytes] = []
-        for frame in frames:
-            integers += [np.frombuffer(data, np.int64).reshape(width, -1) for data in frame["integers"]]
-            rows += list(frame["rows"])
-        blob, had = state.get if state.exists else (None, buckets)
-        if had != buckets:
-            raise Misuse(f"the checkpoint was made with {had} buckets, this run has {buckets}", buckets=buckets)
-        engine = resume(blob)
-        codes = engine.judge(np.concatenate(integers, axis=1), state.getCurrentProcessingTimeMs())
+        integers, rows = came(frames, width)
+        engine = resume(remembered(state, buckets))
+        now_ms = state.getCurrentProcessingTimeMs()
+        codes = engine.judge(np.concatenate(integers, axis=1), now_ms)
         blob = engine.snapshot()
         state.update((blob, buckets))
         if watch is not None:
-            watch(int(key[0]), {**engine.figures(), "bytes": len(blob)})
+            watch(int(key[0]), {**engine.figures(), "bytes": len(blob), "rows": len(codes), "at_ms": now_ms})
         parts = np.split(codes, np.cumsum([part.shape[1] for part in integers])[:-1])
         yield pd.DataFrame({"codes": [part.astype(np.int8).tobytes() for part in parts], "rows": rows})
 
     return fold
+
+
+def came(frames: Iterator[pd.DataFrame], width: int) -> tuple[list[Int64s], list[bytes]]:
+    """What was packed for a bucket: the integers of each blob, and the blobs."""
+    integers: list[Int64s] = []
+    rows: list[bytes] = []
+    for frame in frames:
+        integers += [np.frombuffer(data, np.int64).reshape(width, -1) for data in frame["integers"]]
+        rows += list(frame["rows"])
+    return integers, rows
+
+
+def remembered(state: GroupState, buckets: int) -> bytes | None:
+    """The blob that the last batch left to this bucket; None: there was none."""
+    blob, had = state.get if state.exists else (None, buckets)
+    if had != buckets:
+        raise Misuse(f"the checkpoint was made with {had} buckets, this run has {buckets}", buckets=buckets)
+    return blob  # type: ignore[no-any-return]
 
 
 def _unpack(answers: Sequence[Answer]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

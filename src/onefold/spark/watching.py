@@ -1,7 +1,8 @@
 """Watching a stream: after every batch, what was counted, how fast, and what is remembered.
 
 Spark's listener tells rates, durations and the size of the state store; the sink tells the books; the judge tells, of
-each bucket, how many keys it remembers and how many ranges are missing.
+each bucket, how many keys it remembers, how many ranges are missing and how many messages are held back. Two of them
+must agree after every batch: rows judged = rows published + growth of what is held.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from pyspark.sql.streaming.listener import (
 from onefold.tally import BooksDoNotBalance, Tally
 
 SETTLE_S = 10.0
+BEFORE = "_before"
+"""Ends the name of a figure whose first word counts, not its newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +46,14 @@ class Progress:
     keys: int = 0
     gaps: int = 0
     """Ranges that are missing now."""
+    held: int = 0
+    """Messages held back to come out in order, as far as the batches of this start have seen them."""
     tally: Tally = field(default_factory=Tally)
     """Of all batches so far, also those of earlier starts."""
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, for JSON."""
-        names = ("batch", "rows", "rows_per_second", "seconds", "behind", "state_rows", "state_bytes", "keys", "gaps")
-        return {**{name: getattr(self, name) for name in names}, "tally": self.tally.to_dict()}
+        return {**{name: getattr(self, name) for name in self.__slots__}, "tally": self.tally.to_dict()}
 
 
 class BucketFigures:
@@ -77,6 +81,16 @@ class BucketFigures:
         """The sum over all buckets."""
         return sum(figures.get(name, 0) for figures in self._newest.value.values())
 
+    def arrived(self) -> tuple[int, int]:
+        """When the newest batch that touched a bucket began, and how many rows it brought, also if it was retried."""
+        words = list(self._newest.value.values())
+        newest = max((word["at_ms"] for word in words), default=-1)
+        return newest, sum(word["rows"] for word in words if word["at_ms"] == newest)
+
+    def grown(self, name: str) -> int:
+        """By how much it has grown since the first word of each bucket, which told what was before it."""
+        return self.total(name) - self.total(name + BEFORE)
+
 
 class _Newest(AccumulatorParam[dict[int, dict[str, int]]]):
     def zero(self, value: dict[int, dict[str, int]]) -> dict[int, dict[str, int]]:
@@ -85,7 +99,9 @@ class _Newest(AccumulatorParam[dict[int, dict[str, int]]]):
     def addInPlace(
         self, value1: dict[int, dict[str, int]], value2: dict[int, dict[str, int]]
     ) -> dict[int, dict[str, int]]:
-        value1.update(value2)
+        for bucket, figures in value2.items():
+            first = {name: n for name, n in value1.get(bucket, {}).items() if name.endswith(BEFORE)}
+            value1[bucket] = {**figures, **first}
         return value1
 
 
@@ -97,18 +113,31 @@ class Watcher(StreamingQueryListener):
         self._figures = figures
         self._tell = tell
         self._tally: Tally | None = None
-        self._batches: dict[int, Tally | None] = {}
+        self._batches: set[int] = set()
+        self._held = 0
+        self._at_ms = -1
         self._ended = threading.Event()
         self.progress = Progress()
         self.problem: str | None = None  # an error raised in a listener is lost
 
     def published(self, batch: int, tally: Tally | None) -> None:
         """The sink holds this batch; None: it held it before."""
-        self._batches[batch] = tally
+        self._batches.add(batch)
+        self._weigh(batch, tally)
         if tally is None or self._tally is None:
             self._tally = self._total()
         else:
             self._tally = self._tally + tally
+
+    def _weigh(self, batch: int, tally: Tally | None) -> None:
+        """Compare what was judged with what was published. Retried tasks count once in both."""
+        at_ms, rows = self._figures.arrived()
+        came = 0 if at_ms == self._at_ms else rows
+        held = self._figures.grown("held")
+        grown, self._held, self._at_ms = held - self._held, held, at_ms
+        if tally is not None and tally.received + grown != came:
+            held_back = f", {grown} more are held" if grown else ""
+            self.problem = f"batch {batch}: {came} rows were judged, {tally.received} were published{held_back}"
 
     def settled(self) -> Progress:
         """The progress when all has been told: the listener hears of things a little later than they happen."""
@@ -134,9 +163,7 @@ class Watcher(StreamingQueryListener):
         told = event.progress
         if told.batchId not in self._batches:
             return
-        tally = self._batches.pop(told.batchId)
-        if tally is not None and tally.received != told.numInputRows:
-            self.problem = f"batch {told.batchId}: Spark read {told.numInputRows} rows, {tally.received} were published"
+        self._batches.discard(told.batchId)
         state = told.stateOperators
         seconds = told.durationMs.get("triggerExecution", 0) / 1000
         self.progress = Progress(
@@ -149,6 +176,7 @@ class Watcher(StreamingQueryListener):
             state_bytes=self._figures.total("bytes"),
             keys=self._figures.total("keys"),
             gaps=self._figures.total("gaps"),
+            held=self._figures.total("held"),
             tally=self._tally or Tally(),
         )
         self._tell(self.progress)

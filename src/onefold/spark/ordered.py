@@ -1,0 +1,174 @@
+"""``stream.transform(order_chains(...))``: per chain, messages come out in order, or after the gap was given up.
+
+A second host beside `judge_stream`, for an engine that holds rows back: the state of a bucket holds rows, and a call
+may give out fewer rows or more than came in. A range that was given up comes out as a row of its own, before the
+message above it: its key columns and `GAP_COLUMN` are set, all else is null; `parted` takes the two apart.
+
+Within a task the rows of a chain stand in order. Time is that of the micro-batch, which Spark writes down before it
+runs: a batch that is tried again gives up the same gaps. What is due comes out with the next batch, of whatever bucket:
+
+    trigger every n seconds   a batch begins each time, even if nothing came, so that a wait ends by itself
+    trigger "available"       held rows stay in the checkpoint when all is read; the first batch of a later run, once
+                              something new is there to read, gives out what is due by then
+
+Memory of a task: the rows that came for one bucket and those that it holds, which ``buffer_max`` bounds per chain.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+from onefold.engines.chains import ANSWERS
+from onefold.engines.chains.ordering_settings import BUFFER_MAX, GAP_COUNT_MAX, Settings
+from onefold.errors import Misuse
+from onefold.spark.columns import ChainColumns, quoted
+from onefold.spark.gaps import LOWER, UPPER
+from onefold.spark.judge import Transform, integers, jump_limit, refuse_taken
+from onefold.spark.ordered_bucket import GAP, OrderedBucket, Out
+from onefold.spark.shipping import ship
+from onefold.spark.stateful import (
+    BUCKETS,
+    LABELS,
+    STATE,
+    Watch,
+    blobs,
+    came,
+    from_blob,
+    in_buckets,
+    judged_schema,
+    remembered,
+    to_blob,
+)
+
+GAP_COLUMN = "__onefold_gap"
+
+_WIDTH = 6  # integers per row
+_BOUNDS = T.StructType([T.StructField(name, T.LongType()) for name in (*LOWER, *UPPER)])
+
+
+def order_chains(
+    columns: ChainColumns | None = None,
+    *,
+    wait_ms: int,
+    buffer_max: int = BUFFER_MAX,
+    gap_count_max: int = GAP_COUNT_MAX,
+    jump_max_ms: int | Literal["auto", "off"] = "auto",
+    state_rows_max: int | None = None,
+    buckets: int = BUCKETS,
+    watch: Watch | None = None,
+) -> Transform:
+    """A step that judges a stream of chained messages as `judge_chains` does, and gives each chain out in order.
+
+    ``wait_ms``: how long a gap is waited for; ``buffer_max``: how many messages of a chain are held back at most.
+    What lies below the first message of a chain is a repeat (``floor="first"``).
+    """
+    names = columns or ChainColumns()
+    settings = Settings(wait_ms, 0, 0, "light", buffer_max, gap_count_max).checked()
+    jump = jump_limit(jump_max_ms, names)
+    for name, value in {"buckets": buckets, "state_rows_max": state_rows_max}.items():
+        if value is not None and value < 1:
+            raise Misuse(f"{name} is {value}, must be at least 1", **{name: value})
+
+    def ordered(df: DataFrame) -> DataFrame:
+        if not df.isStreaming:
+            raise Misuse("only a stream is brought into order: sort a table")
+        names.check(df)
+        refuse_taken(df)
+        ship(df.sparkSession)
+        resume = _Resume(settings, frozenset(df.columns.index(name) for name in names.key), state_rows_max)
+        grouped = in_buckets(df, integers(df, names, jump), buckets)
+        folded = grouped.applyInPandasWithState(
+            _fold(resume, buckets, watch),
+            blobs("codes", "bounds", "rows"),
+            STATE,
+            "append",
+            GroupStateTimeout.ProcessingTimeTimeout,
+        )
+        schema = T.StructType([*judged_schema(df).fields, T.StructField(GAP_COLUMN, _BOUNDS)])
+        return folded.mapInArrow(_unpack, schema).toDF(*df.columns, *LABELS, GAP_COLUMN)
+
+    return ordered
+
+
+@contextmanager
+def parted(ordered: DataFrame, columns: ChainColumns) -> Iterator[tuple[DataFrame, DataFrame]]:
+    """A batch of an ordered stream as messages and gaps; it is evaluated once, however often these two are."""
+    kept = ordered.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        gap, key = F.col(GAP_COLUMN), [F.col(quoted(name)) for name in columns.key]
+        bounds = [gap[name].alias(name) for name in (*LOWER, *UPPER)]
+        yield kept.where(gap.isNull()).drop(GAP_COLUMN), kept.where(gap.isNotNull()).select(*key, *bounds)
+    finally:
+        kept.unpersist()
+
+
+@dataclass(frozen=True, slots=True)
+class _Resume:
+    settings: Settings
+    key: frozenset[int]
+    chains_max: int | None
+
+    def __call__(self, blob: bytes | None) -> OrderedBucket:
+        if blob is None:
+            return OrderedBucket(self.settings, self.key, self.chains_max)
+        return OrderedBucket.restore(blob, self.settings, self.key, self.chains_max)
+
+
+def _fold(
+    resume: _Resume, buckets: int, watch: Watch | None
+) -> Callable[[Any, Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]:
+    def fold(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        integers, rows = came(frames, _WIDTH)
+        now_ms = state.getCurrentProcessingTimeMs()
+        bucket = resume(remembered(state, buckets))
+        table = pa.Table.from_batches([from_blob(blob) for blob in rows]) if rows else None
+        out = bucket.judge(np.concatenate([np.empty((_WIDTH, 0), np.int64), *integers], axis=1), table, now_ms)
+        blob = bucket.snapshot()
+        state.update((blob, buckets))
+        due_ms = bucket.due_ms()
+        if due_ms is not None:  # Spark calls when this much and a millisecond more has passed
+            state.setTimeoutDuration(max(1, due_ms - now_ms - 1))
+        if watch is not None:
+            arrived = sum(part.shape[1] for part in integers)
+            watch(int(key[0]), {**bucket.figures(), "bytes": len(blob), "rows": arrived, "at_ms": now_ms})
+        if len(out.codes):
+            yield _lines(out)
+
+    return fold
+
+
+def _lines(out: Out) -> pd.DataFrame:
+    lines: dict[str, list[bytes]] = {"codes": [], "bounds": [], "rows": []}
+    row = gap = 0
+    for batch in out.rows.combine_chunks().to_batches():
+        codes = out.codes[row : row + batch.num_rows]
+        gaps = int(np.count_nonzero(codes == GAP))
+        lines["codes"].append(codes.tobytes())
+        lines["bounds"].append(out.bounds[gap : gap + gaps].tobytes())
+        lines["rows"].append(to_blob(batch))
+        row, gap = row + batch.num_rows, gap + gaps
+    return pd.DataFrame(lines)
+
+
+def _unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    labels = [pa.array([str(answer[part]) for answer in ANSWERS]) for part in (0, 1)]
+    for batch in batches:
+        for codes, bounds, blob in zip(batch["codes"], batch["bounds"], batch["rows"], strict=True):
+            rows = from_blob(blob.as_buffer())
+            code = np.frombuffer(codes.as_buffer(), np.int8)
+            message = pa.array(code, mask=code == GAP)
+            ends = np.frombuffer(bounds.as_buffer(), np.int64).reshape(-1, 4)
+            gaps = pa.StructArray.from_arrays([pa.array(end) for end in ends.T], names=_BOUNDS.names)
+            gap = gaps.take(pa.array(np.cumsum(code == GAP) - 1, mask=code != GAP))
+            columns = [*rows.columns, *(label.take(message) for label in labels), gap]
+            yield pa.RecordBatch.from_arrays(columns, names=[*rows.schema.names, *LABELS, GAP_COLUMN])
