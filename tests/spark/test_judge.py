@@ -277,15 +277,6 @@ def test_a_table_that_cannot_be_judged_is_misuse_and_names_the_column(table, cha
         change(table).transform(judge_chains(ChainColumns(**names)))
 
 
-def test_a_stream_is_misuse(spark):
-    stream = spark.readStream.format("rate").load().withColumnRenamed("value", "id")
-    names = ChainColumns(
-        key=("id",), timestamp="id", sequence=None, previous_timestamp=None, previous_sequence=None, arrival=None
-    )
-    with pytest.raises(Misuse, match="not streams"):
-        stream.transform(judge_chains(names))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
