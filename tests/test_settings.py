@@ -216,3 +216,33 @@ def test_settings_need_no_spark():
     code = "import onefold.settings, sys; print({'pyspark', 'pyarrow', 'pandas'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            '[source]\npath = "in"\ntrigger = "1 second"',
+            'source.trigger: is "1 second", which needs source.mode = "stream"',
+        ),
+        ("[judge]\nidle_ms = 5", 'judge.idle_ms: is 5, which needs source.mode = "stream"'),
+        ("[spark]\nbuckets = 7", 'spark.buckets: is 7, which needs source.mode = "stream"'),
+        (
+            '[source]\npath = "in"\nmode = "stream"\n[report]\nranges_max = 3',
+            'report.ranges_max: is 3, which needs source.mode = "batch"',
+        ),
+    ],
+)
+def test_a_key_of_another_kind_of_pipeline_is_refused_and_not_ignored(pipeline, text, line):
+    rest = '[publish]\npath = "out"\n' + ("" if "[source]" in text else '[source]\npath = "in"\n')
+    assert refusal(pipeline, f"{text}\n{rest}") == [f"pipeline.toml: {line}"]
+
+
+def test_a_default_may_be_spelled_out_anywhere(pipeline):
+    assert pipeline(f'{PATHS}format = "parquet"\n[judge]\nidle_ms = "off"\n').judge.idle_ms == "off"
+
+
+def test_what_the_environment_says_is_named_when_it_is_refused(pipeline):
+    assert refusal(pipeline, PATHS, ONEFOLD_JUDGE__IDLE_MS="5") == [
+        'ONEFOLD_JUDGE__IDLE_MS: is 5, which needs source.mode = "stream"'
+    ]

@@ -65,7 +65,7 @@ def test_any_split_into_batches_answers_as_the_scalar_detector(rows, cuts, gap_c
     answered = []
     for part in split(rows, cuts):
         answered += judge(bank, part)
-        bank = ChainBank.restore(bank.snapshot(), gap_count_max=gap_count_max, floor=floor)
+        bank = ChainBank(gap_count_max=gap_count_max, floor=floor).resume(bank.snapshot())
     assert answered == list(scalar(rows, gap_count_max, floor))
 
 
@@ -130,6 +130,6 @@ def test_a_damaged_snapshot_is_refused_or_the_same(at, bytes_):
     data = bank.snapshot()
     damaged = data[: at % len(data)] + bytes_ + data[at % len(data) + len(bytes_) :]
     try:
-        assert ChainBank.restore(damaged).snapshot() == data or damaged[:22] != data[:22]
+        assert ChainBank().resume(damaged).snapshot() == data or damaged[:22] != data[:22]
     except BadInput:
         assert damaged != data

@@ -36,9 +36,8 @@ def run(
     settings = load(pipeline, os.environ)
     if settings.source.mode == "stream":
         raise typer.Exit(stream(settings, strict=strict, json=json, metrics=metrics))
-    if settings.publish.format != "parquet" or metrics is not None:
-        what = "--metrics" if metrics is not None else f'publish.format = "{settings.publish.format}"'
-        raise Misuse(f'{pipeline}: {what} needs source.mode = "stream"; a batch run writes parquet')
+    if metrics is not None:
+        raise Misuse(f'{pipeline}: --metrics needs source.mode = "stream"', metrics=metrics)
     result = execute(settings)
     if json:
         emit_json(result)

@@ -46,21 +46,7 @@ class Resume:
 
     def __call__(self, blob: bytes | None) -> ChainFold:
         """The bank as the last batch left it; None: an empty one."""
-        if blob is None:
-            return ChainFold(
-                ChainBank(
-                    gap_count_max=self.gap_count_max,
-                    floor=self.floor,
-                    idle_ms=self.idle_ms,
-                    chains_max=self.chains_max,
-                )
-            )
-        return ChainFold(
-            ChainBank.restore(
-                blob,
-                gap_count_max=self.gap_count_max,
-                floor=self.floor,
-                idle_ms=self.idle_ms,
-                chains_max=self.chains_max,
-            )
+        bank = ChainBank(
+            gap_count_max=self.gap_count_max, floor=self.floor, idle_ms=self.idle_ms, chains_max=self.chains_max
         )
+        return ChainFold(bank if blob is None else bank.resume(blob))

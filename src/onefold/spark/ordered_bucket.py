@@ -1,10 +1,10 @@
 """One bucket of ordered chains: rows go in as they come, and come out in the order of their chains. No Spark here.
 
 Every row is judged when it comes, and keeps that answer. A FIRST comes out when its chain releases it, all else at
-once: a repeat does not wait for what it repeats. Held rows are kept as an Arrow table in
-the order of their ids, which are all that the chains (`OrderedChain`) know of them. Nobody can be asked for what is
-missing, so a gap is waited for and then given up. The strategy is "light": giving up releases all that its chain holds,
-so that losses in a row cost one wait and not one each. Only chains that are touched or due are woken.
+once: a repeat does not wait for what it repeats. Held rows are kept as an Arrow table in the order of their ids, which
+are all that the chains (`OrderedChain`) know of them. Nobody can be asked for what is missing, so a gap is waited for
+and then given up. The strategy is "light": giving up releases all that its chain holds, so that losses in a row cost
+one wait and not one each. Only chains that are touched or due are woken.
 
     head       "OFOB", format, next id, count of chains, count of held rows
     chains     name (two halves), due_ms (-1: nothing is held), length of the snapshot; then the snapshots

@@ -60,8 +60,11 @@ def books(rows: DataFrame, received: int) -> Tally:
     return Tally(received, {Answer(Verdict(row[VERDICT]), row[REASON]): row["count"] for row in counted})
 
 
-def commit(place: Place, rows: DataFrame, strategy: Strategy, original: list[Column]) -> None:
-    """Move what was staged into place. Until ``run.json`` is written the run does not count."""
+def commit(place: Place, rows: DataFrame, strategy: Strategy, original: list[Column], *, gaps: bool = True) -> None:
+    """Move what was staged into place, the gaps too if there are any. Until ``run.json`` is written it does not count.
+
+    A stream's batch has no ``run.json``: it is made out of sight, by the same steps, and moved as a whole.
+    """
     (place / RUN).remove()
     staged = place / STAGING / "rows"
     if strategy == "none":
@@ -75,7 +78,8 @@ def commit(place: Place, rows: DataFrame, strategy: Strategy, original: list[Col
         if not source.exists():
             rows.limit(0).coalesce(1).write.parquet(str(source))
         source.move_to(place / name)
-    (place / STAGING / GAPS).move_to(place / GAPS)
+    if gaps:
+        (place / STAGING / GAPS).move_to(place / GAPS)
 
 
 def finish(place: Place, tally: Tally, run: dict[str, object]) -> None:

@@ -9,7 +9,7 @@ is counted once, and the books of the run are the sum of its batches' books.
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -23,7 +23,7 @@ from onefold.spark.ordered import order_chains, parted
 from onefold.spark.place import Place
 from onefold.spark.publish import Strategy
 from onefold.spark.shipping import is_cluster, require_libraries
-from onefold.spark.sinks import open_sink, publish
+from onefold.spark.sinks import Format, open_sink, publish
 from onefold.spark.stateful import BUCKETS, Watch
 from onefold.spark.watching import BucketFigures, Progress, Watcher
 
@@ -54,7 +54,7 @@ class Streaming:
 
 def run_stream(
     spark: SparkSession, source: Source, judging: Judging, streaming: Streaming, path: str, *,
-    format: Literal["parquet", "delta", "postgres"] = "parquet", strategy: Strategy = "drop",
+    format: Format = "parquet", strategy: Strategy = "drop",
     tell: Callable[[Progress], None] = lambda progress: None, stop: threading.Event | None = None,
 ) -> Progress:  # fmt: skip
     """Judge a source as a stream until it ends, fails, or ``stop`` is set; what came of it in the end.

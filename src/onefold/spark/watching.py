@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark import AccumulatorParam, SparkContext
@@ -146,7 +146,7 @@ class Watcher(StreamingQueryListener):
             raise BooksDoNotBalance(self.problem)
         if self._tally is None:
             self._tally = self._total()
-        return _replaced(self.progress, tally=self._tally)
+        return replace(self.progress, tally=self._tally)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing to tell yet."""
@@ -187,8 +187,3 @@ def _behind(sources: list[Any]) -> int | None:
     left = [source.metrics.get("maxOffsetsBehindLatest") for source in sources if source.metrics]
     known = [int(value) for value in left if value is not None]
     return sum(known) if known else None
-
-
-def _replaced(progress: Progress, *, tally: Tally) -> Progress:
-    fields = {name: getattr(progress, name) for name in Progress.__slots__}
-    return Progress(**{**fields, "tally": tally})

@@ -27,7 +27,7 @@ import numpy as np
 from onefold.engines.chains import bank_snapshot as snapshot
 from onefold.engines.chains import packed as P
 from onefold.engines.chains.bank_snapshot import Chains, GapRows
-from onefold.engines.chains.columnar import NO_PREVIOUS, Codes, Int64s, Rows, classify, walk
+from onefold.engines.chains.columnar import NO_PREVIOUS, Bools, Codes, Int64s, Rows, classify, walk
 from onefold.engines.chains.detector import GAP_COUNT_MAX, ChainDetector, Floor
 from onefold.errors import Misuse
 
@@ -54,7 +54,7 @@ class ChainBank:
     >>> one = np.array([1, 1])
     >>> bank.judge(Messages(one, one, np.array([NO_PREVIOUS, 5]), np.array([5, 6]))).tolist()
     [0, 1]
-    >>> bank = ChainBank.restore(bank.snapshot())
+    >>> bank = ChainBank().resume(bank.snapshot())
     >>> bank.judge(Messages(one, one, np.array([5, 7]), np.array([6, 8]))).tolist(), str(bank)
     ([5, 2], '1 chain, 1 gap')
     """
@@ -207,27 +207,17 @@ class ChainBank:
         """All that is remembered, as bytes; the settings are not in it."""
         return snapshot.encode(self._chains, self._gaps)
 
-    @classmethod
-    def restore(
-        cls,
-        data: bytes,
-        *,
-        gap_count_max: int = GAP_COUNT_MAX,
-        floor: Floor = "first",
-        idle_ms: int | None = None,
-        chains_max: int | None = None,
-    ) -> ChainBank:
-        """The bank that a snapshot was taken of; what is no snapshot is a `BadInput`."""
-        bank = cls(gap_count_max=gap_count_max, floor=floor, idle_ms=idle_ms, chains_max=chains_max)
-        bank._chains, bank._gaps = snapshot.decode(data)
-        return bank
+    def resume(self, data: bytes) -> ChainBank:
+        """Go on where another bank's snapshot was taken, with the settings of this one; else `BadInput`."""
+        self._chains, self._gaps = snapshot.decode(data)
+        return self
 
     def __str__(self) -> str:
         chains, gaps = len(self), self.gap_count
         return f"{chains} chain{'s' * (chains != 1)}, {gaps} gap{'s' * (gaps != 1)}"
 
 
-def _begins(messages: Messages) -> np.typing.NDArray[np.bool_]:
+def _begins(messages: Messages) -> Bools:
     key, check = messages.key, messages.key_check
     return np.concatenate(([True], (key[1:] != key[:-1]) | (check[1:] != check[:-1])))[: len(key)]
 

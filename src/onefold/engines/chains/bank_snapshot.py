@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onefold.engines.chains.columnar import Bools, Int64s
 from onefold.engines.chains.packed import START
 from onefold.errors import BadInput
-
-Int64s: TypeAlias = NDArray[np.int64]
 
 FORMAT = 1
 _HEADER = struct.Struct("<4sHQQ")
@@ -60,7 +58,7 @@ class GapRows(NamedTuple):
         """All of them, one part after the other."""
         return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
-    def take(self, rows: NDArray[np.bool_] | Int64s) -> GapRows:
+    def take(self, rows: Bools | Int64s) -> GapRows:
         """These rows."""
         return GapRows(*(column[rows] for column in self))
 

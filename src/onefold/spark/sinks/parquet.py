@@ -118,21 +118,13 @@ class ParquetSink:
 
     def _stage(self, draft: Place, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
         """Write everything that the batch is, and nothing else, to ``draft``."""
-        original = [name for name in rows.columns if name not in (VERDICT, REASON)]
+        original = [F.col(quoted(name)) for name in rows.columns if name not in (VERDICT, REASON)]
         passing, counter = counted(rows)
         staged = publish.stage(passing, draft, self._strategy)
         tally = publish.books(staged, received(counter)).check()
-        if self._strategy == "none":
-            staged.select(*(F.col(quoted(name)) for name in original)).write.parquet(str(draft / publish.MESSAGES))
-        else:
-            names = [publish.MESSAGES] if self._strategy == "mark" else publish.FOLDERS.values()
-            for name in names:
-                written = draft / publish.STAGING / "rows" / f"{publish._FOLDER}={name}"
-                if not written.exists():
-                    staged.limit(0).coalesce(1).write.parquet(str(written))
-                written.publish_as(draft / name)
         if gaps is not None:
-            gaps.write.parquet(str(draft / publish.GAPS))
+            gaps.write.parquet(str(draft / publish.STAGING / publish.GAPS))
+        publish.commit(draft, staged, self._strategy, original, gaps=gaps is not None)
         (draft / publish.STAGING).remove()
         (draft / publish.TALLY).write_json({"batch": batch, **tally.to_dict()})
         return tally

@@ -1,0 +1,182 @@
+"""The tables and keys of a pipeline's TOML file; the docstring below a key is its comment in the template."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, Strict
+from pydantic_core import PydanticCustomError
+
+
+def _whole_or(*words: str, least: int) -> PlainValidator:
+    # One validator instead of a union: a union would report one problem per member.
+    def check(value: object) -> object:
+        if value in words or (type(value) is int and value >= least):
+            return value
+        either = ", ".join(json.dumps(word) for word in words)
+        raise PydanticCustomError("whole_or", f"must be {either} or a whole number of at least {least}")
+
+    return PlainValidator(check)
+
+
+def _texts(value: object) -> object:
+    """Values as Spark spells them; dotted keys, which TOML reads as tables in tables, joined again."""
+    return dict(_flat(value, "")) if isinstance(value, dict) else value
+
+
+def _flat(value: object, name: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else key)
+    else:
+        yield name, json.dumps(value) if isinstance(value, bool | int | float) else value
+
+
+Name: TypeAlias = Annotated[str, Field(min_length=1)]
+MaybeName: TypeAlias = Annotated[Name | None, BeforeValidator(lambda value: None if value == "none" else value)]
+Names: TypeAlias = Annotated[tuple[Name, ...], Strict(False), Field(min_length=1)]  # TOML has lists only
+Texts: TypeAlias = Annotated[dict[str, str], BeforeValidator(_texts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """Marks a key that only some pipelines have; elsewhere a value other than the default is refused, not ignored."""
+
+    mode: str | None = None
+    engine: str | None = None
+
+
+STREAM: Final = Only(mode="stream")
+BATCH: Final = Only(mode="batch")
+
+
+class Table(BaseModel):
+    """A table of the file: strict, frozen, and each key documented."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class Source(Table):
+    """Where the messages are."""
+
+    path: Name
+    """A file, a folder or a URL. A relative path starts at the folder of this file."""
+    format: Name = "parquet"
+    """Any format that Spark can read: "parquet", "json", "csv", "orc", ..."""
+    options: Texts = {}
+    """Options of Spark's reader for that format, such as { header = true } for CSV."""
+    mode: Literal["batch", "stream"] = "batch"
+    """"batch": what is there, once. "stream": what is there and what comes, in micro-batches, each published exactly
+    once; a start goes on where the last one ended."""
+    trigger: Annotated[Name, STREAM] = "available"
+    """Of a stream. "available": all that is there now, then stop. Else how often a batch begins, such as
+    "10 seconds"."""
+
+
+class Judge(Table):
+    """How a message is recognised, and what is done when that cannot be known."""
+
+    engine: Literal["chains"] = "chains"
+    """The rules. "chains": each message has a number and names the one before it; what was seen is remembered as the
+    gaps between."""
+    key: Names = ("stream", "partition", "publisher", "chain")
+    """The columns that together name the chain of a message."""
+    timestamp: Name = "timestamp"
+    """The column with the first half of a message's number: whole milliseconds."""
+    sequence: MaybeName = "sequence"
+    """The column with the second half, which counts messages of the same millisecond. "none": there is no such column,
+    every sequence is 0."""
+    previous_timestamp: MaybeName = "previous_timestamp"
+    """The column with the timestamp of the message before. "none": no message names one; then each is only compared
+    with the newest of its chain, and no gap can be found."""
+    previous_sequence: MaybeName = "previous_sequence"
+    """The column with the sequence of the message before. "none": it is always 0."""
+    arrival: MaybeName = "arrival"
+    """The column that says when a row came in, in milliseconds or as a timestamp: the order of judgement. "none": rows
+    are judged in the order of their numbers."""
+    floor: Literal["first", "open"] = "first"
+    """What a number below the first one that arrived in its chain is. "first", the default: a repeat, right where an
+    earlier run counted what lies below. "open": new, while unseen, right for stored data: nothing says that it was
+    counted before, and to call it a repeat could lose it."""
+    gap_count_max: Annotated[int, Field(ge=1)] = 10_000
+    """How many gaps of a chain are remembered. Above it the oldest is forgotten, and a message from there is UNSURE."""
+    jump_max_ms: Annotated[int | Literal["auto", "off"], _whole_or("auto", "off", least=0)] = "auto"
+    """How far ahead of its arrival a timestamp may be, in milliseconds; what is further is rejected, so that one
+    poisoned number cannot mute a chain. "auto": 900000 (a quarter of an hour) if there is an arrival column. "off": no
+    limit."""
+    idle_ms: Annotated[int | Literal["off"], _whole_or("off", least=1), STREAM] = "off"
+    """Of a stream: a chain not heard from for so long gives up its gaps; what lies there is UNSURE from then on."""
+    state_rows_max: Annotated[int | Literal["off"], _whole_or("off", least=1), STREAM] = "off"
+    """Of a stream: how many chains a bucket of the state remembers; beyond, messages of new chains are UNSURE."""
+    order_wait_ms: Annotated[int | Literal["off"], _whole_or("off", least=0), STREAM] = "off"
+    """Of a stream: hold messages back until what is missing before them arrives, at most so long; then what is missing
+    is given up, and told in the gaps. "off": messages come out as they come."""
+
+    def columns(self) -> dict[str, Any]:
+        """The arguments of `onefold.spark.ChainColumns`, which this file must not import: it would bring in Spark.
+
+        >>> Judge(key=["device"], arrival="none").columns()["arrival"] is None
+        True
+        """
+        roles = ("key", "timestamp", "sequence", "previous_timestamp", "previous_sequence", "arrival")
+        return {role: getattr(self, role) for role in roles}
+
+
+class Publish(Table):
+    """Where the outcome goes."""
+
+    path: Name
+    """A folder or a URL; it gets firsts, repeats, unsure, rejects, gaps and the books. A relative path starts at the
+    folder of this file."""
+    strategy: Literal["drop", "mark", "none"] = "drop"
+    """What happens to a message that is not a FIRST. "drop": it is kept apart. "mark": it stays, with its verdict.
+    "none": it stays, unmarked."""
+    format: Annotated[Literal["parquet", "delta", "postgres"], STREAM] = "parquet"
+    """Of a stream: "parquet" is folders of files, "delta" a Delta table at the path, "postgres" a table at a URL like
+    postgresql://user@host/database#schema.table. A batch run writes parquet."""
+    checkpoint: Annotated[Name, STREAM] = "auto"
+    """Of a stream: where Spark keeps how far it has come. It belongs to the output: keep or remove both. "auto": the
+    path with ".checkpoint" after it."""
+
+
+class Report(Table):
+    """What is shown at the end."""
+
+    ranges_max: Annotated[int, Field(ge=0), BATCH] = 20
+    """Of a batch run: how many of the missing ranges are shown; the output always has all of them."""
+
+
+class Spark(Table):
+    """The means. Only for a session that onefold starts; one that is running is used as it is."""
+
+    master: Name = "local[*]"
+    """Where Spark runs: "local[*]" is this machine with all its cores."""
+    partitions: Annotated[int | Literal["auto"], _whole_or("auto", least=1)] = "auto"
+    """How many tasks judge. "auto": by the size of the input."""
+    buckets: Annotated[int, Field(ge=1, le=4096), STREAM] = 32
+    """Of a stream: into how many parts its state is split; more than its tasks. A checkpoint keeps its number."""
+    memory: Annotated[str, Field(pattern=r"^(auto|[1-9][0-9]*[kmgtKMGT])$")] = "auto"
+    """Memory of the Java side, such as "4g". "auto": by the memory of the machine."""
+    config: Texts = {}
+    """Any other Spark setting, such as { "spark.sql.session.timeZone" = "UTC" }."""
+
+
+class Settings(Table):
+    """A pipeline, as its TOML file says it.
+
+    >>> settings = Settings.model_validate({"source": {"path": "in"}, "publish": {"path": "out"}})
+    >>> settings.judge.floor, settings.spark.partitions
+    ('first', 'auto')
+    """
+
+    source: Source
+    judge: Judge = Judge()
+    publish: Publish
+    report: Report = Report()
+    spark: Spark = Spark()
+
+
+TABLES: Final[Mapping[str, type[Table]]] = {
+    name: field.annotation for name, field in Settings.model_fields.items() if isinstance(field.annotation, type)
+}
