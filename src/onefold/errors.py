@@ -1,8 +1,8 @@
-"""Three kinds of error and no fourth.
+"""The kinds of error, by what the one who catches it can do.
 
-A verdict is never an exception: a duplicate is the normal case. What is left is bad input (quarantine it), misuse (fix
-the caller) and a stale write (try again). Each carries the offending values; its text is one line that names the place
-and the value.
+A verdict is never an exception: a duplicate is the normal case. What is left: bad input (quarantine it), misuse (fix the
+caller), a stale write or a busy server (try again), a failed store (try again when the cause is gone) and a damaged one
+(look at it). Each carries the offending values; its text is one line that names the place and the value.
 """
 
 from typing import Any
@@ -33,3 +33,15 @@ class Misuse(OnefoldError):
 
 class StaleWrite(OnefoldError):
     """Somebody else wrote in between: read again and try again."""
+
+
+class Busy(OnefoldError):
+    """A bounded queue is full: nothing was taken, try again in a moment."""
+
+
+class StoreFailed(OnefoldError):
+    """The store could not keep it: nothing was acknowledged. Try again when the cause, which is named, is gone."""
+
+
+class Damaged(OnefoldError):
+    """What the store once kept is not what it reads now: nothing is guessed, the place is named."""
