@@ -1,8 +1,8 @@
 """The kinds of error, by what the one who catches it can do.
 
-A verdict is never an exception: a duplicate is the normal case. What is left: bad input (quarantine it), misuse (fix the
-caller), a stale write or a busy server (try again), a failed store (try again when the cause is gone) and a damaged one
-(look at it). Each carries the offending values; its text is one line that names the place and the value.
+A verdict is never an exception: a duplicate is the normal case. What is left: bad input (quarantine it), misuse (fix
+the caller), a stale write or a busy server (try again), a failed store (try again when the cause is gone) and a damaged
+one (look at it). Each carries the offending values; its text is one line that names the place and the value.
 """
 
 from typing import Any

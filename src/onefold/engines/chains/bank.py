@@ -101,7 +101,7 @@ class ChainBank:
     def _judge(self, messages: Messages, now_ms: int) -> Codes:
         firsts = np.flatnonzero(_begins(messages))
         names = messages.take(firsts)
-        at = self._find(names.key, names.key_check)
+        at = self.find(names.key, names.key_check)
         known = np.flatnonzero(at >= 0)
         places = firsts[known] + np.arange(len(known))  # where the heads come to stand
         rows = _with_heads(messages, firsts[known], self._chains.head[at[known]], places)
@@ -133,7 +133,7 @@ class ChainBank:
         rows = messages.take(good)
         begins = _begins(rows)
         names = rows.take(np.flatnonzero(begins))
-        new = np.flatnonzero(self._find(names.key, names.key_check) < 0)
+        new = np.flatnonzero(self.find(names.key, names.key_check) < 0)
         room = max(0, int(self._chains_max or 0) - len(self))
         if len(new) <= room:
             return good, good[:0]
@@ -143,7 +143,12 @@ class ChainBank:
         full = refused[np.cumsum(begins) - 1]
         return good[~full], good[full]
 
-    def _find(self, key: Int64s, key_check: Int64s) -> Int64s:
+    @property
+    def names(self) -> tuple[Int64s, Int64s]:
+        """Both halves of the name of each chain, in the order of the bank."""
+        return self._chains.key, self._chains.key_check
+
+    def find(self, key: Int64s, key_check: Int64s) -> Int64s:
         """Where these chains stand in the bank; -1 for those that are new."""
         chains = self._chains
         at = np.searchsorted(chains.key, key)

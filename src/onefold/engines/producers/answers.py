@@ -75,7 +75,7 @@ RULES: Final = {
     EPOCH_MISSING: "Its producer was opened with an epoch, and it names none.",
     BAD_SEQUENCE: "Its sequence, or a bound of its batch, is no whole number from 0 to 2^63 - 2, or low is above high.",
     BAD_NAME: "Its producer's name, or its key, is empty, no text, or longer than 200 bytes of UTF-8.",
-    NULL_KEY: "Its producer or its sequence is null.",
+    NULL_KEY: "A part of its producer's name is null.",
     MALFORMED: "The row could not be read at all.",
     STATE_FULL: "Its producer is new, and there is no room to remember another one within state_rows_max.",
     TOO_LARGE: "Its payload is longer than message_bytes_max.",

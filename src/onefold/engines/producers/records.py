@@ -4,8 +4,11 @@ The memory of a topic is a fold over these entries, from the first to the last. 
 may depend on, the time included, and nothing that only the store cares for, like payloads and offsets.
 """
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
+
+from onefold.errors import Misuse
 
 
 class Kind(IntEnum):
@@ -42,3 +45,9 @@ class Entry(NamedTuple):
     epoch: int = 0
     digest: int = NO_DIGEST
     time_ms: int = 0
+
+
+def one_each(digests: Sequence[int], low: int, high: int) -> None:
+    """Refuse digests that are not one for each sequence of a run."""
+    if len(digests) != high - low + 1:
+        raise Misuse(f"{len(digests)} digests for the sequences {low}..{high}", low=low, high=high)

@@ -35,7 +35,7 @@ from onefold.engines.producers.known import Known
 from onefold.engines.producers.memory import Memory
 from onefold.engines.producers.names import SEQUENCE_MAX, valid_name
 from onefold.engines.producers.overlay import Overlay
-from onefold.engines.producers.records import Entry, Kind
+from onefold.engines.producers.records import Entry, Kind, one_each
 from onefold.errors import Busy, Misuse
 from onefold.verdict import Verdict
 
@@ -92,7 +92,7 @@ class Sequences:
         if known is None and not valid_name(producer):
             return A.BAD_NAME
         if digests is not None:
-            _one_each(digests, sequence, high)
+            one_each(digests, sequence, high)
         if not self._memory.on:
             return self._first(producer, A.SWITCHED_OFF, ((sequence, high),))
         if self._overlay.fenced:
@@ -215,7 +215,7 @@ class Sequences:
     ) -> None:
         """Take the next entries of the log, the messages ``low..high`` of one producer: as `apply` one by one."""
         if digests is not None:
-            _one_each(digests, low, high)
+            one_each(digests, low, high)
         self._memory.run(producer, low, high, epoch, digests, time_ms)
 
     def snapshot(self) -> bytes:
@@ -247,6 +247,11 @@ class Sequences:
     def epoch(self, producer: str) -> int:
         """The persisted epoch; 0 if the producer was never opened."""
         return known.epoch if (known := self._memory.producers.get(producer)) else 0
+
+    @property
+    def known(self) -> Mapping[str, Known]:
+        """What is remembered of every producer."""
+        return MappingProxyType(self._memory.producers)
 
     @property
     def stored(self) -> Pushed:
@@ -293,8 +298,3 @@ class Sequences:
     def __str__(self) -> str:
         state = "fenced, " * self._overlay.fenced + "off, " * (not self._memory.on)
         return f"{state}{len(self)} producers, {len(self._memory.keys)} keys, {len(self._overlay)} pending"
-
-
-def _one_each(digests: Sequence[int], low: int, high: int) -> None:
-    if len(digests) != high - low + 1:
-        raise Misuse(f"{len(digests)} digests for the sequences {low}..{high}", low=low, high=high)
