@@ -1,10 +1,36 @@
 """onefold makes every message count once, and proves it."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from onefold.engines.chains import ChainDetector, Number, OrderedChain
 from onefold.engines.producers import Sequences
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 
+if TYPE_CHECKING:
+    from onefold.services.producer import Producer
+    from onefold.services.topics import Topics
+
 __version__ = "0.1.0"
 
-__all__ = ["Answer", "ChainDetector", "Number", "OrderedChain", "Sequences", "Tally", "Verdict", "__version__"]
+__all__ = [
+    "Answer",
+    "ChainDetector",
+    "Number",
+    "OrderedChain",
+    "Producer",
+    "Sequences",
+    "Tally",
+    "Topics",
+    "Verdict",
+    "__version__",
+]
+
+_HOMES = {"Producer": "onefold.services.producer", "Topics": "onefold.services.topics"}  # loaded when first used
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,322 @@
+"""./run soak producers: topics that lose power, fail to write and are killed; then count.
+
+    power    a topic on a simulated disk: before every operation the power could go. Of each such moment several disks
+             that could be left (writes lost, torn, reordered) are opened; every producer sends what has no receipt
+    faults   each operation of a topic's life fails with EIO, ENOSPC or EROFS; the producers try again
+    log      the same two for the log alone, with retention, recovery from recovery, and snapshots (see sim/power.py)
+    kills    ``onefold serve ingest`` under load, kill -9 at random moments, started again; the clients try again
+
+Every time: no message with a receipt is missing, none is stored twice, each producer's are in order. A control with
+deduplication off must show duplicates. The suite runs a tenth of it.
+"""
+
+import argparse
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic, sleep
+
+from onefold.engines.producers.records import Kind
+from onefold.errors import StoreFailed
+from onefold.services.producer import Producer
+from onefold.services.topic import Topic, TopicSettings
+from onefold.sim.disk import SimDisk
+from onefold.sim.power import ERRORS, Counts, cut_everywhere, fail_everywhere, many_lives
+from onefold.stores.segments.log import SegmentLog
+from onefold.stores.segments.reader import LogReader
+from onefold.verdict import Verdict
+
+POINTS, STATES, KILLS = 5_000, 20_000, 200
+PRODUCERS = 3
+SEGMENT_BYTES = 2_000
+
+
+def open_topic(disk: SimDisk, deduplicate: bool = True) -> Topic:
+    log = SegmentLog("/topic", segment_bytes=SEGMENT_BYTES, files=disk)
+    return Topic(log, TopicSettings(deduplicate=deduplicate, snapshot_entries=20), clock=lambda: 1)
+
+
+def payload(producer: str, sequence: int) -> bytes:
+    return f"{producer} says {sequence}".encode()
+
+
+@dataclass
+class Senders:
+    """What each producer has sent, and how far it has receipts."""
+
+    sent: dict[str, int] = field(default_factory=lambda: {f"p{i}": 0 for i in range(PRODUCERS)})
+    receipts: dict[str, int] = field(default_factory=lambda: {f"p{i}": 0 for i in range(PRODUCERS)})
+
+    def publish(self, topic: Topic, producer: str, count: int) -> None:
+        """Send all that has no receipt yet, and some more, as one batch."""
+        first = self.receipts[producer]
+        self.sent[producer] = max(self.sent[producer], first + count)
+        last = self.sent[producer]
+        receipts = topic.publish(producer, [(n, payload(producer, n)) for n in range(first, last)])
+        assert {receipt.verdict for receipt in receipts} <= {Verdict.FIRST, Verdict.REPEAT}, receipts
+        self.receipts[producer] = last
+
+    def check(self, topic: Topic, *, done: bool = False) -> int:
+        """Hold the topic to its word; how many messages are stored twice."""
+        found: dict[str, list[int]] = {name: [] for name in self.sent}
+        for record in topic.log.read(topic.log.start):
+            if record.kind == Kind.MESSAGE:
+                assert record.payload == payload(record.producer, record.sequence)
+                found[record.producer].append(record.sequence)
+        doubles = 0
+        for name, sequences in found.items():
+            doubles += len(sequences) - len(set(sequences))
+            stored = len(set(sequences))
+            assert self.receipts[name] <= stored <= self.sent[name], f"{name}: {stored} stored, {self}"
+            assert sorted(set(sequences)) == list(range(stored)), f"{name}: not without holes: {sequences}"
+            assert doubles or sequences == sorted(sequences), f"{name}: out of order: {sequences}"
+            assert not done or stored == self.sent[name]
+        return doubles
+
+    def finish(self, topic: Topic) -> int:
+        """Everybody sends what has no receipt, and then something new; how many messages are stored twice."""
+        after = Senders(dict(self.sent), dict(self.receipts))
+        for name in after.sent:
+            after.publish(topic, name, 1)
+        return after.check(topic, done=True)
+
+
+def live(topic: Topic, disk: SimDisk, senders: Senders, rng: random.Random, deduplicate: bool) -> Topic:
+    """One thing that happens to a topic."""
+    match rng.choices(["publish", "together", "save", "reopen", "kill"], [12, 4, 2, 1, 1])[0]:
+        case "publish":
+            senders.publish(topic, rng.choice(sorted(senders.sent)), rng.randrange(1, 6))
+        case "together":  # several share one group
+            futures = {}
+            for name, first in senders.receipts.items():
+                senders.sent[name] = max(senders.sent[name], first + 2)
+                futures[name] = topic.submit(name, [(n, payload(name, n)) for n in range(first, senders.sent[name])])
+            topic.flush()
+            for name, future in futures.items():
+                senders.receipts[name] = senders.receipts[name] + len(future.result())
+        case "save":
+            topic.save()
+        case "reopen":
+            topic.close()
+            topic = open_topic(disk, deduplicate)
+        case "kill":
+            disk.kill()
+            topic = open_topic(disk, deduplicate)
+    return topic
+
+
+def power(seed: int, steps: int = 30, states: int = 4, deduplicate: bool = True) -> tuple[Counts, int]:
+    """Cut the power at every operation of a life; how much was looked at, and how many messages are there twice."""
+    counts, doubles = Counts(), 0
+    disk, senders, rng = SimDisk(), Senders(), random.Random(seed)
+
+    def look(_: str) -> None:
+        nonlocal doubles
+        counts.points += 1
+        for _state in range(states):
+            counts.states += 1
+            state = seed * 1_000_003 + counts.states
+            try:
+                topic = open_topic(disk.crash(random.Random(state)), deduplicate)
+                senders.check(topic)
+                found = senders.finish(topic)
+                assert not deduplicate or not found, f"{found} messages are stored twice"
+                doubles += found
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, before operation {disk.operations + 1}, state {state}") from error
+
+    topic = open_topic(disk, deduplicate)
+    disk.before = look
+    for _ in range(steps):
+        topic = live(topic, disk, senders, rng, deduplicate)
+    return counts, doubles
+
+
+def faults(seed: int, steps: int = 30) -> Counts:
+    """Let each operation of a life fail, once or several in a row; nothing may be lost or doubled."""
+    counts, operation = Counts(), 0
+    while True:
+        operation += 1
+        for lasting in (1, 3, 8):
+            if not _with_fault(seed, steps, operation, lasting):
+                return counts
+            counts.states += 1
+        counts.points += 1
+
+
+def _with_fault(seed: int, steps: int, operation: int, lasting: int) -> bool:
+    disk, senders, rng = SimDisk(), Senders(), random.Random(seed)
+    topic = open_topic(disk)
+    before = disk.operations
+    disk.fail(operation, lasting, ERRORS[operation % len(ERRORS)])
+    for _ in range(steps):
+        for _ in range(lasting + 1):  # the cause goes away at some time
+            try:
+                topic = live(topic, disk, senders, rng, True)
+                break
+            except StoreFailed:
+                topic = _opened_again(topic, disk)
+    reached = disk.operations - before >= operation
+    disk.heal()
+    topic = _opened_again(topic, disk)
+    senders.check(topic)
+    assert senders.finish(topic) == 0, f"seed {seed}, operation {operation}, {lasting} failures"
+    return reached
+
+
+def _opened_again(topic: Topic, disk: SimDisk) -> Topic:
+    """The topic if it still goes; one that was closed by a failed reopening is opened, however often that takes."""
+    try:
+        topic.last_sequence_id("p0")
+        list(topic.log.read(topic.log.start, topic.log.start))
+        return topic
+    except Exception:
+        while True:
+            try:
+                disk.kill()
+                return open_topic(disk)
+            except StoreFailed:
+                continue
+
+
+# --- kill -9 of a real server -----------------------------------------------------------------------------------------
+
+
+class Server:
+    """``onefold serve ingest`` as a process, on one port for all its lives."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        words = ["serve", "ingest", str(folder), "--port", str(self.port), "--snapshot-entries", "500", *flags]
+        self._command = [sys.executable, "-m", "onefold.cli.main", *words]
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until = monotonic() + 60
+        while monotonic() < until:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            assert self._process.poll() is None, f"the server ended with {self._process.poll()}"
+            sleep(0.02)
+        raise AssertionError("the server does not come up")
+
+    def stop(self, number: signal.Signals) -> int:
+        self._process.send_signal(number)
+        return self._process.wait()
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(signal.SIGTERM)
+
+
+def kills(count: int, seed: int = 1, clients: int = 4, say: Callable[[str], None] = print) -> str:
+    """Kill a server under load again and again; what was published, or an AssertionError."""
+    rng, done = random.Random(seed), threading.Event()
+    with tempfile.TemporaryDirectory(prefix="onefold-kills-") as root:
+        server = Server(Path(root))
+        acknowledged: dict[str, list[int]] = {}
+        problems: list[BaseException] = []
+
+        def publish(name: str) -> None:
+            try:
+                with Producer("load", at=f"http://127.0.0.1:{server.port}", name=name, retry_s=120) as producer:
+                    mine = acknowledged.setdefault(name, [])
+                    while not done.is_set():
+                        first = len(mine)
+                        futures = [producer.send_async(payload(name, first + n)) for n in range(50)]
+                        for n, future in enumerate(futures):
+                            assert future.result().verdict in (Verdict.FIRST, Verdict.REPEAT), future.result()
+                            mine.append(first + n)
+            except BaseException as error:
+                problems.append(error)
+
+        threads = [threading.Thread(target=publish, args=(f"client-{i}",)) for i in range(clients)]
+        for thread in threads:
+            thread.start()
+        for n in range(1, count + 1):
+            sleep(rng.uniform(0.05, 0.6))
+            server.stop(signal.SIGKILL)
+            server.start()
+            if n % 20 == 0:
+                say(f"kill {n}: {sum(map(len, acknowledged.values())):,} messages have receipts")
+        done.set()
+        for thread in threads:
+            thread.join()
+        if problems:
+            raise problems[0]
+        assert server.stop(signal.SIGTERM) == 0
+        records = [r for r in _messages(Path(root) / "load") if r[0] in acknowledged]
+        found = Counter(records)
+        doubles = [key for key, times in found.items() if times > 1]
+        assert not doubles, f"stored twice: {doubles[:5]}"
+        for name, mine in acknowledged.items():
+            stored = [sequence for producer, sequence in records if producer == name]
+            assert stored == sorted(stored), f"{name}: out of order"
+            assert set(mine) <= set(stored), f"{name}: receipts without messages"
+            assert len(stored) == len(mine), f"{name}: {len(stored)} stored, {len(mine)} sent"
+        return f"{count} kills, {len(records):,} messages of {clients} clients: each stored once, in order"
+
+
+def _messages(folder: Path) -> list[tuple[str, int]]:
+    log = LogReader(folder)
+    return [(r.producer, r.sequence) for r in log.read(log.start, log.end) if r.kind == Kind.MESSAGE]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=["power", "faults", "log", "kills"])
+    parser.add_argument("--points", type=int, default=POINTS)
+    parser.add_argument("--states", type=int, default=STATES)
+    parser.add_argument("--kills", type=int, default=KILLS)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    parts: dict[str, Callable[[], None]] = {
+        "power": lambda: _until(lambda seed: power(seed)[0], options, "power cuts of a topic"),
+        "faults": lambda: _until(faults, options, "failing operations of a topic", states=0, share=10),
+        "log": lambda: _log(options),
+        "kills": lambda: print(kills(options.kills, options.seed, say=lambda line: print(line, flush=True))),
+    }
+    for name, part in parts.items():
+        if options.only in (None, name):
+            part()
+    if options.only in (None, "power"):
+        _, doubles = power(options.seed, deduplicate=False)
+        assert doubles, "the control has no duplicates: the soak proves nothing"
+        print(f"control, deduplication off: {doubles:,} messages stored twice")
+
+
+def _until(
+    look: Callable[[int], Counts], options: argparse.Namespace, what: str, states: int | None = None, share: int = 1
+) -> None:
+    total, seed, began = Counts(), options.seed, monotonic()
+    while total.points < options.points // share or total.states < (options.states if states is None else states):
+        counts = look(seed)
+        total.points += counts.points
+        total.states += counts.states
+        seed += 1
+    print(f"{what}: {total.points:,} points, {total.states:,} states, {monotonic() - began:.0f} s: "
+          "nothing lost, nothing twice", flush=True)  # fmt: skip
+
+
+def _log(options: argparse.Namespace) -> None:
+    _until(cut_everywhere, options, "power cuts of a log")
+    _until(many_lives, options, "lives of a log", states=0)
+    _until(fail_everywhere, options, "failing operations of a log", states=0)
+
+
+if __name__ == "__main__":
+    main()

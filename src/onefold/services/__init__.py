@@ -1,0 +1,1 @@
+"""What runs for long: loops, retries and waits around the engines and the stores."""

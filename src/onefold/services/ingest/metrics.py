@@ -1,0 +1,60 @@
+"""What there is to watch, for Prometheus: read from the topics when somebody asks, counted nowhere twice."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from onefold.services.ingest.service import Service
+
+GAUGES = {
+    "producers": "Producers that are remembered.",
+    "pending": "Parts, sessions and keys that are judged and not stored yet.",
+    "queued_bytes": "Bytes of payload that wait to be stored.",
+    "end": "The offset that the next record gets.",
+    "start": "The first offset that is kept.",
+}
+NAMES = {"end": "log_end_offset", "start": "log_start_offset"}
+
+
+class Metrics(Collector):
+    """The figures of a service, in a registry of their own."""
+
+    def __init__(self, service: Service, connections: Callable[[], int]) -> None:
+        self._service = service
+        self._connections = connections
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        """What Prometheus reads."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        """Nothing is promised before there is a topic."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All figures, as they are now."""
+        desks = dict(self._service.desks)
+        yield GaugeMetricFamily("onefold_topics", "Topics that are open.", len(desks))
+        yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", self._connections())
+        yield GaugeMetricFamily("onefold_in_hand_bytes", "Bytes of bodies in hand.", self._service.budget.in_hand)
+        messages = CounterMetricFamily(
+            "onefold_messages", "Messages by what became of them.", labels=["topic", "verdict", "reason"]
+        )
+        groups = CounterMetricFamily("onefold_groups", "Commit groups: one write and one sync each.", labels=["topic"])
+        gauges = {
+            key: GaugeMetricFamily(f"onefold_{NAMES.get(key, key)}", told, labels=["topic"])
+            for key, told in GAUGES.items()
+        }
+        for name, desk in desks.items():
+            for answer, count in desk.topic.books():
+                messages.add_metric([name, str(answer.verdict), answer.reason], count)
+            figures = desk.topic.figures()
+            groups.add_metric([name], figures["groups"])
+            for key, gauge in gauges.items():
+                gauge.add_metric([name], figures[key])
+        yield from (messages, groups, *gauges.values())

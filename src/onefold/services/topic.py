@@ -1,0 +1,299 @@
+"""A topic: the producers' engine in front of a log, so that every message is stored once, through any crash.
+
+    judge     under a lock, at once: is it new? what is goes into the queue, and into the engine's overlay as pushed
+    commit    whoever comes first takes all that is queued and writes it as one group: one write, one sync for many
+              publishers; who comes meanwhile queues for the next group
+    answer    only then: the engine is told that the group is persisted, and every publisher gets its receipts
+
+A write that fails takes all that is queued with it: a later message of a producer must not be stored before an earlier
+one, or the earlier one's retry would look like a repeat. For the same reason nothing above the failed sequence is taken
+until it comes again, or its producer connects anew: who sends ahead may not know yet that it failed. Nobody gets an
+answer but the named error, the overlay falls back to what is persisted, and a retry is judged anew.
+
+What a topic remembers is a function of its log. Every now and then it is saved with its position; opening the topic
+loads it and reads the records behind it.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from time import time_ns
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+from uuid import uuid4
+
+from onefold.engines.producers.answers import FENCED, WRITE_FAILED
+from onefold.engines.producers.records import Entry, Kind
+from onefold.engines.producers.recovery import Cadence, Snapshot, recover
+from onefold.errors import Busy, Misuse, StoreFailed
+from onefold.ports import AppendLog, Draft
+from onefold.services import requests
+from onefold.services.requests import Message, Receipt, Request, Session
+from onefold.services.topic_settings import TopicSettings
+from onefold.tally import Tally
+
+__all__ = ["Clock", "Receipt", "Session", "Topic", "TopicSettings", "wall_ms"]
+
+T = TypeVar("T")
+Clock: TypeAlias = Callable[[], int]
+
+
+def wall_ms() -> int:
+    """What the clock on the wall says, in milliseconds since 1970."""
+    return time_ns() // 1_000_000
+
+
+class _Ticket(NamedTuple):
+    """A place in the queue."""
+
+    request: Request[Any]
+    future: Future[Any]
+    size: int
+
+
+class Topic:
+    """Messages of named producers, each stored once. All methods may be called from any thread.
+
+    >>> from onefold.stores.memory.append_log import MemoryLog
+    >>> topic = Topic(MemoryLog())
+    >>> [str(receipt.verdict) for receipt in topic.publish("meter", [(0, b"a"), (1, b"b")])]
+    ['FIRST', 'FIRST']
+    >>> [f"{r.verdict} {r.offset}" for r in topic.publish("meter", [(1, b"b"), (2, b"c")])]  # a retry, and news
+    ['REPEAT -1', 'FIRST 2']
+    """
+
+    def __init__(self, log: AppendLog, settings: TopicSettings | None = None, *, clock: Clock = wall_ms) -> None:
+        self.settings = settings or TopicSettings()
+        self.log = log
+        self.tally = Tally()
+        self.problem: str | None = None
+        """Why the last snapshot or trim did not work; None: it did. Publishing goes on without."""
+        self._clock = clock
+        self._judging = threading.Lock()
+        self._committing = threading.Lock()
+        self._queue: list[_Ticket] = []
+        self._queued_bytes = 0
+        self._failed: dict[str, int] = {}  # the lowest sequence of a producer whose write failed
+        self._closed = False
+        self._groups = 0
+        self._time_ms = 0
+        self._recover()
+        if log.end == 0 and not self.settings.deduplicate:
+            self.switch(False)
+
+    def _recover(self) -> None:
+        snapshot = self.log.load()
+        tail = requests.entries(self.log.read(snapshot.position if snapshot else 0))
+        recovered = recover(snapshot, self._in_time(tail), **self.settings.of_memory())
+        self._memory = recovered.sequences
+        self._cadence = Cadence(self.settings.snapshot_entries, self.settings.snapshot_ms)
+        self._cadence.done(self._clock())
+        self._cadence.note(recovered.since_snapshot, self._clock())
+
+    def _in_time(self, tail: Iterator[tuple[int, Entry]]) -> Iterator[tuple[int, Entry]]:
+        for offset, entry in tail:
+            self._time_ms = max(self._time_ms, entry.time_ms)
+            yield offset, entry
+
+    # --- what it can be asked -----------------------------------------------------------------------------------
+
+    def connect(self, name: str | None = None) -> Session:
+        """Open a producer's session: a new epoch, which fences off whoever used the name before.
+
+        None: a name that nobody has is given out.
+        """
+        given = f"producer-{uuid4().hex}" if name is None else name
+
+        def judge() -> Request[Session]:
+            request = requests.connect(self._memory, given)
+            self._failed.pop(given, None)  # it will learn what is stored, and go on from there
+            return request
+
+        return self._settled(self._ask(judge, len(given)))
+
+    def submit(self, producer: str, messages: Sequence[Message], epoch: int | None = None) -> Future[list[Receipt]]:
+        """Judge messages of one producer now; their receipts come with the next `flush` of anybody."""
+
+        def judge() -> Request[list[Receipt]]:
+            failed = self._failed.get(producer)
+            if failed is not None and messages:
+                if messages[0][0] > failed:
+                    return requests.refuse(FENCED, len(messages))
+                if messages[-1][0] >= failed:
+                    del self._failed[producer]
+            return requests.publish(self._memory, producer, messages, epoch, self.settings.message_bytes_max)
+
+        return self._ask(judge, sum(len(payload) for _, payload in messages))
+
+    def submit_keyed(self, key: str, payload: bytes) -> Future[Receipt]:
+        """Judge a message by its key now; its receipt comes with the next `flush` of anybody."""
+        bytes_max = self.settings.message_bytes_max
+        now_ms = self._clock()
+        return self._ask(lambda: requests.publish_keyed(self._memory, key, payload, now_ms, bytes_max), len(payload))
+
+    def publish(self, producer: str, messages: Sequence[Message], epoch: int | None = None) -> list[Receipt]:
+        """Store messages of one producer, those that are new; what became of each, when it is on disk."""
+        return self._settled(self.submit(producer, messages, epoch))
+
+    def publish_keyed(self, key: str, payload: bytes) -> Receipt:
+        """Store a message that has a key of its own instead of a producer and a sequence."""
+        return self._settled(self.submit_keyed(key, payload))
+
+    def switch(self, deduplicate: bool) -> None:
+        """Switch deduplication on or off. Off forgets everything; on begins with nothing."""
+        self._settled(self._ask(lambda: requests.switch(self._memory, deduplicate), 0))
+
+    @property
+    def deduplicates(self) -> bool:
+        """Is deduplication on?"""
+        return self._memory.switched_on
+
+    def last_sequence_id(self, producer: str) -> int:
+        """The highest sequence of this producer that is stored; -1: none."""
+        with self._judging:
+            return self._memory.last_sequence_id(producer)
+
+    def books(self) -> Tally:
+        """A copy of the tally, taken between two groups."""
+        with self._judging:
+            return self.tally + Tally()
+
+    def figures(self) -> dict[str, int]:
+        """What there is to watch."""
+        with self._judging:
+            return {
+                "producers": len(self._memory),
+                "pending": self._memory.pending,
+                "queued_bytes": self._queued_bytes,
+                "groups": self._groups,
+                "start": self.log.start,
+                "end": self.log.end,
+            }
+
+    # --- the group commit ---------------------------------------------------------------------------------------
+
+    def _ask(self, judge: Callable[[], Request[T]], size: int) -> Future[T]:
+        future: Future[T] = Future()
+        with self._judging:
+            if self._closed:
+                raise Misuse("this topic is closed")
+            if self._queued_bytes and self._queued_bytes + size > self.settings.pending_bytes_max:
+                raise Busy(f"{self._queued_bytes:,} bytes wait to be stored, {size:,} more would be over the limit of "
+                           f"{self.settings.pending_bytes_max:,}", waiting=self._queued_bytes)  # fmt: skip
+            request = judge()
+            if request.drafts:
+                self._queue.append(_Ticket(request, future, size))
+                self._queued_bytes += size
+                return future
+            self._book(request)
+        future.set_result(request.settle(-1, 0))
+        return future
+
+    def _settled(self, future: Future[T]) -> T:
+        if not future.done():
+            self.flush()
+        return future.result()
+
+    def flush(self) -> None:
+        """Store all that is queued, as one group; who calls while another does waits for that, then looks again."""
+        with self._committing:
+            with self._judging:
+                tickets, self._queue = self._queue, []
+                self._queued_bytes = 0
+            if tickets:
+                self._commit(tickets)
+                self._keep_house()
+
+    def _commit(self, tickets: list[_Ticket]) -> None:
+        drafts: list[Draft] = []
+        for ticket in tickets:
+            drafts += ticket.request.drafts
+        time_ms = self._time_ms = max(self._time_ms, self._clock())  # a clock set back must not unsort the log
+        try:
+            offset = self.log.append(drafts, time_ms)
+        except BaseException as error:
+            self._give_up(tickets, error)
+            if isinstance(error, StoreFailed):
+                return  # which the futures tell
+            raise
+        results = []
+        with self._judging:
+            for ticket in tickets:
+                results.append(ticket.request.settle(offset, time_ms))
+                self._book(ticket.request)
+                offset += len(ticket.request.drafts)
+            self._groups += 1
+            self._cadence.note(len(drafts), time_ms)
+        for ticket, result in zip(tickets, results, strict=True):
+            ticket.future.set_result(result)
+
+    def _give_up(self, tickets: list[_Ticket], error: BaseException) -> None:
+        """Nothing of this group was stored, so nothing that was judged after it may be stored either."""
+        with self._judging:
+            tickets = tickets + self._queue
+            self._queue, self._queued_bytes = [], 0
+            self._memory.forget_overlay()
+            for ticket in tickets:
+                self._note_failed(ticket.request.drafts)
+                self.tally.note(WRITE_FAILED, sum(count for _, count in ticket.request.verdicts))
+        for ticket in tickets:
+            ticket.future.set_exception(error)
+
+    def _note_failed(self, drafts: list[Draft]) -> None:
+        if self.settings.memory == "gaps" or not self._memory.switched_on:
+            return  # there a lower sequence is still new
+        for draft in drafts:
+            if draft.kind == Kind.MESSAGE:
+                lowest = self._failed.get(draft.producer, draft.sequence)
+                self._failed[draft.producer] = min(lowest, draft.sequence)
+
+    def _book(self, request: Request[Any]) -> None:
+        for answer, count in request.verdicts:
+            self.tally.note(answer, count)
+
+    # --- in between ---------------------------------------------------------------------------------------------
+
+    def _keep_house(self) -> None:
+        """If it is due: forget idle producers, save what is remembered, drop what need not be kept."""
+        now_ms = self._clock()
+        if not self._cadence.due(now_ms):
+            return
+        try:
+            if self.settings.idle_ms is not None:
+                self._purge(now_ms - self.settings.idle_ms)
+            self.save()
+            self.log.retain(
+                bytes=self.settings.retain_bytes,
+                before_ms=None if self.settings.retain_ms is None else now_ms - self.settings.retain_ms,
+            )
+            self.problem = None
+        except StoreFailed as error:
+            self.problem = str(error)
+
+    def _purge(self, before_ms: int) -> None:
+        with self._judging:
+            request = requests.purge(self._memory, before_ms)
+        offset = self.log.append(request.drafts, self._time_ms)
+        with self._judging:
+            request.settle(offset, self._time_ms)
+
+    def save(self) -> None:
+        """Save what is remembered, with its position: the next opening reads only the records behind it."""
+        with self._judging:
+            snapshot = Snapshot(self.log.end, self._memory.snapshot())
+        self.log.save(snapshot)
+        self._cadence.done(self._clock())
+
+    def close(self) -> None:
+        """Store what is queued, save what is remembered, and let go of the log."""
+        self.flush()
+        with self._committing:
+            with self._judging:
+                if self._closed:
+                    return
+                self._closed = True
+            try:
+                self.save()
+            except StoreFailed as error:
+                self.problem = str(error)
+            finally:
+                self.log.close()
