@@ -5,15 +5,18 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from onefold.engines.chains import RULES
+from onefold.engines import chains, producers
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
 CHAINS = ROOT / "docs" / "engines" / "chains.md"
+RULES: dict[str, Mapping[Any, str]] = {"chains": chains.RULES, "producers": producers.RULES}
 
 CHAIN_DETECTOR = """\
 FIRST new_chain        (1000|0, inf]
@@ -58,7 +61,26 @@ SPARK_JUDGE = """\
 
 """
 
-PRINTS = {"chain_detector": CHAIN_DETECTOR, "ordered_chain": ORDERED_CHAIN, "spark_judge": SPARK_JUDGE}
+PRODUCERS = """\
+epoch 1: goes on with sale 0
+  FIRST new
+  FIRST new
+epoch 2: goes on with sale 2
+  FIRST new
+epoch 3: goes on with sale 3
+  FIRST new
+  FIRST new
+again: REPEAT
+producer 'till-1': another producer took this name; this one may not send any more
+each once, in order: True
+"""
+
+PRINTS = {
+    "chain_detector": CHAIN_DETECTOR,
+    "ordered_chain": ORDERED_CHAIN,
+    "producers": PRODUCERS,
+    "spark_judge": SPARK_JUDGE,
+}
 
 
 def blocks(path: Path) -> list[tuple[int, str]]:
@@ -101,9 +123,11 @@ def test_the_worked_example_is_there_to_be_run():
     assert sum(">>>" in block for _, block in blocks(CHAINS)) > 10
 
 
-def test_the_table_of_reasons_is_the_rules():
-    rows = re.findall(r"^\| (?:FIRST|REPEAT|UNSURE|REJECT) \| `.*$", CHAINS.read_text(encoding="utf-8"), re.MULTILINE)
-    assert rows == [f"| {answer.verdict} | `{answer.reason}` | {rule} |" for answer, rule in RULES.items()]
+@pytest.mark.parametrize("engine", RULES)
+def test_the_table_of_reasons_is_the_rules(engine):
+    text = (ROOT / "docs" / "engines" / f"{engine}.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?:FIRST|REPEAT|UNSURE|REJECT) \| `.*$", text, re.MULTILINE)
+    assert rows == [f"| {answer.verdict} | `{answer.reason}` | {rule} |" for answer, rule in RULES[engine].items()]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

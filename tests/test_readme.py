@@ -1,5 +1,6 @@
 """What the README says works: its commands are run as they stand, its Python is executed."""
 
+import json
 import os
 import re
 import shlex
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks.soak_producers import Server
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
@@ -23,7 +26,7 @@ def onefold(words, cwd, **environ):
 
 
 def test_the_readme_shows_every_command_of_a_first_day():
-    assert set(WORDS) == {"test", "check", "init", "run", "simulate", "doctor"}
+    assert set(WORDS) == {"test", "check", "init", "run", "simulate", "doctor", "serve", "publish", "log"}
 
 
 def test_simulate_init_and_run_work_one_after_the_other_as_written(tmp_path):
@@ -46,6 +49,20 @@ def test_check_finds_the_duplicate_of_a_small_file_as_written(tmp_path):
     done = onefold(WORDS["check"], tmp_path)
     assert done.returncode == 1, done.stderr
     assert "found: 1 repeated messages" in done.stderr
+
+
+def test_serve_publish_and_log_work_together_as_written(tmp_path):
+    (tmp_path / "events.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
+    with Server(tmp_path / "log") as server:  # as the README starts it, on a port that is free
+        words = [word.replace("7654", str(server.port)) for word in WORDS["publish"]]
+        for _ in range(2):
+            done = onefold(words, tmp_path)
+            assert done.returncode == 0, done.stderr
+    done = onefold([*WORDS["log"], "--json"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert '"events"' in done.stdout
+    done = onefold(["log", "tail", "log/events", "--json"], tmp_path)
+    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ['{"n": 1}', '{"n": 2}']
 
 
 def test_doctor_is_content_with_this_machine(tmp_path):

@@ -74,7 +74,7 @@ def test_the_template_documents_every_key_with_its_default():
         ('[judge]\ngap_count_max = "5"', 'pipeline.toml: judge.gap_count_max: is "5", must be a whole number'),
         ("[judge]\ngap_count_max = true", "pipeline.toml: judge.gap_count_max: is true, must be a whole number"),
         ('[judge]\nfloor = "opn"', 'pipeline.toml: judge.floor: is "opn", must be "first" or "open"'),
-        ('[judge]\nengine = "x"', 'pipeline.toml: judge.engine: is "x", must be "chains"'),
+        ('[judge]\nengine = "x"', 'pipeline.toml: judge.engine: is "x", must be "chains" or "producers"'),
         ('[judge]\nkey = "device"', 'pipeline.toml: judge.key: is "device", must be a list'),
         ("[judge]\nkey = []", "pipeline.toml: judge.key: is [], must not be empty"),
         ('[judge]\nkey = ["a", 1]', "pipeline.toml: judge.key.1: is 1, must be text"),
@@ -137,14 +137,18 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path):
 
 def test_none_says_that_there_is_no_such_column(pipeline):
     judge = pipeline(PATHS + '[judge]\nsequence = "none"\narrival = "none"\nkey = ["device"]').judge
-    assert judge.columns() == {
-        "key": ("device",),
-        "timestamp": "timestamp",
-        "sequence": None,
-        "previous_timestamp": "previous_timestamp",
-        "previous_sequence": "previous_sequence",
-        "arrival": None,
-    }
+    assert (judge.key, judge.timestamp, judge.sequence, judge.arrival) == (("device",), "timestamp", None, None)
+
+
+def test_producers_have_keys_of_their_own_and_chains_refuse_them(pipeline):
+    judge = pipeline(PATHS + '[judge]\nengine = "producers"\nproducer = ["pid"]\norder = "offset"\n').judge
+    assert (judge.producer, judge.sequence, judge.order, judge.epoch) == (("pid",), "sequence", "offset", None)
+    assert refusal(pipeline, PATHS + '[judge]\nmemory = "gaps"\n') == [
+        'pipeline.toml: judge.memory: is "gaps", which needs judge.engine = "producers"'
+    ]
+    assert refusal(pipeline, PATHS + '[judge]\nengine = "producers"\nfloor = "open"\n') == [
+        'pipeline.toml: judge.floor: is "open", which needs judge.engine = "chains"'
+    ]
 
 
 def test_options_become_text_as_spark_spells_it_and_dotted_keys_stay_whole(pipeline):

@@ -9,7 +9,8 @@ BOOKS = Tally(
 )
 RUN = {
     "tally": BOOKS.to_dict(),
-    "chains": 2,
+    "engine": "chains",
+    "keys": 2,
     "missing_ranges": 3,
     "missing_ranges_shown": [
         {"c": "[red]x", "lower_timestamp": None, "lower_sequence": None, "upper_timestamp": 7, "upper_sequence": 0},

@@ -22,6 +22,7 @@ from onefold.sim.faults import Faults
 from onefold.sim.traffic import Traffic, make
 from onefold.sim.writing import write
 from onefold.spark import java, jobs, shipping
+from onefold.spark.judging import Chains
 from onefold.spark.session import _variables
 
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -163,7 +164,7 @@ def traffic(folder):
 @pytest.fixture(scope="module")
 def local_run(spark, traffic, folder):
     source = jobs.Source(path=str(traffic / "messages"))
-    judging = jobs.Judging(floor="open", partitions=4)
+    judging = Chains(floor="open", partitions=4)
     return jobs.run(spark, source, judging, str(folder / "local"), say=lambda step: None)
 
 

@@ -13,9 +13,10 @@ from onefold.sim.traffic import Traffic, make
 from onefold.sim.writing import write
 from onefold.spark import jobs
 from onefold.spark.columns import ChainColumns
+from onefold.spark.judging import Chains
 from onefold.tally import Tally
 
-OPEN = jobs.Judging(floor="open", partitions=2)
+OPEN = Chains(floor="open", partitions=2)
 FAULTY = Faults(poisoned=0.3, malformed=0.02, losses=0.02, late_heads=0.2)
 
 
@@ -109,7 +110,7 @@ def test_csv_is_read_with_its_header(spark, tmp_path):
         previous_sequence=None,
         arrival=None,
     )
-    result = run(spark, tmp_path, tmp_path / "out", jobs.Judging(columns=columns, partitions=1), format="csv")
+    result = run(spark, tmp_path, tmp_path / "out", Chains(columns=columns, partitions=1), format="csv")
     assert str(result.tally) == "5 in = 3 first + 1 repeat + 0 unsure + 1 reject"
     gap = {"device": "a", "lower_timestamp": 6, "lower_sequence": 0, "upper_timestamp": 8, "upper_sequence": 0}
     assert result.ranges == [gap]
@@ -176,4 +177,4 @@ def test_a_text_column_without_numbers_is_the_wrong_column(spark, tmp_path):
         key=("k",), timestamp="ts", sequence=None, previous_timestamp=None, previous_sequence=None, arrival=None
     )
     with pytest.raises(Misuse, match="column 'ts' is text without a whole number in it, such as 'monday'"):
-        run(spark, tmp_path, tmp_path / "out", jobs.Judging(columns=columns))
+        run(spark, tmp_path, tmp_path / "out", Chains(columns=columns))

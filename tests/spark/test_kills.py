@@ -15,6 +15,7 @@ from onefold.spark import judge_chains
 DRIVER = """
 import os, signal, sys
 from onefold.spark import jobs, streams
+from onefold.spark.judging import Chains
 from onefold.spark.session import session
 
 folder, way, moment, at = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
@@ -35,7 +36,7 @@ streams.publish = deadly
 streams.run_stream(
     session("local[2]", memory="1g"),
     jobs.Source(path=f"{folder}/in/messages", options={"maxFilesPerTrigger": "1"}),
-    jobs.Judging(partitions=2),
+    Chains(partitions=2),
     streams.Streaming(checkpoint=f"{folder}/{way}.checkpoint", buckets=2),
     f"{folder}/out",
 )

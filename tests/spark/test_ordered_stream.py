@@ -25,6 +25,7 @@ from onefold.sim.traffic import Traffic, make
 from onefold.sim.writing import write
 from onefold.spark import jobs, streams
 from onefold.spark.columns import ChainColumns
+from onefold.spark.judging import Chains
 from onefold.spark.ordered import order_chains
 from onefold.spark.ordered_bucket import GAP, OrderedBucket
 from onefold.spark.watching import BucketFigures, Watcher
@@ -60,7 +61,7 @@ class Bench:
         return streams.run_stream(
             self.spark,
             jobs.Source(path=str(self.folder / "in"), options={"maxFilesPerTrigger": "1"}),
-            jobs.Judging(columns=COLUMNS, jump_max_ms="off"),
+            Chains(columns=COLUMNS, jump_max_ms="off"),
             streams.Streaming(checkpoint=str(self.folder / "c"), trigger=trigger, ordered_wait_ms=wait_ms, buckets=2),
             str(self.folder / "out"),
             strategy="mark",
@@ -147,7 +148,7 @@ def test_faulty_traffic_comes_out_once_each_chain_ascending(spark, tmp_path):
     last = streams.run_stream(
         spark,
         jobs.Source(path=str(folder), options={"maxFilesPerTrigger": "1"}),
-        jobs.Judging(),
+        Chains(),
         streams.Streaming(checkpoint=str(tmp_path / "c"), ordered_wait_ms=0, buckets=3),
         str(tmp_path / "out"),
     )
@@ -200,11 +201,11 @@ def test_misuse_is_refused_before_the_stream_starts(spark):
         spark.range(1).transform(order_chains(wait_ms=1))
     ordered = streams.Streaming(checkpoint="c", ordered_wait_ms=1)
     for judging, streaming, word in [
-        (jobs.Judging(floor="open"), ordered, "floor"),
-        (jobs.Judging(), dataclasses.replace(ordered, idle_ms=5), "idle_ms"),
+        (Chains(floor="open"), ordered, "floor"),
+        (Chains(), dataclasses.replace(ordered, idle_ms=5), "idle_ms"),
     ]:
         with pytest.raises(Misuse, match=word):
-            streams._step(judging, streaming, lambda bucket, figures: None)
+            judging.stream(streaming, lambda bucket, figures: None)
 
 
 SMALL = Settings(20, 0, 0, "light", 3, 2)

@@ -43,7 +43,7 @@ def test_rows_are_ordered_by_chain_arrival_number_previous_and_tie_then_as_they_
 def test_more_chains_than_16_bits_can_number_are_ordered_too():
     rng = np.random.default_rng(1)
     n = 200_000
-    columns = Columns(*(rng.integers(-(2**40), 2**40, n) for _ in range(6)))
+    columns = Columns.of(rng.integers(-(2**40), 2**40, n) for _ in range(6))
     chain = chains(columns)
     assert chain.max() > 2**16
     rows = order(chain, columns)
@@ -54,5 +54,5 @@ def test_more_chains_than_16_bits_can_number_are_ordered_too():
 @given(ROWS, st.integers(0, 40))
 def test_parts_put_together_are_the_whole(rows, cut):
     whole = columns_of(rows)
-    parts = [Columns(*(column[:cut] for column in whole)), Columns(*(column[cut:] for column in whole))]
-    assert all(np.array_equal(a, b) for a, b in zip(concatenate(parts), whole, strict=True))
+    parts = [Columns.of(column[:cut] for column in whole.flat), Columns.of(column[cut:] for column in whole.flat)]
+    assert all(np.array_equal(a, b) for a, b in zip(concatenate(parts).flat, whole.flat, strict=True))

@@ -75,7 +75,7 @@ def test_no_more_rows_are_judged_at_once_than_the_memory_may_hold(rows, part, ro
 def test_the_order_in_which_rows_come_does_not_change_the_answer_to_any():
     rng = np.random.default_rng(3)
     n = 5_000
-    rows = Columns(*(rng.permutation(n) % size for size in (3, 2, 50, 400, 400, n)))
+    rows = Columns.of(rng.permutation(n) % size for size in (3, 2, 50, 400, 400, n))
     shuffled = rng.permutation(n)
     straight = judged(split(rows, range(100, n, 100)), 700)
     mixed = judged(split(rows.take(shuffled), range(100, n, 100)), 900)

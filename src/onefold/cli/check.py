@@ -36,6 +36,7 @@ def check(
     """Find the duplicates, gaps and malformed rows of a data set. Exit 1 if there are any, 0 if it is clean."""
     from onefold.spark import jobs
     from onefold.spark.columns import ChainColumns
+    from onefold.spark.judging import Chains
     from onefold.spark.session import session
 
     columns = ChainColumns(
@@ -50,7 +51,7 @@ def check(
         say("starting Spark")
         spark = session(master)
         source = jobs.Source(path=path, format=_format(path) if format == "auto" else format)
-        judging = jobs.Judging(columns=columns, floor=floor, gap_count_max=gap_count_max)
+        judging = Chains(columns=columns, floor=floor, gap_count_max=gap_count_max)
         result = jobs.check(spark, source, judging, ranges_max=ranges, say=say).to_dict()
     found = text.findings(result)
     if json:

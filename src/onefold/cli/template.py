@@ -26,7 +26,8 @@ def template() -> str:
         lines += ["", *_comment(model.__doc__ or ""), f"[{table}]"]
         for key, field in model.model_fields.items():
             name = f"{table}.{key}"
-            line = f"{key} = {json.dumps(SET.get(name, field.default))}"
+            default = "none" if field.default is None else field.default
+            line = f"{key} = {json.dumps(SET.get(name, default))}"
             lines += ["", *_comment(field.description or ""), line if name in SET else f"#{line}"]
     return "\n".join(lines) + "\n"
 

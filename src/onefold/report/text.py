@@ -11,15 +11,23 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from onefold.engines.chains import RULES
+from onefold.engines import chains, producers
 from onefold.tally import Tally
 from onefold.verdict import Verdict
 
 COLOURS = {Verdict.FIRST: "green", Verdict.REPEAT: "cyan", Verdict.UNSURE: "yellow", Verdict.REJECT: "red"}
 
 
-def books(tally: Tally) -> Table:
+RULES: Mapping[str, Mapping[Any, str]] = {"chains": chains.RULES, "producers": producers.RULES}
+"""Of each engine, the rule behind every answer."""
+
+
+LOWER, UPPER = ("lower_timestamp", "lower_sequence"), ("upper_timestamp", "upper_sequence")
+
+
+def books(tally: Tally, engine: str = "chains") -> Table:
     """Every verdict and reason with its count, its share and its rule."""
+    rules = RULES[engine]
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, justify in (("verdict", "left"), ("reason", "left"), ("messages", "right"), ("share", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
@@ -27,7 +35,7 @@ def books(tally: Tally) -> Table:
     for answer, count in tally:
         verdict = f"[{COLOURS[answer.verdict]}]{answer.verdict}[/]"
         share = f"{100 * count / max(1, tally.judged):.2f} %"
-        table.add_row(verdict, escape(answer.reason), f"{count:,}", share, RULES.get(answer, ""))
+        table.add_row(verdict, escape(answer.reason), f"{count:,}", share, rules.get(answer, ""))
     return table
 
 
@@ -43,16 +51,14 @@ def ranges(run: Mapping[str, Any]) -> RenderableType:
     shown: list[Mapping[str, Any]] = run["missing_ranges_shown"]
     if not shown:
         return Text("nothing is known to be missing", style="green")
-    ends = ("lower_timestamp", "lower_sequence", "upper_timestamp", "upper_sequence")
-    keys = [name for name in shown[0] if name not in ends]
+    lower, upper = ([name for name in shown[0] if name in ends] for ends in (LOWER, UPPER))
+    keys = [name for name in shown[0] if name not in (*lower, *upper)]
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in (*keys, "missing after", "up to"):
         table.add_column(escape(name), no_wrap=True)
     for row in shown:
-        after = (
-            "the beginning" if row["lower_timestamp"] is None else f"{row['lower_timestamp']}|{row['lower_sequence']}"
-        )
-        upto = f"{row['upper_timestamp']}|{row['upper_sequence']}"
+        after = "the beginning" if row[lower[0]] is None else "|".join(str(row[name]) for name in lower)
+        upto = "|".join(str(row[name]) for name in upper)
         table.add_row(*(escape(str(row[key])) for key in keys), after, upto)
     more = run["missing_ranges"] - len(shown)
     return Group(table, Text(f"and {more:,} more", style="dim")) if more > 0 else table
@@ -75,6 +81,6 @@ def memory(run: Mapping[str, Any]) -> str:
     ids = Tally.from_dict(run["tally"]).count(Verdict.FIRST)
     entries = run["state_entries"]
     return (
-        f"state: {run['chains']:,} chains and {run['missing_ranges']:,} gaps, {entries:,} entries in all; "
+        f"state: {run['keys']:,} {run['engine']} and {run['missing_ranges']:,} gaps, {entries:,} entries in all; "
         f"a set of all ids would hold {ids:,} ({ids / max(1, entries):,.0f} times as many)"
     )

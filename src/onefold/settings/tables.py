@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, Strict
 from pydantic_core import PydanticCustomError
@@ -49,6 +49,8 @@ class Only:
 
 STREAM: Final = Only(mode="stream")
 BATCH: Final = Only(mode="batch")
+CHAINS: Final = Only(engine="chains")
+PRODUCERS: Final = Only(engine="producers")
 
 
 class Table(BaseModel):
@@ -63,7 +65,7 @@ class Source(Table):
     path: Name
     """A file, a folder or a URL. A relative path starts at the folder of this file."""
     format: Name = "parquet"
-    """Any format that Spark can read: "parquet", "json", "csv", "orc", ..."""
+    """Any format that Spark can read: "parquet", "json", "csv", "orc", ...; "onefold-log" is the log of a topic."""
     options: Texts = {}
     """Options of Spark's reader for that format, such as { header = true } for CSV."""
     mode: Literal["batch", "stream"] = "batch"
@@ -77,50 +79,57 @@ class Source(Table):
 class Judge(Table):
     """How a message is recognised, and what is done when that cannot be known."""
 
-    engine: Literal["chains"] = "chains"
+    engine: Literal["chains", "producers"] = "chains"
     """The rules. "chains": each message has a number and names the one before it; what was seen is remembered as the
-    gaps between."""
-    key: Names = ("stream", "partition", "publisher", "chain")
-    """The columns that together name the chain of a message."""
-    timestamp: Name = "timestamp"
-    """The column with the first half of a message's number: whole milliseconds."""
+    gaps between. "producers": each message has a producer and a sequence; the highest is remembered, or the gaps."""
+    key: Annotated[Names, CHAINS] = ("stream", "partition", "publisher", "chain")
+    """Of chains: the columns that together name the chain of a message."""
+    timestamp: Annotated[Name, CHAINS] = "timestamp"
+    """Of chains: the column with the first half of a message's number: whole milliseconds."""
     sequence: MaybeName = "sequence"
-    """The column with the second half, which counts messages of the same millisecond. "none": there is no such column,
-    every sequence is 0."""
-    previous_timestamp: MaybeName = "previous_timestamp"
-    """The column with the timestamp of the message before. "none": no message names one; then each is only compared
-    with the newest of its chain, and no gap can be found."""
-    previous_sequence: MaybeName = "previous_sequence"
-    """The column with the sequence of the message before. "none": it is always 0."""
-    arrival: MaybeName = "arrival"
-    """The column that says when a row came in, in milliseconds or as a timestamp: the order of judgement. "none": rows
-    are judged in the order of their numbers."""
-    floor: Literal["first", "open"] = "first"
-    """What a number below the first one that arrived in its chain is. "first", the default: a repeat, right where an
-    earlier run counted what lies below. "open": new, while unseen, right for stored data: nothing says that it was
-    counted before, and to call it a repeat could lose it."""
+    """The column with the sequence of a message. Of chains it is the second half of the number, which counts messages
+    of the same millisecond; "none": there is no such column, every sequence is 0."""
+    previous_timestamp: Annotated[MaybeName, CHAINS] = "previous_timestamp"
+    """Of chains: the column with the timestamp of the message before. "none": no message names one; then each is only
+    compared with the newest of its chain, and no gap can be found."""
+    previous_sequence: Annotated[MaybeName, CHAINS] = "previous_sequence"
+    """Of chains: the column with the sequence of the message before. "none": it is always 0."""
+    arrival: Annotated[MaybeName, CHAINS] = "arrival"
+    """Of chains: the column that says when a row came in, in milliseconds or as a timestamp: the order of judgement.
+    "none": rows are judged in the order of their numbers."""
+    floor: Annotated[Literal["first", "open"], CHAINS] = "first"
+    """Of chains: what a number below the first one that arrived in its chain is. "first", the default: a repeat, right
+    where an earlier run counted what lies below. "open": new, while unseen, right for stored data: nothing says that it
+    was counted before, and to call it a repeat could lose it."""
     gap_count_max: Annotated[int, Field(ge=1)] = 10_000
-    """How many gaps of a chain are remembered. Above it the oldest is forgotten, and a message from there is UNSURE."""
-    jump_max_ms: Annotated[int | Literal["auto", "off"], _whole_or("auto", "off", least=0)] = "auto"
-    """How far ahead of its arrival a timestamp may be, in milliseconds; what is further is rejected, so that one
-    poisoned number cannot mute a chain. "auto": 900000 (a quarter of an hour) if there is an arrival column. "off": no
-    limit."""
+    """How many gaps of a chain, or of a producer whose gaps are remembered, are kept. Above it the oldest is forgotten,
+    and a message from there is UNSURE."""
+    jump_max_ms: Annotated[int | Literal["auto", "off"], _whole_or("auto", "off", least=0), CHAINS] = "auto"
+    """Of chains: how far ahead of its arrival a timestamp may be, in milliseconds; what is further is rejected, so that
+    one poisoned number cannot mute a chain. "auto": 900000 (a quarter of an hour) if there is an arrival column. "off":
+    no limit."""
     idle_ms: Annotated[int | Literal["off"], _whole_or("off", least=1), STREAM] = "off"
-    """Of a stream: a chain not heard from for so long gives up its gaps; what lies there is UNSURE from then on."""
+    """Of a stream: a chain or producer not heard from for so long gives up its gaps; what lies there is UNSURE from
+    then on."""
     state_rows_max: Annotated[int | Literal["off"], _whole_or("off", least=1), STREAM] = "off"
-    """Of a stream: how many chains a bucket of the state remembers; beyond, messages of new chains are UNSURE."""
-    order_wait_ms: Annotated[int | Literal["off"], _whole_or("off", least=0), STREAM] = "off"
-    """Of a stream: hold messages back until what is missing before them arrives, at most so long; then what is missing
-    is given up, and told in the gaps. "off": messages come out as they come."""
-
-    def columns(self) -> dict[str, Any]:
-        """The arguments of `onefold.spark.ChainColumns`, which this file must not import: it would bring in Spark.
-
-        >>> Judge(key=["device"], arrival="none").columns()["arrival"] is None
-        True
-        """
-        roles = ("key", "timestamp", "sequence", "previous_timestamp", "previous_sequence", "arrival")
-        return {role: getattr(self, role) for role in roles}
+    """Of a stream: how many chains or producers a bucket of the state remembers; beyond, those of new ones are
+    UNSURE."""
+    order_wait_ms: Annotated[int | Literal["off"], _whole_or("off", least=0), STREAM, CHAINS] = "off"
+    """Of a stream of chains: hold messages back until what is missing before them arrives, at most so long; then what
+    is missing is given up, and told in the gaps. "off": messages come out as they come."""
+    producer: Annotated[Names, PRODUCERS] = ("producer",)
+    """Of producers: the columns that together name the producer of a message."""
+    order: Annotated[MaybeName, PRODUCERS] = None
+    """Of producers: the column that says in which order rows are judged, such as the offset in a log. "none": in the
+    order of their sequences."""
+    epoch: Annotated[MaybeName, PRODUCERS] = None
+    """Of producers: the column with the epoch; a row whose epoch is below that of an earlier one is rejected. "none":
+    there is no such column."""
+    payload: Annotated[tuple[Name, ...], Strict(False), PRODUCERS] = ()
+    """Of producers: the columns that hold the content; two rows of one sequence that differ in it are a conflict."""
+    memory: Annotated[Literal["highest", "gaps"], PRODUCERS] = "highest"
+    """Of producers: "highest": what is not above the highest sequence is a repeat. "gaps": a lower one that was never
+    seen is new."""
 
 
 class Publish(Table):

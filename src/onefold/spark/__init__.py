@@ -7,13 +7,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onefold.spark.columns import ChainColumns
-    from onefold.spark.gaps import missing_ranges
+    from onefold.spark.columns import ChainColumns, ProducerColumns
+    from onefold.spark.gaps import missing_ranges, missing_sequences
     from onefold.spark.judge import judge_chains
+    from onefold.spark.log_source import register_log
+    from onefold.spark.producers import judge_producers
 
-__all__ = ["ChainColumns", "judge_chains", "missing_ranges"]
+__all__ = [
+    "ChainColumns",
+    "ProducerColumns",
+    "judge_chains",
+    "judge_producers",
+    "missing_ranges",
+    "missing_sequences",
+    "register_log",
+]
 
-_HOMES = {"ChainColumns": "columns", "judge_chains": "judge", "missing_ranges": "gaps"}
+_HOMES = {
+    "ChainColumns": "columns",
+    "ProducerColumns": "columns",
+    "judge_chains": "judge",
+    "judge_producers": "producers",
+    "missing_ranges": "gaps",
+    "missing_sequences": "gaps",
+    "register_log": "log_source",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse
-from onefold.spark.columns import TEXT, ChainColumns, quoted
+from onefold.spark import log_source
+from onefold.spark.columns import TEXT, quoted
+from onefold.spark.judging import Named
 from onefold.spark.place import Place
 from onefold.spark.validate import CORRUPT
 
@@ -24,15 +26,16 @@ PROBE_ROWS = 1_000
 _FORMATS = {"jsonl": "json", "ndjson": "json"}
 _DEFAULT_OPTIONS = {"csv": {"header": "true"}}
 _FILES = {"parquet", "json", "csv", "orc", "text", "avro"}
+_PLAIN = {"key", "producer", "payload"}  # columns whose values are not numbers
 _STREAM_OPTIONS = {"maxFilesPerTrigger", "maxBytesPerTrigger", "latestFirst", "maxFileAge", "cleanSource"}
 
 
 def read(
     spark: SparkSession, path: str, *, format: str = "parquet", options: Mapping[str, str] | None = None,
-    columns: ChainColumns,
+    columns: Named,
 ) -> DataFrame:  # fmt: skip
     """The table at a path, ready to be judged by these columns."""
-    kind = _FORMATS.get(format, format)
+    kind = _kind(spark, format)
     chosen = {**_DEFAULT_OPTIONS.get(kind, {}), **(options or {})}
     if path and "://" not in path and not _exists(spark, path):
         raise Misuse(f"there is nothing at {path}", path=path)
@@ -52,10 +55,10 @@ def read(
 
 def read_stream(
     spark: SparkSession, path: str, *, format: str = "parquet", options: Mapping[str, str] | None = None,
-    columns: ChainColumns,
+    columns: Named,
 ) -> DataFrame:  # fmt: skip
     """The source at a path as a stream; of files, those that are there now say what the columns are."""
-    kind = _FORMATS.get(format, format)
+    kind = _kind(spark, format)
     reader = spark.readStream.format(kind).options(**{**_DEFAULT_OPTIONS.get(kind, {}), **(options or {})})
     if kind in _FILES:
         batch = {key: value for key, value in (options or {}).items() if key not in _STREAM_OPTIONS}
@@ -67,6 +70,13 @@ def read_stream(
         raise Misuse(f"cannot read {path} as {format}: {first_line(error)}", path=path, format=format) from error
     columns.check(df)
     return df
+
+
+def _kind(spark: SparkSession, format: str) -> str:
+    """The format as Spark calls it; our own is made known to the session."""
+    if format == log_source.NAME:
+        log_source.register_log(spark)
+    return _FORMATS.get(format, format)
 
 
 def first_line(error: Exception) -> str:
@@ -87,15 +97,15 @@ def _load(spark: SparkSession, path: str, kind: str, options: Mapping[str, str])
     return reader.schema(T.StructType([*names.fields, T.StructField(CORRUPT, T.StringType())])).load(path)
 
 
-def _as_text(spark: SparkSession, path: str, options: Mapping[str, str], columns: ChainColumns) -> DataFrame:
+def _as_text(spark: SparkSession, path: str, options: Mapping[str, str], columns: Named) -> DataFrame:
     reader = spark.read.format("json").options(**options)
     inferred = reader.load(path).schema
-    numbers = {name for role, name in columns.named if role != "key"}
+    numbers = {name for role, name in columns.named if role not in _PLAIN}
     fields = [T.StructField(f.name, T.StringType()) if f.name in numbers else f for f in inferred if f.name != CORRUPT]
     return reader.schema(T.StructType([*fields, T.StructField(CORRUPT, T.StringType())])).load(path)
 
 
-def _refuse_words(df: DataFrame, columns: ChainColumns) -> None:
+def _refuse_words(df: DataFrame, columns: Named) -> None:
     """A text column without a single number among its first values is the wrong column, not a bad row."""
     wanted = [name for role, name in columns.named if role in ("timestamp", "sequence")]
     texts = [name for name in wanted if isinstance(df.schema[name].dataType, TEXT)]

@@ -13,13 +13,12 @@ from typing import Any, TypeAlias
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from onefold.engines.chains.detector import GAP_COUNT_MAX, Floor
 from onefold.spark import publish
-from onefold.spark.columns import ChainColumns, quoted
-from onefold.spark.gaps import UPPER, missing_ranges
+from onefold.spark.columns import quoted
 from onefold.spark.ingest import read
-from onefold.spark.judge import REASON, VERDICT, judge_chains
+from onefold.spark.judging import Judging
 from onefold.spark.place import Place
+from onefold.spark.table import VERDICT
 from onefold.tally import Tally
 
 Say: TypeAlias = Callable[[str], None]
@@ -37,22 +36,13 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judging:
-    """How they are judged; see `judge_chains`."""
-
-    columns: ChainColumns = field(default_factory=ChainColumns)
-    floor: Floor = "first"
-    gap_count_max: int = GAP_COUNT_MAX
-    jump_max_ms: Any = "auto"
-    partitions: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """What a job found."""
 
     tally: Tally
-    chains: int
+    engine: str
+    keys: int
+    """How many chains, or producers."""
     gaps: int
     """How many ranges are missing."""
     ranges: list[dict[str, Any]]
@@ -62,8 +52,8 @@ class Run:
 
     @property
     def state_entries(self) -> int:
-        """What a detector would remember of all this: one head per chain, and the gaps."""
-        return self.chains + self.gaps
+        """What a detector would remember of all this: one head per key, and the gaps."""
+        return self.keys + self.gaps
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, for JSON."""
@@ -71,7 +61,8 @@ class Run:
             "format": FORMAT,
             "complete": True,
             "tally": self.tally.to_dict(),
-            "chains": self.chains,
+            "engine": self.engine,
+            "keys": self.keys,
             "missing_ranges": self.gaps,
             "missing_ranges_shown": self.ranges,
             "state_entries": self.state_entries,
@@ -119,15 +110,7 @@ def _judge(
 ) -> tuple[dict[str, Any], DataFrame]:
     say("judging")
     came_in = Observation("onefold")
-    judged = df.observe(came_in, F.count(F.lit(1)).alias("rows")).transform(
-        judge_chains(
-            judging.columns,
-            floor=judging.floor,
-            gap_count_max=judging.gap_count_max,
-            jump_max_ms=judging.jump_max_ms,
-            partitions=judging.partitions,
-        )
-    )
+    judged = df.observe(came_in, F.count(F.lit(1)).alias("rows")).transform(judging.table())
     rows = publish.stage(judged, place, strategy)
     say("keeping the books")
     tally = publish.books(rows, int(came_in.get["rows"]))
@@ -137,12 +120,11 @@ def _judge(
     say("finding what is missing")
     firsts = rows.where(F.col(VERDICT) == "FIRST")
     gaps_path = str(place / publish.STAGING / publish.GAPS)
-    missing_ranges(firsts, judging.columns, floor=judging.floor).write.mode("overwrite").parquet(gaps_path)
+    judging.missing(firsts).write.mode("overwrite").parquet(gaps_path)
     gaps = df.sparkSession.read.parquet(gaps_path)
-    shown = gaps.orderBy(*(F.col(quoted(name)) for name in (*judging.columns.key, *UPPER))).limit(ranges_max).collect()
-    chains = rows.where(F.col(REASON) == "new_chain").count()
-    ranges = [row.asDict() for row in shown]
-    return {"tally": tally, "chains": chains, "gaps": gaps.count(), "ranges": ranges}, rows
+    ranges = [row.asDict() for row in gaps.orderBy(*_columns(gaps)).limit(ranges_max).collect()]
+    found = {"tally": tally, "engine": judging.engine, "keys": judging.keys(rows), "gaps": gaps.count()}
+    return {**found, "ranges": ranges}, rows
 
 
 def _columns(df: DataFrame) -> list[Column]:

@@ -9,13 +9,12 @@ Memory of a task: its Python side is bounded by ``rows_in_memory_max`` (see `spi
 spill to disk by themselves.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Literal, TypeAlias
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
 from onefold.engines.chains import ANSWERS
 from onefold.engines.chains.columnar import ColumnarDetector
@@ -24,23 +23,15 @@ from onefold.errors import Misuse
 from onefold.spark.chain_fold import Resume
 from onefold.spark.columns import WHOLE, ChainColumns, quoted
 from onefold.spark.ordering import Columns
-from onefold.spark.shipping import ship
-from onefold.spark.spill import ROWS_IN_MEMORY_MAX, judge_partition
-from onefold.spark.stateful import BUCKETS, Hosted, Watch, judge_stream
+from onefold.spark.spill import ROWS_IN_MEMORY_MAX, Codes, judge_partition
+from onefold.spark.stateful import BUCKETS, Hosted, Watch
+from onefold.spark.table import REASON, VERDICT, Options, Transform, prepare, tie, with_verdict
 from onefold.spark.validate import packed
+
+__all__ = ["REASON", "VERDICT", "Transform", "integers", "judge_chains", "jump_limit"]
 
 JUMP_MAX_MS = 900_000
 """A quarter of an hour: more than clocks that are set at all are off, less than a mistaken year, day or unit."""
-
-TASK_BYTES = 64 << 20
-"""Spark's own advisory size of a task's input, spark.sql.adaptive.advisoryPartitionSizeInBytes."""
-
-TASKS_MAX = 100_000
-_SIZE_UNKNOWN = 1 << 60  # Spark says 2^63 - 1 of a source that tells nothing
-
-VERDICT, REASON = "verdict", "reason"
-
-Transform: TypeAlias = Callable[[DataFrame], DataFrame]
 
 
 def judge_chains(
@@ -70,29 +61,38 @@ def judge_chains(
     names = columns or ChainColumns()
     ChainDetector(gap_count_max=gap_count_max, floor=floor)  # refuses misuse now, not in a task
     jump = jump_limit(jump_max_ms, names)
-    if rows_in_memory_max < 1:
-        raise Misuse(
-            f"rows_in_memory_max is {rows_in_memory_max}, must be at least 1", rows_in_memory_max=rows_in_memory_max
-        )
-    if partitions is not None and partitions < 1:
-        raise Misuse(f"partitions is {partitions}, must be at least 1", partitions=partitions)
-
+    options = Options(
+        partitions=partitions,
+        rows_in_memory_max=rows_in_memory_max,
+        idle_ms=idle_ms,
+        state_rows_max=state_rows_max,
+        buckets=buckets,
+        watch=watch,
+    )
     resume = Resume(gap_count_max, floor, idle_ms, state_rows_max)
     resume(None)
+    judge = _Judge(gap_count_max, floor, rows_in_memory_max)
 
-    def with_verdict(df: DataFrame) -> DataFrame:
+    def chains_judged(df: DataFrame) -> DataFrame:
         names.check(df)
-        refuse_taken(df)
-        ship(df.sparkSession)
-        if df.isStreaming:
-            engine = Hosted(integers(df, names, jump), resume, ANSWERS)
-            return judge_stream(df, engine, buckets=buckets, watch=watch)
-        rows = df.repartition(partitions or _task_count(df), *_key(names))
-        judge = _judge_udf(gap_count_max, floor, rows_in_memory_max)
-        coded = rows.withColumn(REASON, judge(*integers(rows, names, jump)))
-        return coded.withColumns({VERDICT: _label(0), REASON: _label(1)}).select(*_all(df), VERDICT, REASON)
+        prepare(df, options)
+        engine = Hosted(integers(df, names, jump), resume, ANSWERS)
+        return with_verdict(df, names.key, engine, judge, options)
 
-    return with_verdict
+    return chains_judged
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """Judges a partition of a table, in a task."""
+
+    gap_count_max: int
+    floor: Floor
+    rows_in_memory_max: int
+
+    def __call__(self, parts: Iterator[Columns]) -> Iterator[Codes]:
+        detector = ColumnarDetector(gap_count_max=self.gap_count_max, floor=self.floor)
+        return judge_partition(parts, detector.judge, self.rows_in_memory_max)
 
 
 def _key(names: ChainColumns) -> list[Column]:
@@ -112,50 +112,9 @@ def integers(df: DataFrame, names: ChainColumns, jump_max_ms: int | None) -> tup
     )
 
 
-def _judge_udf(gap_count_max: int, floor: Floor, rows_in_memory_max: int) -> Callable[..., Column]:
-    def judge(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        detector = ColumnarDetector(gap_count_max=gap_count_max, floor=floor)
-        parts = (Columns(*(column.to_numpy(zero_copy_only=False) for column in batch)) for batch in batches)
-        for codes in judge_partition(parts, detector.judge, rows_in_memory_max):
-            yield pa.array(codes)
-
-    # "Not deterministic" keeps the optimizer from moving it across the shuffle, or evaluating it twice.
-    return F.arrow_udf(judge, T.ByteType()).asNondeterministic()  # type: ignore[no-any-return,attr-defined]
-
-
-def _label(part: int) -> Column:
-    """The verdict or reason of a code: a look-up in a constant array."""
-    return F.get(F.array(*(F.lit(str(answer[part])) for answer in ANSWERS)), F.col(REASON))
-
-
-def _task_count(df: DataFrame) -> int:
-    """By what Spark believes of the input's size, and no fewer than four per core: they need not be equally long."""
-    spark = df.sparkSession
-    believed = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
-    if believed >= _SIZE_UNKNOWN:
-        return int(str(spark.conf.get("spark.sql.shuffle.partitions")))
-    return max(4 * spark.sparkContext.defaultParallelism, min(believed // TASK_BYTES, TASKS_MAX))
-
-
 def _tie(df: DataFrame, names: ChainColumns) -> Column:
-    """A hash of all that the order of judgement does not see yet; of a time, it has seen the milliseconds only."""
-    ordered = {name for role, name in names.named if role == "key" or isinstance(df.schema[name].dataType, WHOLE)}
-    rest = [field for field in df.schema.fields if field.name not in ordered]
-    values = [F.col(quoted(f.name)) if _hashable(f.dataType) else F.col(quoted(f.name)).cast("string") for f in rest]
-    return F.xxhash64(*values) if values else F.lit(0).cast("long")
-
-
-def _hashable(kind: T.DataType) -> bool:
-    """Whether Spark hashes values of this type: not if there is a map anywhere in it."""
-    if isinstance(kind, T.StructType):
-        return all(_hashable(field.dataType) for field in kind.fields)
-    if isinstance(kind, T.ArrayType):
-        return _hashable(kind.elementType)
-    return not isinstance(kind, T.MapType | T.VariantType)
-
-
-def _all(df: DataFrame) -> list[Column]:
-    return [F.col(quoted(name)) for name in df.columns]
+    """Of a time, the order has seen the milliseconds only: it is hashed too."""
+    return tie(df, {name for role, name in names.named if role == "key" or isinstance(df.schema[name].dataType, WHOLE)})
 
 
 def jump_limit(jump_max_ms: int | Literal["auto", "off"], names: ChainColumns) -> int | None:
@@ -173,10 +132,3 @@ def jump_limit(jump_max_ms: int | Literal["auto", "off"], names: ChainColumns) -
             "jump_max_ms needs an arrival column to measure from, and arrival is none", jump_max_ms=jump_max_ms
         )
     return jump_max_ms
-
-
-def refuse_taken(df: DataFrame) -> None:
-    """Refuse a table that has a column of one of the names that the judge writes."""
-    for name in df.columns:
-        if name.lower() in (VERDICT, REASON):  # to Spark, Reason and reason are one column: it would be overwritten
-            raise Misuse(f"there is a column {name!r} already: rename it, the judge writes one", column=name)

@@ -14,7 +14,7 @@ runs: a batch that is tried again gives up the same gaps. What is due comes out 
 Memory of a task: the rows that came for one bucket and those that it holds, which ``buffer_max`` bounds per chain.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,8 +33,9 @@ from onefold.engines.chains.ordering_settings import BUFFER_MAX, GAP_COUNT_MAX, 
 from onefold.errors import Misuse
 from onefold.spark.columns import ChainColumns, quoted
 from onefold.spark.gaps import LOWER, UPPER
-from onefold.spark.judge import Transform, integers, jump_limit, refuse_taken
+from onefold.spark.judge import integers, jump_limit
 from onefold.spark.ordered_bucket import GAP, OrderedBucket, Out
+from onefold.spark.ordering import SORTED
 from onefold.spark.shipping import ship
 from onefold.spark.stateful import (
     BUCKETS,
@@ -49,10 +50,11 @@ from onefold.spark.stateful import (
     remembered,
     to_blob,
 )
+from onefold.spark.table import Transform, refuse_taken
 
 GAP_COLUMN = "__onefold_gap"
 
-_WIDTH = 6  # integers per row
+_WIDTH = SORTED
 _BOUNDS = T.StructType([T.StructField(name, T.LongType()) for name in (*LOWER, *UPPER)])
 
 
@@ -101,11 +103,11 @@ def order_chains(
 
 
 @contextmanager
-def parted(ordered: DataFrame, columns: ChainColumns) -> Iterator[tuple[DataFrame, DataFrame]]:
+def parted(ordered: DataFrame, key_columns: Sequence[str]) -> Iterator[tuple[DataFrame, DataFrame]]:
     """A batch of an ordered stream as messages and gaps; it is evaluated once, however often these two are."""
     kept = ordered.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        gap, key = F.col(GAP_COLUMN), [F.col(quoted(name)) for name in columns.key]
+        gap, key = F.col(GAP_COLUMN), [F.col(quoted(name)) for name in key_columns]
         bounds = [gap[name].alias(name) for name in (*LOWER, *UPPER)]
         yield kept.where(gap.isNull()).drop(GAP_COLUMN), kept.where(gap.isNotNull()).select(*key, *bounds)
     finally:

@@ -5,10 +5,13 @@ the time of the whole job; here only the six integers that the judgement needs a
 are. Chains are numbered by hashing, arrivals are nearly sorted already, and chain numbers are sorted by their digits:
 a fifth of the time of a comparison sort over the same columns.
 
+The rows of producers are put in order here too: a producer is a chain whose numbers are its sequences.
+
 A chain's name is 128 bits of hash. The first 64 number the chains and the other 64 check that no two chains share a
 number; should two ever do so, all 128 bits are compared.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,6 +19,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 Int64s: TypeAlias = NDArray[np.int64]
+
+SORTED = 6
+"""How many columns take part in the order."""
 
 
 class Columns(NamedTuple):
@@ -27,18 +33,34 @@ class Columns(NamedTuple):
     """The other half."""
     arrival: Int64s
     previous: Int64s
+    """What sorts rows of one number: of a chain the previous number, of a producer the epoch."""
     number: Int64s
     tie: Int64s
     """Settles, the same way every time, the order of rows that are equal in everything above."""
+    more: tuple[Int64s, ...] = ()
+    """What else a judge needs of a row; the order does not look at it."""
+
+    @classmethod
+    def of(cls, columns: Iterable[Int64s]) -> "Columns":
+        """The columns as they crossed: first those that have names, then ``more``."""
+        key, key_check, arrival, previous, number, tie, *more = columns
+        return cls(key, key_check, arrival, previous, number, tie, tuple(more))
+
+    @property
+    def flat(self) -> tuple[Int64s, ...]:
+        """All columns, one after the other."""
+        return (self.key, self.key_check, self.arrival, self.previous, self.number, self.tie, *self.more)
 
     def take(self, rows: Int64s) -> "Columns":
         """These rows, in this order."""
-        return Columns(*(column[rows] for column in self))
+        return Columns.of(column[rows] for column in self.flat)
 
 
 def concatenate(parts: list[Columns]) -> Columns:
     """All parts as one."""
-    return parts[0] if len(parts) == 1 else Columns(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    if len(parts) == 1:
+        return parts[0]
+    return Columns.of(np.concatenate(columns) for columns in zip(*(part.flat for part in parts), strict=True))
 
 
 def chains(columns: Columns) -> Int64s:

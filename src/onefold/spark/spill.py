@@ -4,6 +4,9 @@ Up to ``rows_in_memory_max`` rows are sorted and judged at once (about 150 bytes
 is an external sort: full buffers are sorted and written to a temporary file, and then read back a window at a time. A
 window ends at the smallest of the runs' next milestones, so it holds at most a buffer's worth of rows, and the windows
 follow each other in the order of judgement. The codes go to a file too, one byte per row, at the row's own place.
+
+Where messages of one number must be compared with each other, however far apart they came, the rows are gone through
+once more, sorted by number: that is the review.
 """
 
 import os
@@ -18,18 +21,33 @@ from numpy.typing import NDArray
 from onefold.spark.ordering import Columns, Int64s, chains, concatenate, order
 
 Codes: TypeAlias = NDArray[np.int8]
-Judge: TypeAlias = Callable[[Int64s, Int64s, Int64s], Codes]
+Judge: TypeAlias = Callable[..., Codes]
 
 ROWS_IN_MEMORY_MAX = 4_000_000
 """600 MB at the peak; Spark's own advice is 64 MB to 128 MB of shuffle data per task, which is far below it."""
 
 _BATCH = 65_536
-_WIDTH = len(Columns._fields) + 1  # the columns, and each row's place in the partition
-_KEYS = [0, 1, 2, 4, 3, 5, 6]  # sorted by key, key_check, arrival, number, previous, tie, place
+_JUDGED = [0, 1, 2, 4, 3, 5, -1]  # sorted by key, key_check, arrival, number, previous, tie, place
+_REVIEWED = [0, 1, 4, 2, 3, 5, -1]  # sorted by key, key_check, number; then as judged
+
+PREVIOUS_NUMBER = (3, 4)
+"""Where the columns stand that a chain is judged by."""
 
 
-def judge_partition(parts: Iterator[Columns], judge: Judge, rows_in_memory_max: int) -> Iterator[Codes]:
-    """The codes of all rows, in the order in which the rows came. ``judge``: chain, previous, number -> codes."""
+def judge_partition(
+    parts: Iterator[Columns],
+    judge: Judge,
+    rows_in_memory_max: int,
+    *,
+    wanted: tuple[int, ...] = PREVIOUS_NUMBER,
+    review: Judge | None = None,
+) -> Iterator[Codes]:
+    """The codes of all rows, in the order in which the rows came.
+
+    ``judge``: chain and the wanted columns -> codes; it sees the rows in the order of judgement. ``review``: chain, the
+    wanted columns and the codes -> codes; the rows of one number come to it in the order of judgement, in one call or
+    in calls that follow each other.
+    """
     buffer: list[Columns] = []
     with ExitStack() as files:
         runs: list[_Run] = []
@@ -45,27 +63,34 @@ def judge_partition(parts: Iterator[Columns], judge: Judge, rows_in_memory_max: 
         if rows == 0:
             return
         if not runs:
-            yield from _slices(_judge_all(concatenate(buffer), judge))
+            yield from _slices(_judge_all(concatenate(buffer), judge, wanted, review))
             return
         runs.append(_Run(_table(concatenate(buffer), rows - held), file))
         codes = _codes(rows, files.enter_context(tempfile.TemporaryFile()))
         names = _Names()
         for window in _windows(runs, rows_in_memory_max):
-            columns, place = Columns(*window[:-1]), window[-1]
-            codes[place] = judge(names(columns), columns.previous, columns.number)
+            codes[window[-1]] = judge(names(window), *(window[i] for i in wanted))
+        if review is not None:
+            again = files.enter_context(tempfile.TemporaryFile())
+            names = _Names()
+            for window in _windows([_Run(run.read(0, run.rows), again, _REVIEWED) for run in runs], rows_in_memory_max):
+                place = window[-1]
+                codes[place] = review(names(window), *(window[i] for i in wanted), codes[place])
         yield from _slices(codes)
 
 
-def _judge_all(columns: Columns, judge: Judge) -> Codes:
+def _judge_all(columns: Columns, judge: Judge, wanted: tuple[int, ...], review: Judge | None) -> Codes:
     chain = chains(columns)
     rows = order(chain, columns)
     codes = np.empty(len(rows), np.int8)
-    codes[rows] = judge(chain[rows], columns.previous[rows], columns.number[rows])
+    seen = (chain[rows], *(columns.flat[i][rows] for i in wanted))
+    judged = judge(*seen)
+    codes[rows] = judged if review is None else review(*seen, judged)
     return codes
 
 
 def _table(columns: Columns, first_place: int) -> Int64s:
-    return np.stack((*columns, np.arange(first_place, first_place + len(columns.key))))
+    return np.stack((*columns.flat, np.arange(first_place, first_place + len(columns.key))))
 
 
 def _codes(rows: int, file: IO[bytes]) -> Codes:
@@ -81,24 +106,25 @@ def _slices(codes: Codes) -> Iterator[Codes]:
         yield codes[start : start + _BATCH]
 
 
-def _sorted(table: Int64s) -> Int64s:
-    """A table of columns and places, in the order of judgement."""
-    return table[:, np.lexsort(table[_KEYS][::-1])]
+def _sorted(table: Int64s, keys: list[int]) -> Int64s:
+    """A table of columns and places, in the order of these."""
+    return table[:, np.lexsort(table[keys][::-1])]
 
 
 class _Run:
     """A sorted table at the end of a file, which all runs share: rows are read by position, nothing stays in memory."""
 
-    def __init__(self, table: Int64s, file: IO[bytes]) -> None:
-        self.rows = table.shape[1]
+    def __init__(self, table: Int64s, file: IO[bytes], keys: list[int] = _JUDGED) -> None:
+        self._width, self.rows = table.shape
+        self.keys = keys
         self._file = file
         self._begin = file.seek(0, os.SEEK_END)
-        np.ascontiguousarray(_sorted(table)).tofile(self._file)
+        np.ascontiguousarray(_sorted(table, keys)).tofile(self._file)
         self._file.flush()
 
     def read(self, start: int, end: int) -> Int64s:
         """The rows from start to end, as a table."""
-        table = np.empty((_WIDTH, end - start), np.int64)
+        table = np.empty((self._width, end - start), np.int64)
         for i, column in enumerate(table):
             data = os.pread(self._file.fileno(), 8 * (end - start), self._begin + 8 * (i * self.rows + start))
             column[:] = np.frombuffer(data, np.int64)
@@ -106,7 +132,7 @@ class _Run:
 
     def key(self, at: int) -> tuple[int, ...]:
         """What the row at this position is sorted by."""
-        return tuple(self.read(at, at + 1)[_KEYS, 0].tolist())
+        return tuple(self.read(at, at + 1)[self.keys, 0].tolist())
 
     def end(self, low: int, limit: tuple[int, ...]) -> int:
         """The first position from ``low`` on whose key is beyond the limit."""
@@ -126,7 +152,7 @@ def _windows(runs: list[_Run], rows_max: int) -> Iterator[Int64s]:
         ends = [run.end(start, limit) for run, start in zip(runs, starts, strict=True)]
         parts = [run.read(start, end) for run, start, end in zip(runs, starts, ends, strict=True)]
         starts = ends
-        yield _sorted(np.concatenate(parts, axis=1))
+        yield _sorted(np.concatenate(parts, axis=1), runs[0].keys)
 
 
 class _Names:
@@ -136,8 +162,8 @@ class _Names:
         self._count = 0
         self._last: tuple[int, int] | None = None
 
-    def __call__(self, columns: Columns) -> Int64s:
-        key, check = columns.key, columns.key_check
+    def __call__(self, window: Int64s) -> Int64s:
+        key, check = window[0], window[1]
         first = (int(key[0]), int(check[0])) != self._last
         changes = np.concatenate(([first], (key[1:] != key[:-1]) | (check[1:] != check[:-1])))
         names: Int64s = self._count + np.cumsum(changes)

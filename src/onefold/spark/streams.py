@@ -17,14 +17,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from onefold.errors import Misuse, OnefoldError
 from onefold.spark.ingest import read_stream
-from onefold.spark.jobs import Judging, Source
-from onefold.spark.judge import Transform, judge_chains
-from onefold.spark.ordered import order_chains, parted
+from onefold.spark.jobs import Source
+from onefold.spark.judging import Judging, State
+from onefold.spark.ordered import parted
 from onefold.spark.place import Place
 from onefold.spark.publish import Strategy
 from onefold.spark.shipping import is_cluster, require_libraries
 from onefold.spark.sinks import Format, open_sink, publish
-from onefold.spark.stateful import BUCKETS, Watch
 from onefold.spark.watching import BucketFigures, Progress, Watcher
 
 AVAILABLE = "available"
@@ -39,17 +38,12 @@ STATE_STORE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streaming:
-    """How the stream goes."""
+class Streaming(State):
+    """How the stream goes, and how it remembers."""
 
     checkpoint: str
     trigger: str = AVAILABLE
     """"available": all that is there now, then stop; else how often a batch begins, such as "10 seconds"."""
-    idle_ms: int | None = None
-    state_rows_max: int | None = None
-    buckets: int = BUCKETS
-    ordered_wait_ms: int | None = None
-    """None: messages come out as they come. Else per chain in order: what comes too early is held back so long."""
 
 
 def run_stream(
@@ -81,7 +75,7 @@ def run_stream(
             if streaming.ordered_wait_ms is None:
                 tally = publish(sink, stream, batch, rows, None)
             else:
-                with parted(rows, judging.columns) as (messages, gaps):
+                with parted(rows, judging.key) as (messages, gaps):
                     tally = publish(sink, stream, batch, messages, gaps)
         except (OnefoldError, OSError) as error:
             errors.append(error)
@@ -91,7 +85,7 @@ def run_stream(
         watcher.published(batch, tally)
 
     df = read_stream(spark, source.path, format=source.format, options=source.options, columns=judging.columns)
-    judged = df.transform(_step(judging, streaming, figures.add))
+    judged = df.transform(judging.stream(streaming, figures.add))
     spark.streams.addListener(watcher)
     try:
         writer = judged.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
@@ -99,35 +93,6 @@ def run_stream(
         return watcher.settled()
     finally:
         spark.streams.removeListener(watcher)
-
-
-def _step(judging: Judging, streaming: Streaming, watch: Watch) -> Transform:
-    if streaming.ordered_wait_ms is None:
-        return judge_chains(
-            judging.columns,
-            floor=judging.floor,
-            gap_count_max=judging.gap_count_max,
-            jump_max_ms=judging.jump_max_ms,
-            idle_ms=streaming.idle_ms,
-            state_rows_max=streaming.state_rows_max,
-            buckets=streaming.buckets,
-            watch=watch,
-        )
-    if judging.floor != "first":
-        raise Misuse(
-            'floor is "open", must be "first" where messages are held back: the first one is where order begins'
-        )
-    if streaming.idle_ms is not None:
-        raise Misuse(f"idle_ms is {streaming.idle_ms}, must be off where messages are held back: order_wait_ms is it")
-    return order_chains(
-        judging.columns,
-        wait_ms=streaming.ordered_wait_ms,
-        gap_count_max=judging.gap_count_max,
-        jump_max_ms=judging.jump_max_ms,
-        state_rows_max=streaming.state_rows_max,
-        buckets=streaming.buckets,
-        watch=watch,
-    )
 
 
 class _Stopped(Exception):

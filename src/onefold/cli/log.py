@@ -1,0 +1,220 @@
+"""``onefold log``: looks at the logs of topics, while a server writes them or not; nothing here takes the lock."""
+
+import json as json_
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeAlias
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from onefold.cli.output import AsJson, emit_json, people
+from onefold.engines.producers.records import Kind
+from onefold.engines.producers.recovery import recover
+from onefold.engines.producers.sequences import Sequences
+from onefold.errors import OnefoldError
+from onefold.ports import Record
+from onefold.services.ingest.documents import MESSAGES, record_document
+from onefold.services.requests import entries
+from onefold.services.topics import FILE, memory_of, topic_names
+from onefold.stores.segments.reader import LogReader
+from onefold.stores.segments.salvage import Findings
+from onefold.stores.segments.salvage import salvage as salvage_log
+from onefold.stores.segments.salvage import verify as verify_log
+
+POLL_S: Final = 0.2
+TAIL_COUNT: Final = 10
+"""As `tail` has it."""
+
+Folder: TypeAlias = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder of one topic.")]
+
+
+def ls(
+    root: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="A folder of topics.")] = Path(
+        "./onefold-log"
+    ),
+    json: AsJson = False,
+) -> None:
+    """List the topics of a folder: which offsets they hold, their size, and when they were last written."""
+    topics = [_look(root / name) for name in topic_names(root)]
+    if json:
+        emit_json({"root": str(root), "topics": topics})
+    table = _table("topic", ">start", ">end", ">bytes", "last record")
+    for topic in topics:
+        figures = [f"{topic[key]:,}" if key in topic else "" for key in ("start", "end", "bytes")]
+        table.add_row(topic["topic"], *figures, _clock(topic.get("last_ms")))
+    people.print(table if topics else f"no topics in {root}", markup=False, soft_wrap=not topics)
+    for topic in topics:
+        if "problem" in topic:
+            people.print(f"{topic['topic']}: {topic['problem']}", markup=False, soft_wrap=True)
+
+
+def _look(folder: Path) -> dict[str, Any]:
+    size = sum(path.stat().st_size for path in folder.glob("*.log"))
+    try:
+        reader = LogReader(folder)
+        start, end = reader.start, reader.end
+        last = next(reader.read(end - 1, end)).time_ms if end > start else None
+    except OnefoldError as error:  # the others are still worth seeing
+        return {"topic": folder.name, "bytes": size, "problem": str(error)}
+    return {"topic": folder.name, "start": start, "end": end, "bytes": size, "last_ms": last}
+
+
+def tail(
+    topic: Folder,
+    start: Annotated[
+        int | None, typer.Option("--from", min=0, help="The offset to begin at; by default near the end.")
+    ] = None,
+    count_max: Annotated[
+        int | None, typer.Option("--max", min=1, help="How many to show; by default 10, or all from --from on.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more; Ctrl-C ends it.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also what the topic notes for itself: openings, conflicts, purges, switches.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON per record on standard output.")] = False,
+) -> None:
+    """Show the messages of a topic."""
+    reader = LogReader(topic)
+    if start is None:
+        count_max = count_max if follow else count_max or TAIL_COUNT
+        start = _near_end(reader, count_max or TAIL_COUNT, everything)
+    records = _following(reader, start) if follow else reader.read(start)
+    for record in islice(_wanted(records, everything), count_max):
+        if not json:
+            people.print(_line(record), markup=False, soft_wrap=True)
+        elif not _json_line(_document(record)):
+            return
+
+
+def _near_end(reader: LogReader, count: int, everything: bool) -> int:
+    """Where the last so many wanted records begin."""
+    start, end, window = reader.start, reader.end, count
+    while True:
+        begin = max(start, end - window)
+        found = [record.offset for record in _wanted(reader.read(begin, end), everything)][-count:]
+        if len(found) == count or begin == start:
+            return found[0] if found else end
+        window *= 4
+
+
+def _wanted(records: Iterator[Record], everything: bool) -> Iterator[Record]:
+    return (record for record in records if everything or record.kind in MESSAGES)
+
+
+def _following(reader: LogReader, start: int) -> Iterator[Record]:
+    while True:
+        end = reader.end
+        yield from reader.read(start, end)
+        start = end
+        while reader.end == end:
+            time.sleep(POLL_S)
+
+
+def _line(record: Record) -> str:
+    kind = "" if record.kind == Kind.MESSAGE else f" {Kind(record.kind).name.lower()}"
+    text = record.payload.decode("utf-8", errors="backslashreplace")
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return f"{record.offset} {_clock(record.time_ms)} {record.producer} {record.sequence}{kind}  {shown}"
+
+
+def _document(record: Record) -> dict[str, Any]:
+    """As the server shows it; what is plain text also as such."""
+    document = record_document(record)
+    if "payload_base64" in document:
+        with suppress(UnicodeDecodeError):
+            document["text"] = record.payload.decode()
+    return document
+
+
+def _json_line(document: dict[str, Any]) -> bool:
+    """Print it; False: nobody reads any more."""
+    try:
+        print(json_.dumps(document, ensure_ascii=False), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
+        return False
+    return True
+
+
+def producers(topic: Folder, json: AsJson = False) -> None:
+    """Show who published to a topic: the last sequence id that is stored, the epoch, and when it was last heard of."""
+    memory = _memory(topic)
+    known = sorted(memory.known.items())
+    if json:
+        rows = [
+            {"name": name, "last_sequence_id": one.head, "epoch": one.epoch, "last_seen_ms": one.time_ms}
+            for name, one in known
+        ]
+        emit_json({"topic": str(topic), "deduplicate": memory.switched_on, "producers": rows})
+    table = _table("producer", ">last sequence id", ">epoch", "last seen")
+    for name, one in known:
+        table.add_row(escape(name), str(one.head), str(one.epoch), _clock(one.time_ms))
+    people.print(table if known else "no producers", markup=False)
+    if not memory.switched_on:
+        people.print("deduplication is off: nothing is remembered of what they store", markup=False)
+
+
+def _memory(folder: Path) -> Sequences:
+    """What the topic remembers, from its newest snapshot and the records behind it, read only."""
+    from onefold.stores.segments.files import REAL
+    from onefold.stores.segments.snapshots import Snapshots
+
+    reader = LogReader(folder)
+    snapshot = Snapshots(REAL, str(folder), 1).newest()
+    records = reader.read(reader.start if snapshot is None else snapshot.position)
+    return recover(snapshot, entries(records), memory=memory_of(folder)).sequences
+
+
+def verify(topic: Folder, json: AsJson = False) -> None:
+    """Read a topic's whole log and tell every damaged place. Exit 1 if there is one, 0 if all is whole."""
+    findings = verify_log(topic)
+    if json:
+        emit_json(_findings_document(findings))
+    people.print(str(findings), markup=False, soft_wrap=True)
+    people.print("damaged: `onefold log salvage` saves the rest" if not findings.ok else "all is whole", markup=False)
+    if not findings.ok:
+        raise typer.Exit(1)
+
+
+def salvage(
+    topic: Folder,
+    to: Annotated[Path, typer.Argument(help="A folder for the new log; empty, or not there.")],
+    json: AsJson = False,
+) -> None:
+    """Copy all that is whole out of a damaged log into a new one, and tell what is lost. The old log is not changed."""
+    findings = salvage_log(topic, to)
+    if (topic / FILE).is_file():
+        shutil.copy(topic / FILE, to / FILE)  # last: without it, it is no topic yet
+    if json:
+        emit_json(_findings_document(findings) | {"to": str(to)})
+    people.print(str(findings), markup=False, soft_wrap=True)
+    people.print(f"{findings.records:,} records saved in {to}", markup=False, soft_wrap=True)
+
+
+def _findings_document(findings: Findings) -> dict[str, Any]:
+    return {**asdict(findings), "ok": findings.ok, "can_go_on": findings.can_go_on}
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
+    return table
+
+
+def _clock(time_ms: int | None) -> str:
+    if time_ms is None:
+        return ""
+    return (
+        datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
+    )

@@ -1,0 +1,99 @@
+"""``onefold publish``: the lines of a file to a topic, each once, however often it is killed and started again."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Annotated
+
+import typer
+
+from onefold.cli.output import AsJson, emit_json, fail, people
+from onefold.services.file_publisher import FilePublisher, producer_name
+from onefold.services.producer import Producer
+
+REFRESH_S = 0.25
+
+
+def publish(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The file; a message is a line of it.")],
+    topic: Annotated[str, typer.Option("--topic", help="The topic to publish to; made if it is not there.")],
+    to: Annotated[
+        str, typer.Option("--to", help="A folder of topics, or the address of a server: http://HOST:PORT.")
+    ] = "./onefold-log",
+    name: Annotated[
+        str | None, typer.Option("--name", help='The producer\'s name; by default "file:" and the whole path.')
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for the file to grow; Ctrl-C ends it.")] = False,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", exists=True, dir_okay=False, help="A file with the server's token.")
+    ] = None,
+    retry_s: Annotated[
+        float,
+        typer.Option("--retry-s", min=0, help='How long to wait for trouble to pass, in seconds; "inf": for ever.'),
+    ] = 60,
+    json: AsJson = False,
+) -> int:
+    """Publish the lines of a file to a topic, each once.
+
+    The topic remembers how far the file got: a run that was killed is simply started again and goes on. Exit 2 if the
+    file is not the one that was published before, 3 if the server could not be reached in time.
+    """
+    token = None if token_file is None else token_file.read_text(encoding="utf-8").strip()
+    publisher = None
+    try:
+        with (
+            Producer(topic, at=to, name=name or producer_name(file), token=token, retry_s=retry_s) as producer,
+            _shown(file) as show,
+        ):
+            publisher = FilePublisher(file, producer, tell=lambda: show(publisher))
+            publisher.run(threading.Event().wait if follow else None)
+    except KeyboardInterrupt:
+        stored = 0 if publisher is None else publisher.stored
+        return fail(f"interrupted: {stored:,} lines known to be stored; starting it again goes on", 130)
+    if json:
+        emit_json(
+            {
+                "file": str(file),
+                "topic": topic,
+                "to": to,
+                "name": producer.name,
+                "stored": publisher.stored,
+                "repeats": publisher.repeats,
+                "resumed_at": publisher.resumed_at,
+                "end": publisher.answered,
+            }
+        )
+    people.print(_sentence(publisher), markup=False)
+    return 0
+
+
+def _sentence(publisher: FilePublisher) -> str:
+    if publisher.resumed_at is None:
+        return f"{publisher.stored:,} lines stored; none was there before"
+    return (
+        f"{publisher.stored:,} lines stored; those up to byte {publisher.resumed_at:,} were there before "
+        f"({publisher.repeats:,} sent again, and not stored twice)"
+    )
+
+
+@contextmanager
+def _shown(file: Path) -> Iterator[Callable[[FilePublisher | None], None]]:
+    """On a terminal a line that stays in place, elsewhere nothing until the end."""
+    if not people.is_terminal:
+        yield lambda publisher: None
+        return
+    shown_at = 0.0
+    with people.status("connecting") as status:
+
+        def show(publisher: FilePublisher | None) -> None:
+            nonlocal shown_at
+            if publisher is None or monotonic() - shown_at < REFRESH_S:
+                return
+            shown_at = monotonic()
+            size = max(1, file.stat().st_size)
+            share = min(100, 100 * publisher.answered // size)
+            status.update(f"{publisher.stored:,} lines stored, {share} % of {size:,} bytes")
+
+        yield show

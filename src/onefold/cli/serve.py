@@ -1,0 +1,110 @@
+"""``onefold serve``: what runs until it is told to stop."""
+
+import json as jsons
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+from onefold.cli.output import people
+from onefold.errors import Misuse
+
+NEEDS: Final = ("starlette", "uvicorn", "websockets", "prometheus_client")
+TOKEN: Final = "ONEFOLD_TOKEN"  # noqa: S105 # the name of a variable
+TOKEN_BYTES_MAX: Final = 4_096
+
+
+def ingest(
+    folder: Annotated[Path, typer.Argument(help="Where the topics are kept; made if it is not there.")],
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; more than loopback needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")] = 7654,
+    token_file: Annotated[
+        Path | None, typer.Option(help=f"A file with the token that clients must send; or the variable {TOKEN}.")
+    ] = None,
+    deduplicate: Annotated[bool, typer.Option(help="Of new topics: store each message once.")] = True,
+    memory: Annotated[
+        Literal["highest", "gaps"],
+        typer.Option(help="Of new topics: remember the highest sequence of a producer, or also what is missing below."),
+    ] = "highest",
+    create: Annotated[bool, typer.Option(help="Make a topic when somebody publishes to it.")] = True,
+    idle_ms: Annotated[
+        int | None, typer.Option(min=1, help="Forget producers not heard from for so long, down to a floor.")
+    ] = None,
+    retain_bytes: Annotated[int | None, typer.Option(min=1, help="Keep about so much of a topic.")] = None,
+    retain_ms: Annotated[int | None, typer.Option(min=1, help="Keep messages for about so long.")] = None,
+    snapshot_entries: Annotated[int, typer.Option(min=1, help="Save what is remembered every so many.")] = 100_000,
+    snapshot_ms: Annotated[int, typer.Option(min=1, help="Save what is remembered at least so often.")] = 60_000,
+    producers_max: Annotated[int, typer.Option(min=1, help="Producers of a topic that are remembered.")] = 100_000,
+    topics_max: Annotated[int, typer.Option(min=1, help="Topics that clients can make.")] = 1_000,
+    connections_max: Annotated[int, typer.Option(min=1, help="Connections at the same time.")] = 1_000,
+    message_bytes_max: Annotated[int, typer.Option(min=1, help="Bytes of one message.")] = 1 << 20,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the address as one line of JSON on standard output, when it is ready.")
+    ] = False,
+) -> None:
+    """Take messages over HTTP and websocket, and store each once.
+
+    Ctrl-C and SIGTERM stop it: what is in hand is stored and answered. A kill loses nothing that was acknowledged.
+    """
+    _need(NEEDS, "serve")
+    from onefold.services.ingest.limits import Limits
+    from onefold.services.ingest.server import IngestServer, ServerSettings
+    from onefold.services.topic import TopicSettings
+    from onefold.services.topics import Topics
+
+    settings = TopicSettings(
+        deduplicate=deduplicate,
+        memory=memory,
+        producers_max=producers_max,
+        idle_ms=idle_ms,
+        snapshot_entries=snapshot_entries,
+        snapshot_ms=snapshot_ms,
+        retain_bytes=retain_bytes,
+        retain_ms=retain_ms,
+        message_bytes_max=message_bytes_max,
+    )
+    token = read_token(token_file)
+    limits = Limits(connections_max=connections_max)
+    where = ServerSettings(host=host, port=port, token=token, create=create, limits=limits)
+    topics = Topics(folder, settings, topics_max=topics_max)
+    _make(folder)
+    server = IngestServer(topics, where)
+
+    def say(url: str) -> None:
+        people.print(f"taking messages for {folder} at {url}", markup=False, soft_wrap=True)
+        if json:
+            print(jsons.dumps({"url": url, "folder": str(folder), "token": token is not None}), flush=True)
+
+    server.run(say)
+
+
+def read_token(file: Path | None) -> str | None:
+    """The token of the file, else of the environment; None: there is none. What cannot be a header is refused."""
+    if file is None:
+        given, place = os.environ.get(TOKEN), TOKEN
+        if given is None:
+            return None
+    else:
+        place = str(file)
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            given = opened.read(TOKEN_BYTES_MAX + 1)
+    token = given.strip()
+    if not token or len(token) > TOKEN_BYTES_MAX or not token.isascii() or not token.isprintable() or " " in token:
+        raise Misuse(f"{place}: a token is 1 to {TOKEN_BYTES_MAX:,} printable ASCII characters without spaces")
+    return token
+
+
+def _make(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise Misuse(f"{folder}: is a file, must be a folder", folder=str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _need(modules: tuple[str, ...], extra: str) -> None:
+    for module in modules:
+        if find_spec(module) is None:
+            raise Misuse(f"{module} is not installed: pip install 'onefold[{extra}]'", module=module)

@@ -1,0 +1,201 @@
+"""What a pipeline needs to know of an engine, and what each engine says: one class per engine, named after it.
+
+The jobs read, judge, publish and keep the books for whatever stands behind `Judging`; a new engine is a class here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from onefold.engines.chains.detector import GAP_COUNT_MAX, Floor
+from onefold.engines.producers.bounds import DIGESTS_MAX, MemoryKind
+from onefold.errors import Misuse
+from onefold.spark.columns import ChainColumns, ProducerColumns, quoted
+from onefold.spark.gaps import missing_ranges, missing_sequences
+from onefold.spark.judge import judge_chains
+from onefold.spark.ordered import order_chains
+from onefold.spark.producers import judge_producers
+from onefold.spark.stateful import BUCKETS, Watch
+from onefold.spark.table import REASON, Transform
+
+
+class Named(Protocol):
+    """The columns of a table, by what they are for."""
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """(role, column) of every column that is there."""
+        ...
+
+    def check(self, df: DataFrame) -> None:
+        """Raise `Misuse` that names the column if one is missing or of a wrong type."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """How a stream remembers."""
+
+    idle_ms: int | None = None
+    state_rows_max: int | None = None
+    buckets: int = BUCKETS
+    ordered_wait_ms: int | None = None
+    """None: messages come out as they come. Else per chain in order: what comes too early is held back so long."""
+
+
+class Judging(Protocol):
+    """How messages are judged."""
+
+    @property
+    def engine(self) -> str:
+        """Its name; also what its keys are called: chains, producers."""
+        ...
+
+    @property
+    def columns(self) -> Named:
+        """Where it looks."""
+        ...
+
+    @property
+    def key(self) -> Sequence[str]:
+        """The columns that name a chain, a producer."""
+        ...
+
+    @property
+    def partitions(self) -> int | None:
+        """How many tasks judge; None: by the size of the input."""
+        ...
+
+    def table(self) -> Transform:
+        """The step that judges a table."""
+        ...
+
+    def stream(self, state: State, watch: Watch) -> Transform:
+        """The step that judges a stream."""
+        ...
+
+    def missing(self, firsts: DataFrame) -> DataFrame:
+        """The ranges that are known to be missing: the key, lower ends (seen; null: before all), upper ends."""
+        ...
+
+    def keys(self, rows: DataFrame) -> int:
+        """How many chains or producers there are among judged rows."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chains:
+    """By the intervals of a chain that were not seen; see `judge_chains`."""
+
+    columns: ChainColumns = field(default_factory=ChainColumns)
+    floor: Floor = "first"
+    gap_count_max: int = GAP_COUNT_MAX
+    jump_max_ms: int | Literal["auto", "off"] = "auto"
+    partitions: int | None = None
+    engine: str = field(default="chains", init=False)
+
+    @property
+    def key(self) -> Sequence[str]:
+        """The columns that name a chain."""
+        return self.columns.key
+
+    def table(self) -> Transform:
+        """The step that judges a table."""
+        return judge_chains(
+            self.columns,
+            floor=self.floor,
+            gap_count_max=self.gap_count_max,
+            jump_max_ms=self.jump_max_ms,
+            partitions=self.partitions,
+        )
+
+    def stream(self, state: State, watch: Watch) -> Transform:
+        """The step that judges a stream, or judges it and puts it in order."""
+        if state.ordered_wait_ms is not None:
+            return self._ordered(state, state.ordered_wait_ms, watch)
+        return judge_chains(
+            self.columns,
+            floor=self.floor,
+            gap_count_max=self.gap_count_max,
+            jump_max_ms=self.jump_max_ms,
+            idle_ms=state.idle_ms,
+            state_rows_max=state.state_rows_max,
+            buckets=state.buckets,
+            watch=watch,
+        )
+
+    def _ordered(self, state: State, wait_ms: int, watch: Watch) -> Transform:
+        if self.floor != "first":
+            raise Misuse(
+                'floor is "open", must be "first" where messages are held back: the first one is where order begins'
+            )
+        if state.idle_ms is not None:
+            raise Misuse(f"idle_ms is {state.idle_ms}, must be off where messages are held back: order_wait_ms is it")
+        return order_chains(
+            self.columns,
+            wait_ms=wait_ms,
+            gap_count_max=self.gap_count_max,
+            jump_max_ms=self.jump_max_ms,
+            state_rows_max=state.state_rows_max,
+            buckets=state.buckets,
+            watch=watch,
+        )
+
+    def missing(self, firsts: DataFrame) -> DataFrame:
+        """What lies between neighbours that do not name each other."""
+        return missing_ranges(firsts, self.columns, floor=self.floor)
+
+    def keys(self, rows: DataFrame) -> int:
+        """Every chain has one first message."""
+        return rows.where(F.col(REASON) == "new_chain").count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Producers:
+    """By the sequences of a producer; see `judge_producers`."""
+
+    columns: ProducerColumns = field(default_factory=ProducerColumns)
+    memory: MemoryKind = "highest"
+    digests_max: int = DIGESTS_MAX
+    gap_count_max: int = GAP_COUNT_MAX
+    partitions: int | None = None
+    engine: str = field(default="producers", init=False)
+
+    @property
+    def key(self) -> Sequence[str]:
+        """The columns that name a producer."""
+        return self.columns.producer
+
+    def table(self) -> Transform:
+        """The step that judges a table."""
+        return judge_producers(
+            self.columns, memory=self.memory, gap_count_max=self.gap_count_max, partitions=self.partitions
+        )
+
+    def stream(self, state: State, watch: Watch) -> Transform:
+        """The step that judges a stream."""
+        if state.ordered_wait_ms is not None:
+            raise Misuse(f"order_wait_ms is {state.ordered_wait_ms}, but only chains can be put in order")
+        return judge_producers(
+            self.columns,
+            memory=self.memory,
+            digests_max=self.digests_max,
+            gap_count_max=self.gap_count_max,
+            idle_ms=state.idle_ms,
+            state_rows_max=state.state_rows_max,
+            buckets=state.buckets,
+            watch=watch,
+        )
+
+    def missing(self, firsts: DataFrame) -> DataFrame:
+        """With memory "gaps", what lies between neighbours; with "highest" holes mean nothing."""
+        missing = missing_sequences(firsts, self.columns)
+        return missing if self.memory == "gaps" else missing.limit(0)
+
+    def keys(self, rows: DataFrame) -> int:
+        """Who has a message that counts."""
+        firsts = rows.where(F.col("verdict") == "FIRST")
+        return firsts.select(*(F.col(quoted(name)) for name in self.key)).distinct().count()

@@ -1,0 +1,177 @@
+"""``format("onefold-log")``: a topic's log as a table or a stream.
+
+    df = spark.read.format("onefold-log").load("log/orders")
+
+An offset of the stream is an offset of the log, so a checkpoint of Spark says exactly which records were read, and a
+restart goes on there. Only what is on disk for good is read: the log's writer says how far that is. A task reads a
+range of offsets, cut where segments and their index have borders; records become Arrow batches.
+
+Options: ``start`` (of a stream: "earliest", "latest" or an offset), ``maxRecordsPerTrigger``, ``kinds`` ("messages",
+or "all": also conflicts, sessions, purges and switches), ``tasks`` (how many read, at most).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from onefold.engines.producers.records import Kind
+from onefold.errors import Misuse
+from onefold.stores.segments.reader import LogReader
+
+NAME: Final = "onefold-log"
+OPTIONS: Final = ("path", "start", "maxRecordsPerTrigger", "kinds", "tasks")
+TASKS: Final = 16
+SCHEMA: Final = T.StructType(
+    [
+        T.StructField("offset", T.LongType(), False),
+        T.StructField("time", T.TimestampType(), False),
+        T.StructField("kind", T.StringType(), False),
+        T.StructField("producer", T.StringType(), False),
+        T.StructField("sequence", T.LongType(), False),
+        T.StructField("epoch", T.LongType(), False),
+        T.StructField("payload", T.BinaryType(), False),
+    ]
+)
+_MESSAGES: Final = {Kind.MESSAGE, Kind.KEYED}
+
+
+def register_log(spark: SparkSession) -> None:
+    """Make the format known to a session."""
+    spark.dataSource.register(OnefoldLog)
+
+
+class OnefoldLog(DataSource):
+    """The format."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What it is called."""
+        return NAME
+
+    def schema(self) -> T.StructType:
+        """What a record is."""
+        return SCHEMA
+
+    def reader(self, schema: T.StructType) -> "TableReader":
+        """Of all that is there now."""
+        return TableReader(_Range(self.options))
+
+    def streamReader(self, schema: T.StructType) -> "StreamReader":
+        """Of what is there and what comes."""
+        return StreamReader(_Range(self.options))
+
+
+class _Range:
+    """Plans and reads ranges of a log, by the options."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        unknown = sorted(name for name in options if name.lower() not in {known.lower() for known in OPTIONS})
+        if unknown:
+            raise Misuse(f"option {unknown[0]!r} is unknown, the options are {', '.join(OPTIONS)}", option=unknown[0])
+        if "path" not in options:
+            raise Misuse('the path of the topic is missing: load("FOLDER/TOPIC")')
+        self.path = Path(options["path"].removeprefix("file:"))
+        self.start = options.get("start", "earliest")
+        self.tasks = _whole(options, "tasks", TASKS)
+        self.rows_max = _whole(options, "maxRecordsPerTrigger", None)
+        kinds = options.get("kinds", "messages")
+        if kinds not in ("messages", "all"):
+            raise Misuse(f"kinds is {kinds!r}, must be 'messages' or 'all'", kinds=kinds)
+        self.kinds = {int(kind) for kind in (_MESSAGES if kinds == "messages" else Kind)}
+
+    def bounds(self) -> tuple[int, int]:
+        log = LogReader(self.path)
+        return log.start, log.end
+
+    def partitions(self, start: int, end: int) -> list[InputPartition]:
+        ranges = LogReader(self.path).ranges(start, end, self.tasks or TASKS)
+        return [InputPartition(part) for part in ranges]
+
+    def read(self, part: tuple[int, int]) -> Iterator[pa.RecordBatch]:
+        names = {int(kind): kind.name.lower() for kind in Kind}
+        schema = to_arrow_schema(SCHEMA, timezone="UTC")
+        for records in LogReader(self.path).batches(*part):
+            chunk = [record for record in records if record.kind in self.kinds]
+            if not chunk:
+                continue
+            offset, time_ms, kind, producer, sequence, epoch, _, payload = zip(*chunk, strict=True)
+            micros = [ms * 1_000 for ms in time_ms]
+            columns = [offset, micros, [names[k] for k in kind], producer, sequence, epoch, payload]
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _whole(options: Mapping[str, str], name: str, default: int | None) -> int | None:
+    if name not in options:
+        return default
+    text = options[name]
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise Misuse(f"{name} is {text!r}, must be a whole number of at least 1", **{name: text})
+    return int(text)
+
+
+class TableReader(DataSourceReader):
+    """Reads all that is there when it is planned."""
+
+    def __init__(self, log: _Range) -> None:
+        self._log = log
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The ranges, one a task."""
+        return self._log.partitions(*self._log.bounds())
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A range."""
+        return self._log.read(partition.value)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads on from an offset."""
+
+    def __init__(self, log: _Range) -> None:
+        self._log = log
+        self._until: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:
+        """Where a new stream begins."""
+        start, end = self._log.bounds()
+        if self._log.start in ("earliest", "latest"):
+            return {"offset": start if self._log.start == "earliest" else end}
+        text = self._log.start
+        if not text.isascii() or not text.isdigit() or not start <= int(text) <= end:
+            raise Misuse(f"start is {text!r}, must be earliest, latest or an offset from {start} to {end}", start=text)
+        return {"offset": int(text)}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is there now is all that will be read."""
+        self._until = self._log.bounds()[1]
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """As many records a batch as the option says."""
+        return ReadAllAvailable() if self._log.rows_max is None else ReadMaxRows(self._log.rows_max)
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        """How far the next batch goes."""
+        end = self._log.bounds()[1] if self._until is None else self._until
+        if isinstance(limit, ReadMaxRows):
+            end = min(end, start["offset"] + limit.max_rows)
+        return {"offset": max(end, start["offset"])}
+
+    def reportLatestOffset(self) -> dict[str, int]:
+        """How far the log goes."""
+        return {"offset": self._log.bounds()[1]}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """The ranges of a batch, one a task."""
+        return self._log.partitions(start["offset"], end["offset"])
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """A range."""
+        return self._log.read(partition.value)

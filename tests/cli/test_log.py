@@ -1,0 +1,174 @@
+"""`onefold log`, as a user runs it: while another process writes, and on a damaged log."""
+
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from onefold.cli.main import main
+from onefold.services.producer import Producer
+from onefold.services.topic import TopicSettings
+from onefold.services.topics import Topics
+
+
+@pytest.fixture
+def topics(tmp_path):
+    """Two topics, open for writing."""
+    with Topics(tmp_path / "log") as topics:
+        with Producer("orders", at=topics, name="till") as till:
+            for i in range(12):
+                till.send(b"%d coffees" % i)
+        with Producer("orders", at=topics, name="[bold]shop", initial_sequence_id=70) as shop:
+            shop.send(b'{"tea":1}')
+        topics.topic("orders").publish_keyed("key 1", b"\xff\x00")
+        topics.topic("empty")
+        yield topics
+
+
+@pytest.fixture
+def log(topics, capfd):
+    """Run `onefold log` in this process: exit code, standard output, standard error."""
+    capfd.readouterr()
+
+    def run(*words):
+        code = main(["log", *map(str, words)])
+        said = capfd.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_ls_lists_the_topics_while_they_are_written(topics, log):
+    code, out, err = log("ls", topics.root, "--json")
+    assert code == 0
+    empty, orders = json.loads(out)["topics"]
+    assert (empty["topic"], empty["start"], empty["end"], empty["last_ms"]) == ("empty", 0, 0, None)
+    assert (orders["topic"], orders["end"]) == ("orders", 16)
+    assert orders["bytes"] > 500
+    assert "orders" in err
+
+
+def test_ls_of_a_folder_without_topics_says_so(tmp_path, log):
+    assert log("ls", tmp_path)[::2] == (0, f"no topics in {tmp_path}\n")
+
+
+def test_ls_shows_the_others_when_one_is_damaged(topics, log):
+    (topics.root / "empty" / "durable").write_bytes(b"no mark")
+    code, out, err = log("ls", topics.root, "--json")
+    assert code == 0
+    empty, orders = json.loads(out)["topics"]
+    assert "the mark is missing or torn" in empty["problem"]
+    assert orders["end"] == 16
+    assert "the mark is missing or torn" in err
+
+
+def test_tail_shows_the_last_messages_and_no_books(topics, log):
+    code, out, err = log("tail", topics.root / "orders", "--max", 3, "--json")
+    assert code == 0
+    assert [line.get("sequence", line.get("key")) for line in lines(out)] == [11, 70, "key 1"]
+    assert lines(out)[0]["text"] == "11 coffees"
+    assert lines(out)[1]["payload"] == {"tea": 1}
+    assert len(lines(log("tail", topics.root / "orders", "--json")[1])) == 10
+    err = log("tail", topics.root / "orders", "--max", 2)[2]
+    assert err.splitlines()[0].endswith('[bold]shop 70  {"tea":1}')
+    assert err.splitlines()[1].endswith("key 1 0 keyed  \\xff\\x00")
+
+
+def test_tail_from_an_offset_and_with_the_books(topics, log):
+    orders = topics.root / "orders"
+    assert [line["offset"] for line in lines(log("tail", orders, "--from", 0, "--json")[1])] == [*range(1, 13), 14, 15]
+    kinds = [line.get("kind") for line in lines(log("tail", orders, "--from", 12, "--all", "--json")[1])]
+    assert kinds == [None, "open", None, None]
+    assert log("tail", orders, "--from", 17)[0] == 2
+    assert log("tail", topics.root / "empty")[::2] == (0, "")
+
+
+def test_tail_follows(topics, log):
+    def more():
+        with Producer("orders", at=topics, name="till") as till:
+            till.send(b"news")
+
+    timer = threading.Timer(0.1, more)
+    timer.start()
+    code, out, _ = log("tail", topics.root / "orders", "--from", 15, "--follow", "--max", 2, "--json")
+    timer.join()
+    assert code == 0
+    assert [line.get("text") for line in lines(out)] == [None, "news"]
+
+
+def test_tail_ends_quietly_when_nobody_reads_any_more(topics):
+    words = [sys.executable, "-m", "onefold.cli.main", "log", "tail", "orders", "--from", "0", "--follow", "--json"]
+    with subprocess.Popen(words, cwd=topics.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            child.stdout.close()
+            topics.topic("orders").publish("other", [(0, b"x" * 10_000)])
+            assert child.wait(20) == 0
+            assert child.stderr is not None
+            assert child.stderr.read() == b""
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["from the tail", "from the snapshot"])
+def test_producers_shows_how_far_each_one_is(topics, log, closed):
+    if closed:
+        topics.close()
+    code, out, err = log("producers", topics.root / "orders", "--json")
+    assert code == 0
+    document = json.loads(out)
+    shop, till = document["producers"]
+    assert (till["name"], till["last_sequence_id"], till["epoch"]) == ("till", 11, 1)
+    assert (shop["name"], shop["last_sequence_id"]) == ("[bold]shop", 70)
+    assert till["last_seen_ms"] > 10**12
+    assert document["deduplicate"] is True
+    assert "[bold]shop" in err
+
+
+def test_producers_of_a_topic_that_does_not_deduplicate(tmp_path, log):
+    with Topics(tmp_path / "other", TopicSettings(deduplicate=False, memory="gaps")) as topics:
+        topics.topic("t").publish("p", [(0, b"x")])
+        code, _, err = log("producers", tmp_path / "other" / "t")
+    assert code == 0
+    assert "deduplication is off" in err
+
+
+def test_verify_finds_damage_and_salvage_saves_the_rest(topics, log, tmp_path):
+    orders = topics.root / "orders"
+    code, out, err = log("verify", orders, "--json")
+    assert (code, json.loads(out)["ok"]) == (0, True)
+    assert err.endswith("all is whole\n")
+
+    topics.close()
+    path = orders / f"{0:020d}.log"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"5 coffees")] ^= 1
+    path.write_bytes(data)
+    code, out, err = log("verify", orders, "--json")
+    assert code == 1
+    found = json.loads(out)
+    assert [(damage["first"], damage["last"]) for damage in found["damages"]] == [(6, 6)]
+    assert "onefold log salvage" in err
+
+    code, out, err = log("salvage", orders, tmp_path / "new" / "orders", "--json")
+    assert (code, json.loads(out)["records"]) == (0, 15)
+    assert "15 records saved in" in err
+    assert log("verify", tmp_path / "new" / "orders")[0] == 0
+    with Producer("orders", at=tmp_path / "new", name="till") as till:
+        assert till.last_sequence_id == 11
+    assert log("salvage", orders, tmp_path / "new" / "orders")[0] == 2
+
+
+@pytest.mark.parametrize("command", ["tail", "verify", "producers"])
+def test_a_folder_without_a_log_is_one_line_and_exit_2(log, tmp_path, command):
+    (tmp_path / "nothing").mkdir()
+    code, _, err = log(command, tmp_path / "nothing")
+    assert code == 2
+    assert len(err.splitlines()) == 1
