@@ -5,6 +5,7 @@
     faults   each operation of a topic's life fails with EIO, ENOSPC or EROFS; the producers try again
     log      the same two for the log alone, with retention, recovery from recovery, and snapshots (see sim/power.py)
     kills    ``onefold serve ingest`` under load, kill -9 at random moments, started again; the clients try again
+    spark    a Spark stream reads the log while ``onefold publish`` and the server are killed and started again
 
 Every time: no message with a receipt is missing, none is stored twice, each producer's are in order. A control with
 deduplication off must show duplicates. The suite runs a tenth of it.
@@ -23,9 +24,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 from onefold.engines.producers.records import Kind
 from onefold.errors import StoreFailed
+from onefold.services.file_publisher import producer_name
 from onefold.services.producer import Producer
 from onefold.services.topic import Topic, TopicSettings
 from onefold.sim.disk import SimDisk
@@ -276,9 +279,88 @@ def _messages(folder: Path) -> list[tuple[str, int]]:
     return [(r.producer, r.sequence) for r in log.read(log.start, log.end) if r.kind == Kind.MESSAGE]
 
 
+# --- a Spark stream that reads meanwhile ------------------------------------------------------------------------------
+
+
+def reading(spark: Any, folder: Path, kills: int, lines: int, files: int = 3, seed: int = 1) -> str:
+    """Read a topic as a stream while its publishers and its server die; what came of it, or an AssertionError."""
+    from onefold.spark.columns import ProducerColumns
+    from onefold.spark.jobs import Source
+    from onefold.spark.judging import Producers
+    from onefold.spark.streams import Streaming, run_stream
+
+    rng, stop, problems = random.Random(seed), threading.Event(), list[BaseException]()
+    paths = [folder / f"file-{i}.txt" for i in range(files)]
+    wanted: set[tuple[str, int]] = set()
+    for path in paths:
+        path.write_text("".join(f"line {n} of {path.name}\n" for n in range(lines)))
+        text = path.read_bytes()
+        wanted |= {(producer_name(path), 0)} | {
+            (producer_name(path), i + 1) for i in range(len(text) - 1) if text[i] == 10
+        }
+    server = Server(folder / "log")
+    with Producer("lines", at=f"http://127.0.0.1:{server.port}"):
+        pass  # the topic is there before the stream begins
+
+    def publish() -> None:
+        try:
+            _publish(paths, server, rng, kills)
+        except BaseException as error:
+            problems.append(error)
+        published.set()
+
+    def tell(progress: Any) -> None:
+        if published.is_set() and (problems or progress.tally.received >= len(wanted)):
+            stop.set()
+
+    published = threading.Event()
+    thread = threading.Thread(target=publish)
+    thread.start()
+    source = Source(path=str(folder / "log" / "lines"), format="onefold-log")
+    judging = Producers(columns=ProducerColumns(order="offset", payload=("payload",)), partitions=2)
+    streaming = Streaming(checkpoint=str(folder / "checkpoint"), trigger="200 milliseconds", buckets=2)
+    try:
+        run_stream(spark, source, judging, streaming, str(folder / "out"), tell=tell, stop=stop)
+    finally:
+        thread.join()
+        server.stop(signal.SIGTERM)
+    if problems:
+        raise problems[0]
+    rows = spark.read.parquet(str(folder / "out" / "batches" / "*" / "firsts")).select("producer", "sequence").collect()
+    found = Counter((row.producer, row.sequence) for row in rows)
+    assert set(found) == wanted, (
+        f"{len(wanted - set(found))} lines are missing, {len(set(found) - wanted)} are invented"
+    )
+    assert max(found.values()) == 1, "a line is there twice"
+    return f"{kills} kills, {len(wanted):,} lines of {files} files: each exactly once in the output of the stream"
+
+
+def _publish(paths: list[Path], server: Server, rng: random.Random, kills: int) -> None:
+    """Publish the files, each by a process of its own; kill one of them or the server, again and again."""
+    words = [sys.executable, "-m", "onefold.cli.main", "publish"]
+    to = ["--topic", "lines", "--to", f"http://127.0.0.1:{server.port}"]
+
+    def start(path: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*words, str(path), *to], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    running = {path: start(path) for path in paths}
+    for n in range(kills):
+        sleep(rng.uniform(0.1, 0.8))
+        if n % 2:
+            server.stop(signal.SIGKILL)
+            server.start()
+        else:
+            path = rng.choice(paths)
+            running[path].kill()
+            running[path].wait()
+            running[path] = start(path)
+    for path, process in running.items():
+        assert process.wait(120) == 0, f"the publisher of {path.name} ended with {process.returncode}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=["power", "faults", "log", "kills"])
+    parser.add_argument("--only", choices=["power", "faults", "log", "kills", "spark"])
     parser.add_argument("--points", type=int, default=POINTS)
     parser.add_argument("--states", type=int, default=STATES)
     parser.add_argument("--kills", type=int, default=KILLS)
@@ -289,6 +371,7 @@ def main() -> None:
         "faults": lambda: _until(faults, options, "failing operations of a topic", states=0, share=10),
         "log": lambda: _log(options),
         "kills": lambda: print(kills(options.kills, options.seed, say=lambda line: print(line, flush=True))),
+        "spark": lambda: _reading(options),
     }
     for name, part in parts.items():
         if options.only in (None, name):
@@ -310,6 +393,13 @@ def _until(
         seed += 1
     print(f"{what}: {total.points:,} points, {total.states:,} states, {monotonic() - began:.0f} s: "
           "nothing lost, nothing twice", flush=True)  # fmt: skip
+
+
+def _reading(options: argparse.Namespace) -> None:
+    from onefold.spark.session import session
+
+    with tempfile.TemporaryDirectory(prefix="onefold-reading-") as folder:
+        print(reading(session("local[2]"), Path(folder), options.kills // 5, 20_000, seed=options.seed), flush=True)
 
 
 def _log(options: argparse.Namespace) -> None:

@@ -1,9 +1,6 @@
 """The commands that start Spark, as a user starts them."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,13 +9,10 @@ import pytest
 from onefold.sim.faults import NONE, Faults
 from onefold.sim.traffic import Traffic, make
 from onefold.sim.writing import write
+from tests import commands
+from tests.commands import here as onefold
 
-
-def onefold(*words, cwd, **environ):
-    command = [sys.executable, "-m", "onefold.cli.main", *map(str, words)]
-    return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, **environ}
-    )
+pytestmark = pytest.mark.usefixtures("spark")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +29,7 @@ def pipeline(folder, source, extra=""):
 
 
 def test_the_demo_ends_with_balanced_books_and_the_truth_found(tmp_path):
-    done = onefold("demo", "--rows", 5_000, "--chains", 50, "--json", cwd=tmp_path)
+    done = commands.process("demo", "--rows", 5_000, "--chains", 50, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["tally"]["balanced"] is True
@@ -52,7 +46,7 @@ def test_run_publishes_and_check_then_finds_the_firsts_clean_of_repeats(traffic,
     assert json.loads(done.stdout)["tally"]["in"] == 3_000
     strict = onefold("run", "pipeline.toml", "--strict", cwd=tmp_path)
     assert strict.returncode == 1, strict.stderr
-    checked = onefold("check", "out/firsts", "--json", cwd=tmp_path)
+    checked = onefold("check", tmp_path / "out" / "firsts", "--json", cwd=tmp_path)
     assert json.loads(checked.stdout)["tally"]["repeat"] == 0
 
 

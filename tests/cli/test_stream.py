@@ -13,6 +13,9 @@ import pytest
 from onefold.sim.faults import Faults
 from onefold.sim.traffic import Traffic, make
 from onefold.sim.writing import write
+from tests.commands import here
+
+pytestmark = pytest.mark.usefixtures("spark")
 
 COMMAND = [sys.executable, "-m", "onefold.cli.main", "run", "pipeline.toml", "--json"]
 
@@ -30,7 +33,7 @@ def pipeline(folder, trigger="available"):
 
 
 def run(folder, *words):
-    return subprocess.run([*COMMAND, *words], cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    return here("run", "pipeline.toml", "--json", *words, cwd=folder)
 
 
 def test_a_start_goes_on_where_the_last_one_ended_and_a_lost_checkpoint_is_refused(folder):

@@ -12,6 +12,7 @@ from onefold.errors import Busy, Misuse, StoreFailed
 from onefold.services.topic import Topic, TopicSettings
 from onefold.sim.disk import SimDisk
 from onefold.stores.memory.append_log import MemoryLog
+from onefold.stores.segments.log import SegmentLog
 from onefold.verdict import Verdict
 
 FIRST, REPEAT, UNSURE, REJECT = Verdict
@@ -110,6 +111,90 @@ def test_what_was_sent_ahead_of_a_failure_waits_for_its_retry():
         t.publish("p", messages(3))
     session = t.connect("p")
     assert t.publish("p", messages(5), session.epoch)[0].verdict == FIRST  # it knows what is stored, and left 3 out
+
+
+def test_only_its_own_retry_lifts_the_fence_after_a_failure():
+    disk = SimDisk()
+    t = open_topic(disk)
+    old, new = t.connect("p"), t.connect("p")
+    disk.fail(1)
+    with pytest.raises(StoreFailed):
+        t.publish("p", messages(5), new.epoch)
+    assert said(t.publish("p", messages(5), old.epoch)) == ["REJECT stale_epoch -1"]  # a zombie
+    disk.fail(1)
+    with pytest.raises(StoreFailed):
+        t.connect("p")
+    assert said(t.publish("p", messages(6), new.epoch)) == ["UNSURE fenced -1"]
+    assert [r.verdict for r in t.publish("p", messages(5, 6), new.epoch)] == [FIRST, FIRST]
+
+
+def test_a_future_cannot_be_cancelled_and_its_callback_may_publish():
+    t = topic()
+    first, second = t.submit("p", messages(0)), t.submit("p", messages(1))
+    assert not first.cancel()
+    later: list = []
+    first.add_done_callback(lambda future: later.extend(t.publish("p", messages(2))))
+    t.flush()
+    assert said([*first.result(0), *second.result(0), *later]) == ["FIRST new 0", "FIRST new 1", "FIRST new 2"]
+
+
+def test_an_interrupt_behind_the_sync_does_not_make_a_message_new_again():
+    class Late(MemoryLog):
+        def append(self, drafts, time_ms):
+            super().append(drafts, time_ms)
+            raise KeyboardInterrupt
+
+    log = Late()
+    t = topic(log)
+    with pytest.raises(KeyboardInterrupt):
+        t.publish("p", messages(0))
+    assert t.last_sequence_id("p") == 0
+    assert [r.verdict for r in t.publish("p", messages(0))] == [REPEAT]
+
+
+def test_what_is_no_message_is_refused_before_anything_is_judged():
+    t = topic()
+    with pytest.raises(Misuse, match=r"not \(5, str\)"):
+        t.publish("p", [(0, b"x"), (5, "text")])  # type: ignore[list-item]
+    assert t.publish("p", messages(0))[0].verdict == FIRST
+
+
+def test_a_snapshot_that_fails_is_tried_again_when_the_next_is_due_and_not_with_every_group():
+    class Forgetful(MemoryLog):
+        def save(self, snapshot):
+            raise StoreFailed("no room", cause="no room", path="")
+
+    t = topic(Forgetful(), snapshot_entries=10, idle_ms=1_000)
+    for n in range(50):
+        t.publish("p", messages(n))
+    assert t.problem == "no room"
+    assert len(stored(t, Kind.PURGE)) <= 5
+
+
+def test_old_messages_go_also_from_a_topic_that_nobody_publishes_to():
+    now = [0]
+    disk = SimDisk()
+    settings = TopicSettings(snapshot_entries=2, retain_ms=1_000)
+    t = Topic(SegmentLog("/t", files=disk), settings, clock=lambda: now[0])
+    for n in range(6):
+        t.publish("p", messages(n))
+        now[0] += 10
+    now[0] = 10_000
+    t.tend()
+    t.publish("p", messages(6, 7))
+    assert t.log.start > 0
+    assert [r.verdict for r in t.publish("p", messages(0, 7))] == [REPEAT, REPEAT]
+
+
+def test_a_floor_that_was_forgotten_is_unsure_also_above_which_something_is_stored():
+    now = [0]
+    t = topic(now=lambda: now[0], idle_ms=1_000, snapshot_entries=3, snapshot_ms=1 << 40)
+    t.publish("p", messages(*range(51)))
+    now[0] = 5_000
+    t.publish("q", messages(0, 1, 2))  # p is forgotten
+    assert t.publish("p", messages(60))[0].verdict == FIRST
+    assert said(t.publish("p", messages(10))) == ["UNSURE forgotten -1"]  # may have been left out: nobody knows
+    assert said(t.publish("p", messages(55))) == ["REPEAT behind_highest -1"]
 
 
 def test_a_flush_that_is_interrupted_answers_those_who_wait():
@@ -229,12 +314,12 @@ def test_a_switch_outlives_a_crash_and_the_settings_of_a_later_start():
 
 
 def test_what_waits_is_bounded():
-    t = topic(pending_bytes_max=100)
-    t.submit("p", [(0, bytes(90))])
-    with pytest.raises(Busy, match="90 bytes wait"):
-        t.submit("p", [(1, bytes(20))])
+    t = topic(pending_bytes_max=600)
+    t.submit("p", [(0, bytes(99)), (1, b"")])
+    with pytest.raises(Busy, match="500 bytes wait"):
+        t.submit("p", [(2, b"")])
     t.flush()
-    assert t.publish("p", [(1, bytes(20))])[0].verdict == FIRST
+    assert t.publish("p", [(2, b"")])[0].verdict == FIRST
 
 
 def test_a_message_that_is_too_large_is_refused_and_its_neighbours_are_not():

@@ -2,6 +2,7 @@ import threading
 
 import pytest
 
+from benchmarks.soak_producers import reading
 from onefold.services.topics import Topics
 from onefold.spark import jobs, register_log, streams
 from onefold.spark.columns import ProducerColumns
@@ -90,3 +91,7 @@ def test_a_pipeline_reads_a_log_and_judges_its_producers(spark, topics, tmp_path
     streaming = streams.Streaming(checkpoint=str(tmp_path / "checkpoint"), buckets=2)
     progress = streams.run_stream(spark, source, judging, streaming, str(tmp_path / "stream"), stop=threading.Event())
     assert progress.tally == run.tally
+
+
+def test_a_stream_has_each_message_once_while_producers_and_the_server_are_killed(spark, tmp_path):
+    assert "each exactly once" in reading(spark, tmp_path, kills=4, lines=400)

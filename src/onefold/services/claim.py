@@ -44,7 +44,7 @@ class Claim:
         """The name was opened, perhaps again; `Misuse` if it shows that it is another producer's now."""
         if self.epoch:
             # A topic that forgot the producer gives out epochs above all that were forgotten, not the next one.
-            forgotten = session.last_sequence_id < self.last_sequence_id
+            forgotten = session.last_sequence_id < max(self.last_sequence_id, session.floor)
             between = 0 if forgotten else session.epoch - self.epoch - 1
             if between > self._around(now) or session.last_sequence_id > max(self.sent, self.last_sequence_id):
                 raise self._taken()

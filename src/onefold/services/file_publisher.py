@@ -91,7 +91,13 @@ class FilePublisher:
 
     def _start(self, file: BinaryIO) -> int:
         """Where to begin: with the line that is stored last, if there is one."""
-        last = self._producer.last_sequence_id
+        last, floor = self._producer.last_sequence_id, self._producer.floor
+        if floor > last:
+            raise Misuse(
+                f"{self.path}: the topic has forgotten what {self._producer.name!r}, or a name like it, stored up to "
+                f"{floor:,}: publish the file under another name, if none of it is stored",
+                floor=floor,
+            )
         if last < 0:
             return 0
         size = file.seek(0, os.SEEK_END)

@@ -102,6 +102,11 @@ class Producer:
         return self._sender.claim.last_sequence_id
 
     @property
+    def floor(self) -> int:
+        """Ids at or below it cannot be stored: the topic forgot a producer that may have had them; -1: it did not."""
+        return self._sender.claim.floor
+
+    @property
     def message_bytes_max(self) -> int:
         """How large a payload may be."""
         return self._sender.message_bytes_max
@@ -150,7 +155,7 @@ class Producer:
                     f"sequence id {sequence_id}: must ascend, the next is at least {self._lowest}", sequence=sequence_id
                 )
             self._own_ids = own
-            given = self._next if sequence_id is None else sequence_id
+            given = max(self._next, self._sender.claim.floor + 1) if sequence_id is None else sequence_id
             if given > SEQUENCE_MAX:
                 raise Misuse(f"sequence id {given}: the last possible one is {SEQUENCE_MAX}", sequence=given)
             self._next = self._lowest = given + 1

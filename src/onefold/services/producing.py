@@ -189,7 +189,7 @@ class Sender:
             self._connection = self._way.connect(self.claim.name)
         except ConnectionRefusedError:
             raise  # it was not opened, for certain
-        except ConnectionError:
+        except (ConnectionError, Busy):  # somebody on the way may have said busy after it was opened
             self.claim.unsure(monotonic())
             raise
         self.claim.opened(self._connection.session, monotonic())

@@ -8,11 +8,12 @@ never settled; the topic then throws the whole overlay away.
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from onefold.engines.producers import answers
 from onefold.engines.producers.records import Entry, Kind
 from onefold.engines.producers.sequences import Sequences
+from onefold.errors import Misuse
 from onefold.ports import Draft, Record
 from onefold.verdict import Answer, Verdict
 
@@ -57,6 +58,25 @@ class Request(Generic[T]):
     """For the books: how many messages get which answer, once it is stored."""
     settle: Callable[[int, int], T]
     """Called with the first offset and the time of its drafts; what the one who asked is told."""
+
+    @property
+    def settles(self) -> bool:
+        """Is any of it stored, now or before?"""
+        return any(answer.verdict in (Verdict.FIRST, Verdict.REPEAT) for answer, _ in self.verdicts)
+
+
+MESSAGE_COST: Final = 200
+"""Bytes that a message takes in the queue beside its payload: an empty one is not free."""
+
+
+def size(producer: str, messages: Sequence[Message]) -> int:
+    """What messages take in the queue; `Misuse` if they are none."""
+    total = len(producer)
+    for sequence, payload in messages:
+        if type(sequence) is not int or type(payload) is not bytes:
+            raise Misuse(f"a message is a whole number and bytes, not ({sequence!r}, {type(payload).__name__})")
+        total += MESSAGE_COST + len(payload)
+    return total
 
 
 def publish(

@@ -6,40 +6,33 @@
     answer    only then: the engine is told that the group is persisted, and every publisher gets its receipts
 
 A write that fails takes all that is queued with it: a later message of a producer must not be stored before an earlier
-one, or the earlier one's retry would look like a repeat. For the same reason nothing above the failed sequence is taken
-until it comes again, or its producer connects anew: who sends ahead may not know yet that it failed. Nobody gets an
-answer but the named error, the overlay falls back to what is persisted, and a retry is judged anew.
+one, or the earlier one's retry would look like a repeat; what was sent ahead waits, see `fence`. Nobody gets an answer
+but the named error, the overlay falls back to what is persisted, and a retry is judged anew.
 
 What a topic remembers is a function of its log. Every now and then it is saved with its position; opening the topic
 loads it and reads the records behind it.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from time import time_ns
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from onefold.engines.producers.answers import FENCED, WRITE_FAILED
-from onefold.engines.producers.records import Entry, Kind
 from onefold.engines.producers.recovery import Cadence, Snapshot, recover
-from onefold.errors import Busy, Misuse, StoreFailed
+from onefold.errors import Busy, Misuse, OnefoldError, StoreFailed
 from onefold.ports import AppendLog, Draft
 from onefold.services import requests
+from onefold.services.fence import Fence
 from onefold.services.requests import Message, Receipt, Request, Session
-from onefold.services.topic_settings import TopicSettings
+from onefold.services.topic_settings import Clock, TopicSettings, wall_ms
 from onefold.tally import Tally
 
 __all__ = ["Clock", "Receipt", "Session", "Topic", "TopicSettings", "wall_ms"]
 
 T = TypeVar("T")
-Clock: TypeAlias = Callable[[], int]
-
-
-def wall_ms() -> int:
-    """What the clock on the wall says, in milliseconds since 1970."""
-    return time_ns() // 1_000_000
 
 
 class _Ticket(NamedTuple):
@@ -72,10 +65,9 @@ class Topic:
         self._committing = threading.Lock()
         self._queue: list[_Ticket] = []
         self._queued_bytes = 0
-        self._failed: dict[str, int] = {}  # the lowest sequence of a producer whose write failed
+        self._fence = Fence(self.settings.producers_max)
         self._closed = False
         self._groups = 0
-        self._time_ms = 0
         self._recover()
         if log.end == 0 and not self.settings.deduplicate:
             self.switch(False)
@@ -83,18 +75,14 @@ class Topic:
     def _recover(self) -> None:
         snapshot = self.log.load()
         tail = requests.entries(self.log.read(snapshot.position if snapshot else 0))
-        recovered = recover(snapshot, self._in_time(tail), **self.settings.of_memory())
+        recovered = recover(snapshot, tail, **self.settings.of_memory())
         self._memory = recovered.sequences
+        self._time_ms = max(
+            (record.time_ms for record in self.log.read(max(self.log.start, self.log.end - 1))), default=0
+        )
         self._cadence = Cadence(self.settings.snapshot_entries, self.settings.snapshot_ms)
         self._cadence.done(self._clock())
         self._cadence.note(recovered.since_snapshot, self._clock())
-
-    def _in_time(self, tail: Iterator[tuple[int, Entry]]) -> Iterator[tuple[int, Entry]]:
-        for offset, entry in tail:
-            self._time_ms = max(self._time_ms, entry.time_ms)
-            yield offset, entry
-
-    # --- what it can be asked -----------------------------------------------------------------------------------
 
     def connect(self, name: str | None = None) -> Session:
         """Open a producer's session: a new epoch, which fences off whoever used the name before.
@@ -102,27 +90,22 @@ class Topic:
         None: a name that nobody has is given out.
         """
         given = f"producer-{uuid4().hex}" if name is None else name
-
-        def judge() -> Request[Session]:
-            request = requests.connect(self._memory, given)
-            self._failed.pop(given, None)  # it will learn what is stored, and go on from there
-            return request
-
-        return self._settled(self._ask(judge, len(given)))
+        session = self._settled(self._ask(lambda: requests.connect(self._memory, given), len(given)))
+        with self._judging:
+            self._fence.lift(given)
+        return session
 
     def submit(self, producer: str, messages: Sequence[Message], epoch: int | None = None) -> Future[list[Receipt]]:
         """Judge messages of one producer now; their receipts come with the next `flush` of anybody."""
 
         def judge() -> Request[list[Receipt]]:
-            failed = self._failed.get(producer)
-            if failed is not None and messages:
-                if messages[0][0] > failed:
-                    return requests.refuse(FENCED, len(messages))
-                if messages[-1][0] >= failed:
-                    del self._failed[producer]
-            return requests.publish(self._memory, producer, messages, epoch, self.settings.message_bytes_max)
+            if self._fence.holds(producer, messages):
+                return requests.refuse(FENCED, len(messages))
+            request = requests.publish(self._memory, producer, messages, epoch, self.settings.message_bytes_max)
+            self._fence.passed(producer, messages, request)
+            return request
 
-        return self._ask(judge, sum(len(payload) for _, payload in messages))
+        return self._ask(judge, requests.size(producer, messages))
 
     def submit_keyed(self, key: str, payload: bytes) -> Future[Receipt]:
         """Judge a message by its key now; its receipt comes with the next `flush` of anybody."""
@@ -173,6 +156,7 @@ class Topic:
 
     def _ask(self, judge: Callable[[], Request[T]], size: int) -> Future[T]:
         future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # what is on its way cannot be called back
         with self._judging:
             if self._closed:
                 raise Misuse("this topic is closed")
@@ -195,62 +179,69 @@ class Topic:
 
     def flush(self) -> None:
         """Store all that is queued, as one group; who calls while another does waits for that, then looks again."""
-        with self._committing:
-            with self._judging:
-                tickets, self._queue = self._queue, []
-                self._queued_bytes = 0
-            if tickets:
-                self._commit(tickets)
-                self._keep_house()
+        answers: list[Callable[[], None]] = []
+        try:
+            with self._committing:
+                with self._judging:
+                    tickets, self._queue = self._queue, []
+                    self._queued_bytes = 0
+                if tickets:
+                    self._commit(tickets, answers)
+                    self._keep_house()
+        finally:
+            for answer in answers:  # whoever is called back may publish
+                answer()
 
-    def _commit(self, tickets: list[_Ticket]) -> None:
+    def _commit(self, tickets: list[_Ticket], answers: list[Callable[[], None]]) -> None:
         drafts: list[Draft] = []
         for ticket in tickets:
             drafts += ticket.request.drafts
         time_ms = self._time_ms = max(self._time_ms, self._clock())  # a clock set back must not unsort the log
+        end = self.log.end
         try:
             offset = self.log.append(drafts, time_ms)
+            with self._judging:
+                settled = []
+                for ticket in tickets:
+                    settled.append(partial(ticket.future.set_result, ticket.request.settle(offset, time_ms)))
+                    self._book(ticket.request)
+                    offset += len(ticket.request.drafts)
+                self._groups += 1
+                self._cadence.note(len(drafts), time_ms)
+            answers += settled
         except BaseException as error:
-            self._give_up(tickets, error)
+            self._give_up(tickets, error, answers)
             if isinstance(error, StoreFailed):
                 return  # which the futures tell
+            if self.log.end != end:  # interrupted when it was stored, but not known to be
+                with self._judging:
+                    self._recover()
             raise
-        results = []
-        with self._judging:
-            for ticket in tickets:
-                results.append(ticket.request.settle(offset, time_ms))
-                self._book(ticket.request)
-                offset += len(ticket.request.drafts)
-            self._groups += 1
-            self._cadence.note(len(drafts), time_ms)
-        for ticket, result in zip(tickets, results, strict=True):
-            ticket.future.set_result(result)
 
-    def _give_up(self, tickets: list[_Ticket], error: BaseException) -> None:
+    def _give_up(self, tickets: list[_Ticket], error: BaseException, answers: list[Callable[[], None]]) -> None:
         """Nothing of this group was stored, so nothing that was judged after it may be stored either."""
         with self._judging:
             tickets = tickets + self._queue
             self._queue, self._queued_bytes = [], 0
             self._memory.forget_overlay()
             for ticket in tickets:
-                self._note_failed(ticket.request.drafts)
+                if self.settings.memory == "highest" and self._memory.switched_on:
+                    self._fence.raise_for(ticket.request.drafts)
                 self.tally.note(WRITE_FAILED, sum(count for _, count in ticket.request.verdicts))
-        for ticket in tickets:
-            ticket.future.set_exception(error)
-
-    def _note_failed(self, drafts: list[Draft]) -> None:
-        if self.settings.memory == "gaps" or not self._memory.switched_on:
-            return  # there a lower sequence is still new
-        for draft in drafts:
-            if draft.kind == Kind.MESSAGE:
-                lowest = self._failed.get(draft.producer, draft.sequence)
-                self._failed[draft.producer] = min(lowest, draft.sequence)
+        answers += [partial(ticket.future.set_exception, error) for ticket in tickets]
 
     def _book(self, request: Request[Any]) -> None:
         for answer, count in request.verdicts:
             self.tally.note(answer, count)
 
     # --- in between ---------------------------------------------------------------------------------------------
+
+    def tend(self) -> None:
+        """What is due by the clock alone: for topics that nobody publishes to."""
+        with self._committing:
+            if not self._closed:
+                self._keep_house()
+                self._retain()
 
     def _keep_house(self) -> None:
         """If it is due: forget idle producers, save what is remembered, drop what need not be kept."""
@@ -260,13 +251,20 @@ class Topic:
         try:
             if self.settings.idle_ms is not None:
                 self._purge(now_ms - self.settings.idle_ms)
-            self.save()
-            self.log.retain(
-                bytes=self.settings.retain_bytes,
-                before_ms=None if self.settings.retain_ms is None else now_ms - self.settings.retain_ms,
-            )
+            self._save()
             self.problem = None
-        except StoreFailed as error:
+        except (OnefoldError, OSError) as error:
+            self.problem = str(error)
+            self._cadence.done(now_ms)  # and again when the next one is due
+        self._retain()
+
+    def _retain(self) -> None:
+        limit, age = self.settings.retain_bytes, self.settings.retain_ms
+        if limit is None and age is None:
+            return
+        try:
+            self.log.retain(bytes=limit, before_ms=None if age is None else self._clock() - age)
+        except (OnefoldError, OSError) as error:
             self.problem = str(error)
 
     def _purge(self, before_ms: int) -> None:
@@ -278,6 +276,10 @@ class Topic:
 
     def save(self) -> None:
         """Save what is remembered, with its position: the next opening reads only the records behind it."""
+        with self._committing:
+            self._save()
+
+    def _save(self) -> None:
         with self._judging:
             snapshot = Snapshot(self.log.end, self._memory.snapshot())
         self.log.save(snapshot)
@@ -285,15 +287,14 @@ class Topic:
 
     def close(self) -> None:
         """Store what is queued, save what is remembered, and let go of the log."""
-        self.flush()
-        with self._committing:
-            with self._judging:
-                if self._closed:
-                    return
-                self._closed = True
-            try:
-                self.save()
-            except StoreFailed as error:
-                self.problem = str(error)
-            finally:
-                self.log.close()
+        with self._judging:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            self.flush()
+            self.save()
+        except (OnefoldError, OSError) as error:
+            self.problem = str(error)
+        finally:
+            self.log.close()

@@ -1,6 +1,9 @@
-"""How a topic remembers, and its limits."""
+"""How a topic remembers, its limits, and what time it is there."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from time import time_ns
+from typing import TypeAlias
 
 from onefold.engines.producers.bounds import (
     DIGESTS_MAX,
@@ -11,6 +14,13 @@ from onefold.engines.producers.bounds import (
     MemoryKind,
     Settings,
 )
+
+Clock: TypeAlias = Callable[[], int]
+
+
+def wall_ms() -> int:
+    """What the clock on the wall says, in milliseconds since 1970."""
+    return time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,10 @@ from types import TracebackType
 from typing import Final, cast, get_args
 
 from onefold.engines.producers.bounds import MemoryKind
-from onefold.errors import BadInput, Misuse
+from onefold.errors import BadInput, Damaged, Misuse
 from onefold.services.topic import Clock, Topic, TopicSettings, wall_ms
+from onefold.stores.segments.files import REAL
+from onefold.stores.segments.folder import failing
 from onefold.stores.segments.log import SEGMENT_BYTES, SegmentLog
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -64,16 +66,26 @@ class Topics:
                 raise Misuse(f"there is no topic {name!r} in {self.root}", topic=name)
             if len(self.names()) >= self._topics_max:
                 raise Misuse(f"there are {self._topics_max:,} topics in {self.root} already, the limit", topic=name)
-            folder.mkdir(parents=True, exist_ok=True)
-            _write(folder / FILE, {"format": 1, "memory": settings.memory})
+            _make(folder, settings.memory)
+        settings = replace(settings, memory=memory_of(folder))
         log = SegmentLog(folder, segment_bytes=self._segment_bytes)
-        return Topic(log, replace(settings, memory=memory_of(folder)), clock=self._clock)
+        try:
+            return Topic(log, settings, clock=self._clock)
+        except BaseException:
+            log.close()  # or nobody could try again
+            raise
 
     def close(self) -> None:
-        """Close all topics."""
+        """Close all topics; if one cannot be closed well, the others are, and then it is told."""
+        errors: list[BaseException] = []
         with self._opening:
             while self._open:
-                self._open.popitem()[1].close()
+                try:
+                    self._open.popitem()[1].close()
+                except Exception as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 def topic_folder(root: Path, name: str) -> Path:
@@ -88,10 +100,21 @@ def topic_names(root: Path) -> list[str]:
     return sorted(path.parent.name for path in root.glob(f"*/{FILE}"))
 
 
-def _write(path: Path, document: dict[str, object]) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(document) + "\n", encoding="utf-8")
-    fresh.replace(path)
+def _make(folder: Path, memory: MemoryKind) -> None:
+    """Write the file of a new topic, durable before anything is stored in it."""
+    if any(folder.glob("*.log")):  # to make it anew could give it another memory
+        raise Damaged(f"{folder}: has a log, and its {FILE} is gone", path=str(folder))
+    with failing(str(folder / FILE)):
+        REAL.make_folder(str(folder))
+        fresh = REAL.open(str(folder / f"{FILE}.new"), new=True)
+        try:
+            fresh.truncate(0)
+            fresh.write(json.dumps({"format": 1, "memory": memory}).encode() + b"\n", 0)
+            fresh.sync()
+        finally:
+            fresh.close()
+        REAL.rename(str(folder / f"{FILE}.new"), str(folder / FILE))
+        REAL.sync_folder(str(folder))
 
 
 def memory_of(folder: Path) -> MemoryKind:

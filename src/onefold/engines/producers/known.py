@@ -64,9 +64,11 @@ class Highest:
 
     def unseen(self, low: int, high: int) -> tuple[Part, ...]:
         """The parts of ``low..high`` that are not known to be stored, ascending."""
-        head = self.head
+        head, forgotten = self.head, self.forgotten
         if low > head:
             return ((low, high),)
+        if low <= forgotten:  # it may have been stored by somebody who was forgotten, or left out: nobody knows
+            return ((low, min(high, forgotten)), *(((head + 1, high),) if high > head else ()))
         return ((head + 1, high),) if high > head else ()
 
     def store(self, low: int, high: int, gap_count_max: int = 0) -> None:

@@ -42,7 +42,7 @@ from onefold.services.ingest.service import Service
 
 def application(service: Service, metrics: Metrics, token: str | None, host: str) -> ASGIApp:
     """The whole of it, as an ASGI app."""
-    routes = _Routes(service, metrics)
+    routes = _Routes(service, metrics, told=token is None)
     router = Router(
         [
             Route("/topics", routes.topics, methods=["GET"]),
@@ -62,8 +62,9 @@ def application(service: Service, metrics: Metrics, token: str | None, host: str
 
 
 class _Routes:
-    def __init__(self, service: Service, metrics: Metrics) -> None:
+    def __init__(self, service: Service, metrics: Metrics, *, told: bool) -> None:
         self._service = service
+        self._told = told  # /healthz asks for no token: where there is one, it does not say what is wrong
         self._metrics = metrics
         self._limits = service.limits
 
@@ -145,7 +146,7 @@ class _Routes:
         if self._service.closing:
             return answer({"status": "closing"}, 503)
         if problems:
-            return answer({"status": "trouble", "problems": problems}, 503)
+            return answer({"status": "trouble", **({"problems": problems} if self._told else {})}, 503)
         return answer({"status": "ok", "topics": len(self._service.desks)})
 
     async def metrics(self, request: Request) -> Response:

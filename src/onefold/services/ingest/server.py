@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -73,6 +74,7 @@ class IngestServer:
             self.ready.set()
             say(url)
 
+        _more_files()
         with _one_line_errors():
             asyncio.run(self._serve(ready))
 
@@ -87,9 +89,11 @@ class IngestServer:
         metrics = Metrics(service, lambda: len(server.server_state.connections))
         app = application(service, metrics, self.settings.token, self.settings.host)
         server = self._server = _Server(_config(app, limits), service, ready)
+        tending = asyncio.create_task(service.tend())
         try:
             await server.serve([self._socket])
         finally:
+            tending.cancel()
             await service.close()
 
 
@@ -173,6 +177,14 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise OSError(error.errno, error.strerror, f"{host}:{port}") from error
     return listener
+
+
+def _more_files() -> None:
+    """Take as many open files as the system lets us: a topic has four, a connection one, and the usual limit is low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @contextlib.contextmanager

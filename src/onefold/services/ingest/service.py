@@ -14,6 +14,7 @@ from onefold.services.topics import FILE, Topics, topic_folder
 THREADS: Final = 16
 """Topics that are written to at the same time; a disk does not get faster by more."""
 PROBLEMS_MAX: Final = 100
+TEND_S: Final = 10
 
 
 class UnknownTopic(OnefoldError):
@@ -89,6 +90,14 @@ class Service:
     async def names(self) -> list[str]:
         """The topics that are there, open or not."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self.topics.names)
+
+    async def tend(self) -> None:
+        """See to what topics owe by the clock alone (snapshots, retention), for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(TEND_S)
+            for desk in list(self.desks.values()):
+                await loop.run_in_executor(self._pool, desk.topic.tend)
 
     async def drain(self, seconds: float) -> None:
         """No more is taken; what is in hand on the websockets is answered, and they are closed."""

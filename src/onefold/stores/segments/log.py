@@ -122,7 +122,6 @@ class SegmentLog:
         self._mark = files.open(f"{folder}/{MARK}", new=True)
         self._held.append(self._mark)
         self._mark.write(pack_mark(self._end), 0)
-        self._reader = LogReader(folder, files=files, durable=lambda: self._end)
 
     @property
     def start(self) -> int:
@@ -208,7 +207,6 @@ class SegmentLog:
         self._bases.append(base)
         begin = Entry(base, 0, index.NEVER)
         self._index = IndexWriter(files, f"{self._folder}/{name(base, INDEX)}", [begin])
-        self._reader.refresh()
 
     def _repair(self) -> None:
         """Bring file and mark to what was acknowledged, through a descriptor that has not seen the failure."""
@@ -229,7 +227,11 @@ class SegmentLog:
     def read(self, start: int, end: int | None = None) -> Iterator[Record]:
         """The durable records from ``start`` up to, not including, ``end`` (None: all that there are now)."""
         self._check_open()
-        return self._reader.read(start, end)
+        return self._reader().read(start, end)
+
+    def _reader(self) -> LogReader:
+        """One for each who reads: they go on in their own threads."""
+        return LogReader(self._folder, files=self._files, durable=lambda: self._end)
 
     def save(self, snapshot: Snapshot) -> None:
         """Keep a snapshot; durable when it returns. A position beyond ``end`` or before ``start`` is `Misuse`."""
@@ -253,18 +255,21 @@ class SegmentLog:
         with failing(self._folder):
             limit = min(before_offset, self._snapshots.safe_position())
             remove(self._files, self._folder, self._bases, limit)
-        self._reader.refresh()
         return self.start
 
     def retain(self, *, bytes: int | None = None, before_ms: int | None = None) -> int:
         """Remove old segments, while all together have more than ``bytes`` or a whole one is older than ``before_ms``.
 
-        The segment that is being written stays, and so does what the kept snapshots need. Returns the new ``start``.
+        What the kept snapshots need stays, and the segment that is being written; but one that begins with a record
+        older than ``before_ms`` is closed now, so that it can go when all of it is. Returns the new ``start``.
         """
         self._check_open()
         with failing(self._folder):
+            first = next(self.read(self._base, min(self._base + 1, self._end)), None)
+            if before_ms is not None and first is not None and first.time_ms < before_ms and not self._broken:
+                self._roll()
             sizes = [self._files.size(self._path(base)) for base in self._bases[:-1]]
-            limit = beyond(self._reader, self._bases, [*sizes, self._position], bytes, before_ms)
+            limit = beyond(self._reader(), self._bases, [*sizes, self._position], bytes, before_ms)
         return self.trim(limit)
 
     def close(self) -> None:

@@ -197,7 +197,9 @@ class LogReader:
                 latest = max(latest, max(record.time_ms for record in records))
                 entries.append(Entry(records[-1].offset + 1, stop, latest))
             if self._durable is not None:
-                IndexWriter(self._files, f"{self._folder}/{name(base, INDEX)}", entries).rewrite()
+                writer = IndexWriter(self._files, f"{self._folder}/{name(base, INDEX)}", entries)
+                writer.rewrite()
+                writer.close()
         return entries
 
     def _path(self, base: int) -> str:

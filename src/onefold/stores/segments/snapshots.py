@@ -88,9 +88,8 @@ class Snapshots:
         path = self._path(snapshot.position)
         with failing(path):
             self._write(path, pack(snapshot))
-        for position in self.positions()[: -self._kept]:
-            # Whether this removal is durable does not matter: an old snapshot too many does no harm.
-            with suppress(OSError):
+        with suppress(OSError):  # nor does it matter whether this is durable: an old snapshot too many does no harm
+            for position in self.positions()[: -self._kept]:
                 self._files.unlink(self._path(position))
 
     def _write(self, path: str, data: bytes) -> None:
