@@ -92,7 +92,8 @@ def test_onefold_works_where_the_caller_stands_and_the_tests_in_the_tree(tree, t
 
 def test_check_runs_every_tool_and_the_tests_last(tree):
     done = call("check", run=tree / "run")
-    tools = ["ruff format --check .", "ruff check .", "mypy", "lint-imports", "python -m pytest"]
+    tests = "python -m pytest -n auto --maxprocesses 4 --dist loadfile"
+    tools = ["ruff format --check .", "ruff check .", "mypy", "lint-imports", tests]
     assert [line for line in done.stdout.splitlines() if line != str(tree)] == tools
     assert done.returncode == 0
 

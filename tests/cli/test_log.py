@@ -68,6 +68,14 @@ def test_ls_shows_the_others_when_one_is_damaged(topics, log):
     assert "the mark is missing or torn" in err
 
 
+def test_tail_begins_at_a_time(topics, log):
+    code, out, _ = log("tail", topics.root / "orders", "--since", "2001-01-01T00:00:00", "--json")
+    assert (code, len(lines(out))) == (0, 14)
+    assert log("tail", topics.root / "orders", "--since", "2999-01-01T00:00:00", "--json")[:2] == (0, "")
+    code, _, err = log("tail", topics.root / "orders", "--since", "2001-01-01T00:00:00", "--from", 3)
+    assert (code, "--from and --since" in err) == (2, True)
+
+
 def test_tail_shows_the_last_messages_and_no_books(topics, log):
     code, out, err = log("tail", topics.root / "orders", "--max", 3, "--json")
     assert code == 0

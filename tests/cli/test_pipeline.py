@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from onefold.services.topics import Topics
 from onefold.sim.faults import NONE, Faults
 from onefold.sim.traffic import Traffic, make
 from onefold.sim.writing import write
@@ -95,3 +96,20 @@ def test_an_output_that_cannot_be_written_is_one_line_and_exit_3(traffic, tmp_pa
     path = pipeline(tmp_path, traffic / "messages")
     path.write_text(path.read_text().replace('path = "out"', 'path = "file/out"'))
     one_line(onefold("run", "pipeline.toml", cwd=tmp_path), 3, "file/out")
+
+
+def test_check_judges_the_producers_of_a_dump_and_of_a_log(tmp_path):
+    dump = pa.table(
+        {"pid": ["a", "a", "a", "b"], "seq": [0, 1, 1, 2], "at": [1, 2, 3, 4], "body": ["x", "y", "z", "x"]}
+    )
+    (tmp_path / "dump").mkdir()
+    pq.write_table(dump, tmp_path / "dump" / "d.parquet")
+    words = ["--producer", "pid", "--sequence", "seq", "--order", "at", "--payload", "body", "--json"]
+    found = onefold("check", tmp_path / "dump", *words, cwd=tmp_path)
+    assert found.returncode == 1, found.stderr
+    assert json.loads(found.stdout)["findings"] == ["1 rejected rows", "1 missing ranges"]
+    with Topics(tmp_path / "log") as topics:
+        topics.topic("orders").publish("p", [(0, b"x"), (1, b"y")])
+    clean = onefold("check", tmp_path / "log" / "orders", "--producer", "producer", cwd=tmp_path)
+    assert clean.returncode == 0, clean.stderr
+    one_line(onefold("check", "x", "--memory", "highest", cwd=tmp_path), 2, "--memory", "--producer")

@@ -3,10 +3,12 @@ import threading
 import pytest
 
 from benchmarks.soak_producers import reading
+from onefold.errors import Misuse
 from onefold.services.topics import Topics
 from onefold.spark import jobs, register_log, streams
 from onefold.spark.columns import ProducerColumns
 from onefold.spark.judging import Producers
+from onefold.spark.log_source import SCHEMA, OnefoldLog
 
 
 @pytest.fixture
@@ -75,6 +77,19 @@ def test_a_stream_goes_on_where_it_ended_and_reads_each_offset_once(spark, topic
     read_on()
     assert [len(batch) for batch in seen] == [70, 30, 50]
     assert sorted(offset for batch in seen for offset in batch) == list(range(150))
+
+
+@pytest.mark.parametrize(("start", "first"), [("latest", None), ("30", 30), ("1970-01-01T00:00:02", 20)])
+def test_a_stream_begins_where_it_is_told_to(start, first, tmp_path):
+    now = [0]
+    with Topics(tmp_path, clock=lambda: now[0]) as topics:
+        for n in range(0, 40, 10):
+            fill(topics, "p", n, 10)
+            now[0] += 1_000
+        options = {"path": str(tmp_path / "orders"), "start": start}
+        assert OnefoldLog(options).streamReader(SCHEMA).initialOffset() == {"offset": 40 if first is None else first}
+        with pytest.raises(Misuse, match="start is 'soon'"):
+            OnefoldLog({**options, "start": "soon"}).streamReader(SCHEMA).initialOffset()
 
 
 def test_a_pipeline_reads_a_log_and_judges_its_producers(spark, topics, tmp_path):

@@ -1,25 +1,28 @@
 """``onefold check``: what is wrong with a data set, without writing anything."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from onefold.cli.output import emit_json, people
 from onefold.cli.progress import progress
+from onefold.errors import Misuse
 from onefold.report import text
 from onefold.tally import Tally
 
+if TYPE_CHECKING:
+    from onefold.spark.judging import Judging
+
 _FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".orc": "orc"}
+_KEY = "stream,partition,publisher,chain"
 
 
 def check(
     path: Annotated[str, typer.Argument(help="A file or folder that Spark can read.")],
     format: Annotated[
-        str, typer.Option(help='"parquet", "json", "csv", ...; "auto": by the ending of the names.')
+        str, typer.Option(help='"parquet", "json", "csv", "onefold-log", ...; "auto": by the ending of the names.')
     ] = "auto",
-    key: Annotated[str, typer.Option(help="The columns that name the chain, with commas.")] = (
-        "stream,partition,publisher,chain"
-    ),
+    key: Annotated[str, typer.Option(help="The columns that name the chain, with commas.")] = _KEY,
     timestamp: Annotated[str, typer.Option(help="Column of the number's timestamp.")] = "timestamp",
     sequence: Annotated[str, typer.Option(help='Column of its sequence, or "none".')] = "sequence",
     previous_timestamp: Annotated[
@@ -28,41 +31,76 @@ def check(
     previous_sequence: Annotated[str, typer.Option(help='Column of its sequence, or "none".')] = "previous_sequence",
     arrival: Annotated[str, typer.Option(help='Column of the arrival time, or "none".')] = "arrival",
     floor: Annotated[Literal["first", "open"], typer.Option(help="Is what lies below the first arrival new?")] = "open",
-    gap_count_max: Annotated[int, typer.Option(min=1, help="Gaps remembered per chain.")] = 10_000,
+    producer: Annotated[
+        str | None, typer.Option(help="The columns that name the producer: judges producers, not chains.")
+    ] = None,
+    order: Annotated[str, typer.Option(help='Of producers: column of the order, or "none": by sequence.')] = "none",
+    payload: Annotated[str, typer.Option(help='Of producers: columns of the content, or "none".')] = "none",
+    memory: Annotated[
+        Literal["highest", "gaps"], typer.Option(help="Of producers: is a lower sequence that was never seen new?")
+    ] = "gaps",
+    gap_count_max: Annotated[int, typer.Option(min=1, help="Gaps remembered per chain or producer.")] = 10_000,
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
     ranges: Annotated[int, typer.Option(min=0, help="How many missing ranges to show.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
     """Find the duplicates, gaps and malformed rows of a data set. Exit 1 if there are any, 0 if it is clean."""
     from onefold.spark import jobs
-    from onefold.spark.columns import ChainColumns
-    from onefold.spark.judging import Chains
+    from onefold.spark.columns import ChainColumns, ProducerColumns
+    from onefold.spark.judging import Chains, Producers
     from onefold.spark.session import session
 
-    columns = ChainColumns(
-        key=tuple(name.strip() for name in key.split(",") if name.strip()),
-        timestamp=timestamp,
-        sequence=_maybe(sequence),
-        previous_timestamp=_maybe(previous_timestamp),
-        previous_sequence=_maybe(previous_sequence),
-        arrival=_maybe(arrival),
-    )
+    judging: Judging
+    if producer is None:
+        _refuse(
+            {"--order": (order, "none"), "--payload": (payload, "none"), "--memory": (memory, "gaps")}, "--producer"
+        )
+        columns = ChainColumns(
+            key=_names(key),
+            timestamp=timestamp,
+            sequence=_maybe(sequence),
+            previous_timestamp=_maybe(previous_timestamp),
+            previous_sequence=_maybe(previous_sequence),
+            arrival=_maybe(arrival),
+        )
+        judging = Chains(columns=columns, floor=floor, gap_count_max=gap_count_max)
+    else:
+        of_chains = {"--key": (key, _KEY), "--timestamp": (timestamp, "timestamp"), "--arrival": (arrival, "arrival")}
+        _refuse(of_chains, "no --producer")
+        dump = ProducerColumns(
+            producer=_names(producer), sequence=sequence, order=_maybe(order), payload=_names(_maybe(payload) or "")
+        )
+        judging = Producers(columns=dump, memory=memory, gap_count_max=gap_count_max)
     with progress(people) as say:
         say("starting Spark")
         spark = session(master)
         source = jobs.Source(path=path, format=_format(path) if format == "auto" else format)
-        judging = Chains(columns=columns, floor=floor, gap_count_max=gap_count_max)
         result = jobs.check(spark, source, judging, ranges_max=ranges, say=say).to_dict()
+    if _told(result, json):
+        raise typer.Exit(1)
+
+
+def _told(result: dict[str, Any], json: bool) -> bool:
+    """Tell what was found; whether there was anything."""
     found = text.findings(result)
     if json:
         emit_json({**result, "findings": found})
     tally = Tally.from_dict(result["tally"])
-    people.print(text.books(tally))
+    people.print(text.books(tally, result["engine"]))
     people.print(text.ranges(result))
     people.print(text.banner(tally))
     people.print(f"found: {', '.join(found)}" if found else "clean: every message is there once", highlight=False)
-    if found:
-        raise typer.Exit(1)
+    return bool(found)
+
+
+def _refuse(options: dict[str, tuple[str, str]], needed: str) -> None:
+    for option, (value, default) in options.items():
+        if value != default:
+            raise Misuse(f"{option} is {value!r}, which needs {needed}", option=option)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _maybe(name: str) -> str | None:
@@ -70,9 +108,11 @@ def _maybe(name: str) -> str | None:
 
 
 def _format(path: str) -> str:
-    """By the ending of the file, or of the first file in the folder that has a known one."""
+    """By the ending of the file, or of the first file in the folder that has a known one; a topic has its own file."""
     from pathlib import Path
 
     place = Path(path)
+    if (place / "topic.json").is_file():
+        return "onefold-log"
     files = sorted(place.rglob("*")) if place.is_dir() else [place]
     return next((_FORMATS[file.suffix] for file in files if file.suffix in _FORMATS), "parquet")

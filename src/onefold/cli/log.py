@@ -21,7 +21,7 @@ from onefold.cli.output import AsJson, emit_json, people
 from onefold.engines.producers.records import Kind
 from onefold.engines.producers.recovery import recover
 from onefold.engines.producers.sequences import Sequences
-from onefold.errors import OnefoldError
+from onefold.errors import Misuse, OnefoldError
 from onefold.ports import Record
 from onefold.services.ingest.documents import MESSAGES, record_document
 from onefold.services.requests import entries
@@ -74,6 +74,9 @@ def tail(
     start: Annotated[
         int | None, typer.Option("--from", min=0, help="The offset to begin at; by default near the end.")
     ] = None,
+    since: Annotated[
+        datetime | None, typer.Option("--since", help="The time to begin at, in UTC, such as 2026-01-31T12:00:00.")
+    ] = None,
     count_max: Annotated[
         int | None, typer.Option("--max", min=1, help="How many to show; by default 10, or all from --from on.")
     ] = None,
@@ -85,6 +88,10 @@ def tail(
 ) -> None:
     """Show the messages of a topic."""
     reader = LogReader(topic)
+    if since is not None:
+        if start is not None:
+            raise Misuse("--from and --since: one of them says where to begin, not both", start=start)
+        start = reader.offset_at(round(since.replace(tzinfo=UTC).timestamp() * 1_000))
     if start is None:
         count_max = count_max if follow else count_max or TAIL_COUNT
         start = _near_end(reader, count_max or TAIL_COUNT, everything)

@@ -6,11 +6,13 @@ An offset of the stream is an offset of the log, so a checkpoint of Spark says e
 restart goes on there. Only what is on disk for good is read: the log's writer says how far that is. A task reads a
 range of offsets, cut where segments and their index have borders; records become Arrow batches.
 
-Options: ``start`` (of a stream: "earliest", "latest" or an offset), ``maxRecordsPerTrigger``, ``kinds`` ("messages",
-or "all": also conflicts, sessions, purges and switches), ``tasks`` (how many read, at most).
+Options: ``start`` (of a stream: "earliest", "latest", an offset or a time such as "2026-01-31T12:00:00", in UTC),
+``maxRecordsPerTrigger``, ``kinds`` ("messages", or "all": also conflicts, sessions, purges and switches), ``tasks``
+(how many read, at most).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,6 +92,14 @@ class _Range:
         log = LogReader(self.path)
         return log.start, log.end
 
+    def offset_at(self, text: str) -> int | None:
+        try:
+            at = datetime.fromisoformat(text)
+        except ValueError:
+            return None
+        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+        return LogReader(self.path).offset_at(round(at.timestamp() * 1_000))
+
     def partitions(self, start: int, end: int) -> list[InputPartition]:
         ranges = LogReader(self.path).ranges(start, end, self.tasks or TASKS)
         return [InputPartition(part) for part in ranges]
@@ -145,9 +155,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._log.start in ("earliest", "latest"):
             return {"offset": start if self._log.start == "earliest" else end}
         text = self._log.start
-        if not text.isascii() or not text.isdigit() or not start <= int(text) <= end:
-            raise Misuse(f"start is {text!r}, must be earliest, latest or an offset from {start} to {end}", start=text)
-        return {"offset": int(text)}
+        offset = int(text) if text.isascii() and text.isdigit() else self._log.offset_at(text)
+        if offset is None or not start <= offset <= end:
+            wanted = f"earliest, latest, a time or an offset from {start} to {end}"
+            raise Misuse(f"start is {text!r}, must be {wanted}", start=text)
+        return {"offset": offset}
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What is there now is all that will be read."""
