@@ -26,14 +26,14 @@ def spoil(whole: rot.Specimen, *offsets: int) -> dict[str, bytes]:
 
 
 def test_a_whole_log_is_found_whole():
-    whole = rot.with_snapshots(rot.specimen(groups=11), [3, 9])
+    whole = rot.with_snapshots(rot.specimen(groups=11, apart=True), [3, 9])
     findings = verify(FOLDER, files=SimDisk(whole.contents))
     assert (findings.ok, findings.records, findings.snapshots, findings.torn_bytes) == (True, 33, [3, 9], 0)
     assert str(findings) == "/log: 33 whole records of [0, 33)"
 
 
 def test_every_damaged_place_is_named_with_what_is_lost_and_what_is_not():
-    whole = rot.specimen(groups=11)
+    whole = rot.specimen(groups=11, apart=True)
     disk = SimDisk(spoil(whole, 4, 5, 20))
     before = disk.contents()
     findings = verify(FOLDER, files=disk)
@@ -52,9 +52,17 @@ def test_every_damaged_place_is_named_with_what_is_lost_and_what_is_not():
     ]
 
 
+def test_records_that_share_a_frame_are_lost_together():
+    whole = rot.specimen(groups=11)
+    disk = SimDisk(spoil(whole, 2))  # the second group: two records in one frame, and one in another
+    assert salvage(FOLDER, "/new", files=disk).lost == [(3, 4)]
+    kept = [record[1:] for record in whole.records if record.offset not in (3, 4)]
+    assert [record[1:] for record in SegmentLog("/new", files=disk).read(0)] == kept
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_every_whole_record_is_saved_before_and_behind_any_damage(seed):
-    whole = rot.with_snapshots(rot.specimen(seed, groups=11), [9, 24])
+    whole = rot.with_snapshots(rot.specimen(seed, groups=11, apart=True), [9, 24])
     lost = sorted(Random(seed).sample(range(len(whole.records)), seed % 7))
     disk = SimDisk(spoil(whole, *lost))
     if lost:
@@ -74,7 +82,7 @@ def test_every_whole_record_is_saved_before_and_behind_any_damage(seed):
 
 
 def test_a_lost_segment_and_a_lost_end_are_known():
-    whole = rot.specimen(groups=11)
+    whole = rot.specimen(groups=11, apart=True)
     _, second, *_, last = sorted(path for path in whole.contents if path.endswith(SEGMENT))
     for gone in (second, last):
         lost = [place.offset for place in whole.places if place.path == gone]
@@ -89,7 +97,7 @@ def test_a_lost_segment_and_a_lost_end_are_known():
 
 
 def test_a_torn_end_is_no_damage():
-    whole = rot.specimen(groups=11)
+    whole = rot.specimen(groups=11, apart=True)
     path = whole.places[-1].path
     findings = verify(FOLDER, files=SimDisk({**whole.contents, path: whole.contents[path] + b"torn" + bytes(50)}))
     assert (findings.ok, findings.torn_bytes) == (True, 4)
@@ -97,7 +105,7 @@ def test_a_torn_end_is_no_damage():
 
 
 def test_a_log_that_was_trimmed_keeps_its_offsets_and_needs_a_snapshot_to_go_on():
-    disk = SimDisk(rot.with_snapshots(rot.specimen(groups=11), [25, 30]).contents)
+    disk = SimDisk(rot.with_snapshots(rot.specimen(groups=11, apart=True), [25, 30]).contents)
     log = SegmentLog(FOLDER, files=disk)
     start = log.trim(30)
     log.close()
@@ -116,7 +124,7 @@ def test_a_log_that_was_trimmed_keeps_its_offsets_and_needs_a_snapshot_to_go_on(
 
 
 def test_salvage_needs_a_log_and_an_empty_place():
-    whole = rot.specimen(groups=11)
+    whole = rot.specimen(groups=11, apart=True)
     with pytest.raises(Misuse, match="not empty"):
         salvage(FOLDER, FOLDER, files=SimDisk(whole.contents))
     with pytest.raises(Misuse, match="no log"):
@@ -124,7 +132,7 @@ def test_salvage_needs_a_log_and_an_empty_place():
 
 
 def test_salvage_on_real_files(tmp_path):
-    whole = rot.specimen(groups=11)
+    whole = rot.specimen(groups=11, apart=True)
     (tmp_path / "log").mkdir()
     for path, data in spoil(whole, 7).items():
         (tmp_path / path.lstrip("/")).write_bytes(data)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from onefold.engines.producers.records import Kind
 from onefold.ports import Draft
-from onefold.services.requests import Message, Receipt, Request
+from onefold.services.requests import Batch, Receipt, Request
 
 
 class Fence:
@@ -29,16 +29,16 @@ class Fence:
         while len(self._failed) > self._count_max:
             del self._failed[next(iter(self._failed))]
 
-    def holds(self, producer: str, messages: Sequence[Message]) -> bool:
+    def holds(self, batch: Batch) -> bool:
         """Must these wait?"""
-        failed = self._failed.get(producer)
-        return failed is not None and bool(messages) and messages[0][0] > failed
+        failed = self._failed.get(batch.producer)
+        return failed is not None and len(batch) > 0 and batch.sequences[0] > failed
 
-    def passed(self, producer: str, messages: Sequence[Message], request: Request[list[Receipt]]) -> None:
+    def passed(self, batch: Batch, request: Request[list[Receipt]]) -> None:
         """These were judged: if the failed one was among them, and not refused, others may follow."""
-        failed = self._failed.get(producer)
-        if failed is not None and messages and messages[-1][0] >= failed and request.settles:
-            del self._failed[producer]
+        failed = self._failed.get(batch.producer)
+        if failed is not None and len(batch) > 0 and batch.sequences[-1] >= failed and request.settles:
+            del self._failed[batch.producer]
 
     def lift(self, producer: str) -> None:
         """The producer has learnt what is stored."""

@@ -26,7 +26,7 @@ from onefold.errors import Busy, Misuse, OnefoldError, StoreFailed
 from onefold.ports import AppendLog, Draft
 from onefold.services import requests
 from onefold.services.fence import Fence
-from onefold.services.requests import Message, Receipt, Request, Session
+from onefold.services.requests import Batch, Message, Receipt, Request, Session
 from onefold.services.topic_settings import Clock, TopicSettings, wall_ms
 from onefold.tally import Tally
 
@@ -97,15 +97,16 @@ class Topic:
 
     def submit(self, producer: str, messages: Sequence[Message], epoch: int | None = None) -> Future[list[Receipt]]:
         """Judge messages of one producer now; their receipts come with the next `flush` of anybody."""
+        batch = Batch.of(producer, messages)
 
         def judge() -> Request[list[Receipt]]:
-            if self._fence.holds(producer, messages):
-                return requests.refuse(FENCED, len(messages))
-            request = requests.publish(self._memory, producer, messages, epoch, self.settings.message_bytes_max)
-            self._fence.passed(producer, messages, request)
+            if self._fence.holds(batch):
+                return requests.refuse(FENCED, len(batch))
+            request = requests.publish(self._memory, batch, epoch, self.settings.message_bytes_max)
+            self._fence.passed(batch, request)
             return request
 
-        return self._ask(judge, requests.size(producer, messages))
+        return self._ask(judge, batch.size)
 
     def submit_keyed(self, key: str, payload: bytes) -> Future[Receipt]:
         """Judge a message by its key now; its receipt comes with the next `flush` of anybody."""
@@ -151,8 +152,6 @@ class Topic:
                 "start": self.log.start,
                 "end": self.log.end,
             }
-
-    # --- the group commit ---------------------------------------------------------------------------------------
 
     def _ask(self, judge: Callable[[], Request[T]], size: int) -> Future[T]:
         future: Future[T] = Future()
@@ -233,8 +232,6 @@ class Topic:
     def _book(self, request: Request[Any]) -> None:
         for answer, count in request.verdicts:
             self.tally.note(answer, count)
-
-    # --- in between ---------------------------------------------------------------------------------------------
 
     def tend(self) -> None:
         """What is due by the clock alone: for topics that nobody publishes to."""

@@ -8,6 +8,7 @@ group, or where the last file itself ends early; and only when the writer's mark
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -19,7 +20,7 @@ from onefold.errors import Damaged
 from onefold.ports import Draft, Record
 from onefold.sim.disk import SimDisk
 from onefold.stores.segments.folder import MARK, SEGMENT
-from onefold.stores.segments.frames import HEADER_BYTES
+from onefold.stores.segments.frames import header
 from onefold.stores.segments.log import SegmentLog
 
 FOLDER = "/log"
@@ -61,18 +62,25 @@ class Outcomes:
         return self.refused + self.cut
 
 
-def specimen(seed: int = 0, groups: int = 10, segment_bytes: int = 600, *, mark: bool = True) -> Specimen:
-    """A log of some groups in a few segments, closed in good order; without ``mark`` it cannot tell how far it went."""
+def specimen(
+    seed: int = 0, groups: int = 12, segment_bytes: int = 600, *, mark: bool = True, apart: bool = False
+) -> Specimen:
+    """A log of some groups in a few segments, closed in good order; without ``mark`` it cannot tell how far it went.
+
+    Of the three records of a group two share a frame, or none if they are to be ``apart``.
+    """
     rng, disk = Random(seed), SimDisk()
     log = SegmentLog(FOLDER, segment_bytes=segment_bytes, files=disk)
     last_group = 0
     for number in range(groups):
         payloads = [rng.randbytes(rng.randrange(28)) for _ in range(3)]
-        last_group = log.append([Draft(0, "p", n, 1, crc32(p), p) for n, p in enumerate(payloads)], number)
+        last_group = log.append(
+            [Draft(0, f"p{n if apart else n // 2}", n, 1, crc32(p), p) for n, p in enumerate(payloads)], number
+        )
     records = list(log.read(0))
     log.close()
     contents = {path: data for path, data in disk.contents().items() if mark or not path.endswith(MARK)}
-    return Specimen(contents, records, list(_places(contents, records)), last_group)
+    return Specimen(contents, records, list(_places(contents)), last_group)
 
 
 def with_snapshots(whole: Specimen, positions: Sequence[int]) -> Specimen:
@@ -85,15 +93,14 @@ def with_snapshots(whole: Specimen, positions: Sequence[int]) -> Specimen:
     return Specimen(disk.contents(), whole.records, whole.places, whole.last_group)
 
 
-def _places(contents: dict[str, bytes], records: Sequence[Record]) -> Iterator[Place]:
-    following = iter(records)
-    for path in sorted(contents):
-        position = 0
-        while path.endswith(SEGMENT) and position < len(contents[path]):
-            record = next(following)
-            stop = position + HEADER_BYTES + len(record.producer.encode()) + len(record.payload)
-            yield Place(path, position, stop, record.offset)
-            position = stop
+def _places(contents: dict[str, bytes]) -> Iterator[Place]:
+    for path in sorted(path for path in contents if path.endswith(SEGMENT)):
+        position, base = 0, int(os.path.basename(path).removesuffix(SEGMENT))
+        while position < len(contents[path]):
+            frame = header(contents[path], position, 0, base)
+            assert frame is not None
+            yield Place(path, position, position + frame.length, frame.offset)
+            position += frame.length
 
 
 def flip_every_byte(whole: Specimen, patterns: Sequence[int] = PATTERNS) -> Outcomes:

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from contextlib import suppress
+from itertools import takewhile
 from typing import NamedTuple
 
-from onefold.ports import Record
 from onefold.stores.segments import index
 from onefold.stores.segments.files import File, Files
 from onefold.stores.segments.folder import INDEX, SEGMENT, TORN, TORN_FOLDER, damaged, name
-from onefold.stores.segments.frames import HEADER_BYTES, header
+from onefold.stores.segments.frames import HEAD_BYTES_MAX, header
 from onefold.stores.segments.index import Entry
-from onefold.stores.segments.scan import END, walk, was_durable
+from onefold.stores.segments.scan import END, headers, walk, was_durable
 
 TORN_COUNT_MAX = 16
 """So many torn ends are kept for whoever wants to look; each is at most a group long."""
@@ -57,7 +57,7 @@ def find_end(files: Files, folder: str, bases: list[int], start: int, mark: int)
         damaged(path, tail.position, tail.end, f"records up to {max(mark, start)} were acknowledged and are not there")
     if was_durable(files, path, tail.base, tail.position):
         damaged(path, tail.position, tail.end, "the record is not as it was written, and later ones are")
-    stray = header(files.read(path, tail.position, 2 * HEADER_BYTES + 0xFFFF), 0, tail.position, tail.base)
+    stray = header(files.read(path, tail.position, HEAD_BYTES_MAX), 0, tail.position, tail.base)
     if stray is not None and stray.offset != tail.end:
         damaged(path, tail.position, tail.end, f"the record there has the offset {stray.offset}")
     return tail
@@ -77,19 +77,15 @@ def _follow(files: Files, folder: str, base: int, offset: int, end: int) -> Tail
 def _walk(files: Files, path: str, base: int, entry: Entry, entries: list[Entry], end: int) -> Tail:
     offset, position, latest = entry
     entries = [known for known in entries if known.offset <= offset]
-    last: Record | None = None
+    began = position
     for records, stop in walk(files, path, base, position, offset, end):
-        position = stop
-        last = records[-1]
-        offset = last.offset + 1
+        began, position = position, stop
+        offset = records[-1].offset + 1
         latest = max(latest, max(record.time_ms for record in records))
         if position - entries[-1].position >= index.SPACING_BYTES:
             entries.append(Entry(offset, position, latest))
-    group = position
-    if last is not None:
-        at = position - HEADER_BYTES - len(last.producer.encode()) - len(last.payload)
-        head = header(files.read(path, at, position - at), 0, at, base)
-        group = position if head is None else at - head.group
+    frames = takewhile(lambda frame: frame[0] < position, headers(files, path, base, began))
+    group = max((at - head.group for at, head in frames), default=position)
     return Tail(base, position, offset, latest, entries, group)
 
 

@@ -11,15 +11,13 @@ from collections.abc import Iterator
 
 from onefold.ports import Record
 from onefold.stores.segments.files import Files
-from onefold.stores.segments.frames import HEADER_BYTES, NAME_BYTES_MAX, Header, decode, header, search
+from onefold.stores.segments.frames import HEAD_BYTES_MAX, Header, decode, header, search
 
 CHUNK_BYTES = 256 * 1024
 """Read at once: a thousand records or more, so that opening the file does not matter, and no more memory than that."""
 
 END = 2**63
 """An offset that no log reaches: as far as there are frames."""
-
-_OVERLAP_BYTES = HEADER_BYTES + NAME_BYTES_MAX
 
 
 def walk(
@@ -50,7 +48,7 @@ def walk(
 def headers(files: Files, path: str, base: int, position: int) -> Iterator[tuple[int, Header]]:
     """All true headers at or behind a position, with their positions, whatever lies between them."""
     while True:
-        data = files.read(path, position, CHUNK_BYTES + _OVERLAP_BYTES)
+        data = files.read(path, position, CHUNK_BYTES + HEAD_BYTES_MAX)
         at = 0
         while (found := search(data, at, position, base)) is not None and found[0] < CHUNK_BYTES:
             yield position + found[0], found[1]
