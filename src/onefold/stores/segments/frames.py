@@ -42,6 +42,7 @@ HEAD_BYTES_MAX = HEADER_BYTES + NAME_BYTES_MAX + TABLE_BYTES * COUNT_MAX
 
 _HEAD = struct.Struct("<4sIQqIIHBBH")  # all but the crc
 _CRC = struct.Struct("<I")
+_TABLES = tuple(struct.Struct(f"<{n}q{2 * n}I") for n in range(COUNT_MAX + 1))  # sequences, lengths, digests
 _MASK = 0xFFFF_FFFF
 _SPREAD = 0x9E37_79B1  # 2^32 / golden ratio: neighbouring segments get seeds far apart
 _UNKEEPABLE = (struct.error, ValueError, TypeError, AttributeError)
@@ -75,6 +76,9 @@ def encode(drafts: Sequence[Draft], offset: int, time_ms: int, base: int, positi
 
 def _runs(drafts: Sequence[Draft]) -> Iterator[Sequence[Draft]]:
     """Neighbours that share a frame."""
+    if len(drafts) == 1:
+        yield drafts
+        return
     for _, same in groupby(drafts, itemgetter(0, 1, 3)):  # kind, producer, epoch
         run = list(same)
         yield from (run[i : i + COUNT_MAX] for i in range(0, len(run), COUNT_MAX))
@@ -82,14 +86,20 @@ def _runs(drafts: Sequence[Draft]) -> Iterator[Sequence[Draft]]:
 
 def _frame(run: Sequence[Draft], offset: int, time_ms: int, seed: int, group: int, parts: list[bytes]) -> int:
     """Add a frame to the parts; how long it is."""
-    _, _, sequences, _, digests, payloads = zip(*run, strict=True)
-    if tuple(map(crc32, payloads)) != digests:
-        raise ValueError("its digest is not the crc32 of its payload")
-    kind, producer, _, epoch, _, _ = run[0]
+    kind, producer, sequence, epoch, digest, payload = run[0]
     name, count = producer.encode(), len(run)
-    lengths = list(map(len, payloads))
-    table = name + struct.pack(f"<{count}q{2 * count}I", *sequences, *lengths, *digests)
-    size = HEADER_BYTES + len(table) + sum(lengths)
+    if count == 1:
+        payloads: Sequence[bytes] = (payload,)
+        right, room = crc32(payload) == digest, len(payload)
+        table = name + _TABLES[1].pack(sequence, room, digest)
+    else:
+        _, _, sequences, _, digests, payloads = zip(*run, strict=True)
+        lengths = list(map(len, payloads))
+        right, room = tuple(map(crc32, payloads)) == digests, sum(lengths)
+        table = name + _TABLES[count].pack(*sequences, *lengths, *digests)
+    if not right:
+        raise ValueError("its digest is not the crc32 of its payload")
+    size = HEADER_BYTES + len(table) + room
     head = _HEAD.pack(MAGIC, size, offset, time_ms, epoch, group, count, kind, 0, len(name))
     parts += (head, _CRC.pack(crc32(table, crc32(head, seed + group & _MASK))), table, *payloads)
     return size
@@ -112,72 +122,66 @@ def decode(data: bytes, position: int, base: int, offset: int, end: int) -> tupl
     is for the caller to find out, with `header` and with more data.
     """
     records: list[Record] = []
-    at, seed = 0, _seed(base, position)
-    while offset < end:
-        found = _whole(data, at, seed)
-        if found is None or found.offset != offset or found.length != _add(records, data, found):
+    add, unpack, one, new = records.append, HEADER.unpack_from, _TABLES[1].unpack_from, tuple.__new__
+    at, size, seed = 0, len(data), _seed(base, position)
+    last, producer = b"", ""
+    while offset < end and size - at >= HEADER_BYTES:
+        magic, length, found, time_ms, epoch, _, count, kind, _, name_length, crc = unpack(data, at)
+        start, stop = at + HEADER_BYTES, at + length
+        table = start + name_length
+        body = table + TABLE_BYTES * count
+        if magic != MAGIC or found != offset or not body <= stop <= size or not 0 < count <= COUNT_MAX:
             break
-        at, offset = found.stop, offset + found.length
+        if crc32(data[start:body], crc32(data[at : start - 4], seed + at & _MASK)) != crc:
+            break
+        if (name := data[start:table]) != last:
+            last, producer = name, name.decode()
+        if count == 1:
+            sequence, room, digest = one(data, table)
+            payload = data[body:stop]
+            if room != len(payload) or crc32(payload) != digest:
+                break
+            add(new(Record, (offset, time_ms, kind, producer, sequence, epoch, digest, payload)))
+        else:
+            same = offset, time_ms, kind, producer, epoch
+            if (many := _many(data, table, body, stop, count, same)) is None:
+                break
+            records += many
+        at, offset = stop, offset + count
     if offset > end:
         del records[end - offset :]
     return records, at
 
 
-class _Found(NamedTuple):
-    """A frame whose header, name and table are right."""
-
-    stop: int
-    table: int
-    payloads: int
-    length: int
-    """In records."""
-    offset: int
-    group: int
-    same: tuple[int, int, str, int]
-    """Time, kind, producer and epoch of all its records."""
-
-
-def _whole(data: bytes, at: int, seed: int) -> _Found | None:
-    """The frame at index ``at``, if it is all there; its payloads are not looked at."""
-    found = _read(data, at, seed)
-    return None if found is None or found.stop > len(data) else found
-
-
-def _read(data: bytes, at: int, seed: int) -> _Found | None:
-    start = at + HEADER_BYTES
-    if len(data) < start:
-        return None
-    magic, length, offset, time_ms, epoch, group, count, kind, _, name_length, crc = HEADER.unpack_from(data, at)
-    table = start + name_length
-    payloads = table + TABLE_BYTES * count
-    if magic != MAGIC or not 0 < count <= COUNT_MAX or at + length < payloads or payloads > len(data):
-        return None
-    if crc32(data[start:payloads], crc32(data[at : start - 4], seed + at & _MASK)) != crc:
-        return None
-    same = time_ms, kind, data[start:table].decode(), epoch
-    return _Found(at + length, table, payloads, count, offset, group, same)
-
-
-def _add(records: list[Record], data: bytes, found: _Found) -> int:
-    """Add the records of a frame; how many, which is none if a payload is not right."""
-    count = found.length
-    numbers = struct.unpack_from(f"<{count}q{2 * count}I", data, found.table)
+def _many(
+    data: bytes, table: int, body: int, stop: int, count: int, same: tuple[int, int, int, str, int]
+) -> Iterator[Record] | None:
+    """The records of a frame, whose table and payloads begin there; None if a payload is not right."""
+    numbers = _TABLES[count].unpack_from(data, table)
     sequences, lengths, digests = numbers[:count], numbers[count : 2 * count], numbers[2 * count :]
-    borders = list(accumulate(lengths, initial=found.payloads))
-    payloads = [data[begin:stop] for begin, stop in pairwise(borders)]
-    if borders[-1] != found.stop or tuple(map(crc32, payloads)) != digests:
-        return 0
-    time_ms, kind, producer, epoch = found.same
-    offsets = range(found.offset, found.offset + count)
-    same = repeat(time_ms), repeat(kind), repeat(producer), repeat(epoch)
-    records += map(_record, zip(offsets, *same[:3], sequences, same[3], digests, payloads, strict=False))
-    return count
+    borders = list(accumulate(lengths, initial=body))
+    payloads = [data[begin:end] for begin, end in pairwise(borders)]
+    if borders[-1] != stop or tuple(map(crc32, payloads)) != digests:
+        return None
+    offset, time_ms, kind, producer, epoch = same
+    offsets = range(offset, offset + count)
+    of_all = repeat(time_ms), repeat(kind), repeat(producer)
+    return map(_record, zip(offsets, *of_all, sequences, repeat(epoch), digests, payloads, strict=False))
 
 
 def header(data: bytes, at: int, position: int, base: int) -> Header | None:
     """The header at index ``at`` of ``data`` (which lies at ``position``), if it is one; payloads are not looked at."""
-    found = _read(data, at, _seed(base, position))
-    return None if found is None else Header(found.stop - at, found.offset, found.group)
+    start = at + HEADER_BYTES
+    if len(data) < start:
+        return None
+    magic, length, offset, _, _, group, count, _, _, name_length, crc = HEADER.unpack_from(data, at)
+    body = start + name_length + TABLE_BYTES * count
+    if magic != MAGIC or not 0 < count <= COUNT_MAX or at + length < body or body > len(data):
+        return None
+    seed = _seed(base, position) + at & _MASK
+    if crc32(data[start:body], crc32(data[at : start - 4], seed)) != crc:
+        return None
+    return Header(length, offset, group)
 
 
 def search(data: bytes, at: int, position: int, base: int) -> tuple[int, Header] | None:
