@@ -210,9 +210,11 @@ def test_an_address_or_a_folder_that_cannot_be_used_is_one_line(tmp_path, capsys
 
 
 def test_a_missing_extra_is_named(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(serve, "NEEDS", ("starlette", "no_such_package"))
+    for name in [name for name in sys.modules if name.startswith(("uvicorn", "onefold.services.ingest"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)  # as if it were not there
     assert main(["serve", "ingest", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == "onefold: no_such_package is not installed: pip install 'onefold[serve]'\n"
+    assert capsys.readouterr().err == "onefold: uvicorn is not installed: pip install 'onefold[serve]'\n"
 
 
 def test_the_help_needs_no_server_packages():

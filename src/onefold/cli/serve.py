@@ -2,7 +2,6 @@
 
 import json as jsons
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -11,7 +10,6 @@ import typer
 from onefold.cli.output import people
 from onefold.errors import Misuse
 
-NEEDS: Final = ("starlette", "uvicorn", "websockets", "prometheus_client")
 TOKEN: Final = "ONEFOLD_TOKEN"  # noqa: S105 # the name of a variable
 TOKEN_BYTES_MAX: Final = 4_096
 
@@ -50,7 +48,6 @@ def ingest(
 
     Ctrl-C and SIGTERM stop it: what is in hand is stored and answered. A kill loses nothing that was acknowledged.
     """
-    _need(NEEDS, "serve")
     from onefold.services.ingest.limits import Limits
     from onefold.services.ingest.server import IngestServer, ServerSettings
     from onefold.services.topic import TopicSettings
@@ -102,9 +99,3 @@ def _make(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise Misuse(f"{folder}: is a file, must be a folder", folder=str(folder))
     folder.mkdir(parents=True, exist_ok=True)
-
-
-def _need(modules: tuple[str, ...], extra: str) -> None:
-    for module in modules:
-        if find_spec(module) is None:
-            raise Misuse(f"{module} is not installed: pip install 'onefold[{extra}]'", module=module)

@@ -51,7 +51,8 @@ def refusal(error: BaseException) -> tuple[int, str]:
     """The status for an error, and one line on it; what nobody expected is logged and not told."""
     if isinstance(error, HTTPException):
         detail = error.detail
-        return error.status_code, detail[:1].lower() + detail[1:] if detail else HTTPStatus(error.status_code).phrase
+        phrase = HTTPStatus(error.status_code).phrase
+        return error.status_code, detail if detail and detail != phrase else phrase.lower()
     for kind in type(error).__mro__:
         if kind in STATUSES:
             told = error.strerror or "" if isinstance(error, OSError) else str(error)
