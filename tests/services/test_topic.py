@@ -113,6 +113,16 @@ def test_what_was_sent_ahead_of_a_failure_waits_for_its_retry():
     assert t.publish("p", messages(5), session.epoch)[0].verdict == FIRST  # it knows what is stored, and left 3 out
 
 
+def test_a_switch_lifts_every_fence():
+    disk = SimDisk()
+    t = open_topic(disk)
+    disk.fail(1)
+    with pytest.raises(StoreFailed):
+        t.publish("p", messages(0))
+    t.switch(False)
+    assert said(t.publish("p", messages(1)))[0].startswith("FIRST switched_off")
+
+
 def test_only_its_own_retry_lifts_the_fence_after_a_failure():
     disk = SimDisk()
     t = open_topic(disk)

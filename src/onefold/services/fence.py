@@ -40,6 +40,10 @@ class Fence:
         if failed is not None and len(batch) > 0 and batch.sequences[-1] >= failed and request.settles:
             del self._failed[batch.producer]
 
+    def clear(self) -> None:
+        """Nothing that failed matters any more: what was stored was forgotten."""
+        self._failed.clear()
+
     def lift(self, producer: str) -> None:
         """The producer has learnt what is stored."""
         self._failed.pop(producer, None)

@@ -125,6 +125,8 @@ class Topic:
     def switch(self, deduplicate: bool) -> None:
         """Switch deduplication on or off. Off forgets everything; on begins with nothing."""
         self._settled(self._ask(lambda: requests.switch(self._memory, deduplicate), 0))
+        with self._judging:
+            self._fence.clear()
 
     @property
     def deduplicates(self) -> bool:
