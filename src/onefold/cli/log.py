@@ -18,12 +18,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from onefold.cli.output import AsJson, emit_json, people
-from onefold.engines.producers.records import Kind
+from onefold.engines.producers.records import MESSAGES, Kind
 from onefold.engines.producers.recovery import recover
 from onefold.engines.producers.sequences import Sequences
 from onefold.errors import Misuse, OnefoldError
 from onefold.ports import Record
-from onefold.services.ingest.documents import MESSAGES, record_document
+from onefold.services.ingest.documents import record_document
 from onefold.services.requests import entries
 from onefold.services.topics import FILE, memory_of, topic_names
 from onefold.stores.segments.reader import LogReader

@@ -24,6 +24,7 @@ from enum import IntEnum
 from itertools import accumulate, pairwise
 from typing import Final, NamedTuple, TypeAlias
 
+from onefold.engines.producers.names import NAME_BYTES_MAX
 from onefold.errors import BadInput, Misuse
 from onefold.verdict import Verdict
 
@@ -32,8 +33,6 @@ MESSAGES_MAX: Final = 10_000
 """In one request. Kafka's producer counts bytes only; a count bounds the answer too, which has no payloads."""
 BYTES_MAX: Final = 4 << 20
 """Of one request, all in all; NATS allows 1 MiB a message by default, Kafka 1 MiB a batch, Pulsar 5 MiB."""
-NAME_BYTES_MAX: Final = 200
-"""As the engine has it."""
 TEXT_BYTES_MAX: Final = 4_096
 
 _REQUEST: Final = struct.Struct("<4sIIHI")

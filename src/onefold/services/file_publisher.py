@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from onefold.engines.producers.answers import RULES
+from onefold.engines.producers.names import NAME_BYTES_MAX
 from onefold.errors import Misuse
 from onefold.services.producer import Producer
 from onefold.services.requests import Receipt
@@ -30,7 +31,6 @@ from onefold.verdict import Answer, Verdict
 BLOCK_BYTES: Final = 1 << 20
 POLL_S: Final = 0.2
 """How often a followed file is looked at; `tail -f` does so every second."""
-NAME_BYTES_MAX: Final = 200
 
 
 def producer_name(path: Path) -> str:

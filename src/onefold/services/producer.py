@@ -16,8 +16,9 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
+from onefold.engines.producers.names import SEQUENCE_MAX
 from onefold.errors import Misuse
 from onefold.services.connections import Way
 from onefold.services.producing import Sender
@@ -25,7 +26,6 @@ from onefold.services.requests import Receipt
 from onefold.services.topics import Topics
 
 Payload: TypeAlias = bytes | bytearray | memoryview
-SEQUENCE_MAX: Final = 2**63 - 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from onefold.engines.producers.records import Kind
+from onefold.engines.producers.records import MESSAGES, Kind
 from onefold.errors import Misuse
 from onefold.stores.segments.reader import LogReader
 
@@ -41,7 +41,6 @@ SCHEMA: Final = T.StructType(
         T.StructField("payload", T.BinaryType(), False),
     ]
 )
-_MESSAGES: Final = {Kind.MESSAGE, Kind.KEYED}
 
 
 def register_log(spark: SparkSession) -> None:
@@ -86,7 +85,7 @@ class _Range:
         kinds = options.get("kinds", "messages")
         if kinds not in ("messages", "all"):
             raise Misuse(f"kinds is {kinds!r}, must be 'messages' or 'all'", kinds=kinds)
-        self.kinds = {int(kind) for kind in (_MESSAGES if kinds == "messages" else Kind)}
+        self.kinds = {int(kind) for kind in (MESSAGES if kinds == "messages" else Kind)}
 
     def bounds(self) -> tuple[int, int]:
         log = LogReader(self.path)

@@ -28,6 +28,9 @@ class Kind(IntEnum):
     """A message with an Idempotency-Key, which stands in ``producer``, and the ``digest`` of its payload."""
 
 
+MESSAGES: Final = frozenset({Kind.MESSAGE, Kind.KEYED})
+"""What a reader of the log wants to see; the rest is what a topic notes for itself."""
+
 NO_DIGEST: Final = -1
 """The digest of a message whose payload nobody looked at: it can neither agree nor conflict."""
 

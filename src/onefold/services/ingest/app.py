@@ -23,10 +23,10 @@ from starlette.routing import Route, Router, WebSocketRoute
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
+from onefold.engines.producers.names import NAME_BYTES_MAX
 from onefold.errors import BadInput, Busy, StoreFailed
 from onefold.links.batch import (
     CONTENT_TYPE,
-    NAME_BYTES_MAX,
     Status,
     decode_request,
     encode_reply,

@@ -5,14 +5,13 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from onefold.engines.producers.records import Kind
+from onefold.engines.producers.records import MESSAGES, Kind
 from onefold.errors import BadInput
 from onefold.ports import Record
 from onefold.services.requests import Message, Receipt
 from onefold.verdict import Verdict
 
 SHOWN_MAX: Final = 60
-MESSAGES: Final = (Kind.MESSAGE, Kind.KEYED)
 """The kinds of record that readers are there for; the others are the topic's own books."""
 
 

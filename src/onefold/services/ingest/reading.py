@@ -2,8 +2,9 @@
 
 from typing import Any, Final
 
+from onefold.engines.producers.records import MESSAGES
 from onefold.errors import BadInput
-from onefold.services.ingest.documents import MESSAGES, record_document
+from onefold.services.ingest.documents import record_document
 from onefold.services.topic import Topic
 
 LOOKED_MAX: Final = 100_000
