@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from onefold.engines import chains, producers
+from onefold.engines import chains, lorawan, producers
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
 CHAINS = ROOT / "docs" / "engines" / "chains.md"
-RULES: dict[str, Mapping[Any, str]] = {"chains": chains.RULES, "producers": producers.RULES}
+RULES: dict[str, Mapping[Any, str]] = {"chains": chains.RULES, "lorawan": lorawan.RULES, "producers": producers.RULES}
 
 CHAIN_DETECTOR = """\
 FIRST new_chain        (1000|0, inf]
@@ -75,7 +75,20 @@ producer 'till-1': another producer took this name; this one may not send any mo
 each once, in order: True
 """
 
+LORAWAN = """\
+     0 ms harbour  FIRST new_frame       up          confirmed with 1
+     4 ms roof     REPEAT other_server   up, marked
+     9 ms tower    REPEAT other_station  up, marked
+ 60000 ms roof     FIRST new_frame       up          confirmed with 2
+ 60003 ms tower    REPEAT other_station  up, marked
+ 62000 ms roof     REPEAT resubmitted    up, marked  confirmed with 3
+ 63000 ms roof     REJECT bad_mic
+200000 ms roof     REJECT old_counter    -
+8 in = 2 first + 4 repeat + 0 unsure + 2 reject
+"""
+
 PRINTS = {
+    "lorawan": LORAWAN,
     "chain_detector": CHAIN_DETECTOR,
     "ordered_chain": ORDERED_CHAIN,
     "producers": PRODUCERS,

@@ -1,0 +1,116 @@
+"""Level 2: several network servers ("Deduplication between different network servers").
+
+Per device the shared store keeps the last counter, the server that counted it, and the last counter that went down. A
+server that wants to count a frame makes a *claim*. It wins with a higher counter, or with the same one if it has that
+already (it does its work again after a crash). All others lose. Only the winner gets a counter to send down with.
+
+`decide` is what the store does in one atomic step. The deployed system takes a lock with an expiry, reads, and writes:
+a server that is held up between two of these steps wins what another has won. Here there is nothing to hold.
+
+Counters have 32 bits. With the 16 of the air, a device that reaches 65,536 looks like one that fell back to 0, and
+nothing of it counts for the next 65,535 frames.
+
+A device that began again sends 0, then 1. So a claim that says so begins anew only after a counter above 1: else the
+copy of 0 that a slow server brings when 1 is counted already would win a second time, and 1 after it.
+
+Between winning a claim and storing its message upstream a server can die, and by then every other server has lost that
+frame: under Drop nobody would ever store it. So a claim may carry the message (`Claim.body`), and in the step in which
+it wins the store keeps it as *unfinished*. When it is stored upstream the server says so along with its next claims
+(`Finished`); what it finds when it starts again (`Unfinished`) it has to store first. None is lost, and one is stored
+twice only if the server died between storing it and saying so.
+"""
+
+from typing import NamedTuple
+
+from onefold.engines.lorawan.validation import FIRST_MESSAGE_MAX
+
+
+class Counters(NamedTuple):
+    """What is known of a device by all servers."""
+
+    fcnt_up: int
+    """The last counter that was counted, 32 bit."""
+    fcnt_down: int
+    """The last counter that was given out for a frame down."""
+    server: str
+    """Who counted it."""
+
+
+class Claim(NamedTuple):
+    """A server wants to count a frame."""
+
+    device: str
+    """The key of the device: its DevEUI in hex."""
+    server: str
+    fcnt_up: int
+    """32 bit."""
+    fcnt_down: int = 0
+    """What this server knows to have been used: the next one is above it."""
+    wants_down: bool = False
+    """It needs a counter to answer with."""
+    restarted: bool = False
+    """The device may have begun again: a counter below the stored one, if that is above 1, means nothing is known."""
+    keep_ms: int = 0
+    """How long the store remembers it; 0: for ever."""
+    body: str = ""
+    """What goes upstream if it wins: kept until it is finished, however long that takes. Empty: nothing to keep."""
+
+
+class Claimed(NamedTuple):
+    """What became of a claim."""
+
+    won: bool
+    server: str
+    """Who has the device now."""
+    fcnt_up: int
+    """The counter that is stored now."""
+    fcnt_down: int
+    """The counter to answer with; 0 unless won and asked for."""
+    previous: str | None
+    """Who had the device before, if that was another one and this one won."""
+
+
+class Finished(NamedTuple):
+    """A message of this server is durable upstream: its body need not be kept any longer."""
+
+    server: str
+    device: str
+    fcnt_up: int
+
+
+class Unfinished(NamedTuple):
+    """A message that its server won and has not finished."""
+
+    device: str
+    fcnt_up: int
+    body: str
+
+
+def decide(known: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
+    """What is known after a claim, and what became of it.
+
+    >>> known, a = decide(None, Claim("d", "a", 7, wants_down=True))
+    >>> known, b = decide(known, Claim("d", "b", 7, wants_down=True))
+    >>> a.won, a.fcnt_down, b.won, b.fcnt_down, b.server
+    (True, 1, False, 0, 'a')
+
+    A device that may begin again does so once, though a copy of its 0 comes after its 1:
+
+    >>> known, anew = decide(known, Claim("d", "a", 0, restarted=True))
+    >>> known, one = decide(known, Claim("d", "b", 1, restarted=True))
+    >>> known, copy = decide(known, Claim("d", "c", 0, restarted=True))
+    >>> anew.won, one.won, copy.won, known.fcnt_up
+    (True, True, False, 1)
+    """
+    previous = None if known is None or known.server == claim.server else known.server
+    if known is not None and claim.restarted and claim.fcnt_up < known.fcnt_up > FIRST_MESSAGE_MAX:
+        known = None
+    if known is not None and (
+        claim.fcnt_up < known.fcnt_up or (claim.fcnt_up == known.fcnt_up and claim.server != known.server)
+    ):
+        return known, Claimed(False, known.server, known.fcnt_up, 0, None)
+    fcnt_down = claim.fcnt_down if known is None else max(known.fcnt_down, claim.fcnt_down)
+    if claim.wants_down:
+        fcnt_down += 1
+    after = Counters(claim.fcnt_up, fcnt_down, claim.server)
+    return after, Claimed(True, claim.server, claim.fcnt_up, fcnt_down if claim.wants_down else 0, previous)
