@@ -41,3 +41,23 @@ def postgres_uri():
     server = get_server(tempfile.mkdtemp(prefix="onefold-pg-"), cleanup_mode="delete")
     yield server.get_uri()
     server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory):
+    """One real Redis for the whole run, which loses nothing (appendfsync always). Who kills one starts their own."""
+    from tests.redis_server import RedisServer
+
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server):
+    """The address of a Redis that holds nothing yet."""
+    import redis
+
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+        client.script_flush()
+    return redis_server.url

@@ -1,0 +1,1 @@
+"""The parts of ./run bench lorawan, one file each."""

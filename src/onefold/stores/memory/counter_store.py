@@ -1,0 +1,98 @@
+"""The counters of devices in memory: right among the threads of one process, gone with it; so are unfinished bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from threading import Lock
+
+from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished, decide
+from onefold.errors import Misuse
+
+
+class MemoryCounters:
+    """A `CounterStore` in a dict.
+
+    >>> counters = MemoryCounters(lambda: 0)
+    >>> a, b = counters.claim([Claim("0004a30b001c0530", server, fcnt_up=7) for server in ("a", "b")])
+    >>> a.won, b.won, b.server
+    (True, False, 'a')
+    """
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        """Begin with nothing; the clock says when what is kept for a while (``keep_ms``) is to be forgotten."""
+        self._clock_ms = clock_ms
+        self._kept: dict[str, tuple[Counters, int | None]] = {}
+        # Who has an end, by when it may be due: each device stands there once, however often its end is moved.
+        self._due: list[tuple[int, str]] = []
+        self._queued: set[str] = set()
+        self._bodies: dict[str, dict[tuple[str, int], str]] = {}  # by server
+        self._lock = Lock()
+        self._open = True
+
+    def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
+        """Let go of what is finished, and judge the claims, in this order; nothing comes between them."""
+        with self._lock:
+            self._check_open()
+            now_ms = self._clock_ms()
+            self._purge(now_ms)
+            for done in finished:
+                self._bodies.get(done.server, {}).pop((done.device, done.fcnt_up), None)
+            return [self._claim(claim, now_ms) for claim in claims]
+
+    def unfinished(self, server: str) -> list[Unfinished]:
+        """What this server won and has not finished."""
+        with self._lock:
+            self._check_open()
+            return sorted(Unfinished(*name, body) for name, body in self._bodies.get(server, {}).items())
+
+    def known(self, device: str) -> Counters | None:
+        """What is kept of a device."""
+        with self._lock:
+            self._check_open()
+            return self._find(device, self._clock_ms())
+
+    def forget(self, device: str) -> None:
+        """As if it had never been heard."""
+        with self._lock:
+            self._check_open()
+            self._kept.pop(device, None)
+
+    def close(self) -> None:
+        """Let go of it; what it held is gone with it."""
+        self._open = False
+
+    def __len__(self) -> int:
+        """How many entries it holds: one per device, and the joins that are not expired."""
+        return len(self._kept)
+
+    def _claim(self, claim: Claim, now_ms: int) -> Claimed:
+        counters, claimed = decide(self._find(claim.device, now_ms), claim)
+        if claimed.won:
+            until = now_ms + claim.keep_ms if claim.keep_ms else None
+            self._kept[claim.device] = counters, until
+            if claim.body:
+                self._bodies.setdefault(claim.server, {})[claim.device, claim.fcnt_up] = claim.body
+            if until is not None and claim.device not in self._queued:
+                self._queued.add(claim.device)
+                heappush(self._due, (until, claim.device))
+        return claimed
+
+    def _find(self, device: str, now_ms: int) -> Counters | None:
+        counters, until = self._kept.get(device, (None, None))
+        return None if until is not None and until <= now_ms else counters
+
+    def _purge(self, now_ms: int) -> None:
+        while self._due and self._due[0][0] <= now_ms:
+            _, device = heappop(self._due)
+            _, until = self._kept.get(device, (None, None))
+            if until is not None and until > now_ms:
+                heappush(self._due, (until, device))
+                continue
+            self._queued.discard(device)
+            if until is not None:
+                del self._kept[device]
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Misuse("these counters were closed")

@@ -1,0 +1,68 @@
+"""Which settings of a Redis server can lose what it has answered.
+
+By default Redis keeps nothing but now and then a dump: a restart forgets minutes. What a coordinator needs is
+``appendonly yes`` and ``appendfsync always`` (every answer waits for the disk; ``everysec`` loses up to two seconds),
+``maxmemory-policy noeviction`` (others throw keys away when memory is short) and, when replicas may take over, claims
+that wait for them. A lost entry is no small matter: a frame that was heard before counts once more, and a replayed one
+is taken for new.
+
+Hosted servers often forbid CONFIG; then INFO tells half of it, and what cannot be seen is named, not assumed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import redis
+
+# Setting: the value that keeps everything, and what can happen with any other.
+WANTED = {
+    "appendonly": ("yes", "after a restart claims are missing"),
+    "appendfsync": ("always", "after a crash the claims of the last seconds are missing"),
+    "no-appendfsync-on-rewrite": ("no", "claims made while the file is rewritten can be missing after a crash"),
+    "maxmemory-policy": ("noeviction", "when memory is short devices are thrown away"),
+}
+
+
+def concerns(client: redis.Redis, replicas_min: int) -> list[str]:
+    """One sentence per setting that can lose a claim, or that could not be looked at."""
+    info, hidden = _info(client)
+    found, refusal = _settings(client, info)
+    told = [
+        f"{name} is {found[name]}, should be {wanted}: {harm}"
+        for name, (wanted, harm) in WANTED.items()
+        if name in found and found[name] != wanted
+    ]
+    unseen = [name for name in WANTED if name not in found]
+    if found.get("appendonly") == "no":  # then how it would be synced does not matter
+        told = [line for line in told if not line.startswith(("appendfsync", "no-appendfsync"))]
+    if unseen:
+        told.append(f"{', '.join(unseen)} could not be checked ({refusal})")
+    replicas = int(info.get("connected_slaves", 0))
+    if hidden:
+        told.append(f"whether it has replicas could not be checked ({hidden})")
+    elif replicas and not replicas_min:
+        told.append(f"it has {replicas} replica(s), replicas_min is 0: claims may be missing when one takes over")
+    return told
+
+
+def _settings(client: redis.Redis, info: dict[str, Any]) -> tuple[dict[str, str], str]:
+    """What is set, as far as it can be seen, and why the rest cannot."""
+    found: dict[str, str] = {}
+    try:
+        for name in WANTED:
+            found |= cast(dict[str, str], client.config_get(name))
+    except redis.ResponseError as error:
+        if "aof_enabled" in info:
+            found["appendonly"] = "yes" if info["aof_enabled"] else "no"
+        if "maxmemory_policy" in info:
+            found["maxmemory-policy"] = info["maxmemory_policy"]
+        return found, str(error)
+    return found, "the server does not know it"
+
+
+def _info(client: redis.Redis) -> tuple[dict[str, Any], str]:
+    try:
+        return client.info(), ""
+    except redis.ResponseError as error:
+        return {}, str(error)

@@ -1,0 +1,5 @@
+"""SQLite, the embedded default: one file, no server, several threads and processes at once.
+
+database.py       opening a file so that what was committed outlives a power cut, and transactions on it
+counter_store.py  the counters of devices (lorawan)
+"""

@@ -1,0 +1,123 @@
+"""The counters of devices in a SQLite file, for all processes of one machine.
+
+A batch of claims is one transaction: one sync for all of it, however many there are. The transaction holds the write
+lock from its beginning, so between reading a device and writing it nobody else can. A claim that is lost writes
+nothing; a batch in which all are lost, and nothing is finished, costs no sync.
+
+The messages of claims that were won and are not stored upstream yet lie in a second table. The same transaction that
+wins a claim puts its body there, and the one of a later batch takes it out.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from os import PathLike
+from threading import Lock
+
+from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished, decide
+from onefold.errors import Misuse
+from onefold.stores.sqlite.database import BUSY_S, Database
+
+SCHEMA = (
+    """
+    create table if not exists lorawan_counters (
+        device text primary key,
+        fcnt_up integer not null,
+        fcnt_down integer not null,
+        server text not null,
+        until_ms integer
+    ) without rowid
+    """,
+    "create index if not exists lorawan_counters_due on lorawan_counters (until_ms) where until_ms is not null",
+    """
+    create table if not exists lorawan_unfinished (
+        server text,
+        device text,
+        fcnt_up integer,
+        body text not null,
+        primary key (server, device, fcnt_up)
+    ) without rowid
+    """,
+)
+_FIND = """
+    select fcnt_up, fcnt_down, server from lorawan_counters
+    where device = ? and (until_ms is null or until_ms > ?)
+"""
+_KEEP = "insert or replace into lorawan_counters (device, fcnt_up, fcnt_down, server, until_ms) values (?, ?, ?, ?, ?)"
+_PUT = "insert or replace into lorawan_unfinished (server, device, fcnt_up, body) values (?, ?, ?, ?)"
+_FINISH = "delete from lorawan_unfinished where server = ? and device = ? and fcnt_up = ?"
+_UNFINISHED = "select device, fcnt_up, body from lorawan_unfinished where server = ? order by device, fcnt_up"
+_PURGE = "delete from lorawan_counters where until_ms <= ?"
+
+
+class SqliteCounters:
+    """A `CounterStore` in a file: durable (WAL, every commit synced), shared by threads and processes.
+
+    The clock must be the same for all that share the file: it says when what is kept for a while is forgotten.
+    """
+
+    def __init__(self, path: str | PathLike[str], clock_ms: Callable[[], int], *, busy_s: float = BUSY_S) -> None:
+        """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
+        self._clock_ms = clock_ms
+        self._database = Database(path, SCHEMA, busy_s=busy_s)
+        self._lock = Lock()  # one connection, one transaction at a time
+        self._open = True
+
+    def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
+        """Let go of what is finished, and judge the claims, in this order: one transaction, durable when it returns."""
+        with self._lock:
+            self._check_open()
+            if not claims and not finished:
+                return []
+            with self._database.writing() as db:
+                now_ms = self._clock_ms()  # with the write lock in hand: whoever waited for it has not aged
+                db.execute(_PURGE, [now_ms])
+                db.executemany(_FINISH, finished)
+                return [_claim(db, claim, now_ms) for claim in claims]
+
+    def unfinished(self, server: str) -> list[Unfinished]:
+        """What this server won and has not finished."""
+        with self._lock:
+            self._check_open()
+            with self._database.reading() as db:
+                return [Unfinished(*row) for row in db.execute(_UNFINISHED, [server])]
+
+    def known(self, device: str) -> Counters | None:
+        """What is kept of a device."""
+        with self._lock:
+            self._check_open()
+            with self._database.reading() as db:
+                return _find(db, device, self._clock_ms())
+
+    def forget(self, device: str) -> None:
+        """As if it had never been heard."""
+        with self._lock:
+            self._check_open()
+            with self._database.writing() as db:
+                db.execute("delete from lorawan_counters where device = ?", [device])
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            self._open = False
+            self._database.close()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Misuse(f"{self._database.path}: these counters were closed")
+
+
+def _claim(db: sqlite3.Connection, claim: Claim, now_ms: int) -> Claimed:
+    counters, claimed = decide(_find(db, claim.device, now_ms), claim)
+    if claimed.won:
+        until_ms = now_ms + claim.keep_ms if claim.keep_ms else None
+        db.execute(_KEEP, [claim.device, *counters, until_ms])
+        if claim.body:
+            db.execute(_PUT, [claim.server, claim.device, claim.fcnt_up, claim.body])
+    return claimed
+
+
+def _find(db: sqlite3.Connection, device: str, now_ms: int) -> Counters | None:
+    row = db.execute(_FIND, [device, now_ms]).fetchone()
+    return Counters(*row) if row else None

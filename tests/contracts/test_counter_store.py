@@ -1,0 +1,420 @@
+"""What every `CounterStore` promises, whatever stands behind it: the rule is `decide`, and one claim is one step.
+
+And beside the counters: what was won and is not finished is there, nothing else is, and it costs no step of its own.
+"""
+
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+from uuid import uuid4
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished, decide
+from onefold.errors import Misuse
+from onefold.ports import CounterStore
+from onefold.stores.memory.counter_store import MemoryCounters
+from onefold.stores.redis.counter_store import CLAIMS_MAX, RedisCounters
+from onefold.stores.sqlite.counter_store import SqliteCounters
+
+TOP = 2**32 - 1
+HOUR_MS = 3_600_000
+
+
+class Place(NamedTuple):
+    """A store, and what the tests have to do with it besides."""
+
+    store: CounterStore
+    again: Callable[[], CounterStore]
+    """Another one that shares what is stored, as a second server would have."""
+    pass_ms: Callable[[int], None]
+    """Let time go by."""
+    entries: Callable[[], int]
+
+
+class Clock:
+    def __init__(self):
+        self.now_ms = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+    def pass_ms(self, ms: int) -> None:
+        self.now_ms += ms
+
+
+@contextmanager
+def in_memory(_folder, _url) -> Iterator[Place]:
+    store = MemoryCounters(clock := Clock())
+    yield Place(store, lambda: store, clock.pass_ms, lambda: len(store))
+
+
+@contextmanager
+def in_sqlite(folder, _url) -> Iterator[Place]:
+    clock = Clock()
+    path = folder / f"{uuid4().hex}.db"
+    stores = [SqliteCounters(path, clock)]
+
+    def again() -> CounterStore:
+        stores.append(SqliteCounters(path, clock))
+        return stores[-1]
+
+    def entries() -> int:
+        with sqlite3.connect(path) as db:
+            both = "select (select count(*) from lorawan_counters) + (select count(*) from lorawan_unfinished)"
+            return int(db.execute(both).fetchone()[0])
+
+    yield Place(stores[0], again, clock.pass_ms, entries)
+    for store in stores:
+        store.close()
+
+
+@contextmanager
+def in_redis(_folder, url) -> Iterator[Place]:
+    prefix = f"{uuid4().hex}:"
+    stores = [RedisCounters(url, prefix)]
+    client = redis.Redis.from_url(url)
+
+    def again() -> CounterStore:
+        stores.append(RedisCounters(url, prefix))
+        return stores[-1]
+
+    def pass_ms(ms: int) -> None:
+        """Its clock is not ours to set: bring the end of each key nearer instead."""
+        for key in client.scan_iter(f"{prefix}*"):
+            left = client.pttl(key)
+            if left >= 0:
+                client.pexpire(key, max(0, left - ms))
+
+    yield Place(stores[0], again, pass_ms, lambda: len(list(client.scan_iter(f"{prefix}*"))))
+    for store in stores:
+        store.close()
+    client.close()
+
+
+PLACES = {"memory": in_memory, "sqlite": in_sqlite, "redis": in_redis}
+
+
+@pytest.fixture(params=PLACES)
+def place(request, tmp_path, redis_server):
+    with PLACES[request.param](tmp_path, redis_server.url) as place:
+        yield place
+
+
+@pytest.fixture
+def store(place):
+    return place.store
+
+
+def claim(server: str, fcnt_up: int, **more) -> Claim:
+    return Claim(more.pop("device", "d"), server, fcnt_up, **more)
+
+
+def won(store: CounterStore, *claims: Claim) -> list[bool]:
+    return [claimed.won for claimed in store.claim(claims)]
+
+
+def test_of_a_device_that_was_never_heard_nothing_is_known(store):
+    assert store.known("d") is None
+
+
+def test_the_first_to_claim_a_frame_wins_and_the_others_learn_who(store):
+    assert store.claim([claim("a", 7)]) == [Claimed(True, "a", 7, 0, None)]
+    assert store.claim([claim("b", 7)]) == [Claimed(False, "a", 7, 0, None)]
+    assert store.claim([claim("b", 6)]) == [Claimed(False, "a", 7, 0, None)]
+    assert store.known("d") == Counters(7, 0, "a")
+
+
+def test_the_winner_may_claim_its_frame_again(store):
+    assert won(store, claim("a", 7), claim("a", 7), claim("b", 7), claim("a", 7)) == [True, True, False, True]
+
+
+def test_who_wins_the_next_frame_takes_the_device_over(store):
+    store.claim([claim("a", 7)])
+    assert store.claim([claim("b", 8)]) == [Claimed(True, "b", 8, 0, "a")]
+    assert store.claim([claim("a", 8)]) == [Claimed(False, "b", 8, 0, None)]
+
+
+def test_only_the_winner_gets_a_number_for_the_downlink_and_each_number_once(store):
+    asked = [claim(server, up, wants_down=True, fcnt_down=5) for up in (1, 2) for server in ("a", "b", "a")]
+    assert [claimed.fcnt_down for claimed in store.claim(asked)] == [6, 0, 7, 8, 0, 9]
+    known = store.known("d")
+    assert known is not None
+    assert known.fcnt_down == 9
+
+
+def test_a_server_that_is_ahead_with_the_down_counter_moves_it(store):
+    store.claim([claim("a", 1, wants_down=True)])
+    assert store.claim([claim("a", 2, wants_down=True, fcnt_down=100)])[0].fcnt_down == 101
+
+
+def test_a_restarted_device_begins_anew_but_only_if_it_is_said_to_be(store):
+    store.claim([claim("a", 500, wants_down=True, fcnt_down=40)])
+    assert won(store, claim("b", 0)) == [False]
+    assert store.claim([claim("b", 0, restarted=True, wants_down=True)])[0][:4] == (True, "b", 0, 1)
+    assert store.known("d") == Counters(0, 1, "b")
+    assert won(store, claim("a", 0, restarted=True)) == [False], "of two servers that hear the restart one wins"
+
+
+def test_a_late_copy_of_a_restarted_devices_0_does_not_win_again_after_its_1(store):
+    store.claim([claim("a", 500, wants_down=True, fcnt_down=40)])
+    assert won(store, claim("a", 0, restarted=True), claim("a", 1)) == [True, True]
+    for late in (claim("b", 0, restarted=True), claim("a", 0, restarted=True)):
+        assert store.claim([late]) == [Claimed(False, "a", 1, 0, None)]
+    assert won(store, claim("b", 1, restarted=True), claim("a", 1, restarted=True)) == [False, True]
+    assert store.known("d") == Counters(1, 0, "a")
+    # One above it begins anew: 2 is no counter that a device begins with.
+    assert won(store, claim("a", 2), claim("b", 1, restarted=True)) == [True, True]
+    assert store.known("d") == Counters(1, 0, "b")
+
+
+def test_devices_are_apart(store):
+    assert won(store, claim("a", 7), claim("b", 7, device="e"), claim("b", 7, device="D")) == [True] * 3
+
+
+def test_claims_of_a_batch_are_judged_in_their_order(store):
+    batch = [claim("a" if n % 2 else "b", n // 2) for n in range(3 * CLAIMS_MAX)]
+    answers = store.claim(batch)
+    assert [claimed.won for claimed in answers] == [n % 2 == 0 for n in range(3 * CLAIMS_MAX)]
+    assert [claimed.fcnt_up for claimed in answers] == [n // 2 for n in range(3 * CLAIMS_MAX)]
+
+
+def test_no_claims_no_answers(store):
+    assert store.claim([]) == []
+
+
+def test_counters_of_32_bits_are_kept_to_the_last_one(store):
+    for up in (TOP - 1, TOP):
+        claimed = store.claim([claim("a", up, wants_down=True, fcnt_down=TOP - 1)])
+    assert claimed == [Claimed(True, "a", TOP, TOP + 1, None)]
+    assert store.known("d") == Counters(TOP, TOP + 1, "a")
+    assert won(store, claim("b", TOP), claim("b", TOP - 1)) == [False, False]
+
+
+@pytest.mark.parametrize("name", ["", " ", "7 8 a", "é\n\t*?[", "join/0004a30b001c0530/65535", "x" * 1_000])
+def test_any_name_of_a_device_and_a_server_is_kept_as_it_is(store, name):
+    assert store.claim([claim(name, 1, device=name), claim("b", 2, device=name)])[1].previous == name
+    store.claim([claim(name, 3, device=name)])
+    assert store.known(name) == Counters(3, 0, name)
+
+
+def test_what_is_kept_for_a_while_is_forgotten_after_it(place):
+    store = place.store
+    join = claim("a", 0, keep_ms=HOUR_MS)
+    store.claim([join])
+    place.pass_ms(HOUR_MS // 2)
+    assert won(store, join._replace(server="b")) == [False]
+    place.pass_ms(HOUR_MS // 2 + 1_000)
+    assert store.known("d") is None
+    assert store.claim([join._replace(server="b")]) == [Claimed(True, "b", 0, 0, None)]
+
+
+def test_winning_again_keeps_it_longer_and_losing_does_not(place):
+    store = place.store
+    for server, still_known in (("a", True), ("b", False)):
+        store.claim([claim("a", 0, keep_ms=HOUR_MS, device=server)])
+        place.pass_ms(HOUR_MS // 2)
+        store.claim([claim(server, 0, keep_ms=HOUR_MS, device=server)])
+        place.pass_ms(HOUR_MS * 3 // 4)
+        assert (store.known(server) is not None) == still_known
+
+
+def test_what_is_claimed_for_ever_no_longer_ends(place):
+    place.store.claim([claim("a", 0, keep_ms=HOUR_MS), claim("a", 1)])
+    place.pass_ms(1_000 * HOUR_MS)
+    place.store.claim([claim("a", 1, device="e")])
+    assert place.store.known("d") == Counters(1, 0, "a")
+
+
+def test_the_state_does_not_grow_with_history(place):
+    done: list[Finished] = []
+    for n in range(40):
+        frames = [claim("ab"[n % 2], n, device=f"d{d}", wants_down=True, body="x") for d in range(10)]
+        joins = [claim("a", 0, device=f"join/{n}/{d}", keep_ms=HOUR_MS, body="x") for d in range(10)]
+        place.store.claim(frames + joins, done)
+        done = [Finished(made.server, made.device, made.fcnt_up) for made in frames + joins]
+        place.pass_ms(HOUR_MS + 1_000)
+    place.store.claim([claim("a", 100, device="d0")], done)
+    assert place.entries() == 10
+
+
+def test_a_forgotten_device_was_never_heard(store):
+    store.claim([claim("a", 7), claim("a", 7, device="e")])
+    store.forget("d")
+    store.forget("never heard")
+    assert (store.known("d"), store.known("e")) == (None, Counters(7, 0, "a"))
+    assert won(store, claim("b", 1)) == [True]
+
+
+def test_another_one_on_the_same_place_knows_the_same(place):
+    place.store.claim([claim("a", 7)])
+    other = place.again()
+    assert other.known("d") == Counters(7, 0, "a")
+    assert won(other, claim("b", 7)) == [False]
+
+
+def test_closed_counters_do_nothing_and_may_be_closed_again(store):
+    store.close()
+    store.close()
+    for use in (
+        lambda: store.claim([claim("a", 1)]),
+        lambda: store.claim([], [Finished("a", "d", 1)]),
+        lambda: store.unfinished("a"),
+        lambda: store.known("d"),
+        lambda: store.forget("d"),
+    ):
+        with pytest.raises(Misuse, match="closed"):
+            use()
+
+
+def test_the_message_of_a_won_claim_is_kept_until_it_is_finished(place):
+    assert place.store.unfinished("a") == []
+    place.store.claim([claim("a", 9, body="nine"), claim("a", 10, body="ten"), claim("a", 3, device="c", body="three")])
+    kept = [Unfinished("c", 3, "three"), Unfinished("d", 9, "nine"), Unfinished("d", 10, "ten")]
+    assert place.again().unfinished("a") == kept
+    assert place.store.claim([claim("a", 11)], [Finished("a", "d", 9), Finished("a", "c", 3)])[0].won
+    assert place.again().unfinished("a") == [Unfinished("d", 10, "ten")]
+    assert place.store.claim([], [Finished("a", "d", 10)]) == []
+    assert place.again().unfinished("a") == []
+
+
+def test_of_a_lost_claim_and_of_one_without_a_message_nothing_is_kept(store):
+    store.claim([claim("a", 7, body="7"), claim("b", 7, body="also 7"), claim("b", 6, body="6"), claim("b", 8)])
+    assert (store.unfinished("a"), store.unfinished("b")) == ([Unfinished("d", 7, "7")], [])
+
+
+def test_made_again_a_claim_has_its_new_message_and_without_one_the_old_one_stays(store):
+    store.claim([claim("a", 7, body="before")])
+    store.claim([claim("a", 7, body="again")])
+    assert store.unfinished("a") == [Unfinished("d", 7, "again")]
+    store.claim([claim("a", 7)])
+    assert store.unfinished("a") == [Unfinished("d", 7, "again")]
+
+
+def test_who_takes_the_device_over_leaves_the_message_to_its_server(store):
+    store.claim([claim("a", 7, body="of a"), claim("b", 8, body="of b")])
+    store.claim([], [Finished("b", "d", 7), Finished("a", "d", 8), Finished("c", "d", 7), Finished("a", "never", 1)])
+    assert store.unfinished("a") == [Unfinished("d", 7, "of a")]
+    assert store.unfinished("b") == [Unfinished("d", 8, "of b")]
+
+
+@pytest.mark.parametrize("more", [0, 2 * CLAIMS_MAX])
+def test_what_is_finished_goes_before_the_claims_of_the_same_call(store, more):
+    others = [claim("a", 1, device=f"e{n}", body="x") for n in range(more)]
+    store.claim([claim("a", 7, body="before"), *others])
+    done = [Finished("a", made.device, 1) for made in others] + [Finished("a", "d", 7)]
+    store.claim([claim("a", 7, body="again"), *(made._replace(body="", fcnt_up=2) for made in others)], done)
+    assert store.unfinished("a") == [Unfinished("d", 7, "again")]
+
+
+def test_the_message_of_a_join_outlives_the_join_and_the_device(place):
+    place.store.claim([claim("a", 0, device="join/x/1", keep_ms=HOUR_MS, body="join"), claim("a", 1, body="data")])
+    place.pass_ms(2 * HOUR_MS)
+    place.store.forget("d")
+    place.store.claim([claim("a", 1, device="e")])
+    assert (place.store.known("join/x/1"), place.store.known("d")) == (None, None)
+    assert place.store.unfinished("a") == [Unfinished("d", 1, "data"), Unfinished("join/x/1", 0, "join")]
+
+
+@pytest.mark.parametrize("text", ["", " ", "7 8 a", "é\n\t*?[", "\0x", '{"fcnt": 7, "\\u0000": "\\""}', "x" * 10_000])
+def test_any_message_name_and_counter_is_kept_as_it_is(store, text):
+    store.claim([Claim(text, text, TOP, body=text or "empty name")])
+    assert store.unfinished(text) == [Unfinished(text, TOP, text or "empty name")]
+    store.claim([], [Finished(text, text, TOP)])
+    assert store.unfinished(text) == []
+
+
+@pytest.mark.parametrize("batch", [1, 20])
+def test_of_all_servers_that_race_for_a_frame_one_wins(place, batch):
+    """Each has its own connection; the frames are those of three devices, in different orders for each server."""
+    servers, frames = [f"s{n}" for n in range(6)], 40
+    answers: dict[str, list[tuple[Claim, Claimed]]] = {server: [] for server in servers}
+    start = threading.Barrier(len(servers))
+
+    def race(server: str, store: CounterStore, turn: int) -> None:
+        devices = ["d0", "d1", "d2"][turn % 3 :] + ["d0", "d1", "d2"][: turn % 3]
+        claims = [claim(server, up, device=device, wants_down=True) for up in range(frames) for device in devices]
+        start.wait()
+        for at in range(0, len(claims), batch):
+            part = claims[at : at + batch]
+            answers[server] += zip(part, store.claim(part), strict=True)
+
+    threads = [threading.Thread(target=race, args=(s, place.again(), n)) for n, s in enumerate(servers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wins = [(asked, claimed) for given in answers.values() for asked, claimed in given if claimed.won]
+    winners = Counter((asked.device, asked.fcnt_up) for asked, _ in wins)
+    assert all(len(given) == 3 * frames for given in answers.values())
+    assert set(winners.values()) == {1}
+    # Who comes late loses also frames that nobody had: the counter had moved on. What was won was won once, upwards.
+    assert all(winners[device, frames - 1] == 1 for device in ("d0", "d1", "d2"))
+    downs = Counter((asked.device, claimed.fcnt_down) for asked, claimed in wins)
+    assert set(downs.values()) == {1}
+    assert sum(winners.values()) == sum(known.fcnt_down for d in range(3) if (known := place.store.known(f"d{d}")))
+
+
+DE, ABC = st.sampled_from("de"), st.sampled_from("abc")
+steps = st.one_of(
+    st.integers(0, 6).map(lambda n: n * 10 + 5),  # so many hours pass, and a half: never on the edge
+    st.lists(
+        st.builds(
+            Claim,
+            DE,
+            ABC,
+            st.one_of(st.integers(0, 3), st.integers(TOP - 2, TOP)),
+            st.one_of(st.integers(0, 3), st.integers(TOP - 2, TOP)),
+            wants_down=st.booleans(),
+            restarted=st.booleans(),
+            keep_ms=st.sampled_from([0, 10 * HOUR_MS, 30 * HOUR_MS]),
+            body=st.sampled_from(["", "x", "y"]),
+        ),
+        max_size=5,
+    ),
+    st.just("crash"),
+)
+# Of what is unfinished, which is finished with the next claims; with some that never were there.
+finishing = st.tuples(st.sets(st.integers(0, 5)), st.lists(st.builds(Finished, ABC, DE, st.integers(0, 3)), max_size=2))
+
+
+@pytest.mark.parametrize("name", PLACES)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(history=st.lists(st.tuples(steps, finishing), max_size=12))
+def test_every_answer_is_that_of_decide_over_a_dict(name, history, tmp_path, redis_server):
+    model: dict[str, tuple[Counters, int]] = {}
+    bodies: dict[Finished, str] = {}
+    now = 0
+    with PLACES[name](tmp_path, redis_server.url) as place:
+        store = place.store
+        for step, (which, strangers) in history:
+            if isinstance(step, str):  # nothing is said to the old one, not even that it is over
+                store = place.again()
+                continue
+            if isinstance(step, int):
+                now += step * HOUR_MS
+                place.pass_ms(step * HOUR_MS)
+                model = {device: kept for device, kept in model.items() if kept[1] > now}
+                continue
+            expected = []
+            finished = [one for n, one in enumerate(bodies) if n in which] + strangers
+            bodies = {one: body for one, body in bodies.items() if one not in finished}
+            for asked in step:
+                counters, claimed = decide(model[asked.device][0] if asked.device in model else None, asked)
+                expected.append(claimed)
+                if claimed.won:
+                    model[asked.device] = counters, now + asked.keep_ms if asked.keep_ms else 1 << 62
+                    if asked.body:
+                        bodies[Finished(asked.server, asked.device, asked.fcnt_up)] = asked.body
+            assert store.claim(step, finished) == expected
+            for device in "de":
+                assert store.known(device) == (model[device][0] if device in model else None)
+            for server in "abc":
+                kept = sorted(Unfinished(*one[1:], body) for one, body in bodies.items() if one.server == server)
+                assert store.unfinished(server) == kept
