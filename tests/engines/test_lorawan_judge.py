@@ -181,6 +181,7 @@ def test_without_the_coordinator_nothing_is_confirmed_and_nothing_is_guessed(str
     server, heard = NetworkServer("a"), Heard()
     device = Device(dev_eui=1, strategy=strategy)
     first = server.uplink(device, frame(9, confirmed=True), 9, heard, "s1", 0)
+    assert first.claim is not None
     assert first.claim.wants_down
     first = server.settle(first, strategy, NEVER_ASKED)
     assert (str(first.answer), first.route, first.claim) == ("UNSURE coordinator_down", (True, False, False), None)
@@ -204,6 +205,7 @@ def test_a_join_request_is_answered_by_one_server():
     first, second = a.join(request, "s1", 0), b.join(request, "s2", 0)
     assert first.claim == Claim("join/00000000000000ab/7", "a", 0, keep_ms=300_000)
     known, won = decide(None, first.claim)
+    assert second.claim is not None
     _, lost = decide(known, second.claim)
     first, second = a.settle(first, Strategy.NONE, won), b.settle(second, Strategy.NONE, lost)
     assert (str(first.answer), first.route) == ("FIRST new_join", (True, True, False))

@@ -121,7 +121,9 @@ def losses(random_, heard):
 def test_200_000_frames_over_three_roll_overs_are_all_counted_and_no_replay_is():
     random_ = random.Random(5)
     network, heard, counter = Network("a"), 200_000, -1
-    recorded, said, replays = [], Counter(), Counter()
+    recorded = []
+    said: Counter[str] = Counter()
+    replays: Counter[str] = Counter()
     for at, lost in enumerate(losses(random_, heard)):
         counter += 1 + lost
         frame, now_ms = signed(counter), at * 1_000
@@ -138,6 +140,7 @@ def test_200_000_frames_over_three_roll_overs_are_all_counted_and_no_replay_is()
     assert said == {"FIRST new_frame": heard}
     assert replays.keys() == {"forged", "REJECT old_counter", "REPEAT replayed", "REPEAT other_station"}
     assert 3 * ROLL_OVER < counter < 4 * ROLL_OVER
+    assert network.known is not None
     assert (network.heard["a"].fcnt_up, network.known.fcnt_up) == (counter, counter)
     assert len(network.servers["a"].stations.sightings) <= 61
 
@@ -148,7 +151,7 @@ def interleavings(draw):
     servers = "abcde"[: draw(st.integers(1, 5))]
     frames = draw(st.integers(1, 6))
     turns = draw(st.permutations([name for name in servers for _ in range(frames)]))
-    done = Counter()
+    done: Counter[str] = Counter()
     claims = []
     for name in turns:
         done[name] += 1
@@ -158,7 +161,8 @@ def interleavings(draw):
 
 @given(interleavings())
 def test_one_server_wins_each_frame_however_claims_interleave(claims):
-    known, winners, downs = None, Counter(), []
+    known, downs = None, []
+    winners: Counter[int] = Counter()
     for claim in claims:
         known, claimed = decide(known, claim)
         winners[claim.fcnt_up] += claimed.won
@@ -172,7 +176,8 @@ def test_one_server_wins_each_frame_however_claims_interleave(claims):
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.booleans()), max_size=30))
 def test_in_no_order_at_all_a_frame_is_won_by_more_than_one_server(claims):
     # Out of order, and with work done again after a crash: the same server may win again, another one never.
-    known, winners, highest = None, {}, -1
+    known, highest = None, -1
+    winners: dict[int, str] = {}
     for name, fcnt, wants_down in claims:
         known, claimed = decide(known, Claim("d", name, fcnt, wants_down=wants_down))
         if claimed.won:

@@ -45,8 +45,9 @@ def test_sightings_are_the_naive_dictionary_with_expiry(sliding, steps):
 @given(steps=steps, entries_max=st.integers(1, 4))
 def test_a_full_memory_stays_bounded_and_owns_up_to_what_it_may_have_forgotten(sliding, steps, entries_max):
     sightings = Sightings(expiry_ms=EXPIRY, sliding=sliding, entries_max=entries_max)
-    gone = {}  # key -> when it would have expired, of what was pushed out
-    kept, now = {}, 0  # key -> when it expires, in that order
+    now = 0
+    gone: dict[int, int] = {}  # key -> when it would have expired, of what was pushed out
+    kept: dict[int, int] = {}  # key -> when it expires, in that order
     for key, station, pause in steps:
         now += pause
         kept = {k: end for k, end in kept.items() if end > now}
@@ -81,7 +82,9 @@ def test_a_clock_that_steps_back_does_not_bring_anything_back_or_let_anything_ex
     assert sightings.see(b"k", "a", 50) is not None
     sightings.see(b"l", "a", 111)  # k is gone
     assert sightings.see(b"k", "b", 105) is None
-    assert sightings.see(b"k", "c", 120).station == "b"
+    found = sightings.see(b"k", "c", 120)
+    assert found is not None
+    assert found.station == "b"
     stations = Stations(echo_ms=0)
     assert stations.data(b"k", "a", Strategy.NONE, 100)[1].reason == "new_frame"
     assert stations.data(b"k", "a", Strategy.NONE, 99)[1].reason == "resubmitted"
