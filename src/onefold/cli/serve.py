@@ -1,17 +1,16 @@
 """``onefold serve``: what runs until it is told to stop."""
 
 import json as jsons
-import os
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from onefold.cli.output import people
-from onefold.errors import Misuse
+from onefold.cli.serve_gateway import gateway
+from onefold.cli.token import TOKEN, make_folder, read_token
 
-TOKEN: Final = "ONEFOLD_TOKEN"  # noqa: S105 # the name of a variable
-TOKEN_BYTES_MAX: Final = 4_096
+__all__ = ["gateway", "ingest", "read_token"]
 
 
 def ingest(
@@ -68,7 +67,7 @@ def ingest(
     limits = Limits(connections_max=connections_max)
     where = ServerSettings(host=host, port=port, token=token, create=create, limits=limits)
     topics = Topics(folder, settings, topics_max=topics_max)
-    _make(folder)
+    make_folder(folder)
     server = IngestServer(topics, where)
 
     def say(url: str) -> None:
@@ -77,25 +76,3 @@ def ingest(
             print(jsons.dumps({"url": url, "folder": str(folder), "token": token is not None}), flush=True)
 
     server.run(say)
-
-
-def read_token(file: Path | None) -> str | None:
-    """The token of the file, else of the environment; None: there is none. What cannot be a header is refused."""
-    if file is None:
-        given, place = os.environ.get(TOKEN), TOKEN
-        if given is None:
-            return None
-    else:
-        place = str(file)
-        with file.open(encoding="utf-8", errors="replace") as opened:
-            given = opened.read(TOKEN_BYTES_MAX + 1)
-    token = given.strip()
-    if not token or len(token) > TOKEN_BYTES_MAX or not token.isascii() or not token.isprintable() or " " in token:
-        raise Misuse(f"{place}: a token is 1 to {TOKEN_BYTES_MAX:,} printable ASCII characters without spaces")
-    return token
-
-
-def _make(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise Misuse(f"{folder}: is a file, must be a folder", folder=str(folder))
-    folder.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,5 @@
-"""Who may ask, and what an error becomes: the outermost layer, around every request.
+"""Who may ask, and what an error becomes: the outermost layer, around every request."""
 
-Without a token the server only listens on loopback. That keeps other machines out, but not a web page in a browser on
-this one; so requests that a page made (they have an Origin), or that name a host which only some DNS says is here, are
-refused.
-"""
-
-import hmac
-import ipaddress
 import json
 import logging
 from collections.abc import Mapping
@@ -15,7 +8,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
@@ -23,6 +16,7 @@ from starlette.websockets import WebSocketDisconnect
 from onefold.errors import BadInput, Busy, Damaged, Misuse, OnefoldError, StaleWrite, StoreFailed
 from onefold.services.ingest.limits import Body
 from onefold.services.ingest.service import Closing, Service, UnknownTopic
+from onefold.services.serving import Admission
 
 RETRY_S: Final = {429: "1", 503: "1"}
 OPEN_PATHS: Final = frozenset({"/healthz"})
@@ -69,9 +63,8 @@ class Guard:
 
     def __init__(self, app: ASGIApp, service: Service, token: str | None, host: str) -> None:
         self._app = app
-        self._host = host.lower()
         self._service = service
-        self._token = None if token is None else token.encode()
+        self._admission = Admission(token, host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let it pass, or answer for it."""
@@ -129,23 +122,5 @@ class Guard:
                 await answer({"error": told}, status, headers)(scope, receive, send)
 
     def _admit(self, scope: Scope) -> None:
-        if scope["path"] in OPEN_PATHS:
-            return
-        headers = HTTPConnection(scope).headers
-        if self._token is None:
-            host = headers.get("host", "localhost").rpartition("@")[2]
-            name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-            if "origin" in headers or not (name.lower() in ("localhost", self._host) or _is_loopback(name)):
-                raise HTTPException(403, "without a token only programs on this machine may ask, no web pages")
-            return
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token):
-            raise HTTPException(401, "the header Authorization: Bearer TOKEN is missing or wrong",
-                                {"www-authenticate": "Bearer"})  # fmt: skip
-
-
-def _is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+        if scope["path"] not in OPEN_PATHS:
+            self._admission.check(scope)

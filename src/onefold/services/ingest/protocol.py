@@ -5,11 +5,9 @@ like.
 """
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
-
-from onefold.services.ingest.limits import Limits
 
 if TYPE_CHECKING:
     import h11
@@ -20,7 +18,26 @@ FULL: Final = (
 )
 
 
-def bounded(limits: Limits) -> type[H11Protocol]:
+class Bounds(Protocol):
+    """What of a server's limits counts here."""
+
+    @property
+    def connections_max(self) -> int:
+        """Connections at the same time."""
+        ...
+
+    @property
+    def head_s(self) -> float:
+        """From the connection to the end of the first head."""
+        ...
+
+    @property
+    def keep_alive_s(self) -> float:
+        """Of silence between two requests."""
+        ...
+
+
+def bounded(limits: Bounds) -> type[H11Protocol]:
     """The protocol class for these limits; uvicorn takes a class and makes the instances itself."""
 
     class Bounded(_Bounded):
@@ -30,7 +47,7 @@ def bounded(limits: Limits) -> type[H11Protocol]:
 
 
 class _Bounded(H11Protocol):
-    bounds: Limits
+    bounds: Bounds
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -1,0 +1,184 @@
+"""``onefold serve gateway``: radio frames in, each counted once."""
+
+import json as jsons
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+import typer
+
+from onefold.cli.output import people
+from onefold.cli.token import TOKEN, make_folder, read_token
+
+if TYPE_CHECKING:
+    from onefold.services.gateway.server import GatewayServer, Link
+    from onefold.services.gateway.service import GatewayService
+
+
+Folder: TypeAlias = Annotated[
+    Path, typer.Argument(help="Where uplinks and counters are kept; made if it is not there.")
+]
+Devices: TypeAlias = Annotated[Path, typer.Option(help="The registry: TOML, or SQLite with a table 'devices'.")]
+Name: TypeAlias = Annotated[str, typer.Option(help="Of this server; those that share a coordinator differ in it.")]
+Coordinator: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="What servers share: redis://host:6379/0, sqlite:///file.db. Else this is the only one."),
+]
+WhenDown: TypeAlias = Annotated[
+    Literal["park", "unsure"],
+    typer.Option(help="While the coordinator is down frames wait, or go up as UNSURE; nothing is answered."),
+]
+Plan: TypeAlias = Annotated[Literal["EU868", "US915"], typer.Option(help="The radio plan.")]
+SubBand: TypeAlias = Annotated[int, typer.Option(min=1, max=8, help="Of US915: which eight channels.")]
+RxDelay: TypeAlias = Annotated[int, typer.Option(min=1, max=15, help="Seconds from an uplink to its answer.")]
+Host: TypeAlias = Annotated[str, typer.Option(help="The address to listen on; more than loopback needs a token.")]
+Port: TypeAlias = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")]
+TokenFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help=f"A file with the token that stations must send; or the variable {TOKEN}.")
+]
+PublicUrl: TypeAlias = Annotated[
+    str | None, typer.Option(help="Where stations are sent, if there is a proxy in front: wss://lns.example.")
+]
+Udp: TypeAlias = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Also take Semtech's packet forwarder on this UDP port.")
+]
+UdpAllow: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(help="Gateways or networks to believe on UDP; may be repeated. Needed beyond loopback."),
+]
+Mqtt: TypeAlias = Annotated[
+    str | None, typer.Option(help="Also take events of ChirpStack's gateway bridge: mqtt://user:password@host.")
+]
+Expiry: TypeAlias = Annotated[int, typer.Option(min=1, help="How long a frame is remembered.")]
+Fixed: TypeAlias = Annotated[bool, typer.Option("--fixed", help="Count that from the first copy, not from the last.")]
+Echo: TypeAlias = Annotated[
+    int, typer.Option(min=0, help="Less than this apart, one station's copies are one transmission. 0: off.")
+]
+KeepAll: TypeAlias = Annotated[
+    bool, typer.Option("--keep-all", help="Also store every reception in the topic 'receptions'.")
+]
+RetainBytes: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Keep about so much of a topic.")]
+RetainMs: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Keep records for about so long.")]
+Connections: TypeAlias = Annotated[int, typer.Option(min=1, help="Connections at the same time.")]
+MessageBytes: TypeAlias = Annotated[int, typer.Option(min=1_000, help="Bytes of one message.")]
+InHand: TypeAlias = Annotated[int, typer.Option(min=1, help="Receptions that are not done.")]
+Parked: TypeAlias = Annotated[int, typer.Option(min=1, help="Claims that wait for the coordinator.")]
+AsJson: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print where it listens as one line of JSON, when it is ready.")
+]
+
+
+def gateway(
+    folder: Folder,
+    devices: Devices,
+    name: Name = "a",
+    coordinator: Coordinator = None,
+    when_down: WhenDown = "park",
+    region: Plan = "EU868",
+    sub_band: SubBand = 2,
+    rx_delay: RxDelay = 1,
+    host: Host = "127.0.0.1",
+    port: Port = 7655,
+    token_file: TokenFile = None,
+    public_url: PublicUrl = None,
+    udp: Udp = None,
+    udp_allow: UdpAllow = None,
+    mqtt: Mqtt = None,
+    expiry_ms: Expiry = 60_000,
+    fixed: Fixed = False,
+    echo_ms: Echo = 0,
+    keep_all: KeepAll = False,
+    retain_bytes: RetainBytes = None,
+    retain_ms: RetainMs = None,
+    connections_max: Connections = 1_000,
+    message_bytes_max: MessageBytes = 16 << 10,
+    in_hand_max: InHand = 20_000,
+    parked_max: Parked = 10_000,
+    json: AsJson = False,
+) -> None:
+    """Take radio frames from gateways, count each once, and acknowledge it once.
+
+    LoRa Basics Stations connect by websocket (tc.uri: ws://HOST:PORT). Ctrl-C and SIGTERM stop it: what is in hand is
+    decided, stored and answered. SIGHUP reads the registry again; a change of its file does, too.
+    """
+    from onefold.services.gateway.limits import Limits
+    from onefold.services.gateway.regions import region as plan
+    from onefold.services.gateway.server import GatewayServer, ServerSettings
+    from onefold.services.gateway.settings import GatewaySettings
+    from onefold.services.topic_settings import TopicSettings
+
+    limits = Limits(
+        connections_max=connections_max, message_bytes_max=message_bytes_max, in_hand_max=in_hand_max,
+        parked_max=min(parked_max, in_hand_max),
+    )  # fmt: skip
+    judging = GatewaySettings(
+        name=name, region=plan(region, sub_band), when_down=when_down, expiry_ms=expiry_ms, sliding=not fixed,
+        echo_ms=echo_ms, rx_delay_s=rx_delay, keep_all=keep_all, limits=limits,
+    )  # fmt: skip
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        token=read_token(token_file),
+        public_url=None if public_url is None else public_url.rstrip("/"),
+        coordinator=coordinator,
+        topics=TopicSettings(retain_bytes=retain_bytes, retain_ms=retain_ms),
+        gateway=judging,
+    )
+    if mqtt is not None:
+        from onefold.services.gateway.mqtt_address import parse_address
+
+        parse_address(mqtt)  # what is wrong with it is told before anything is opened
+    make_folder(folder)
+    server = GatewayServer(folder, devices, settings, links=lambda to: _links(to, host, udp, udp_allow or [], mqtt))
+    for line in server.warnings():
+        people.print(f"warning: {line}", markup=False, soft_wrap=True)
+    server.run(lambda url: _say(server, url, folder, as_json=json))
+
+
+def _links(
+    service: "GatewayService", host: str, udp: int | None, allow: list[str], mqtt: str | None
+) -> Mapping[str, "Link"]:
+    links: dict[str, Link] = {}
+    if udp is not None:
+        from onefold.services.gateway.semtech_udp import SemtechUdp
+
+        links["udp"] = SemtechUdp(service, service.region, host=host, port=udp, allow=allow)
+    if mqtt is not None:
+        from onefold.services.gateway.chirpstack_mqtt import ChirpstackMqtt
+
+        links["mqtt"] = ChirpstackMqtt(service, service.region, mqtt)
+    return links
+
+
+def _say(server: "GatewayServer", url: str, folder: Path, *, as_json: bool) -> None:
+    settings = server.settings
+    shared = _shown(settings.coordinator)
+    told = {
+        "url": url,
+        "folder": str(folder),
+        "name": settings.gateway.name,
+        "region": settings.gateway.region.name,
+        "coordinator": shared,
+        "devices": len(server.registry.registry),
+        "udp": getattr(server.links.get("udp"), "port", None),
+        "mqtt": str(address) if (address := getattr(server.links.get("mqtt"), "address", None)) else None,
+        "token": settings.token is not None,
+    }
+    where = [f"{url} (Basics Station: {url.replace('http', 'ws', 1)})"]
+    where += [f"UDP port {told['udp']}"] * (told["udp"] is not None) + [f"{told['mqtt']}"] * (told["mqtt"] is not None)
+    line = (
+        f"server {told['name']}: taking frames of {told['devices']:,} devices for {folder} at {', '.join(where)}; "
+        f"{told['region']}; coordinator: {shared or 'none, this is the only server'}"
+    )
+    people.print(line, markup=False, soft_wrap=True)
+    if as_json:
+        print(jsons.dumps(told), flush=True)
+
+
+def _shown(coordinator: str | None) -> str | None:
+    """The address without what may be secret in it."""
+    if coordinator is None or not coordinator.startswith(("redis://", "rediss://")):
+        return coordinator
+    from onefold.stores.redis.counter_store import shown
+
+    return shown(coordinator)

@@ -1,0 +1,84 @@
+"""What there is to watch, for Prometheus: read from the service when somebody asks, counted nowhere twice."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from onefold.services.gateway.lns import Lns
+from onefold.services.gateway.service import GatewayService
+
+PREFIX: Final = "onefold_gateway"
+GAUGES: Final = {
+    "in_hand": "Receptions that were taken and are not done.",
+    "in_flight": "Receptions without an answer.",
+    "claiming": "Claims in flight, and receptions that wait for a look-up.",
+    "parked": "How many of them wait for a coordinator that is down.",
+    "devices": "Devices in the registry.",
+    "sessions": "Devices that were heard since the start.",
+    "sightings": "Frames that level 1 remembers.",
+}
+Figures = Callable[[], Mapping[str, int]]
+
+
+class Metrics(Collector):
+    """The figures of a gateway's server, in a registry of their own; ``links``: those of other protocols."""
+
+    def __init__(
+        self, service: GatewayService, lns: Lns, connections: Callable[[], int], links: Mapping[str, Figures]
+    ) -> None:
+        self._service = service
+        self._lns = lns
+        self._connections = connections
+        self._links = links
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def text(self) -> bytes:
+        """What Prometheus reads."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        """Nothing is promised before it is asked for."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All figures, as they are now."""
+        delivery = self._service.delivery
+        receptions = CounterMetricFamily(
+            f"{PREFIX}_receptions", "Receptions by what became of them.", labels=["verdict", "reason", "status"]
+        )
+        for (answer, status), count in sorted(delivery.statuses.items()):
+            receptions.add_metric([str(answer.verdict), answer.reason, status], count)
+        yield receptions
+        downlinks = CounterMetricFamily(f"{PREFIX}_downlinks", "Acknowledgements, by outcome.", labels=["outcome"])
+        for name, count in delivery.downlinks.figures().items():
+            downlinks.add_metric([name], count)
+        yield downlinks
+        messages = CounterMetricFamily(f"{PREFIX}_messages", "Messages of stations, by kind.", labels=["msgtype"])
+        for name, count in sorted(self._lns.messages.items()):
+            messages.add_metric([name], count)
+        yield messages
+        links = GaugeMetricFamily(f"{PREFIX}_link", "Figures of the other protocols.", labels=["link", "figure"])
+        for link, ask in self._links.items():
+            for name, count in ask().items():
+                links.add_metric([link, name], count)
+        yield links
+        yield HistogramMetricFamily(
+            f"{PREFIX}_decision_seconds", "From the arrival of a reception to its answer.",
+            buckets=delivery.latency.buckets(), sum_value=delivery.latency.sum_s,
+        )  # fmt: skip
+        yield from self._gauges()
+
+    def _gauges(self) -> Iterator[Metric]:
+        figures = self._service.figures()
+        for name, told in GAUGES.items():
+            yield GaugeMetricFamily(f"{PREFIX}_{name}", told, figures[name])
+        yield GaugeMetricFamily(f"{PREFIX}_stations", "Stations that are connected.", len(self._lns.stations))
+        yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", self._connections())
+        yield CounterMetricFamily(f"{PREFIX}_evicted", "Frames that level 1 forgot too early.", figures["evicted"])
+        yield CounterMetricFamily(f"{PREFIX}_recovered", "Records an earlier run left behind.", figures["recovered"])
+        yield CounterMetricFamily(f"{PREFIX}_unstored", "Records given up at the end.", figures["unstored"])

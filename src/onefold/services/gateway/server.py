@@ -1,0 +1,224 @@
+"""The server process: stations in front, counters and log behind, and an end that loses nothing.
+
+SIGTERM and SIGINT stop it: nothing more is read, what is in hand is decided and stored, its acknowledgements are sent.
+A kill does none of that; the counters and the log are where they were, and the next start goes on from them. SIGHUP
+reads the registry again, and so does a change of its file.
+"""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+import uvicorn
+
+from onefold.ports import CounterStore
+from onefold.services import serving
+from onefold.services.gateway.app import application
+from onefold.services.gateway.limits import Limits
+from onefold.services.gateway.lns import Lns
+from onefold.services.gateway.metrics import Metrics
+from onefold.services.gateway.registry_files import RegistryFile
+from onefold.services.gateway.service import GatewayService
+from onefold.services.gateway.settings import GatewaySettings
+from onefold.services.ingest.protocol import bounded
+from onefold.services.topic_settings import TopicSettings, wall_ms
+from onefold.services.topics import Topics
+from onefold.stores.counters import open_counters
+from onefold.stores.sqlite.counter_store import SqliteCounters
+
+PORT: Final = 7655
+LOGGERS: Final = ("onefold.gateway", "onefold.ingest", "uvicorn.error", "asyncio")
+COUNTERS: Final = "counters.db"
+"""In the server's folder: the counters of the devices that only it serves."""
+WATCH_S: Final = 2.0
+TEND_S: Final = 10.0
+
+
+class Link(Protocol):
+    """Another protocol that brings receptions in."""
+
+    async def start(self) -> None:
+        """Begin to take them."""
+        ...
+
+    async def stop(self) -> None:
+        """Take no more."""
+        ...
+
+    def figures(self) -> Mapping[str, int]:
+        """What there is to watch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Where it listens, for whom, and what stands behind it."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    """0: any that is free."""
+    token: str | None = field(default=None, repr=False)
+    public_url: str | None = None
+    """Where stations are sent by the discovery, if not to where they asked: ``wss://...`` of a proxy in front."""
+    coordinator: str | None = field(default=None, repr=False)
+    """The address of the counters that all servers share; None: this server is the only one. May hold a password."""
+    topics: TopicSettings = field(default_factory=TopicSettings)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+
+
+class GatewayServer:
+    """Serves stations until it is stopped.
+
+    ``run`` blocks. In the main thread it listens to signals; in any other, `stop` ends it. ``links`` makes the other
+    protocols' links, for a service.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        devices: Path,
+        settings: ServerSettings | None = None,
+        *,
+        links: Callable[[GatewayService], Mapping[str, Link]] = lambda service: {},
+        counters: CounterStore | None = None,
+    ) -> None:
+        self.settings = settings or ServerSettings()
+        serving.check_host(self.settings.host, self.settings.token)
+        self.registry = RegistryFile(devices)
+        self.ready = threading.Event()
+        self.links: Mapping[str, Link] = {}
+        self.service: GatewayService | None = None
+        self._make_links = links
+        self._server: serving.Server | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        self._topics = Topics(folder, self.settings.topics)
+        self._shared = counters
+        if counters is None and self.settings.coordinator is not None:
+            self._shared = open_counters(self.settings.coordinator)
+        self._local = SqliteCounters(folder / COUNTERS, wall_ms)
+        self._socket = serving.listen(self.settings.host, self.settings.port)
+
+    @property
+    def url(self) -> str:
+        """Where it is, for a client on this machine."""
+        return serving.url_of(self._socket)
+
+    def warnings(self) -> list[str]:
+        """What the coordinator is set up to lose, or why it does not say; one sentence each. Blocks."""
+        ask: Callable[[], list[str]] | None = getattr(self._shared, "warnings", None)
+        if ask is None:
+            return []
+        try:
+            return ask()
+        except Exception as error:
+            return [f"the coordinator is not there: {error}"]
+
+    def run(self, say: Callable[[str], None] = lambda url: None) -> None:
+        """Serve; ``say`` is called with the address as soon as stations are answered."""
+        url = self.url
+
+        def ready() -> None:
+            self.ready.set()
+            say(url)
+
+        try:
+            serving.run(self._serve(ready), LOGGERS)
+        finally:
+            self._topics.close()
+
+    def stop(self) -> None:
+        """Ask it to end; from any thread."""
+        if self._server is not None:
+            self._server.should_exit = True
+
+    async def _serve(self, ready: Callable[[], None]) -> None:
+        service = self.service = GatewayService(
+            self.settings.gateway, self.registry.registry, self._topics, shared=self._shared, local=self._local
+        )
+        try:
+            await self._answer(service, ready)
+        finally:
+            await service.close()
+
+    async def _answer(self, service: GatewayService, ready: Callable[[], None]) -> None:
+        settings, limits = self.settings, self.settings.gateway.limits
+        lns = Lns(service, public_url=settings.public_url)
+        links = self.links = self._make_links(service)
+        figures = {name: link.figures for name, link in links.items()}
+        metrics = Metrics(service, lns, lambda: len(server.server_state.connections), figures)
+        admission = serving.Admission(settings.token, settings.host, bare=True)
+        app = application(service, lns, metrics, admission, told=settings.token is None, problems=self._problems)
+
+        async def drain() -> None:
+            lns.stop_reading()
+            await service.drain(limits.grace_s)
+            await lns.close()
+
+        server = self._server = serving.Server(_config(app, limits), ready, drain)
+        tasks = [asyncio.create_task(work) for work in (self._watch(service), _tend(service))]
+        try:
+            for link in links.values():
+                await link.start()
+            self._on_hangup(service)
+            await server.serve([self._socket])
+        finally:
+            for task in tasks:
+                task.cancel()
+            for link in links.values():  # last: they too had acknowledgements to send
+                await link.stop()
+
+    def _problems(self) -> dict[str, str]:
+        found = {} if self.registry.problem is None else {"registry": self.registry.problem}
+        return found | (self.service.problems() if self.service is not None else {})
+
+    async def _watch(self, service: GatewayService) -> None:
+        """Use the registry again when its file has changed."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            await self._reload(service, changed=True)
+
+    async def _reload(self, service: GatewayService, *, changed: bool) -> None:
+        if await asyncio.to_thread(lambda: self.registry.reload(changed=changed)):
+            service.use(self.registry.registry)
+
+    def _on_hangup(self, service: GatewayService) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        running: set[asyncio.Task[None]] = set()
+
+        def reload() -> None:
+            running.add(task := asyncio.create_task(self._reload(service, changed=False)))
+            task.add_done_callback(running.discard)
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
+
+
+async def _tend(service: GatewayService) -> None:
+    """See to what the topics owe by the clock alone (snapshots, retention), for ever."""
+    while True:
+        await asyncio.sleep(TEND_S)
+        await asyncio.to_thread(service.delivery.tend)
+
+
+def _config(app: object, limits: Limits) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type] # uvicorn has ASGI types of its own
+        http=bounded(limits),
+        ws=serving.Socket,
+        ws_max_size=limits.message_bytes_max,
+        ws_per_message_deflate=False,  # a small frame must not become a large message
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        headers=[("x-content-type-options", "nosniff"), ("cache-control", "no-store")],
+        timeout_keep_alive=max(1, round(limits.keep_alive_s)),
+        timeout_graceful_shutdown=max(1, round(limits.grace_s)),
+        h11_max_incomplete_event_size=limits.head_bytes_max,
+    )
