@@ -74,7 +74,7 @@ def test_the_template_documents_every_key_with_its_default():
         ('[judge]\ngap_count_max = "5"', 'pipeline.toml: judge.gap_count_max: is "5", must be a whole number'),
         ("[judge]\ngap_count_max = true", "pipeline.toml: judge.gap_count_max: is true, must be a whole number"),
         ('[judge]\nfloor = "opn"', 'pipeline.toml: judge.floor: is "opn", must be "first" or "open"'),
-        ('[judge]\nengine = "x"', 'pipeline.toml: judge.engine: is "x", must be "chains" or "producers"'),
+        ('[judge]\nengine = "x"', 'pipeline.toml: judge.engine: is "x", must be "chains", "producers" or "lorawan"'),
         ('[judge]\nkey = "device"', 'pipeline.toml: judge.key: is "device", must be a list'),
         ("[judge]\nkey = []", "pipeline.toml: judge.key: is [], must not be empty"),
         ('[judge]\nkey = ["a", 1]', "pipeline.toml: judge.key.1: is 1, must be text"),
@@ -148,6 +148,28 @@ def test_producers_have_keys_of_their_own_and_chains_refuse_them(pipeline):
     ]
     assert refusal(pipeline, PATHS + '[judge]\nengine = "producers"\nfloor = "open"\n') == [
         'pipeline.toml: judge.floor: is "open", which needs judge.engine = "chains"'
+    ]
+
+
+def test_lorawan_has_keys_of_its_own_and_names_columns_only_where_they_are_flat(pipeline):
+    judge = pipeline(PATHS + '[judge]\nengine = "lorawan"\nexpiry = "fixed"\nshape = "flat"\nframe = ["mic"]\n').judge
+    assert (judge.frame, judge.station, judge.time, judge.expiry, judge.expiry_ms) == (
+        ("mic",),
+        "station",
+        "time_ms",
+        "fixed",
+        60_000,
+    )
+    assert refusal(
+        pipeline, PATHS + '[judge]\nengine = "lorawan"\nstation = "gw"\nidle_ms = 5\nsequence = "fcnt"\n'
+    ) == [
+        'pipeline.toml: judge.sequence: is "fcnt", which needs judge.engine = "chains" or "producers"',
+        'pipeline.toml: judge.idle_ms: is 5, which needs source.mode = "stream"',
+        'pipeline.toml: judge.idle_ms: is 5, which needs judge.engine = "chains" or "producers"',
+        'pipeline.toml: judge.station: is "gw", which needs judge.shape = "flat"',
+    ]
+    assert refusal(pipeline, PATHS + "[judge]\necho_ms = 5\n") == [
+        'pipeline.toml: judge.echo_ms: is 5, which needs judge.engine = "lorawan"'
     ]
 
 

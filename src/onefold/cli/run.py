@@ -45,6 +45,10 @@ def run(
     people.print(text.books(tally, settings.judge.engine))
     people.print(text.ranges(result))
     people.print(text.banner(tally))
+    if result["others"]:
+        people.print(
+            f"{result['others']:,} rows of the source are no messages: not judged, in no book", highlight=False
+        )
     people.print(f"published in {result['path']}", highlight=False)
     # Repeats are what a pipeline is there to remove; they are no finding.
     if strict and (tally.count(Verdict.UNSURE) or tally.count(Verdict.REJECT) or result["missing_ranges"]):

@@ -22,11 +22,15 @@ if TYPE_CHECKING:
     from onefold.spark.watching import Progress
 
 
+REMEMBERED = {"lorawan": "frames"}
+"""What an engine remembers, if it is not what the engine is called."""
+
+
 def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None) -> int:
     """Run the stream of these settings until it ends or is told to; the exit code."""
     stop = threading.Event()
     with ExitStack() as ways:
-        show = ways.enter_context(_shown(settings.judge.engine))
+        show = ways.enter_context(_shown(REMEMBERED.get(settings.judge.engine, settings.judge.engine)))
         tellers: list[Callable[[Progress], None]] = [show]
         if json:
             tellers.append(lambda progress: _line({"event": "batch", **progress.to_dict()}))

@@ -11,14 +11,18 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from onefold.engines import chains, producers
+from onefold.engines import chains, lorawan, producers
 from onefold.tally import Tally
 from onefold.verdict import Verdict
 
 COLOURS = {Verdict.FIRST: "green", Verdict.REPEAT: "cyan", Verdict.UNSURE: "yellow", Verdict.REJECT: "red"}
 
 
-RULES: Mapping[str, Mapping[Any, str]] = {"chains": chains.RULES, "producers": producers.RULES}
+RULES: Mapping[str, Mapping[Any, str]] = {
+    "chains": chains.RULES,
+    "producers": producers.RULES,
+    "lorawan": lorawan.RULES,
+}
 """Of each engine, the rule behind every answer."""
 
 

@@ -42,15 +42,18 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
 
 def misplaced(settings: Settings) -> Iterator[tuple[tuple[str, str], str]]:
     """The keys that say something and belong to another kind of pipeline, each with what it would need."""
-    kind = {"mode": settings.source.mode, "engine": settings.judge.engine}
-    names = {"mode": "source.mode", "engine": "judge.engine"}
+    kind = {"mode": settings.source.mode, "engine": settings.judge.engine, "shape": settings.judge.shape}
+    names = {"mode": "source.mode", "engine": "judge.engine", "shape": "judge.shape"}
     for table, model in TABLES.items():
         for key, field in model.model_fields.items():
             value = getattr(getattr(settings, table), key)
             for only in (mark for mark in field.metadata if isinstance(mark, Only) and value != field.default):
                 for part, wanted in asdict(only).items():
-                    if wanted is not None and kind[part] != wanted:
-                        yield (table, key), f'is {_shown(value)}, which needs {names[part]} = "{wanted}"'
+                    some = (wanted,) if isinstance(wanted, str) else wanted or (kind[part],)
+                    if kind[part] not in some:
+                        either = " or ".join(f'"{word}"' for word in some)
+                        yield (table, key), f"is {_shown(value)}, which needs {names[part]} = {either}"
+                        break
 
 
 def _placed(table: Source | Publish, folder: Path) -> Table:

@@ -44,13 +44,18 @@ class Only:
     """Marks a key that only some pipelines have; elsewhere a value other than the default is refused, not ignored."""
 
     mode: str | None = None
-    engine: str | None = None
+    engine: str | tuple[str, ...] | None = None
+    """One engine, or any of several."""
+    shape: str | None = None
 
 
 STREAM: Final = Only(mode="stream")
 BATCH: Final = Only(mode="batch")
 CHAINS: Final = Only(engine="chains")
 PRODUCERS: Final = Only(engine="producers")
+NUMBERED: Final = Only(engine=("chains", "producers"))
+LORAWAN: Final = Only(engine="lorawan")
+FLAT: Final = Only(engine="lorawan", shape="flat")
 
 
 class Table(BaseModel):
@@ -79,16 +84,17 @@ class Source(Table):
 class Judge(Table):
     """How a message is recognised, and what is done when that cannot be known."""
 
-    engine: Literal["chains", "producers"] = "chains"
+    engine: Literal["chains", "producers", "lorawan"] = "chains"
     """The rules. "chains": each message has a number and names the one before it; what was seen is remembered as the
-    gaps between. "producers": each message has a producer and a sequence; the highest is remembered, or the gaps."""
+    gaps between. "producers": each message has a producer and a sequence; the highest is remembered, or the gaps.
+    "lorawan": each row is a radio frame that a station heard; of all that heard it within the expiry, one counts."""
     key: Annotated[Names, CHAINS] = ("stream", "partition", "publisher", "chain")
     """Of chains: the columns that together name the chain of a message."""
     timestamp: Annotated[Name, CHAINS] = "timestamp"
     """Of chains: the column with the first half of a message's number: whole milliseconds."""
-    sequence: MaybeName = "sequence"
-    """The column with the sequence of a message. Of chains it is the second half of the number, which counts messages
-    of the same millisecond; "none": there is no such column, every sequence is 0."""
+    sequence: Annotated[MaybeName, NUMBERED] = "sequence"
+    """Of chains and producers: the column with the sequence of a message. Of chains it is the second half of the
+    number, which counts messages of the same millisecond; "none": there is no such column, every sequence is 0."""
     previous_timestamp: Annotated[MaybeName, CHAINS] = "previous_timestamp"
     """Of chains: the column with the timestamp of the message before. "none": no message names one; then each is only
     compared with the newest of its chain, and no gap can be found."""
@@ -101,18 +107,18 @@ class Judge(Table):
     """Of chains: what a number below the first one that arrived in its chain is. "first", the default: a repeat, right
     where an earlier run counted what lies below. "open": new, while unseen, right for stored data: nothing says that it
     was counted before, and to call it a repeat could lose it."""
-    gap_count_max: Annotated[int, Field(ge=1)] = 10_000
-    """How many gaps of a chain, or of a producer whose gaps are remembered, are kept. Above it the oldest is forgotten,
-    and a message from there is UNSURE."""
+    gap_count_max: Annotated[int, Field(ge=1), NUMBERED] = 10_000
+    """Of chains and producers: how many gaps of a chain, or of a producer whose gaps are remembered, are kept. Above it
+    the oldest is forgotten, and a message from there is UNSURE."""
     jump_max_ms: Annotated[int | Literal["auto", "off"], _whole_or("auto", "off", least=0), CHAINS] = "auto"
     """Of chains: how far ahead of its arrival a timestamp may be, in milliseconds; what is further is rejected, so that
     one poisoned number cannot mute a chain. "auto": 900000 (a quarter of an hour) if there is an arrival column. "off":
     no limit."""
-    idle_ms: Annotated[int | Literal["off"], _whole_or("off", least=1), STREAM] = "off"
+    idle_ms: Annotated[int | Literal["off"], _whole_or("off", least=1), STREAM, NUMBERED] = "off"
     """Of a stream: a chain or producer not heard from for so long gives up its gaps; what lies there is UNSURE from
     then on."""
     state_rows_max: Annotated[int | Literal["off"], _whole_or("off", least=1), STREAM] = "off"
-    """Of a stream: how many chains or producers a bucket of the state remembers; beyond, those of new ones are
+    """Of a stream: how many chains, producers or frames a bucket of the state remembers; beyond, those of new ones are
     UNSURE."""
     order_wait_ms: Annotated[int | Literal["off"], _whole_or("off", least=0), STREAM, CHAINS] = "off"
     """Of a stream of chains: hold messages back until what is missing before them arrives, at most so long; then what
@@ -130,14 +136,40 @@ class Judge(Table):
     memory: Annotated[Literal["highest", "gaps"], PRODUCERS] = "highest"
     """Of producers: "highest": what is not above the highest sequence is a repeat. "gaps": a lower one that was never
     seen is new."""
+    shape: Annotated[Literal["auto", "flat", "onefold", "bridge", "lns", "chirpstack", "table"], LORAWAN] = "auto"
+    """Of lorawan: how receptions are stored. "auto": each row says it itself; our own log, events of a gateway bridge,
+    of a Basics Station or of ChirpStack, one JSON object a row, or a table of receptions. "flat": a table with the
+    columns that are named below."""
+    frame: Annotated[Names, FLAT] = ("frame",)
+    """Of lorawan, flat: the columns that together name a frame: equal for all who heard one transmission."""
+    station: Annotated[Name, FLAT] = "station"
+    """Of lorawan, flat: the column with the station that heard it."""
+    time: Annotated[Name, FLAT] = "time_ms"
+    """Of lorawan, flat: the column that says when, in milliseconds or as a timestamp: the order of judgement."""
+    kind: Annotated[MaybeName, FLAT] = "kind"
+    """Of lorawan, flat: the column that says "data" or "join". "none": all are data."""
+    device: Annotated[tuple[Name, ...], Strict(False), FLAT] = ("device",)
+    """Of lorawan, flat: the columns that together name the device; none: no counters are looked through."""
+    fcnt: Annotated[MaybeName, FLAT] = "fcnt"
+    """Of lorawan, flat: the column with the device's counter, which tells what was lost. "none": there is none."""
+    expiry: Annotated[Literal["sliding", "fixed"], LORAWAN] = "sliding"
+    """Of lorawan: whether each reception of a frame begins its expiry anew, or only the first."""
+    expiry_ms: Annotated[int, Field(ge=1, le=366 * 86_400_000), LORAWAN] = 60_000
+    """Of lorawan: for how long a frame is known; after it, the same frame is a new one."""
+    echo_ms: Annotated[int, Field(ge=0, le=366 * 86_400_000), LORAWAN] = 0
+    """Of lorawan: a station that has a frame again sooner than this heard one transmission twice, such as with two
+    antennas; else the device sent it again. 0: it always did."""
+    late_ms: Annotated[int, Field(ge=0, le=366 * 86_400_000), STREAM, LORAWAN] = 3_600_000
+    """Of a stream of lorawan: how far behind the newest reception one may be and still be compared with all before it.
+    What is later may be UNSURE. The memory grows with it."""
 
 
 class Publish(Table):
     """Where the outcome goes."""
 
     path: Name
-    """A folder or a URL; it gets firsts, repeats, unsure, rejects, gaps and the books. A relative path starts at the
-    folder of this file."""
+    """A folder or a URL; it gets firsts, repeats, unsure, rejects, gaps and the books; of a batch of lorawan also
+    uplinks, each with all of its receptions. A relative path starts at the folder of this file."""
     strategy: Literal["drop", "mark", "none"] = "drop"
     """What happens to a message that is not a FIRST. "drop": it is kept apart. "mark": it stays, with its verdict.
     "none": it stays, unmarked."""

@@ -12,24 +12,36 @@ if TYPE_CHECKING:
     from onefold.spark.judge import judge_chains
     from onefold.spark.log_source import register_log
     from onefold.spark.producers import judge_producers
+    from onefold.spark.reception_columns import ReceptionColumns
+    from onefold.spark.reception_judge import judge_receptions
+    from onefold.spark.reception_reading import read_receptions
+    from onefold.spark.uplinks import merge_uplinks
 
 __all__ = [
     "ChainColumns",
     "ProducerColumns",
+    "ReceptionColumns",
     "judge_chains",
     "judge_producers",
+    "judge_receptions",
+    "merge_uplinks",
     "missing_ranges",
     "missing_sequences",
+    "read_receptions",
     "register_log",
 ]
 
 _HOMES = {
     "ChainColumns": "columns",
     "ProducerColumns": "columns",
+    "ReceptionColumns": "reception_columns",
     "judge_chains": "judge",
     "judge_producers": "producers",
+    "judge_receptions": "reception_judge",
+    "merge_uplinks": "uplinks",
     "missing_ranges": "gaps",
     "missing_sequences": "gaps",
+    "read_receptions": "reception_reading",
     "register_log": "log_source",
 }
 

@@ -26,7 +26,7 @@ PROBE_ROWS = 1_000
 _FORMATS = {"jsonl": "json", "ndjson": "json"}
 _DEFAULT_OPTIONS = {"csv": {"header": "true"}}
 _FILES = {"parquet", "json", "csv", "orc", "text", "avro"}
-_PLAIN = {"key", "producer", "payload"}  # columns whose values are not numbers
+_PLAIN = {"key", "producer", "payload", "frame", "station", "kind", "device"}  # columns whose values are not numbers
 _STREAM_OPTIONS = {"maxFilesPerTrigger", "maxBytesPerTrigger", "latestFirst", "maxFileAge", "cleanSource"}
 
 
@@ -107,7 +107,7 @@ def _as_text(spark: SparkSession, path: str, options: Mapping[str, str], columns
 
 def _refuse_words(df: DataFrame, columns: Named) -> None:
     """A text column without a single number among its first values is the wrong column, not a bad row."""
-    wanted = [name for role, name in columns.named if role in ("timestamp", "sequence")]
+    wanted = [name for role, name in columns.named if role in ("timestamp", "sequence", "time")]
     texts = [name for name in wanted if isinstance(df.schema[name].dataType, TEXT)]
     if not texts:
         return

@@ -42,12 +42,14 @@ class Run:
     tally: Tally
     engine: str
     keys: int
-    """How many chains, or producers."""
+    """How many chains, producers or devices."""
     gaps: int
     """How many ranges are missing."""
     ranges: list[dict[str, Any]]
     """The first of them: key columns, lower and upper ends."""
     seconds: float
+    others: int = 0
+    """How many rows of the source were no messages: counted, not judged."""
     path: str | None = None
 
     @property
@@ -66,6 +68,7 @@ class Run:
             "missing_ranges": self.gaps,
             "missing_ranges_shown": self.ranges,
             "state_entries": self.state_entries,
+            "others": self.others,
             "seconds": round(self.seconds, 3),
             "path": self.path,
         }
@@ -77,13 +80,17 @@ def run(
 ) -> Run:  # fmt: skip
     """Judge a source and publish the result at ``path``; complete or not at all."""
     started = monotonic()
-    df = read(spark, source.path, format=source.format, options=source.options, columns=judging.columns)
+    came = read(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
+    df = judging.shaped(came)
     place = publish.prepare(spark, path)
     try:
         found, rows = _judge(df, place, judging, strategy, ranges_max, say)
+        extras = judging.extras(rows)
+        publish.stage_extras(place, extras)
+        others = judging.others(came)
         say("publishing")
-        publish.commit(place, rows, strategy, _columns(df))
-        result = Run(**found, seconds=monotonic() - started, path=place.shown)
+        publish.commit(place, rows, strategy, _columns(df), extras=extras)
+        result = Run(**found, others=others, seconds=monotonic() - started, path=place.shown)
         publish.finish(place, result.tally, {**result.to_dict(), "settings": dict(settings or {})})
     finally:
         (place / publish.STAGING).remove()
@@ -93,14 +100,15 @@ def run(
 def check(spark: SparkSession, source: Source, judging: Judging, *, ranges_max: int = 20, say: Say = print) -> Run:
     """Judge a source and tell what was found; only a temporary folder is written, and removed."""
     started = monotonic()
-    df = read(spark, source.path, format=source.format, options=source.options, columns=judging.columns)
+    came = read(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
+    df = judging.shaped(came)
     folder = tempfile.mkdtemp(prefix="onefold-check-")
     try:
         place = publish.prepare(spark, folder)
         judged_columns = {name for _, name in judging.columns.named} | {"_corrupt_record"}
         narrow = df.select(*(F.col(quoted(name)) for name in df.columns if name in judged_columns))
         found, _ = _judge(narrow, place, judging, "mark", ranges_max, say)
-        return Run(**found, seconds=monotonic() - started)
+        return Run(**found, others=judging.others(came), seconds=monotonic() - started)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

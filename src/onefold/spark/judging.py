@@ -1,9 +1,10 @@
 """What a pipeline needs to know of an engine, and what each engine says: one class per engine, named after it.
 
-The jobs read, judge, publish and keep the books for whatever stands behind `Judging`; a new engine is a class here.
+The jobs read, judge, publish and keep the books for whatever stands behind `Judging`; a new engine is a class here, or
+in a file of its own (`judging_lorawan`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -51,7 +52,7 @@ class Judging(Protocol):
 
     @property
     def engine(self) -> str:
-        """Its name; also what its keys are called: chains, producers."""
+        """Its name: chains, producers, lorawan."""
         ...
 
     @property
@@ -60,13 +61,26 @@ class Judging(Protocol):
         ...
 
     @property
+    def reads(self) -> Named:
+        """What the source must have, before it is shaped."""
+        ...
+
+    @property
     def key(self) -> Sequence[str]:
-        """The columns that name a chain, a producer."""
+        """The columns that name a chain, a producer, a device."""
         ...
 
     @property
     def partitions(self) -> int | None:
         """How many tasks judge; None: by the size of the input."""
+        ...
+
+    def shaped(self, source: DataFrame) -> DataFrame:
+        """The messages of the source, one a row, with the columns that are looked at."""
+        ...
+
+    def others(self, source: DataFrame) -> int:
+        """How many rows of the source are no messages, and are not among the shaped ones."""
         ...
 
     def table(self) -> Transform:
@@ -82,12 +96,41 @@ class Judging(Protocol):
         ...
 
     def keys(self, rows: DataFrame) -> int:
-        """How many chains or producers there are among judged rows."""
+        """How many chains, producers or devices there are among judged rows."""
+        ...
+
+    def extras(self, rows: DataFrame) -> Mapping[str, DataFrame]:
+        """What a batch run publishes besides, by the name of its folder, made from the judged rows."""
         ...
 
 
+class AsItStands:
+    """An engine whose source holds the messages as they are judged, and that publishes nothing besides."""
+
+    __slots__ = ()
+
+    columns: Named
+
+    @property
+    def reads(self) -> Named:
+        """The columns that are looked at."""
+        return self.columns
+
+    def shaped(self, source: DataFrame) -> DataFrame:
+        """The source."""
+        return source
+
+    def others(self, source: DataFrame) -> int:
+        """Every row is a message."""
+        return 0
+
+    def extras(self, rows: DataFrame) -> Mapping[str, DataFrame]:
+        """Nothing."""
+        return {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chains:
+class Chains(AsItStands):
     """By the intervals of a chain that were not seen; see `judge_chains`."""
 
     columns: ChainColumns = field(default_factory=ChainColumns)
@@ -154,7 +197,7 @@ class Chains:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Producers:
+class Producers(AsItStands):
     """By the sequences of a producer; see `judge_producers`."""
 
     columns: ProducerColumns = field(default_factory=ProducerColumns)

@@ -10,8 +10,11 @@ The strategy decides what becomes of rows that are not FIRST:
     drop    firsts/ repeats/ unsure/ rejects/    downstream reads firsts/
     mark    messages/                            all rows, with verdict and reason
     none    messages/                            all rows as they came
+
+An engine may publish more, made from the judged rows: ``uplinks/`` holds the receptions of each radio frame merged.
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Literal, TypeAlias
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -27,7 +30,8 @@ Strategy: TypeAlias = Literal["drop", "mark", "none"]
 
 FOLDERS = {Verdict.FIRST: "firsts", Verdict.REPEAT: "repeats", Verdict.UNSURE: "unsure", Verdict.REJECT: "rejects"}
 MESSAGES, GAPS, STAGING, TALLY, RUN = "messages", "gaps", "_staging", "tally.json", "run.json"
-KNOWN = {*FOLDERS.values(), MESSAGES, GAPS, STAGING, TALLY, RUN, f"{TALLY}.new", f"{RUN}.new", "report.html"}
+EXTRAS = ("uplinks",)
+KNOWN = {*FOLDERS.values(), *EXTRAS, MESSAGES, GAPS, STAGING, TALLY, RUN, f"{TALLY}.new", f"{RUN}.new", "report.html"}
 
 _FOLDER = "_onefold_folder"
 
@@ -54,14 +58,24 @@ def stage(judged: DataFrame, place: Place, strategy: Strategy) -> DataFrame:
     return spark.createDataFrame([], schema) if rows is None else rows.drop(_FOLDER)
 
 
+def stage_extras(place: Place, extras: Mapping[str, DataFrame]) -> None:
+    """Write what an engine publishes besides into the staging folder."""
+    for name, rows in extras.items():
+        rows.write.mode("overwrite").parquet(str(place / STAGING / name))
+
+
 def books(rows: DataFrame, received: int) -> Tally:
     """The tally of the rows, against the number that came in."""
     counted = rows.groupBy(VERDICT, REASON).count().collect()
     return Tally(received, {Answer(Verdict(row[VERDICT]), row[REASON]): row["count"] for row in counted})
 
 
-def commit(place: Place, rows: DataFrame, strategy: Strategy, original: list[Column], *, gaps: bool = True) -> None:
-    """Move what was staged into place, the gaps too if there are any. Until ``run.json`` is written it does not count.
+def commit(
+    place: Place, rows: DataFrame, strategy: Strategy, original: list[Column], *, gaps: bool = True,
+    extras: Iterable[str] = (),
+) -> None:  # fmt: skip
+    """Move what was staged into place, gaps and extras too if there are any. Until ``run.json`` is written it does not
+    count.
 
     A stream's batch has no ``run.json``: it is made out of sight, by the same steps, and moved as a whole.
     """
@@ -71,15 +85,15 @@ def commit(place: Place, rows: DataFrame, strategy: Strategy, original: list[Col
         rows.select(*original).write.mode("overwrite").parquet(str(place / STAGING / MESSAGES))
         staged = place / STAGING
     wanted = [MESSAGES] if strategy != "drop" else list(FOLDERS.values())
-    for name in {*FOLDERS.values(), MESSAGES} - set(wanted):
+    for name in {*FOLDERS.values(), *EXTRAS, MESSAGES} - set(wanted):
         (place / name).remove()
     for name in wanted:
         source = staged / name if strategy == "none" else staged / f"{_FOLDER}={name}"
         if not source.exists():
             rows.limit(0).coalesce(1).write.parquet(str(source))
         source.move_to(place / name)
-    if gaps:
-        (place / STAGING / GAPS).move_to(place / GAPS)
+    for name in (*([GAPS] if gaps else []), *extras):
+        (place / STAGING / name).move_to(place / name)
 
 
 def finish(place: Place, tally: Tally, run: dict[str, object]) -> None:

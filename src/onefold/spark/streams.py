@@ -84,8 +84,8 @@ def run_stream(
             rows.write.format("noop").mode("overwrite").save()
         watcher.published(batch, tally)
 
-    df = read_stream(spark, source.path, format=source.format, options=source.options, columns=judging.columns)
-    judged = df.transform(judging.stream(streaming, figures.add))
+    df = read_stream(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
+    judged = df.transform(judging.shaped).transform(judging.stream(streaming, figures.add))
     spark.streams.addListener(watcher)
     try:
         writer = judged.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))

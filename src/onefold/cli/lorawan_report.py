@@ -1,0 +1,58 @@
+"""``onefold lorawan report``: what stored receptions tell of devices, gateways and the window."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from onefold.cli.output import AsJson, emit_json, people
+from onefold.cli.progress import progress
+from onefold.report import lorawan_text
+
+
+def report(
+    path: Annotated[str, typer.Argument(help="A file or folder: JSON lines (also packed), Parquet, a topic's folder.")],
+    format: Annotated[
+        str, typer.Option(help='"json", "parquet", "onefold-log", ...; "auto": by the ending of the names.')
+    ] = "auto",
+    shape: Annotated[
+        Literal["auto", "onefold", "bridge", "lns", "chirpstack", "table"],
+        typer.Option(help="How a reception is written down; auto: found out row by row."),
+    ] = "auto",
+    expiry_ms: Annotated[int, typer.Option(min=1, help="How long a frame is remembered.")] = 60_000,
+    fixed: Annotated[bool, typer.Option("--fixed", help="From its first reception on, not from its last.")] = False,
+    strategy: Annotated[
+        Literal["drop", "mark", "none"], typer.Option(help="What the devices want done with duplicates.")
+    ] = "none",
+    clock_off_ms: Annotated[
+        int, typer.Option(min=0, help="A gateway's clock further off than this is not believed.")
+    ] = 30_000,
+    top: Annotated[int, typer.Option(min=0, help="How many devices, gateways and suspects to show.")] = 20,
+    master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
+    json: AsJson = False,
+) -> None:
+    """Loss, overlap, delays, replays, other windows. Exit 1 if frames were lost, may be replayed or cannot be read."""
+    from onefold.spark import reception_report
+    from onefold.spark.session import session
+
+    with progress(people) as say:
+        say("starting Spark")
+        spark = session(master)
+        found = reception_report.report(
+            spark,
+            path,
+            format=format,
+            shape=shape,
+            expiry_ms=expiry_ms,
+            sliding=not fixed,
+            strategy=strategy,
+            clock_off_ms=clock_off_ms,
+            top=top,
+            say=say,
+        )
+    findings = lorawan_text.findings(found)
+    if json:
+        emit_json({**found, "findings": findings})
+    people.print(lorawan_text.report(found))
+    people.print(f"found: {', '.join(findings)}" if findings else "clean: nothing is lost, nothing is suspect")
+    if findings:
+        raise typer.Exit(1)

@@ -1,0 +1,204 @@
+"""Receptions as an operator reads them on a terminal: the books, the losses, the gateways, the windows.
+
+Input is the plain document of ``onefold lorawan report --json``. Text from the data is escaped: a device may be called
+anything.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from onefold.report import text
+from onefold.tally import Tally
+from onefold.verdict import Verdict
+
+WHY: Final = {
+    "frame_again": "the same frame came again after its window",
+    "counter_again": "another frame with a counter that was there already",
+    "counter_jumped": "its counter is far ahead, and those after it went on as before",
+    "counter_fell_back": "its counter fell back, and those after it went on as before",
+}
+"""What makes an uplink a suspect, in words."""
+
+NAME_MAX: Final = 20
+"""An EUI has 16 digits; longer names are cut."""
+
+
+def report(found: Mapping[str, Any]) -> Group:
+    """All of it."""
+    tally = Tally.from_dict(found["tally"])
+    return Group(
+        summary(found),
+        Text(),
+        text.books(tally, found["engine"]),
+        text.banner(tally),
+        *_part("devices that lost most", devices(found)),
+        *_part("gateways", gateways(found)),
+        *_part("suspects of a replay", suspects(found)),
+        *_part("what another window would have caught", windows(found)),
+    )
+
+
+def findings(found: Mapping[str, Any]) -> list[str]:
+    """What is not as it should be, one line each; nothing if all is clean."""
+    tally = Tally.from_dict(found["tally"])
+    what: Iterable[tuple[int, str]] = (
+        (found["lost"], "lost uplinks"),
+        (found["suspects"]["count"], "suspects of a replay"),
+        (tally.count(Verdict.REJECT), "receptions that cannot be used"),
+    )
+    return [f"{count:,} {name}" for count, name in what if count]
+
+
+def summary(found: Mapping[str, Any]) -> Text:
+    """The figures that are asked for first."""
+    n = {name: f"{value:,}" for name, value in found.items() if isinstance(value, int)}
+    losses = found["losses"]
+    lines = [
+        f"{n['rows']} rows: {n['receptions']} receptions, {n['not_receptions']} rows that are none",
+        f"{n['uplinks']} uplinks, {n['devices']} devices, {n['gateways']} gateways; {n['joins']} join requests of "
+        f"{n['joining_devices']} devices",
+        f"{n['shared_uplinks']} heard by more than one gateway, {n['doubled_uplinks']} in which one gateway appears "
+        "more than once",
+        f"{n['lost']} lost by their counters ({_percent(found['loss_share'])}), in {losses['gaps']:,} gaps; "
+        f"{losses['resets']:,} resets and {losses['roll_overs']:,} roll-overs are no losses",
+    ]
+    return Text("\n".join(lines))
+
+
+def devices(found: Mapping[str, Any]) -> RenderableType:
+    """Those that lost most."""
+    shown = [row for row in found["losses"]["shown"] if row["lost"] or row["resets"] or row["suspects"]]
+    if not shown:
+        return Text("none lost anything", style="green")
+    names = ("device", "uplinks", "lost", "share", "gaps", "longest", "resets", "roll-overs", "suspects")
+    cells = [
+        (
+            escape(str(row["device"])), *_whole(row, "uplinks", "lost"), _percent(row["loss_share"]),
+            *_whole(row, "gaps", "longest_gap", "resets", "roll_overs", "suspects"),
+        )
+        for row in shown
+    ]  # fmt: skip
+    return _table(names, cells)
+
+
+def gateways(found: Mapping[str, Any]) -> RenderableType:
+    """What each heard, how well and how soon; and how often twice, and by which clock."""
+    shown = found["gateways_shown"]
+    heard = _table(
+        ("gateway", "receptions", "uplinks", "shared", "best", "first", "p50 ms", "p95 ms", "p99 ms"),
+        (
+            (_station(row), *_whole(row, "receptions", "uplinks"),
+             *(_percent(row[name]) for name in ("overlap_share", "best_share", "first_share")),
+             *_whole(row["behind_first_ms"], "p50", "p95", "p99"))
+            for row in shown
+        ),
+    )  # fmt: skip
+    twice = _table(
+        ("gateway", "heard twice", "within 1 s", "later", "by its own clock", "clock not believed", "off by at most"),
+        (
+            (_station(row), *_whole(row, "repeated_uplinks", "echoes", "resubmissions", "own_clock"),
+             *_whole(row, "clock_not_believed"), _span(row["clock_off_max_ms"]))
+            for row in shown
+        ),
+    )  # fmt: skip
+    return Group(
+        heard,
+        *_more(found["gateways"] - len(shown)),
+        _note("shared: of its uplinks, how many others heard too; best: in how many its signal was the best"),
+        _note("first: how often none was sooner, then how far behind the first it was; only among those with a clock"),
+        Text(),
+        twice,
+        _note("within 1 s: a second antenna or a mirror frequency; later: the device sent it again"),
+    )
+
+
+def suspects(found: Mapping[str, Any]) -> RenderableType:
+    """Uplinks that may be replays, and why."""
+    about = found["suspects"]
+    if not about["count"]:
+        return Text("none", style="green")
+    cells = [
+        (
+            escape(str(row["device"])), *_whole(row, "fcnt"), _time(row["first_ms"]),
+            *_whole(row, "receptions", "stations"), WHY.get(row["why"], row["why"]),
+        )
+        for row in about["shown"]
+    ]  # fmt: skip
+    names = ("device", "counter", "time", "receptions", "gateways", "because")
+    return Group(_table(names, cells), *_more(about["count"] - len(cells)))
+
+
+def windows(found: Mapping[str, Any]) -> RenderableType:
+    """How many uplinks there would be if frames were remembered for longer, or not so long."""
+    chosen = found["settings"]["expiry_ms"]
+    cells = [
+        (
+            f"[bold]{_seconds(row['window_ms'])}[/]" if row["window_ms"] == chosen else _seconds(row["window_ms"]),
+            *_whole(row, "uplinks", "repeats", "uplinks_own_clock"),
+        )
+        for row in found["windows"]
+    ]  # fmt: skip
+    return Group(
+        _table(("window", "uplinks", "repeats caught", "uplinks, own clock"), cells),
+        _note("a reception without a clock bears the time at which it was stored, which is a little later:"),
+        _note("short windows are best read in the last column, where only those with a clock are counted"),
+    )
+
+
+def _part(title: str, shown: RenderableType) -> tuple[RenderableType, ...]:
+    return Text(), Text(title, style="bold"), shown
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for number, name in enumerate(names):
+        left = number == 0 or name in ("time", "because")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _more(count: int) -> list[Text]:
+    return [Text(f"and {count:,} more", style="dim")] if count > 0 else []
+
+
+def _whole(row: Mapping[str, Any], *names: str) -> list[str]:
+    return ["-" if row[name] is None else f"{row[name]:,}" for name in names]
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _station(row: Mapping[str, Any]) -> str:
+    name = str(row["station"])
+    return escape(name if len(name) <= NAME_MAX else name[: NAME_MAX - 3] + "...")
+
+
+def _note(words: str) -> Text:
+    return Text(words, style="dim")
+
+
+def _span(ms: int | None) -> str:
+    """How long it is, in the unit that says it best."""
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
+        if ms is not None and ms >= size:
+            return f"{ms / size:,.1f} {unit}"
+    return "-" if ms is None else f"{ms} ms"
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1000:g} s"
+
+
+def _time(ms: int | None) -> str:
+    if ms is None:
+        return "-"
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")

@@ -1,0 +1,225 @@
+"""What an operator asks of receptions, as native aggregates: nothing but sums and short lists leaves Spark.
+
+All of them are over receptions that were judged, with their ``window`` (see `uplinks.with_window`).
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from onefold.spark.counters import LATE_MAX, LOST, STEP, counter_steps
+from onefold.spark.uplinks import WINDOW, strength
+
+ECHO_MS: Final = 1_000
+"""One station that has a frame twice within this heard one transmission twice: a second antenna, a mirror frequency.
+A device waits longer before it sends again: its receive windows open after one second and after two."""
+
+WINDOWS_MS: Final = (
+    100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 120_000, 300_000, 600_000, 1_800_000, 3_600_000,
+)  # fmt: skip
+
+QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+_UPLINK: Final = ("frame", WINDOW)
+_SUSPECT: Final = "why"
+
+
+def count(condition: Column) -> Column:
+    """How many rows."""
+    return F.coalesce(F.sum(F.coalesce(condition, F.lit(False)).cast("long")), F.lit(0))
+
+
+def uplinks(rows: DataFrame) -> DataFrame:
+    """One narrow row per uplink."""
+    return rows.groupBy(*_UPLINK).agg(
+        *(F.max(name).alias(name) for name in ("kind", "device", "fcnt")),
+        F.min(F.coalesce("received_ms", "time_ms")).alias("order_ms"),
+        F.min("time_ms").alias("first_ms"),
+        F.count(F.lit(1)).alias("receptions"),
+        F.count_distinct("station").alias("stations"),
+    )
+
+
+def totals(found: DataFrame) -> dict[str, Any]:
+    """Of all uplinks."""
+    data, join = F.col("kind") == "data", F.col("kind") == "join"
+    row = found.agg(
+        count(data).alias("uplinks"),
+        F.count_distinct(F.when(data, F.col("device"))).alias("devices"),
+        count(data & (F.col("stations") > 1)).alias("shared_uplinks"),
+        count(data & (F.col("receptions") > F.col("stations"))).alias("doubled_uplinks"),
+        count(join).alias("joins"),
+        F.count_distinct(F.when(join, F.col("device"))).alias("joining_devices"),
+    ).head()
+    assert row is not None
+    return row.asDict()
+
+
+def gateways(rows: DataFrame, top: int) -> tuple[int, list[dict[str, Any]]]:
+    """How many there are, and what those with most receptions heard."""
+    again = F.col("time_ms") - F.lag("time_ms").over(Window.partitionBy(*_UPLINK, "station").orderBy("time_ms"))
+    off = F.col("clock_off_ms")
+    each = (
+        rows.withColumn("again_ms", again)
+        .groupBy(*_UPLINK, "station")
+        .agg(
+            F.count(F.lit(1)).alias("receptions"),
+            F.min(F.when(F.col("own_time"), F.col("time_ms"))).alias("own_ms"),
+            F.max(strength()).alias("strength"),
+            count(F.col("again_ms") < ECHO_MS).alias("echoes"),
+            count(F.col("again_ms") >= ECHO_MS).alias("resubmissions"),
+            count(F.col("own_time")).alias("own_clock"),
+            count(off.isNotNull() & ~F.col("own_time")).alias("clock_not_believed"),
+            F.max(F.abs(off)).alias("clock_off_max_ms"),
+        )
+    )
+    of_uplink = Window.partitionBy(*_UPLINK)
+    each = each.withColumns(
+        {
+            "stations": F.count(F.lit(1)).over(of_uplink),
+            "clocks": F.count("own_ms").over(of_uplink),
+            "behind_ms": F.col("own_ms") - F.min("own_ms").over(of_uplink),
+            "best": F.max("strength").over(of_uplink)["station"] == F.col("station"),
+        }
+    )
+    return _by_gateway(each, top)
+
+
+def _by_gateway(each: DataFrame, top: int) -> tuple[int, list[dict[str, Any]]]:
+    timed = F.col("own_ms").isNotNull() & (F.col("clocks") > 1)
+    behind = F.percentile_approx(F.when(timed, F.col("behind_ms")), list(QUANTILES.values()), 10_000)
+    by_station = each.groupBy("station").agg(
+        F.sum("receptions").alias("receptions"),
+        F.count(F.lit(1)).alias("uplinks"),
+        count(F.col("stations") > 1).alias("shared"),
+        count(F.col("best")).alias("best"),
+        count(timed).alias("timed"),
+        count(timed & (F.col("behind_ms") == 0)).alias("first"),
+        behind.alias("behind_ms"),
+        count(F.col("receptions") > 1).alias("repeated_uplinks"),
+        *(F.sum(name).alias(name) for name in ("echoes", "resubmissions", "own_clock", "clock_not_believed")),
+        F.max("clock_off_max_ms").alias("clock_off_max_ms"),
+    )
+    rows = by_station.select("*", F.count(F.lit(1)).over(Window.partitionBy()).alias("all"))
+    shown = [row.asDict() for row in rows.orderBy(F.desc("receptions"), "station").limit(top).collect()]
+    total = shown[0]["all"] if shown else by_station.count()
+    return total, [_gateway(row) for row in shown]
+
+
+def _gateway(row: dict[str, Any]) -> dict[str, Any]:
+    behind = dict(zip(QUANTILES, row.pop("behind_ms") or [None] * len(QUANTILES), strict=True))
+    del row["all"]
+    return {
+        **row,
+        "overlap_share": _share(row["shared"], row["uplinks"]),
+        "best_share": _share(row["best"], row["uplinks"]),
+        "first_share": _share(row["first"], row["timed"]),
+        "behind_first_ms": behind,
+    }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None
+
+
+def steps(found: DataFrame) -> DataFrame:
+    """The uplinks of every device with their counters' steps, and with what makes one a suspect of a replay."""
+    data = found.where((F.col("kind") == "data") & F.col("device").isNotNull() & F.col("fcnt").isNotNull())
+    rows = data.withColumn("_stray", _stray()).withColumn("_counted", F.when(~F.col("_stray"), F.col("fcnt")))
+    rows = counter_steps(rows, ["device"], "_counted", "order_ms", frame=["frame"])
+    in_line = ~F.col("_stray") & (F.col(STEP).isNull() | (F.col(STEP) != "again"))
+    in_time = f"over (partition by device order by order_ms, `{WINDOW}`, fcnt)"
+    rows = rows.withColumn("_line", F.when(in_line, F.struct("fcnt", STEP)))
+    rows = rows.withColumns({
+        "_before": F.expr(f"lag(_line) ignore nulls {in_time}"),
+        "_after": F.expr(f"lead(_line) ignore nulls {in_time}"),
+    })  # fmt: skip
+    return rows.withColumn(_SUSPECT, _why()).drop("_line", "_before", "_after", "_stray", "_counted")
+
+
+def _stray() -> Column:
+    """Whether a frame is in no line: those before and after it go on with each other, and it is far ahead of both.
+
+    Or far behind, from before all that is stored. It is forged, replayed or of another device with the same address: a
+    MIC cannot be checked here. A frame that is merely late is left to `counter_steps`, which finds its place.
+    """
+    in_time = Window.partitionBy("device").orderBy("order_ms", WINDOW, "fcnt")
+    before, after = F.lag("fcnt").over(in_time), F.lead("fcnt").over(in_time)
+    lowest = F.min("fcnt").over(in_time.rowsBetween(Window.unboundedPreceding, -1))
+    fcnt = F.col("fcnt")
+    ahead, behind = fcnt - after > LATE_MAX, (fcnt < lowest) & (before - fcnt > LATE_MAX)
+    return F.coalesce((before < after) & (ahead | behind), F.lit(False))
+
+
+def _why() -> Column:
+    """Why an uplink may be a replay; null if nothing speaks for it.
+
+    A device that began anew may well send what it sent before: a frame that fits between its neighbours is no suspect.
+    """
+    fcnt, before, after = F.col("fcnt"), F.col("_before.fcnt"), F.col("_after.fcnt")
+    anew = (F.col(f"_after.{STEP}") == "reset") & (fcnt < after)
+    fits = F.coalesce(((before < fcnt) & (fcnt < after)) | anew, F.lit(False))
+    again = (F.col(STEP) == "again") & ~fits
+    fell = F.col(STEP).isin("next", "gap") & (before - fcnt > LATE_MAX)
+    return (
+        F.when(again & (F.col(WINDOW) > 1), F.lit("frame_again"))
+        .when(again, F.lit("counter_again"))
+        .when(F.col("_stray") & (fcnt > before), F.lit("counter_jumped"))
+        .when(F.col("_stray") | fell, F.lit("counter_fell_back"))
+    )
+
+
+def losses(stepped: DataFrame, top: int) -> dict[str, Any]:
+    """What the counters say was lost, in all and of the devices that lost most."""
+    step = F.col(STEP)
+    by_device = stepped.groupBy("device").agg(
+        F.count(F.lit(1)).alias("uplinks"),
+        F.sum(LOST).alias("lost"),
+        count(F.col(LOST) > 0).alias("gaps"),
+        F.max(LOST).alias("longest_gap"),
+        count(step == "reset").alias("resets"),
+        count(step == "roll_over").alias("roll_overs"),
+        count(F.col(_SUSPECT).isNotNull()).alias("suspects"),
+    )
+    summed = ("lost", "gaps", "resets", "roll_overs", "suspects")
+    row = by_device.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in summed)).head()
+    assert row is not None
+    worst = by_device.orderBy(F.desc("lost"), F.desc("resets"), F.desc("uplinks"), "device").limit(top).collect()
+    shown = [{**w.asDict(), "loss_share": _share(w["lost"], w["uplinks"] + w["lost"])} for w in worst]
+    return {**row.asDict(), "shown": shown}
+
+
+def suspects(stepped: DataFrame, top: int) -> dict[str, Any]:
+    """How many uplinks may be replays, why, and the first of them."""
+    found = stepped.where(F.col(_SUSPECT).isNotNull())
+    why = {row[_SUSPECT]: row["count"] for row in found.groupBy(_SUSPECT).count().collect()}
+    names = ("device", "fcnt", "first_ms", "receptions", "stations", _SUSPECT)
+    shown = [row.asDict() for row in found.select(*names).orderBy("first_ms", "device", "fcnt").limit(top).collect()]
+    return {"count": sum(why.values()), "why": dict(sorted(why.items())), "shown": shown}
+
+
+def what_if(rows: DataFrame, windows_ms: Sequence[int], *, sliding: bool) -> dict[int, int]:
+    """For each window how many uplinks these receptions would be: exact, by the times of each frame in order."""
+    if sliding:  # a frame's next uplink begins where nobody heard it for the length of the window
+        lag = F.col("time_ms") - F.lag("time_ms").over(Window.partitionBy("frame").orderBy("time_ms"))
+        lags = rows.select(lag.alias("lag"))
+        sums = [count(F.col("lag").isNull() | (F.col("lag") >= window)).alias(str(window)) for window in windows_ms]
+    else:
+        lags = rows.groupBy("frame").agg(F.array_sort(F.collect_list("time_ms")).alias("times"))
+        sums = [F.coalesce(F.sum(_windows(window)), F.lit(0)).alias(str(window)) for window in windows_ms]
+    row = lags.agg(*sums).head()
+    assert row is not None
+    return {window: row[str(window)] for window in windows_ms}
+
+
+def _windows(window_ms: int) -> Column:
+    """How many windows of this length the sorted ``times`` fall into, each begun by the first one outside the last."""
+    start = F.struct(F.lit(-window_ms).cast("long").alias("since"), F.lit(0).cast("long").alias("n"))
+
+    def add(state: Column, time: Column) -> Column:
+        new = time - state["since"] >= window_ms
+        since = F.when(new, time).otherwise(state["since"])
+        return F.struct(since.alias("since"), (state["n"] + new.cast("long")).alias("n"))
+
+    return F.aggregate("times", start, add, lambda state: state["n"])
