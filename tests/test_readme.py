@@ -7,13 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.radio.fleet import Gateway
 from benchmarks.soak_producers import Server
 from tests.commands import here
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
 COMMANDS = [line.split("#")[0].strip() for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
-WORDS = {command.split()[1]: shlex.split(command)[1:] for command in COMMANDS if len(command.split()) > 1}
+GROUPS = ("lorawan", "serve")
+
+
+def name(words):
+    return " ".join(words[: 2 if words[0] in GROUPS else 1])
+
+
+WORDS = {name(words): words for words in (shlex.split(command)[1:] for command in COMMANDS) if words}
 
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -24,7 +32,8 @@ def onefold(words, cwd, **environ):
 
 
 def test_the_readme_shows_every_command_of_a_first_day():
-    assert set(WORDS) == {"test", "check", "init", "run", "simulate", "doctor", "serve", "publish", "log"}
+    first = {"test", "check", "init", "run", "simulate", "doctor", "publish", "log"}
+    assert set(WORDS) == first | {"serve ingest", "serve gateway", "lorawan simulate", "lorawan play", "lorawan report"}
 
 
 def test_simulate_init_and_run_work_one_after_the_other_as_written(tmp_path):
@@ -62,6 +71,20 @@ def test_serve_publish_and_log_work_together_as_written(tmp_path):
     assert '"events"' in done.stdout
     done = onefold(["log", "tail", "log/events", "--json"], tmp_path)
     assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == ['{"n": 1}', '{"n": 2}']
+
+
+def test_radio_traffic_is_made_served_played_and_reported_as_written(tmp_path):
+    assert onefold(WORDS["lorawan simulate"], tmp_path).returncode == 0
+    _, _, folder, _, devices, *flags = WORDS["serve gateway"]
+    with Gateway(tmp_path / folder, "a", tmp_path / devices, *flags) as server:  # on a port that is free
+        play = [word.replace("7655", str(server.up().port)) for word in WORDS["lorawan play"]]
+        assert onefold(play, tmp_path).returncode == 0
+        assert server.stop() == 0
+    done = onefold([*WORDS["lorawan report"][:-1], tmp_path / WORDS["lorawan report"][-1], "--json"], tmp_path)
+    assert done.returncode == 1, done.stderr  # there are losses and replays in it
+    told = json.loads(done.stdout)
+    truth = sum(1 for line in (tmp_path / "air" / "receptions.jsonl").open())
+    assert told["tally"]["in"] == truth
 
 
 def test_doctor_is_content_with_this_machine(tmp_path):
