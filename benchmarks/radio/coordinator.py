@@ -51,7 +51,7 @@ def stored(url: str, body: str = BODY) -> Way:
         nonlocal finished
         answers = counters.claim([claim._replace(body=body) for claim in claims], finished)
         won = [claim for claim, claimed in zip(claims, answers, strict=True) if claimed.won]
-        finished = [Finished(claim.server, claim.device, claim.fcnt_up) for claim in won] if body else []
+        finished = [Finished(claim.server, claim.number) for claim in won] if body else []
         return len(won)
 
     return run
@@ -121,10 +121,11 @@ def redis_server(folder: Path) -> Iterator[str]:
 
 def traffic() -> Iterator[Claim]:
     """Frame after frame of all devices; of each round the one server first, then the other."""
+    numbers = count()
     for up in count():
         for server in ("a", "b"):
             for device in range(DEVICES):
-                yield Claim(f"{device:016x}", server, up, wants_down=True)
+                yield Claim(f"{device:016x}", server, up, wants_down=True, number=next(numbers))
 
 
 def run(way: Way, claims: Iterator[Claim], batch: int, total: int, seconds_max: float) -> float:

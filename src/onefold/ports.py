@@ -104,8 +104,9 @@ class CounterStore(Protocol):
         """Judge the claims in this order, each against what those before it left; the answers, in the same order.
 
         What was won is kept when it returns, as durably as the store can, for ``keep_ms`` from then on (0: for ever); a
-        lost claim changes nothing. A won claim's body is kept in the same step, for ever, under its server, device and
-        counter, in the place of an earlier one there; one that is won without a body leaves an earlier one as it is.
+        lost claim changes nothing. A won claim's body is kept in the same step, for ever, under its server and number
+        (0 to 2^63 - 1), so two receptions of one frame keep both. The same claim made again keeps one: it has the same
+        number.
 
         ``finished`` are messages whose bodies are let go, before any of the claims is judged; one that is not there
         does no harm, and the claims may be none.
@@ -117,7 +118,7 @@ class CounterStore(Protocol):
         ...
 
     def unfinished(self, server: str) -> list[Unfinished]:
-        """What this server won, with a body, and has not finished; by device and counter.
+        """What this server won, with a body, and has not finished; by number.
 
         To be stored upstream at the start after a crash, before anything new is claimed.
         """

@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -16,7 +17,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished, decide
+from onefold.engines.lorawan.server import LATE_MAX, Claim, Claimed, Counters, Finished, Unfinished, decide
 from onefold.errors import Misuse
 from onefold.ports import CounterStore
 from onefold.stores.memory.counter_store import MemoryCounters
@@ -25,6 +26,7 @@ from onefold.stores.sqlite.counter_store import SqliteCounters
 
 TOP = 2**32 - 1
 HOUR_MS = 3_600_000
+NUMBERS = count(1)
 
 
 class Place(NamedTuple):
@@ -113,7 +115,15 @@ def store(place):
 
 
 def claim(server: str, fcnt_up: int, **more) -> Claim:
-    return Claim(more.pop("device", "d"), server, fcnt_up, **more)
+    return Claim(more.pop("device", "d"), server, fcnt_up, **{"number": next(NUMBERS), **more})
+
+
+def left(made: Claim) -> Unfinished:
+    return Unfinished(made.number, made.device, made.fcnt_up, made.body)
+
+
+def done(*made: Claim) -> list[Finished]:
+    return [Finished(each.server, each.number) for each in made]
 
 
 def won(store: CounterStore, *claims: Claim) -> list[bool]:
@@ -157,21 +167,42 @@ def test_a_server_that_is_ahead_with_the_down_counter_moves_it(store):
 def test_a_restarted_device_begins_anew_but_only_if_it_is_said_to_be(store):
     store.claim([claim("a", 500, wants_down=True, fcnt_down=40)])
     assert won(store, claim("b", 0)) == [False]
-    assert store.claim([claim("b", 0, restarted=True, wants_down=True)])[0][:4] == (True, "b", 0, 1)
+    assert store.claim([claim("b", 0, restarted_after=500, wants_down=True)])[0][:4] == (True, "b", 0, 1)
     assert store.known("d") == Counters(0, 1, "b")
-    assert won(store, claim("a", 0, restarted=True)) == [False], "of two servers that hear the restart one wins"
+    assert won(store, claim("a", 0, restarted_after=500)) == [False], "of two servers that hear the restart one wins"
 
 
-def test_a_late_copy_of_a_restarted_devices_0_does_not_win_again_after_its_1(store):
-    store.claim([claim("a", 500, wants_down=True, fcnt_down=40)])
-    assert won(store, claim("a", 0, restarted=True), claim("a", 1)) == [True, True]
-    for late in (claim("b", 0, restarted=True), claim("a", 0, restarted=True)):
-        assert store.claim([late]) == [Claimed(False, "a", 1, 0, None)]
-    assert won(store, claim("b", 1, restarted=True), claim("a", 1, restarted=True)) == [False, True]
-    assert store.known("d") == Counters(1, 0, "a")
-    # One above it begins anew: 2 is no counter that a device begins with.
-    assert won(store, claim("a", 2), claim("b", 1, restarted=True)) == [True, True]
-    assert store.known("d") == Counters(1, 0, "b")
+def test_a_restarted_device_begins_anew_though_the_server_that_tells_missed_its_last_frames(store):
+    store.claim([claim("a", 500)])
+    assert won(store, claim("b", 0, restarted_after=37)) == [True]
+
+
+@pytest.mark.parametrize("counted", [1, 2, 3, LATE_MAX])
+def test_a_late_copy_of_a_restart_that_is_counted_already_is_lost(store, counted):
+    store.claim([claim("a", 5_000)])
+    assert won(store, claim("a", 0, restarted_after=5_000), claim("a", counted)) == [True, True]
+    for up in (0, 1):
+        late = claim("b", up, restarted_after=5_000)
+        assert store.claim([late]) == [Claimed(False, "a", counted, 0, None)]
+    assert store.known("d") == Counters(counted, 0, "a")
+
+
+def test_a_restart_is_believed_if_no_server_can_be_so_late(store):
+    # The store never heard of 5,000, or b never heard of the life of the device that ended with 1,001.
+    store.claim([claim("a", LATE_MAX + 1)])
+    assert won(store, claim("b", 1, restarted_after=5_000), claim("b", 0, restarted_after=5_000)) == [False, True]
+
+
+def test_after_0_and_1_alone_another_server_cannot_tell_a_restart(store):
+    assert won(store, claim("a", 1), claim("b", 0, restarted_after=1), claim("a", 0, restarted_after=1)) == [
+        True, False, True,
+    ]  # fmt: skip
+
+
+def test_a_restart_and_the_frame_after_it_claimed_again_by_the_same_server_win_again(store):
+    store.claim([claim("a", 500)])
+    batch = [claim("a", 0, restarted_after=500), claim("a", 1)]
+    assert won(store, *batch) == won(store, *batch) == [True, True]
 
 
 def test_devices_are_apart(store):
@@ -233,14 +264,14 @@ def test_what_is_claimed_for_ever_no_longer_ends(place):
 
 
 def test_the_state_does_not_grow_with_history(place):
-    done: list[Finished] = []
+    finished: list[Finished] = []
     for n in range(40):
         frames = [claim("ab"[n % 2], n, device=f"d{d}", wants_down=True, body="x") for d in range(10)]
         joins = [claim("a", 0, device=f"join/{n}/{d}", keep_ms=HOUR_MS, body="x") for d in range(10)]
-        place.store.claim(frames + joins, done)
-        done = [Finished(made.server, made.device, made.fcnt_up) for made in frames + joins]
+        place.store.claim(frames + joins, finished)
+        finished = done(*frames, *joins)
         place.pass_ms(HOUR_MS + 1_000)
-    place.store.claim([claim("a", 100, device="d0")], done)
+    place.store.claim([claim("a", 100, device="d0")], finished)
     assert place.entries() == 10
 
 
@@ -264,7 +295,7 @@ def test_closed_counters_do_nothing_and_may_be_closed_again(store):
     store.close()
     for use in (
         lambda: store.claim([claim("a", 1)]),
-        lambda: store.claim([], [Finished("a", "d", 1)]),
+        lambda: store.claim([], [Finished("a", 1)]),
         lambda: store.unfinished("a"),
         lambda: store.known("d"),
         lambda: store.forget("d"),
@@ -275,58 +306,79 @@ def test_closed_counters_do_nothing_and_may_be_closed_again(store):
 
 def test_the_message_of_a_won_claim_is_kept_until_it_is_finished(place):
     assert place.store.unfinished("a") == []
-    place.store.claim([claim("a", 9, body="nine"), claim("a", 10, body="ten"), claim("a", 3, device="c", body="three")])
-    kept = [Unfinished("c", 3, "three"), Unfinished("d", 9, "nine"), Unfinished("d", 10, "ten")]
-    assert place.again().unfinished("a") == kept
-    assert place.store.claim([claim("a", 11)], [Finished("a", "d", 9), Finished("a", "c", 3)])[0].won
-    assert place.again().unfinished("a") == [Unfinished("d", 10, "ten")]
-    assert place.store.claim([], [Finished("a", "d", 10)]) == []
+    nine, ten = claim("a", 9, body="nine"), claim("a", 10, body="ten")
+    three = claim("a", 3, device="c", body="three")
+    place.store.claim([nine, ten, three])
+    assert place.again().unfinished("a") == [left(nine), left(ten), left(three)]
+    assert place.store.claim([claim("a", 11)], done(nine, three))[0].won
+    assert place.again().unfinished("a") == [left(ten)]
+    assert place.store.claim([], done(ten)) == []
     assert place.again().unfinished("a") == []
 
 
 def test_of_a_lost_claim_and_of_one_without_a_message_nothing_is_kept(store):
-    store.claim([claim("a", 7, body="7"), claim("b", 7, body="also 7"), claim("b", 6, body="6"), claim("b", 8)])
-    assert (store.unfinished("a"), store.unfinished("b")) == ([Unfinished("d", 7, "7")], [])
+    seven = claim("a", 7, body="7")
+    store.claim([seven, claim("b", 7, body="also 7"), claim("b", 6, body="6"), claim("b", 8)])
+    assert (store.unfinished("a"), store.unfinished("b")) == ([left(seven)], [])
 
 
-def test_made_again_a_claim_has_its_new_message_and_without_one_the_old_one_stays(store):
-    store.claim([claim("a", 7, body="before")])
-    store.claim([claim("a", 7, body="again")])
-    assert store.unfinished("a") == [Unfinished("d", 7, "again")]
-    store.claim([claim("a", 7)])
-    assert store.unfinished("a") == [Unfinished("d", 7, "again")]
+@pytest.mark.parametrize("apart", [False, True], ids=["one batch", "two batches"])
+def test_two_receptions_of_one_frame_keep_both_messages_and_finishing_one_leaves_the_other(store, apart):
+    first, again = claim("a", 7, body="first"), claim("a", 7, body="resubmitted")
+    for batch in ([first], [again]) if apart else ([first, again],):
+        assert won(store, *batch) == [True] * len(batch)
+    assert store.unfinished("a") == [left(first), left(again)]
+    store.claim([], done(first))
+    assert store.unfinished("a") == [left(again)]
+    store.claim([], done(first, again))
+    assert store.unfinished("a") == []
 
 
-def test_who_takes_the_device_over_leaves_the_message_to_its_server(store):
-    store.claim([claim("a", 7, body="of a"), claim("b", 8, body="of b")])
-    store.claim([], [Finished("b", "d", 7), Finished("a", "d", 8), Finished("c", "d", 7), Finished("a", "never", 1)])
-    assert store.unfinished("a") == [Unfinished("d", 7, "of a")]
-    assert store.unfinished("b") == [Unfinished("d", 8, "of b")]
+def test_the_same_claim_made_again_keeps_one_message(store):
+    made = claim("a", 7, body="seven")
+    for _ in range(3):  # its answers were lost
+        assert won(store, made) == [True]
+    assert store.unfinished("a") == [left(made)]
+    store.claim([], done(made))
+    assert store.unfinished("a") == []
+
+
+def test_the_numbers_of_servers_are_their_own(store):
+    seven, eight = claim("a", 7, body="of a", number=1), claim("b", 8, body="of b", number=1)
+    store.claim([seven, eight])
+    store.claim([], [Finished("a", 2), Finished("c", 1), Finished("", 1)])
+    assert (store.unfinished("a"), store.unfinished("b")) == ([left(seven)], [left(eight)])
+    store.claim([], done(seven))
+    assert (store.unfinished("a"), store.unfinished("b")) == ([], [left(eight)])
 
 
 @pytest.mark.parametrize("more", [0, 2 * CLAIMS_MAX])
 def test_what_is_finished_goes_before_the_claims_of_the_same_call(store, more):
     others = [claim("a", 1, device=f"e{n}", body="x") for n in range(more)]
-    store.claim([claim("a", 7, body="before"), *others])
-    done = [Finished("a", made.device, 1) for made in others] + [Finished("a", "d", 7)]
-    store.claim([claim("a", 7, body="again"), *(made._replace(body="", fcnt_up=2) for made in others)], done)
-    assert store.unfinished("a") == [Unfinished("d", 7, "again")]
+    made = claim("a", 7, body="seven")
+    store.claim([made, *others])
+    store.claim([made, *(each._replace(body="", fcnt_up=2) for each in others)], done(*others, made))
+    assert store.unfinished("a") == [left(made)]
 
 
 def test_the_message_of_a_join_outlives_the_join_and_the_device(place):
-    place.store.claim([claim("a", 0, device="join/x/1", keep_ms=HOUR_MS, body="join"), claim("a", 1, body="data")])
+    join, data = claim("a", 0, device="join/x/1", keep_ms=HOUR_MS, body="join"), claim("a", 1, body="data")
+    place.store.claim([join, data])
     place.pass_ms(2 * HOUR_MS)
     place.store.forget("d")
     place.store.claim([claim("a", 1, device="e")])
     assert (place.store.known("join/x/1"), place.store.known("d")) == (None, None)
-    assert place.store.unfinished("a") == [Unfinished("d", 1, "data"), Unfinished("join/x/1", 0, "join")]
+    assert place.store.unfinished("a") == [left(join), left(data)]
 
 
 @pytest.mark.parametrize("text", ["", " ", "7 8 a", "é\n\t*?[", "\0x", '{"fcnt": 7, "\\u0000": "\\""}', "x" * 10_000])
-def test_any_message_name_and_counter_is_kept_as_it_is(store, text):
-    store.claim([Claim(text, text, TOP, body=text or "empty name")])
-    assert store.unfinished(text) == [Unfinished(text, TOP, text or "empty name")]
-    store.claim([], [Finished(text, text, TOP)])
+@pytest.mark.parametrize("number", [0, 2**53 + 1, 2**63 - 1])
+def test_any_message_name_counter_and_number_is_kept_as_it_is(store, text, number):
+    made = Claim(text, text, TOP, body=text or "empty name", number=number)
+    store.claim([made, made._replace(body="another", number=1)])
+    store.claim([], [Finished(text, 1)])
+    assert store.unfinished(text) == [left(made)]
+    store.claim([], done(made))
     assert store.unfinished(text) == []
 
 
@@ -361,7 +413,12 @@ def test_of_all_servers_that_race_for_a_frame_one_wins(place, batch):
     assert sum(winners.values()) == sum(known.fcnt_down for d in range(3) if (known := place.store.known(f"d{d}")))
 
 
+def around(number: int) -> st.SearchStrategy[int]:
+    return st.integers(number - 2, number + 2)
+
+
 DE, ABC = st.sampled_from("de"), st.sampled_from("abc")
+COUNTERS = st.one_of(st.integers(0, 4), around(LATE_MAX), around(2 * LATE_MAX), st.integers(TOP - 2, TOP))
 steps = st.one_of(
     st.integers(0, 6).map(lambda n: n * 10 + 5),  # so many hours pass, and a half: never on the edge
     st.lists(
@@ -369,19 +426,20 @@ steps = st.one_of(
             Claim,
             DE,
             ABC,
-            st.one_of(st.integers(0, 3), st.integers(TOP - 2, TOP)),
+            COUNTERS,
             st.one_of(st.integers(0, 3), st.integers(TOP - 2, TOP)),
             wants_down=st.booleans(),
-            restarted=st.booleans(),
+            restarted_after=st.none() | COUNTERS,
             keep_ms=st.sampled_from([0, 10 * HOUR_MS, 30 * HOUR_MS]),
             body=st.sampled_from(["", "x", "y"]),
+            number=st.integers(0, 5),
         ),
         max_size=5,
     ),
     st.just("crash"),
 )
-# Of what is unfinished, which is finished with the next claims; with some that never were there.
-finishing = st.tuples(st.sets(st.integers(0, 5)), st.lists(st.builds(Finished, ABC, DE, st.integers(0, 3)), max_size=2))
+# Of what is unfinished, which is finished with the next claims; with some that may never have been there.
+finishing = st.tuples(st.sets(st.integers(0, 5)), st.lists(st.builds(Finished, ABC, st.integers(0, 5)), max_size=2))
 
 
 @pytest.mark.parametrize("name", PLACES)
@@ -389,7 +447,7 @@ finishing = st.tuples(st.sets(st.integers(0, 5)), st.lists(st.builds(Finished, A
 @given(history=st.lists(st.tuples(steps, finishing), max_size=12))
 def test_every_answer_is_that_of_decide_over_a_dict(name, history, tmp_path, redis_server):
     model: dict[str, tuple[Counters, int]] = {}
-    bodies: dict[Finished, str] = {}
+    outbox: dict[Finished, Unfinished] = {}
     now = 0
     with PLACES[name](tmp_path, redis_server.url) as place:
         store = place.store
@@ -403,18 +461,17 @@ def test_every_answer_is_that_of_decide_over_a_dict(name, history, tmp_path, red
                 model = {device: kept for device, kept in model.items() if kept[1] > now}
                 continue
             expected = []
-            finished = [one for n, one in enumerate(bodies) if n in which] + strangers
-            bodies = {one: body for one, body in bodies.items() if one not in finished}
+            finished = [one for n, one in enumerate(outbox) if n in which] + strangers
+            outbox = {one: kept for one, kept in outbox.items() if one not in finished}
             for asked in step:
                 counters, claimed = decide(model[asked.device][0] if asked.device in model else None, asked)
                 expected.append(claimed)
                 if claimed.won:
                     model[asked.device] = counters, now + asked.keep_ms if asked.keep_ms else 1 << 62
                     if asked.body:
-                        bodies[Finished(asked.server, asked.device, asked.fcnt_up)] = asked.body
+                        outbox[Finished(asked.server, asked.number)] = left(asked)
             assert store.claim(step, finished) == expected
             for device in "de":
                 assert store.known(device) == (model[device][0] if device in model else None)
             for server in "abc":
-                kept = sorted(Unfinished(*one[1:], body) for one, body in bodies.items() if one.server == server)
-                assert store.unfinished(server) == kept
+                assert store.unfinished(server) == sorted(kept for one, kept in outbox.items() if one.server == server)

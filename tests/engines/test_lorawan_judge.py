@@ -152,8 +152,25 @@ def test_a_restart_resets_the_counters_between_servers():
     judged = server.hear(frame(1, confirmed=True))
     assert (str(judged.answer), judged.route) == ("FIRST restarted", (True, True, False))
     assert server.known == (1, 1, "a")
-    known, claimed = decide(server.known, Claim("d", "b", 1, restarted=True))  # the other server heard it too
+    known, claimed = decide(server.known, Claim("d", "b", 1, restarted_after=500))  # the other server heard it too
     assert (known, claimed.won) == (server.known, False)
+
+
+def test_a_server_that_comes_late_with_a_restart_wins_nothing_that_is_counted():
+    device, known, down = Device(dev_eui=1, relaxed=True), Counters(100, 9, "a"), []
+    heard = {"a": Heard(100), "b": Heard(100)}
+    servers = {name: NetworkServer(name) for name in "ab"}
+    for name in "aaabbba":  # a counts 0, 1 and 2, then the copies of b come, then a counts 3
+        last = heard[name].fcnt_up
+        fcnt = 0 if last == 100 else (last or 0) + 1
+        judged = servers[name].uplink(device, frame(fcnt, confirmed=True), fcnt, heard[name], f"station of {name}", 0)
+        assert judged.claim is not None
+        assert judged.claim.restarted_after == (100 if fcnt == 0 else None)
+        known, claimed = decide(known, judged.claim)
+        if servers[name].settle(judged, device.strategy, claimed).route.down:
+            down.append((name, fcnt))
+    assert down == [("a", 0), ("a", 1), ("a", 2), ("a", 3)]
+    assert known == (3, 4, "a")
 
 
 def test_previous_names_the_server_that_had_the_device():
@@ -161,7 +178,7 @@ def test_previous_names_the_server_that_had_the_device():
     known, second = decide(known, Claim("d", "b", 2))
     known, third = decide(known, Claim("d", "b", 3))
     assert [first.previous, second.previous, third.previous] == [None, "a", None]
-    assert decide(known, Claim("d", "a", 0, restarted=True))[1].previous == "b"
+    assert decide(known, Claim("d", "a", 0, restarted_after=3))[1].previous == "b"
 
 
 @pytest.mark.parametrize(

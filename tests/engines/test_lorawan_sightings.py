@@ -122,6 +122,13 @@ def test_a_resubmission_is_one_though_another_station_heard_it_a_moment_before()
     assert heard(Stations(echo_ms=500), ("a", 0), ("b", 2_000), ("a", 2_002))[-1] == "resubmitted"
 
 
+def test_a_resubmission_is_no_echo_though_the_clock_was_set_back():
+    # Ten seconds back, then three on: with the time that never falls no time at all would seem to have passed.
+    story = [("a", 100_000), ("a", 93_000), ("a", 93_004), ("a", 96_000), ("b", 96_001), ("a", 96_002), ("a", 99_000)]
+    expected = ["new_frame", "resubmitted", "echoed", "resubmitted", "other_station", "echoed", "resubmitted"]
+    assert heard(Stations(echo_ms=500), *story) == expected
+
+
 def test_an_echo_has_the_status_of_a_copy_from_another_station():
     for strategy, status in (("drop", "duplicate"), ("mark", "soft_duplicate"), ("none", "soft_duplicate")):
         stations = Stations(echo_ms=500)

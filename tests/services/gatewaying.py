@@ -1,25 +1,33 @@
 """A real gateway server for tests, in a thread or in a process, and stations that speak to it."""
 
+import asyncio
 import contextlib
 import http.client
 import json
+import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from onefold.engines.lorawan.frames import DataUp, JoinRequest
+from onefold.engines.lorawan.frames import DataUp, JoinRequest, parse_down
 from onefold.engines.lorawan.mic import signed_up
 from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished
 from onefold.errors import StoreFailed
+from onefold.ports import CounterStore
 from onefold.services.gateway.limits import Limits
+from onefold.services.gateway.reception import Downlink, Radio, Reception
+from onefold.services.gateway.registry import registry_of
 from onefold.services.gateway.server import GatewayServer, ServerSettings
+from onefold.services.gateway.service import GatewayService, ticks_ms
 from onefold.services.gateway.settings import GatewaySettings
+from onefold.services.topic_settings import wall_ms
+from onefold.services.topics import Topics
 from onefold.stores.memory.counter_store import MemoryCounters
 from onefold.stores.segments.reader import LogReader
 
@@ -234,15 +242,74 @@ def running(
     made.service.tally.check()
 
 
+class Way:
+    """The way back to a station: keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Downlink] = []
+
+    def send(self, downlink: Downlink) -> bool:
+        self.sent.append(downlink)
+        return True
+
+    def counters(self) -> list[int]:
+        """The counters of what was sent down."""
+        return [parse_down(each.pdu).fcnt for each in self.sent]
+
+
+def reception(
+    frame: DataUp | JoinRequest, station: int = 1, *, back: Way | None = None, received_ms: int | None = None
+) -> Reception:
+    """What a link hands to a service."""
+    at = wall_ms() if received_ms is None else received_ms
+    return Reception(frame, f"{station:016x}", Radio(868_100_000, 5, -50.0, 9.0), back, at)
+
+
+@contextlib.asynccontextmanager
+async def service(
+    folder: Path, *devices: dict[str, Any], shared: CounterStore | None = None, local: CounterStore | None = None,
+    kill: bool = False, ticks: Callable[[], int] = ticks_ms, **settings: Any,
+) -> AsyncIterator[GatewayService]:  # fmt: skip
+    """A service on this event loop, without links; at the end all is decided, or with ``kill`` it ends as it is."""
+    topics = Topics(folder)
+    made = GatewayService(
+        GatewaySettings(**settings), registry_of(devices or [device()], "devices"), topics, shared=shared,
+        local=MemoryCounters(wall_ms) if local is None else local, ticks=ticks,
+    )  # fmt: skip
+    try:
+        yield made
+        if not kill:
+            async with asyncio.timeout(20):
+                await made.idle()
+            made.tally.check()
+            assert (made.in_hand, made.figures()["in_flight"]) == (0, 0)
+    finally:
+        if kill:
+            for desk in made._desks:
+                desk._finished.clear()
+        await made.close()
+        topics.close()
+
+
+def answered(made: GatewayService) -> dict[str, int]:
+    """How many receptions got which answer."""
+    found: dict[str, int] = {}
+    for (answer, _), count in made.delivery.statuses.items():
+        found[answer.reason] = found.get(answer.reason, 0) + count
+    return found
+
+
 class Process:
     """A server in a process of its own."""
 
     alive: ClassVar[list[subprocess.Popen]] = []
 
-    def __init__(self, folder: Path, devices: Path, *words: str):
+    def __init__(self, folder: Path, devices: Path, *words: str, **variables: str):
         command = [sys.executable, "-m", "onefold.cli.main", "serve", "gateway", str(folder)]
         command += ["--devices", str(devices), "--port", "0", "--json", *words]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **variables}
+        )
         self.alive.append(self.process)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -1,5 +1,6 @@
 """Stations that are malformed, too large, too many, strangers, or do not read: they suffer, the others are served."""
 
+import asyncio
 import json
 import resource
 import socket
@@ -11,9 +12,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.sync.client import connect
 
 from onefold.errors import Misuse, StoreFailed
+from onefold.services.gateway import lns_json
 from onefold.services.gateway.limits import Limits
 from onefold.services.topic import Topic
-from tests.services.gatewaying import FaultyCounters, device, running, stored, updf, uplink
+from tests.services.gatewaying import FaultyCounters, device, reception, running, service, stored, updf, uplink
+from tests.services.hearing import until
 
 
 def test_a_message_with_wrong_fields_is_refused_and_the_station_goes_on(tmp_path, capfd):
@@ -70,7 +73,7 @@ def test_a_message_that_is_too_large_ends_the_connection(tmp_path):
         with server.station(1) as pieces:
             with suppress(ConnectionClosed):
                 pieces.websocket.send(["x" * 1_000 for _ in range(1_000)])
-            assert pieces.end()[0] == 1009
+            assert pieces.end()[0] in (1009, 1006)  # it may still be writing when the connection is closed
         other.hear(uplink(1, confirmed=True))
         assert other.message()["msgtype"] == "dnmsg"
 
@@ -173,6 +176,56 @@ def test_a_flood_of_bad_messages_leaves_memory_flat(tmp_path):
         assert server.figure("sightings") == 0
         other.hear(uplink(1, confirmed=True))
         assert other.message()["msgtype"] == "dnmsg"
+
+
+@pytest.mark.parametrize("kind", ["updf", "timesync"])
+def test_a_station_that_we_cannot_read_any_more_is_not_kept(tmp_path, monkeypatch, capfd, kind):
+    real, bad = lns_json.message, [True]
+
+    def failing(text):
+        if kind in text and bad:
+            raise ZeroDivisionError(bad.pop())
+        return real(text)
+
+    monkeypatch.setattr(lns_json, "message", failing)
+    with running(tmp_path) as server, server.station(1) as station, server.station(2) as other:
+        other.version()
+        station.send(updf(uplink(1)) if kind == "updf" else {"msgtype": "timesync", "txtime": 1})
+        assert station.end() == (1011, "an error of the server")
+        server.wait_for("stations", 1)
+        other.hear(uplink(1, confirmed=True))
+        assert other.message()["msgtype"] == "dnmsg"
+    said = capfd.readouterr().err.splitlines()
+    assert said == ["onefold: station 0000000000000001: unexpected: ZeroDivisionError: True"]
+
+
+def test_what_is_kept_of_everything_is_bounded_when_the_disk_fails_and_the_uplinks_are_not_held_up(tmp_path):
+    async def main():
+        async with service(tmp_path, keep_all=True, limits=Limits(in_hand_max=500, grace_s=0.1)) as made:
+            everything = made.delivery._all
+            assert everything is not None
+            publish = everything._publish
+            broken = [True]
+
+            def failing(messages):
+                if broken:
+                    raise StoreFailed("No space left on device")
+                publish(messages)
+
+            everything._publish = failing  # type: ignore[method-assign]
+            for _ in range(3_000):
+                made.hear(reception(uplink(1, 99)))  # a stranger's
+            made.hear(reception(uplink(1)))
+            await made.idle()
+            assert len(everything) <= 500
+            assert made.figures()["unkept"] == 2_501
+            await until(lambda: made.problems() == {"receptions": "No space left on device"})
+            broken.clear()
+            await until(lambda: len(everything) == 0)
+
+    asyncio.run(main())
+    assert len(stored(tmp_path)) == 1
+    assert len(stored(tmp_path, "receptions")) == 500
 
 
 def test_receptions_beyond_the_limit_wait_in_their_sockets(tmp_path):

@@ -25,6 +25,7 @@ from onefold.services.gateway.reception import Radio
 from onefold.services.gateway.regions import EU868, region
 from onefold.services.topic_settings import wall_ms
 from tests.mqtt_broker import MqttBroker
+from tests.services.gatewaying import Process, device, write_registry
 from tests.services.hearing import (
     ANSWER,
     FRAME,
@@ -446,6 +447,78 @@ def changed(event: dict[str, Any], place: str, change: dict[str, Any]) -> dict[s
     return {**event, place: {**event[place], **change}} if place else {**event, **change}
 
 
+class Deaf(Ear):
+    """Fails where nobody has thought of."""
+
+    def __init__(self, failures: int):
+        super().__init__()
+        self.failures = failures
+
+    def hear(self, reception):
+        if self.failures:
+            self.failures -= 1
+            raise RecursionError("too deep")
+        super().hear(reception)
+
+
+def test_an_error_of_ours_costs_one_event(broker, caplog):
+    async def main():
+        ear = Deaf(1)
+        async with linked(broker, ear) as (link, bridge):
+            await bridge.publish(TOPIC, json.dumps(V4), 1)
+            await bridge.publish(TOPIC, json.dumps(V4), 1)
+            await ear.until(heard=1)
+            assert (link.figures()["failed"], link.figures()["frames"], link.problem) == (1, 1, None)
+
+    asyncio.run(main())
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert line == f"station {TOPIC}: unexpected: RecursionError: too deep"
+
+
+def test_an_error_of_ours_in_the_connection_is_told_and_it_is_made_again(broker, monkeypatch):
+    real, failures = ChirpstackMqtt._serve, [ZeroDivisionError("no"), ZeroDivisionError("no")]
+
+    async def failing(self, client):
+        if failures:
+            raise failures.pop()
+        await real(self, client)
+
+    monkeypatch.setattr(ChirpstackMqtt, "_serve", failing)
+
+    async def main():
+        ear = Ear()
+        link = ChirpstackMqtt(ear, EU868, broker.url, limits=MqttLimits(wait_min_s=0.1))
+        await link.start()
+        await until(lambda: link.problem == "unexpected: ZeroDivisionError: no")
+        async with asyncio.timeout(20):
+            await link.connected.wait()
+        assert link.problem is None
+        monkeypatch.setattr(ChirpstackMqtt, "_run", None)
+        await link.stop()
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_is_not_there_is_a_problem_of_the_server(tmp_path):
+    with MqttBroker(tmp_path / "broker") as broker:
+        process = Process(tmp_path / "s", write_registry(tmp_path / "devices.toml", device()), ONEFOLD_MQTT=broker.url)
+        try:
+            assert process.started["mqtt"] == f"mqtt://127.0.0.1:{broker.port}/"
+            asyncio.run(until(lambda: process.server.figure('link{figure="connected",link="mqtt"}') == 1, 30))
+            assert process.server.ask("/healthz")[0] == 200
+            broker.kill()
+            asyncio.run(until(lambda: process.server.ask("/healthz")[0] == 503, 30))
+            assert set(process.server.ask("/healthz")[1]["problems"]) == {"mqtt"}
+            broker.start()
+            asyncio.run(until(lambda: process.server.ask("/healthz")[0] == 200, 30))
+            process.process.terminate()
+            assert process.end()[0] == 0
+        finally:
+            if process.process in Process.alive:
+                process.process.kill()
+                process.end()
+
+
 def test_what_protobuf_leaves_out_is_zero():
     event = {**V4, "rxInfo": {"gatewayId": STATION.upper()}, "phyPayload": b64(JOIN.phy)}
     assert read(event) == events.Heard(JOIN, Radio(868_300_000, 5, None, 0.0, None), 4, b"", 0, 0)
@@ -528,7 +601,6 @@ def test_a_region_with_other_rates_answers_in_them():
         (V4, "rxInfo", {"context": 5}, "context is 5, must be a string"),
         (V4, "rxInfo", {"context": "A" * 400}, "context has 400 characters"),
         (V4, "rxInfo", {"board": -1}, "board is -1"),
-        (V4, "rxInfo", {"gwTime": 5}, "gwTime is 5, must be a string"),
         (V3, "txInfo", {"modulation": "MORSE"}, "modulation is 'MORSE', must be LORA or FSK"),
         (V3, "txInfo", {"loRaModulationInfo": None}, "loRaModulationInfo is None"),
         (V3, "txInfo", {"modulation": "FSK"}, "fskModulationInfo is None"),
@@ -542,6 +614,15 @@ def test_a_wrong_field_is_named(event, place, change, told):
         read(changed(event, place, change))
     assert told in str(caught.value)
     assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize("time", [5, True, [], {}, "", "soon", None])
+@pytest.mark.parametrize(("event", "name"), [(V4, "gwTime"), (V4, "time"), (V3, "time")])
+def test_a_time_that_cannot_be_read_is_no_time_and_the_event_counts(event, name, time):
+    bare = {key: value for key, value in event["rxInfo"].items() if key not in ("gwTime", "time")}
+    got = read({**event, "rxInfo": {**bare, name: time}})
+    assert got is not None
+    assert (got.frame, got.radio.time_ms) == (FRAME, None)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -101,7 +102,7 @@ def test_settings_of_redis_that_lose_state_are_named_at_the_start(tmp_path, devi
 
 def test_a_coordinator_that_is_not_there_is_said_and_waited_for(tmp_path, devices):
     redis = RedisServer(tmp_path / "redis")
-    process = Process(tmp_path / "s", devices, "--coordinator", redis.url, "--rx-delay", "15")
+    process = Process(tmp_path / "s", devices, "--name", "a", "--coordinator", redis.url, "--rx-delay", "15")
     with process.server.station() as station:
         station.hear(uplink(1, confirmed=True))
         process.server.wait_for("parked", 1)
@@ -113,6 +114,36 @@ def test_a_coordinator_that_is_not_there_is_said_and_waited_for(tmp_path, device
     assert "warning: the coordinator is not there: redis://" in said
     assert "the coordinator shared is down, frames wait" in said
     assert "the coordinator shared is back" in said
+
+
+def test_addresses_with_passwords_come_from_variables_and_are_not_shown(tmp_path, devices):
+    with RedisServer(tmp_path / "redis", "--user", "me", "on", ">s3cret", "~*", "+@all") as redis:
+        url = redis.url.replace("redis://", "redis://me:s3cret@")
+        process = Process(tmp_path / "s", devices, "--name", "b", ONEFOLD_COORDINATOR=url)
+        with process.server.station() as station:
+            station.hear(uplink(1, confirmed=True))
+            assert station.message()["msgtype"] == "dnmsg"
+        process.process.send_signal(signal.SIGTERM)
+        code, said = process.end()
+    assert code == 0
+    assert process.started["coordinator"] == redis.url
+    assert "s3cret" not in said
+
+
+def test_udp_may_listen_elsewhere_than_websockets(tmp_path, devices):
+    process = Process(tmp_path / "s", devices, "--udp", "0", "--udp-host", "127.0.0.2")
+    ask = bytes.fromhex("02 1234 02 0016c001ff10a235")
+    for host, answers in (("127.0.0.2", True), ("127.0.0.1", False)):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as gateway:
+            gateway.settimeout(20)
+            gateway.connect((host, process.started["udp"]))
+            gateway.send(ask)
+            if answers:
+                assert gateway.recv(100) == bytes.fromhex("02 1234 04")
+            else:
+                with pytest.raises(ConnectionRefusedError):
+                    gateway.recv(100)
+    assert process.server.ask("/healthz")[0] == 200
 
 
 def test_two_servers_cannot_have_one_folder(tmp_path, devices):
@@ -132,9 +163,15 @@ def run(*words, folder):
     ("words", "code", "told"),
     [
         (["--host", "192.0.2.1"], 2, "to listen on more than loopback needs a token"),
-        (["--coordinator", "http://x"], 2, "no counters at http://..."),
+        (["--name", "a", "--coordinator", "http://x"], 2, "no counters at http://..."),
         (["--region", "EU433"], 2, "EU433"),
         (["--mqtt", "http://me:s3cret@host"], 2, "MQTT broker must begin with mqtt://"),
+        (
+            ["--coordinator", "sqlite:///x.db"],
+            2,
+            "--coordinator needs a --name: of two servers with one name each takes",
+        ),
+        (["--udp", "0", "--udp-host", "192.0.2.1"], 2, "UDP has no token"),
         (["--devices", "no.toml"], 3, "no.toml: No such file or directory"),
     ],
 )

@@ -260,8 +260,13 @@ def test_acknowledgements_are_checked_and_told_apart_by_the_key():
 
 
 def test_an_uplink_that_two_servers_acknowledged_is_found():
-    acks = [Ack("aa", n, n, "s", server, 0.0) for n, server in ((1, "x"), (1, "x"), (2, "x"), (2, "y"))]
-    assert doubled(acks) == {("aa", 2): {"x", "y"}}
+    acks = [Ack("aa", n, 5, n, "s", server, 0.0) for n, server in ((1, "x"), (1, "x"), (2, "x"), (2, "y"))]
+    assert doubled(acks) == {("aa", 2, 5): {"x", "y"}}
+
+
+def test_a_counter_that_a_restarted_device_uses_again_is_another_uplink():
+    acks = [Ack("aa", 1, mic, 1, "s", server, 0.0) for mic, server in ((5, "x"), (6, "y"))]
+    assert doubled(acks) == {}
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ def test_acknowledgements_are_counted_by_device_and_uplink_and_each_is_transmitt
         if confirmed
     }
     assert Counter((ack.device, ack.uplink) for ack in fleet.counts.acks) == Counter(wanted)
+    said = {(message["FCnt"], message["MIC"]) for message in peer.uplinks if message["msgtype"] == "updf"}
+    assert {(ack.uplink, ack.mic) for ack in fleet.counts.acks} <= said
     assert sorted(ack.counter for ack in fleet.counts.acks) == list(range(1, len(wanted) + 1))
     assert all(0 < ack.waited_s < 30 for ack in fleet.counts.acks)
     done = [message["diid"] for _, message in peer.messages if message["msgtype"] == "dntxed"]

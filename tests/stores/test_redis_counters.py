@@ -54,9 +54,10 @@ def claims_until_killed(server: RedisServer, devices: int, answered_min: int) ->
         up = known.fcnt_up if known else 0
         while True:
             up += 1
-            asked = Claim(device, "a", up, wants_down=True, body=f"{device}, {up}")
+            number = devices * up + int(device[1:])
+            asked = Claim(device, "a", up, wants_down=True, body=f"{device}, {up}", number=number)
             try:
-                last[device] = counters.claim([asked], [Finished("a", device, up - 1)])[0]
+                last[device] = counters.claim([asked], [Finished("a", number - devices)])[0]
             except StoreFailed:
                 return counters.close()
             enough.release()
@@ -94,17 +95,18 @@ def test_kill_9_loses_no_message_of_a_claim_that_was_answered_and_brings_none_ba
         ups = {device: known.fcnt_up for device in last if (known := counters.known(device))}
         assert all(ups[device] - claimed.fcnt_up in (0, 1) for device, claimed in last.items())
         # The counter, the new message and the end of the old one: all three or none, also of the unheard claim.
-        kept = [Unfinished(device, up, f"{device}, {up}") for device, up in sorted(ups.items())]
-        assert counters.unfinished("a") == kept
+        kept = [Unfinished(4 * up + int(d[1:]), d, up, f"{d}, {up}") for d, up in ups.items()]
+        assert counters.unfinished("a") == sorted(kept)
         counters.close()
 
 
 def test_messages_cost_no_call_of_their_own(counters, redis_url):
-    batch = [Claim(f"d{n}", "ab"[n % 2], 1, body="x") for n in range(CLAIMS_MAX)]
+    batch = [Claim(f"d{n}", "ab"[n % 2], 1, body="x", number=n) for n in range(CLAIMS_MAX)]
+    later = [c._replace(fcnt_up=2, number=c.number + CLAIMS_MAX) for c in batch]
     counters.claim(batch[:1])
     before = calls(redis_url, "evalsha")
     counters.claim(batch)
-    counters.claim([c._replace(fcnt_up=2) for c in batch], [Finished(c.server, c.device, 1) for c in batch])
+    counters.claim(later, [Finished(c.server, c.number) for c in batch])
     assert calls(redis_url, "evalsha") - before == 2
     assert len(counters.unfinished("a") + counters.unfinished("b")) == CLAIMS_MAX
     counters.claim([], ())
@@ -112,15 +114,19 @@ def test_messages_cost_no_call_of_their_own(counters, redis_url):
 
 
 def test_unfinished_messages_are_one_readable_hash_for_each_server(counters, redis_url):
-    counters.claim([Claim("0004a30b001c0530", "a", 7, body="{}"), Claim("join/x/1", "a", 0, keep_ms=1_000, body="[]")])
+    data = Claim("0004a30b001c0530", "a", 7, body="{}", number=12)
+    counters.claim([data, Claim("join", "a", 0, keep_ms=1_000, body="[]", number=13)])
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
-        assert client.hgetall("onefold:lorawan:unfinished/a") == {"0004a30b001c0530 7": "{}", "join/x/1 0": "[]"}
+        kept = {"12": '["0004a30b001c0530",7,"{}"]', "13": '["join",0,"[]"]'}
+        assert client.hgetall("onefold:lorawan:unfinished/a") == kept
         assert client.pttl("onefold:lorawan:unfinished/a") == -1
-        counters.claim([], [Finished("a", "0004a30b001c0530", 7), Finished("a", "join/x/1", 0)])
+        counters.claim([], [Finished("a", 12), Finished("a", 13)])
         assert client.exists("onefold:lorawan:unfinished/a") == 0
-        client.hset("onefold:lorawan:unfinished/a", "hello", "there")
-        with pytest.raises(StoreFailed, match="unfinished/a holds something else than messages"):
-            counters.unfinished("a")
+        for number, message in (("hello", '["d",7,"{}"]'), ("1", "there"), ("1", "[1,2]"), ("1", "7"), ("1", b"\xff")):
+            client.hset("onefold:lorawan:unfinished/a", number, message)
+            with pytest.raises(StoreFailed, match="unfinished/a holds something else than messages"):
+                counters.unfinished("a")
+            client.delete("onefold:lorawan:unfinished/a")
         client.set("onefold:lorawan:unfinished/b", "hello")
         for use in (lambda: counters.unfinished("b"), lambda: counters.claim([Claim("d", "b", 1, body="x")])):
             with pytest.raises(StoreFailed, match="WRONGTYPE"):

@@ -24,12 +24,14 @@ name, url, frames, batch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.a
 print("ready", flush=True)
 sys.stdin.readline()
 counters = open_counters(url)
-claims = [Claim(f"d{up % 3}", name, up // 3, wants_down=True, body=f"{up} of {name}") for up in range(frames)]
+claims = [
+    Claim(f"d{n % 3}", name, n // 3, wants_down=True, body=f"{n} of {name}", number=n) for n in range(frames)
+]
 finished = []
 for at in range(0, frames, batch):
     part = claims[at : at + batch]
     answers = counters.claim(part, finished)
-    finished = [Finished(name, c.device, c.fcnt_up) for c, a in zip(part, answers) if a.won]
+    finished = [Finished(name, c.number) for c, a in zip(part, answers) if a.won]
     won = [(c.device, c.fcnt_up, a.fcnt_down) for c, a in zip(part, answers) if a.won]
     print(json.dumps(won), flush=True)
 """
@@ -96,10 +98,9 @@ def test_kill_9_loses_no_claim_that_was_answered_and_holds_nobody_up(tmp_path):
     assert counters.claim([Claim(device, "b", up)])[0].won is False
     assert counters.claim([Claim(device, "b", up + 2)])[0].won
     # The message of the last claim, of all that it made: the answered one, or one more that nobody heard of.
-    [(device, up, body)] = counters.unfinished("a")
-    number = 3 * up + int(device[1:])
+    [(number, device, up, body)] = counters.unfinished("a")
     assert number - (3 * last[0][1] + int(last[0][0][1:])) in (0, 1)
-    assert body == f"{number} of a"
+    assert (device, up, body) == (f"d{number % 3}", number // 3, f"{number} of a")
     assert time.monotonic() - began < 4
     counters.close()
 
@@ -111,8 +112,8 @@ def test_a_file_from_before_there_were_messages_is_opened_and_has_them_from_then
     before.close()
     counters = SqliteCounters(tmp_path / "x.db", clock)
     assert (counters.known("d"), counters.unfinished("a")) == (Counters(7, 2, "a"), [])
-    counters.claim([Claim("d", "a", 8, body="eight")])
-    assert counters.unfinished("a") == [Unfinished("d", 8, "eight")]
+    counters.claim([Claim("d", "a", 8, body="eight", number=5)])
+    assert counters.unfinished("a") == [Unfinished(5, "d", 8, "eight")]
     counters.close()
 
 
@@ -170,7 +171,7 @@ def test_a_full_disk_keeps_nothing_of_the_batch_and_it_can_be_made_again(tmp_pat
     with counters._database.reading() as db:
         db.execute("pragma max_page_count=100000")
     assert counters.claim(batch)[0] == Claimed(True, "a", 2, 2, None)
-    assert counters.unfinished("a") == [Unfinished("d", 2, "two")]
+    assert counters.unfinished("a") == [Unfinished(0, "d", 2, "two")]
     counters.close()
 
 

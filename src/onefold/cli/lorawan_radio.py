@@ -149,7 +149,7 @@ def _played_summary(counts: "Counts", stations: int, seconds: float) -> dict[str
         "stations": stations,
         **{name: getattr(counts, name) for name in names},
         "acknowledged": len(counts.acks),
-        "uplinks_acknowledged": len({(ack.device, ack.uplink) for ack in counts.acks}),
+        "uplinks_acknowledged": len({(ack.device, ack.uplink, ack.mic) for ack in counts.acks}),
         "seconds": round(seconds, 3),
         "ack_ms": {name: round(waits[int(len(waits) * q)], 2) for name, q in (("p50", 0.5), ("p99", 0.99)) if waits},
         "problems": counts.problems,

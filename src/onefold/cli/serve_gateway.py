@@ -1,28 +1,41 @@
 """``onefold serve gateway``: radio frames in, each counted once."""
 
+import gc
 import json as jsons
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 import typer
 
 from onefold.cli.output import people
 from onefold.cli.token import TOKEN, make_folder, read_token
+from onefold.errors import Misuse
 
 if TYPE_CHECKING:
     from onefold.services.gateway.server import GatewayServer, Link
     from onefold.services.gateway.service import GatewayService
 
+SWITCH_S: Final = 0.0005
+"""How long a thread keeps the interpreter while another wants it. Python's 5 ms, for each turn between the event loop,
+the claims and the log, would be most of what a decision takes."""
 
 Folder: TypeAlias = Annotated[
     Path, typer.Argument(help="Where uplinks and counters are kept; made if it is not there.")
 ]
 Devices: TypeAlias = Annotated[Path, typer.Option(help="The registry: TOML, or SQLite with a table 'devices'.")]
-Name: TypeAlias = Annotated[str, typer.Option(help="Of this server; those that share a coordinator differ in it.")]
+Name: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="Of this server; a if it is the only one. Those that share a coordinator must differ in it."),
+]
 Coordinator: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="What servers share: redis://host:6379/0, sqlite:///file.db. Else this is the only one."),
+    typer.Option(
+        envvar="ONEFOLD_COORDINATOR",
+        help="What servers share: redis://host:6379/0, sqlite:///file.db. Else this is the only one. "
+        "With a password in it, better the variable: all users of a machine can read the words of a command.",
+    ),
 ]
 WhenDown: TypeAlias = Annotated[
     Literal["park", "unsure"],
@@ -42,12 +55,18 @@ PublicUrl: TypeAlias = Annotated[
 Udp: TypeAlias = Annotated[
     int | None, typer.Option(min=0, max=65535, help="Also take Semtech's packet forwarder on this UDP port.")
 ]
+UdpHost: TypeAlias = Annotated[str | None, typer.Option(help="The address for UDP, if it is another one than --host.")]
 UdpAllow: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(help="Gateways or networks to believe on UDP; may be repeated. Needed beyond loopback."),
 ]
 Mqtt: TypeAlias = Annotated[
-    str | None, typer.Option(help="Also take events of ChirpStack's gateway bridge: mqtt://user:password@host.")
+    str | None,
+    typer.Option(
+        envvar="ONEFOLD_MQTT",
+        help="Also take events of ChirpStack's gateway bridge: mqtt://user:password@host. "
+        "With a password in it, better the variable.",
+    ),
 ]
 Expiry: TypeAlias = Annotated[int, typer.Option(min=1, help="How long a frame is remembered.")]
 Fixed: TypeAlias = Annotated[bool, typer.Option("--fixed", help="Count that from the first copy, not from the last.")]
@@ -71,7 +90,7 @@ AsJson: TypeAlias = Annotated[
 def gateway(
     folder: Folder,
     devices: Devices,
-    name: Name = "a",
+    name: Name = None,
     coordinator: Coordinator = None,
     when_down: WhenDown = "park",
     region: Plan = "EU868",
@@ -82,6 +101,7 @@ def gateway(
     token_file: TokenFile = None,
     public_url: PublicUrl = None,
     udp: Udp = None,
+    udp_host: UdpHost = None,
     udp_allow: UdpAllow = None,
     mqtt: Mqtt = None,
     expiry_ms: Expiry = 60_000,
@@ -101,6 +121,7 @@ def gateway(
     LoRa Basics Stations connect by websocket (tc.uri: ws://HOST:PORT). Ctrl-C and SIGTERM stop it: what is in hand is
     decided, stored and answered. SIGHUP reads the registry again; a change of its file does, too.
     """
+    _check(name, coordinator, mqtt)  # what is wrong is told before anything is opened
     from onefold.services.gateway.limits import Limits
     from onefold.services.gateway.regions import region as plan
     from onefold.services.gateway.server import GatewayServer, ServerSettings
@@ -112,7 +133,7 @@ def gateway(
         parked_max=min(parked_max, in_hand_max),
     )  # fmt: skip
     judging = GatewaySettings(
-        name=name, region=plan(region, sub_band), when_down=when_down, expiry_ms=expiry_ms, sliding=not fixed,
+        name=name or "a", region=plan(region, sub_band), when_down=when_down, expiry_ms=expiry_ms, sliding=not fixed,
         echo_ms=echo_ms, rx_delay_s=rx_delay, keep_all=keep_all, limits=limits,
     )  # fmt: skip
     settings = ServerSettings(
@@ -124,15 +145,31 @@ def gateway(
         topics=TopicSettings(retain_bytes=retain_bytes, retain_ms=retain_ms),
         gateway=judging,
     )
+    make_folder(folder)
+    server = GatewayServer(
+        folder, devices, settings, links=lambda to: _links(to, udp_host or host, udp, udp_allow or [], mqtt)
+    )
+    _run(server, folder, as_json=json)
+
+
+def _check(name: str | None, coordinator: str | None, mqtt: str | None) -> None:
+    if coordinator is not None and name is None:
+        raise Misuse(
+            "--coordinator needs a --name: of two servers with one name each takes what the other has won for its own, "
+            "and both answer the device"
+        )
     if mqtt is not None:
         from onefold.services.gateway.mqtt_address import parse_address
 
-        parse_address(mqtt)  # what is wrong with it is told before anything is opened
-    make_folder(folder)
-    server = GatewayServer(folder, devices, settings, links=lambda to: _links(to, host, udp, udp_allow or [], mqtt))
+        parse_address(mqtt)
+
+
+def _run(server: "GatewayServer", folder: Path, *, as_json: bool) -> None:
     for line in server.warnings():
         people.print(f"warning: {line}", markup=False, soft_wrap=True)
-    server.run(lambda url: _say(server, url, folder, as_json=json))
+    sys.setswitchinterval(SWITCH_S)
+    gc.freeze()  # the registry and all code are here to stay: to look for garbage in them would hold up frames
+    server.run(lambda url: _say(server, url, folder, as_json=as_json))
 
 
 def _links(

@@ -204,11 +204,12 @@ class Station:
     async def _transmit(self, socket: ClientConnection, message: Mapping[str, Any]) -> None:
         now = perf_counter()
         uplink, began = self._sent[message["xtime"]]
-        device, counter, ack = self._ring.answer(bytes.fromhex(message["pdu"]))
+        device, counter, is_ack = self._ring.answer(bytes.fromhex(message["pdu"]))
         self._counts.transmitted += 1
-        if ack:
-            fcnt = json.loads(uplink)["FCnt"]
-            self._counts.acks.append(Ack(device, fcnt, counter, self.eui, self.at, now - began))
+        if is_ack:
+            said = json.loads(uplink)
+            ack = Ack(device, said["FCnt"], said["MIC"], counter, self.eui, self.at, now - began)
+            self._counts.acks.append(ack)
         done = {"msgtype": "dntxed", "diid": message["diid"], "DevEui": message["DevEui"]}
         done |= {"rctx": message.get("rctx", 0), "xtime": message["xtime"], "txtime": time(), "gpstime": 0}
         with suppress(ConnectionClosed):

@@ -79,7 +79,7 @@ class NetworkServer:
         routed = route(status, device.strategy, confirmed=confirmed, first_message=fcnt <= FIRST_MESSAGE_MAX)
         if status is SOFT_DUPLICATE or status is DUPLICATE:
             return Judged(answer, status, routed, fcnt, None)
-        known, again = status is RESUBMISSION, fcnt == heard.fcnt_up
+        known, last = status is RESUBMISSION, heard.fcnt_up
         problem, restarted = check(
             device,
             heard,
@@ -96,8 +96,9 @@ class NetworkServer:
                 problem = FORGOTTEN  # it may be a copy of what level 1 had to give up: no reason to accuse it
             return Judged(problem, status, NOWHERE, fcnt, None)
         if not known:
-            answer = _new(answer, again=again, restarted=restarted)
-        claim = Claim(f"{device.dev_eui:016x}", self.name, fcnt, wants_down=routed.down, restarted=restarted)
+            answer = _new(answer, again=fcnt == last, restarted=restarted)
+        after = last if restarted else None
+        claim = Claim(f"{device.dev_eui:016x}", self.name, fcnt, wants_down=routed.down, restarted_after=after)
         return Judged(answer, status, routed, fcnt, claim)
 
     def join(self, request: JoinRequest, station: str, now_ms: int) -> Judged:

@@ -10,8 +10,11 @@ a server that is held up between two of these steps wins what another has won. H
 Counters have 32 bits. With the 16 of the air, a device that reaches 65,536 looks like one that fell back to 0, and
 nothing of it counts for the next 65,535 frames.
 
-A device that began again sends 0, then 1. So a claim that says so begins anew only after a counter above 1: else the
-copy of 0 that a slow server brings when 1 is counted already would win a second time, and 1 after it.
+A device that began again sends 0, then 1. Each server notices for itself, some later than others, and the first one
+begins anew in the store. The copies of the others must not do so once more: they would win what is counted, and shut
+out what the device sends now. So such a claim says what this server heard last before (`Claim.restarted_after`). If the
+store is behind that, it has begun again already; unless it is so far ahead of the claim that no server can be so late.
+Then this server had heard what never reached the store, or nothing of a whole life of the device between.
 
 Between winning a claim and storing its message upstream a server can die, and by then every other server has lost that
 frame: under Drop nobody would ever store it. So a claim may carry the message (`Claim.body`), and in the step in which
@@ -20,9 +23,12 @@ it wins the store keeps it as *unfinished*. When it is stored upstream the serve
 twice only if the server died between storing it and saying so.
 """
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from onefold.engines.lorawan.validation import FIRST_MESSAGE_MAX
+
+LATE_MAX: Final = 1_000
+"""So many frames a server may be late with the news that a device began again."""
 
 
 class Counters(NamedTuple):
@@ -48,12 +54,15 @@ class Claim(NamedTuple):
     """What this server knows to have been used: the next one is above it."""
     wants_down: bool = False
     """It needs a counter to answer with."""
-    restarted: bool = False
-    """The device may have begun again: a counter below the stored one, if that is above 1, means nothing is known."""
+    restarted_after: int | None = None
+    """The device began again, and this was its last counter before that, as this server heard it; None: it did not."""
     keep_ms: int = 0
     """How long the store remembers it; 0: for ever."""
     body: str = ""
     """What goes upstream if it wins: kept until it is finished, however long that takes. Empty: nothing to keep."""
+    number: int = 0
+    """Of this claim in the outbox of its server. Chosen by the claimant, never used twice; but the same claim, made
+    again because the store did not answer, has the same one."""
 
 
 class Claimed(NamedTuple):
@@ -74,13 +83,15 @@ class Finished(NamedTuple):
     """A message of this server is durable upstream: its body need not be kept any longer."""
 
     server: str
-    device: str
-    fcnt_up: int
+    number: int
+    """Of the claim."""
 
 
 class Unfinished(NamedTuple):
     """A message that its server won and has not finished."""
 
+    number: int
+    """Of the claim."""
     device: str
     fcnt_up: int
     body: str
@@ -94,16 +105,16 @@ def decide(known: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
     >>> a.won, a.fcnt_down, b.won, b.fcnt_down, b.server
     (True, 1, False, 0, 'a')
 
-    A device that may begin again does so once, though a copy of its 0 comes after its 1:
+    A device that may begin again does so once, though a copy of its 0 comes after its 2:
 
-    >>> known, anew = decide(known, Claim("d", "a", 0, restarted=True))
-    >>> known, one = decide(known, Claim("d", "b", 1, restarted=True))
-    >>> known, copy = decide(known, Claim("d", "c", 0, restarted=True))
-    >>> anew.won, one.won, copy.won, known.fcnt_up
-    (True, True, False, 1)
+    >>> known, anew = decide(known, Claim("d", "a", 0, restarted_after=7))
+    >>> known, two = decide(known, Claim("d", "a", 2))
+    >>> known, copy = decide(known, Claim("d", "b", 0, restarted_after=7))
+    >>> anew.won, two.won, copy.won, known.fcnt_up
+    (True, True, False, 2)
     """
     previous = None if known is None or known.server == claim.server else known.server
-    if known is not None and claim.restarted and claim.fcnt_up < known.fcnt_up > FIRST_MESSAGE_MAX:
+    if known is not None and _begins_anew(known, claim):
         known = None
     if known is not None and (
         claim.fcnt_up < known.fcnt_up or (claim.fcnt_up == known.fcnt_up and claim.server != known.server)
@@ -114,3 +125,16 @@ def decide(known: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
         fcnt_down += 1
     after = Counters(claim.fcnt_up, fcnt_down, claim.server)
     return after, Claimed(True, claim.server, claim.fcnt_up, fcnt_down if claim.wants_down else 0, previous)
+
+
+def _begins_anew(known: Counters, claim: Claim) -> bool:
+    """Is this the first that the store hears of the device's beginning again?"""
+    after = claim.restarted_after
+    if after is None or claim.fcnt_up >= known.fcnt_up:
+        return False
+    if known.server == claim.server:  # which tells in order what it hears
+        return True
+    # After 0 and 1 alone nobody can tell: the 1 of another server may be the one that follows the 0 claimed here.
+    if known.fcnt_up <= FIRST_MESSAGE_MAX:
+        return False
+    return known.fcnt_up >= after or known.fcnt_up - claim.fcnt_up > LATE_MAX

@@ -27,7 +27,7 @@ class Sighting(NamedTuple):
     last_ms: int
     """When it was heard last, by any station."""
     own_ms: int
-    """When it was heard last by the first station."""
+    """When it was heard last by the first station, as the clock said then, also if that was set back before."""
 
 
 class Sightings:
@@ -59,14 +59,15 @@ class Sightings:
 
     def see(self, key: bytes, station: str, now_ms: int) -> Sighting | None:
         """What was remembered of this key before now; None if it is new. From now on it is remembered."""
+        clock_ms = now_ms
         now_ms = self._pass_time(now_ms)
         before = self._heard.get(key)
         if before is None:
             if len(self._heard) >= self.entries_max:
                 self._evict()
-            self._heard[key] = Sighting(station, now_ms, now_ms, now_ms)
+            self._heard[key] = Sighting(station, now_ms, now_ms, clock_ms)
             return None
-        own_ms = now_ms if station == before.station else before.own_ms
+        own_ms = clock_ms if station == before.station else before.own_ms
         self._heard[key] = Sighting(before.station, before.since_ms, now_ms, own_ms)
         if self.sliding:
             self._heard.move_to_end(key)

@@ -59,8 +59,9 @@ class Stations:
             return NOT_DUPLICATE, FORGOTTEN if self.sightings.forgot(now_ms) else NEW_FRAME
         if station != before.station:
             answer = OTHER_STATION
-        elif self.echo_ms and now_ms - before.own_ms < self.echo_ms:
-            # Since *this* station heard it: a true resubmission may have reached another station a moment ago.
+        elif self.echo_ms and 0 <= now_ms - before.own_ms < self.echo_ms:
+            # Since *this* station heard it: a true resubmission may have reached another station a moment ago. Below 0
+            # the clock was set back between the two, and a device that asks again must get its answer.
             answer = ECHOED
         else:
             return RESUBMISSION, RESUBMITTED

@@ -7,5 +7,6 @@ chirpstack_*  ChirpStack's gateway bridge over MQTT    delivery     the books, t
 registry      which devices are ours                   upstream     records into the durable log
 regions       radio plans                              downlinks    acknowledgements, and when they are late
 server, app   the process and its routes               recovery     what an earlier run left behind
-limits        every bound                              metrics      what there is to watch
+limits        every bound                              judging      whose frame it is, and whether it counts
+claimant      what a desk tells whoever claims         metrics      what there is to watch
 """

@@ -44,6 +44,7 @@ FIGURES: Final = (
     "crc_failed",
     "malformed",
     "busy",
+    "failed",
     "stats",
     "other_events",
     "downlinks",
@@ -129,6 +130,8 @@ class ChirpstackMqtt:
                     await self._serve(client)
             except (aiomqtt.MqttError, OSError) as error:
                 self._lost(str(error) or type(error).__name__)
+            except Exception as error:  # of whatever kind: it is no reason to end for ever
+                self._lost(f"unexpected: {type(error).__name__}: {error}")
             await asyncio.sleep(wait_s * random.uniform(0.5, 1))  # not all servers at the same time
             wait_s = min(2 * wait_s, self._limits.wait_max_s)
 
@@ -145,7 +148,11 @@ class ChirpstackMqtt:
         self._count("connects")
         try:
             async for message in client.messages:
-                await self._take(str(message.topic), message)
+                try:
+                    await self._take(str(message.topic), message)
+                except Exception as error:  # the next event is another one
+                    self._count("failed")
+                    self._complaints.tell(str(message.topic)[:100], f"unexpected: {type(error).__name__}: {error}")
         finally:
             self.connected.clear()
             for sender in senders:
@@ -167,7 +174,7 @@ class ChirpstackMqtt:
             try:
                 await client.publish(command.topic, command.payload, QOS)
                 self._count("downlinks")
-            except aiomqtt.MqttError:
+            except Exception:  # of whatever kind: the next command is another one
                 self._count("undeliverable")
 
     async def _take(self, text: str, message: aiomqtt.Message) -> None:

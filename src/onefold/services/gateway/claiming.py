@@ -8,21 +8,27 @@ When the coordinator is down nobody knows who owns a frame. There are two answer
 
     park     claims wait, and are tried again until it is back; when too many wait, the oldest become unsure
     unsure   they become unsure at once, and for a moment nothing more is tried
+
+What an earlier run left in the store is sorted out first: before that no claim is made, or our own would be among it.
+
+To claim and to ask only fills a queue. One task works on it and tells the claimant, who may claim again meanwhile.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias
 
-from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished
+from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished
+from onefold.errors import StoreFailed
 from onefold.ports import CounterStore
+from onefold.services.gateway.claimant import Claimant
 
 WhenDown: TypeAlias = Literal["park", "unsure"]
-T_contra = TypeVar("T_contra", contravariant=True)
 
 RETRY_S: Final = (0.05, 1.0)
 """The first wait and the longest; in between it doubles."""
@@ -31,32 +37,19 @@ DOWN_S: Final = 1.0
 FINISH_S: Final = 0.5
 """What is finished waits so long for a claim to go along with."""
 FINISHED_MAX: Final = 100_000
-"""While the store is down. Beyond, the oldest stay unfinished there, and are stored once more at the next start."""
+"""While the store is down. Beyond, the oldest stay there, and are looked for in the log at the next start."""
 log: Final = logging.getLogger("onefold.gateway")
 
 
-class Claimant(Protocol[T_contra]):
-    """The one who is told. ``item`` is what was given with the claim."""
-
-    def claimed(self, item: T_contra, claimed: Claimed | None) -> None:
-        """The claim was made; None: the coordinator is down, and nobody knows."""
-        ...
-
-    def known(self, device: str, items: Sequence[T_contra], counters: Counters | None, *, down: bool) -> None:
-        """What the store knows of a device, for all who asked; with ``down`` it could not be asked."""
-        ...
-
-    def recover(self, desk: "ClaimDesk", unfinished: Sequence[Unfinished]) -> None:
-        """What this server won before it died, and may not have stored. Once, before the first claim."""
-        ...
-
-
 class ClaimDesk:
-    """One store, and all who want something of it for one server. Lives on one event loop."""
+    """One store, and all who want something of it for one server. Lives on one event loop.
+
+    ``number`` is the first one for a claim that leaves a body in the store; it has to rise from run to run.
+    """
 
     def __init__(
-        self, name: str, store: CounterStore, server: str, claimant: Claimant[Any], *, when_down: WhenDown = "park",
-        batch_max: int = 512, parked_max: int = 10_000,
+        self, name: str, store: CounterStore, server: str, claimant: Claimant[Any], *, number: int,
+        when_down: WhenDown = "park", batch_max: int = 512, parked_max: int = 10_000,
     ) -> None:  # fmt: skip
         self.name = name
         self.store = store
@@ -64,11 +57,13 @@ class ClaimDesk:
         """Why it cannot be asked; None: it can."""
         self._server = server
         self._claimant = claimant
+        self._next_number = number
         self._park = when_down == "park"
         self._batch_max = batch_max
         self._parked_max = parked_max
         self._asks: dict[str, list[Any]] = {}  # not asked yet
         self._asking: dict[str, list[Any]] = {}  # under way
+        self._brief: set[str] = set()  # those whose question is not worth a wait
         self._claims: deque[tuple[Claim, Any]] = deque()
         self._finished: deque[Finished] = deque(maxlen=FINISHED_MAX)
         self._finish_due = False
@@ -79,28 +74,35 @@ class ClaimDesk:
         self._asked = 0
         self._under_way = 0  # claims
         self._down_until = 0.0
-        self._enough = asyncio.Event()
+        self._enough = False
+        self._news = asyncio.Event()
         self._wake()
 
     def claim(self, claim: Claim, item: Any) -> None:
-        """Make this claim; the claimant is told."""
+        """Make this claim; the claimant is told, later."""
         self._claims.append((claim, item))
         self._wake()
 
-    def ask(self, device: str, *items: Any) -> None:
-        """Look up what is known of a device; the claimant is told, once for all who ask meanwhile."""
+    def ask(self, device: str, *items: Any, brief: bool = False) -> None:
+        """Look up what is known of a device; the claimant is told, later, once for all who ask meanwhile.
+
+        ``brief``: if the store is down nobody waits for it, whatever else does."""
         if device in self._asking:
             self._asking[device] += items
         else:
+            if not brief:
+                self._brief.discard(device)
+            elif device not in self._asks:
+                self._brief.add(device)
             self._asks.setdefault(device, []).extend(items)
         self._asked += len(items)
         self._wake()
 
-    def finish(self, claim: Claim) -> None:
+    def finish(self, number: int) -> None:
         """What was won by this claim is stored upstream: let its body go, with the next claims or in a moment."""
         if not self._finished:
             self._loop.call_later(FINISH_S, self._finish_now)
-        self._finished.append(Finished(claim.server, claim.device, claim.fcnt_up))
+        self._finished.append(Finished(self._server, number))
 
     @property
     def waiting(self) -> int:
@@ -115,7 +117,8 @@ class ClaimDesk:
     def give_up(self) -> None:
         """Wait for nothing more: what cannot be claimed now is unsure."""
         self._park = False
-        self._enough.set()
+        self._enough = True
+        self._news.set()
 
     async def settle(self) -> None:
         """Wait for nothing more, and until all are told."""
@@ -133,118 +136,156 @@ class ClaimDesk:
 
     def _finish_now(self) -> None:
         self._finish_due = bool(self._finished)
-        if self._finish_due and not self._enough.is_set():
+        if self._finish_due and not self._enough:
             self._wake()
 
     def _wake(self) -> None:
+        self._news.set()
         if self._worker is None:
             self._worker = self._loop.create_task(self._work())
-        elif self.problem is not None:
-            self._trim()
 
-    def _has_work(self) -> bool:
-        later = self._finish_due or not self._recovered
-        return bool(self._claims or self._asks or (later and not self._enough.is_set()))
+    # --- the one task -----------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
         wait = RETRY_S[0]
         try:
             while self._has_work():
-                if self._is_down():
-                    self._tell_all_down()
+                if not self._park and self._loop.time() < self._down_until:
+                    self._tell_down()
                     await self._pause(self._down_until - self._loop.time())
                 elif await self._round():
                     wait = RETRY_S[0]
-                elif self._park:
-                    await self._pause(wait)
-                    wait = min(2 * wait, RETRY_S[1])
+                else:
+                    self._tell_down()
+                    if self._park:
+                        await self._pause(wait)
+                        wait = min(2 * wait, RETRY_S[1])
         finally:
             self._worker = None
 
-    def _is_down(self) -> bool:
-        return not self._park and self._loop.time() < self._down_until
+    def _has_work(self) -> bool:
+        later = self._finish_due or not self._recovered
+        return bool(self._claims or self._asks or (later and not self._enough))
 
     async def _round(self) -> bool:
-        """Ask the store once, for as much as fits; whether it answered."""
+        """Ask the store for as much as fits: what is left, then what is known, then the claims; whether it answered."""
+        return (self._recovered or await self._recover()) and await self._look_up() and await self._make()
+
+    async def _look_up(self) -> bool:
+        """Those who wait for this claim in the same round: no sync comes between."""
         asks = list(islice(self._asks, self._batch_max))
+        if not asks:
+            return True
         self._asking = {device: self._asks.pop(device) for device in asks}
-        batch = [self._claims.popleft() for _ in range(min(len(self._claims), self._batch_max))]
-        self._under_way = len(batch)
-        finished = list(islice(self._finished, 2 * self._batch_max))
-        claims = [claim for claim, _ in batch]
         try:
-            unfinished, found, made = await self._loop.run_in_executor(
-                self._pool, self._ask_store, asks, claims, finished
-            )
+            found = await self._loop.run_in_executor(self._pool, lambda: [self.store.known(device) for device in asks])
         except Exception as error:  # of whatever kind: the store did not answer
-            self._fail(error)
             self._asks = {**self._asking, **self._asks}
             self._asking = {}
+            return self._fail(error)
+        self._is_back()
+        asking, self._asking = self._asking, {}
+        for (device, items), counters in zip(asking.items(), found, strict=True):
+            self._tell_known(device, items, counters, down=False)
+        return True
+
+    async def _make(self) -> bool:
+        batch = [self._numbered(*self._claims.popleft()) for _ in range(min(len(self._claims), self._batch_max))]
+        finished = list(islice(self._finished, 2 * self._batch_max))
+        if not batch and not finished:
+            return True
+        self._under_way = len(batch)
+        try:
+            made = await self._loop.run_in_executor(
+                self._pool, self._claim_all, [claim for claim, _ in batch], finished
+            )
+        except Exception as error:
             self._claims.extendleft(reversed(batch))
             self._under_way = 0
-            self._trim()
-            return False
+            return self._fail(error)
         self._under_way = 0
         for _ in finished:
             self._finished.popleft()
         self._finish_due = self._finish_due and bool(self._finished)
-        self._answer(unfinished, found, batch, made)
+        self._is_back()
+        for (claim, item), claimed in zip(batch, made, strict=True):
+            self._tell(partial(self._claimant.claimed, item, claim, claimed))
         return True
 
-    def _ask_store(
-        self, asks: Sequence[str], claims: Sequence[Claim], finished: Sequence[Finished]
-    ) -> tuple[list[Unfinished], list[Counters | None], list[Claimed]]:
-        unfinished = [] if self._recovered else self.store.unfinished(self._server)
-        found = [self.store.known(device) for device in asks]
-        return unfinished, found, self.store.claim(claims, finished) if claims or finished else []
+    def _claim_all(self, claims: Sequence[Claim], finished: Sequence[Finished]) -> list[Claimed]:
+        made = self.store.claim(claims, finished)
+        if len(made) != len(claims):
+            raise StoreFailed(f"{len(claims)} claims got {len(made)} answers")
+        return made
 
-    def _answer(
-        self, unfinished: list[Unfinished], found: list[Counters | None], batch: list[tuple[Claim, Any]],
-        made: list[Claimed],
-    ) -> None:  # fmt: skip
+    async def _recover(self) -> bool:
+        """Sort out what an earlier run left; whether that is done now."""
+        try:
+            last, then = await self._loop.run_in_executor(self._pool, self._left_behind)
+        except Exception as error:
+            return self._fail(error)
+        self._recovered = True
+        self._next_number = max(self._next_number, last + 1)
+        self._is_back()
+        self._tell(partial(then, self))
+        return True
+
+    def _left_behind(self) -> tuple[int, Callable[["ClaimDesk"], None]]:
+        unfinished = self.store.unfinished(self._server)
+        return max((left.number for left in unfinished), default=0), self._claimant.sort_out(unfinished)
+
+    def _numbered(self, claim: Claim, item: Any) -> tuple[Claim, Any]:
+        """With a number, if it has none yet and the store is to keep something under it."""
+        if claim.body and not claim.number:
+            claim = claim._replace(number=self._next_number)
+            self._next_number += 1
+        return claim, item
+
+    def _is_back(self) -> None:
         if self.problem is not None:
             log.error("the coordinator %s is back", self.name)
             self.problem = None
-        if not self._recovered:
-            self._recovered = True
-            self._claimant.recover(self, unfinished)
-        asking, self._asking = self._asking, {}
-        for (device, items), counters in zip(asking.items(), found, strict=True):
-            self._asked -= len(items)
-            self._claimant.known(device, items, counters, down=False)
-        for (_, item), claimed in zip(batch, made, strict=True):
-            self._claimant.claimed(item, claimed)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> bool:
         if self.problem is None:
             log.error("the coordinator %s is down, frames %s: %s: %s", self.name,
                       "wait" if self._park else "are unsure", type(error).__name__, error)  # fmt: skip
         self.problem = str(error) or type(error).__name__
         self._down_until = self._loop.time() + DOWN_S
+        return False
 
     async def _pause(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._enough.wait()
-        except TimeoutError:
-            pass
+        """Try nothing for so long; but what comes meanwhile may be too much."""
+        until = self._loop.time() + seconds
+        while not self._enough and (left := until - self._loop.time()) > 0:
+            try:
+                async with asyncio.timeout(left):
+                    await self._news.wait()
+            except TimeoutError:
+                return
+            self._news.clear()
+            self._tell_down()
 
-    def _trim(self) -> None:
+    def _tell_down(self) -> None:
         """What is too much to wait is told that nobody knows, the oldest first; all of it, if nothing waits."""
-        if self._is_down():
-            self._tell_all_down()
-        while self._park and self.waiting > self._parked_max and (self._asks or self._claims):
-            self._tell_one_down()
+        for device in [device for device in self._asks if device in self._brief]:
+            self._tell_known(device, self._asks.pop(device), None, down=True)
+        while (self._asks or self._claims) and (not self._park or self.waiting > self._parked_max):
+            if self._asks:
+                device = next(iter(self._asks))
+                self._tell_known(device, self._asks.pop(device), None, down=True)
+            else:
+                claim, item = self._claims.popleft()
+                self._tell(partial(self._claimant.claimed, item, claim, None))
 
-    def _tell_all_down(self) -> None:
-        for _ in range(len(self._asks) + len(self._claims)):
-            self._tell_one_down()
-
-    def _tell_one_down(self) -> None:
-        if not self._asks:
-            self._claimant.claimed(self._claims.popleft()[1], None)
-            return
-        device = next(iter(self._asks))
-        items = self._asks.pop(device)
+    def _tell_known(self, device: str, items: list[Any], counters: Counters | None, *, down: bool) -> None:
         self._asked -= len(items)
-        self._claimant.known(device, items, None, down=True)
+        self._brief.discard(device)
+        self._tell(partial(self._claimant.known, self, device, items, counters, down=down))
+
+    def _tell(self, tell: Callable[[], None]) -> None:
+        """Whatever becomes of one, the others are told, too."""
+        try:
+            tell()
+        except Exception as error:
+            log.error("desk %s: unexpected: %s: %s", self.name, type(error).__name__, error)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Final
 
+from onefold.engines.lorawan.answers import COORDINATOR_DOWN
 from onefold.engines.lorawan.judge import Judged
 from onefold.ports import Record
 from onefold.services.gateway import records
@@ -56,8 +57,9 @@ class Delivery:
         self._all: Upstream | None = None
         if settings.keep_all:
             self._all = Upstream(
-                topics.topic(RECEPTIONS), settings.name, _nothing, _nothing, batch_max=4 * limits.batch_max
-            )
+                topics.topic(RECEPTIONS), settings.name, _nothing, _nothing, batch_max=4 * limits.batch_max,
+                queued_max=limits.in_hand_max,
+            )  # fmt: skip
 
     def record(self, item: Item, judged: Judged) -> bytes:
         """What is stored of it."""
@@ -71,6 +73,7 @@ class Delivery:
     def decided(self, item: Item, judged: Judged) -> None:
         """This is final."""
         item.judged = judged
+        item.decided = True
         self._book(judged.answer, judged.status if item.session is not None else "")
         self.latency.note(perf_counter() - item.at)
         up, down, record = judged.route.up, judged.route.down, None
@@ -83,6 +86,11 @@ class Delivery:
             self._uplinks.put(record if up else None, item)
         else:
             self._done(item, True)
+
+    def give_up(self, item: Item) -> None:
+        """It cannot be decided, by an error of ours: it goes nowhere. What it won, the next start will find."""
+        item.decided = True
+        self._book(COORDINATOR_DOWN, "")
 
     def refused(self, station: str, answer: Answer, told: str) -> None:
         """Something came in that is no reception."""
@@ -99,27 +107,34 @@ class Delivery:
             item()
             return
         judged, claimed, session = item.judged, item.claimed, item.session
-        if judged and judged.route.down and claimed is not None and claimed.fcnt_down and session is not None:
-            self.downlinks.acknowledge(item.reception, session.entry, claimed.fcnt_down, self._clock())
-        self._done(item, True)
+        try:
+            if judged and judged.route.down and claimed is not None and claimed.fcnt_down and session is not None:
+                self.downlinks.acknowledge(item.reception, session.entry, claimed.fcnt_down, self._clock())
+        finally:
+            self._done(item, True)
 
     def _lost(self, item: Item | Callable[[], None]) -> None:
         if isinstance(item, Item):
             self._done(item, False)
 
-    def tail(self, since_ms: int) -> Iterator[Record]:
-        """What went upstream since. Blocks."""
-        return self._uplinks.tail(since_ms)
+    def tail(self, since_ms: int, least: int = 0) -> Iterator[Record]:
+        """What went upstream in earlier runs since, and some before; at least so many of the last records. Blocks."""
+        return self._uplinks.tail(since_ms, least)
 
     def problems(self) -> dict[str, str]:
         """What cannot be stored, and why."""
-        found = {UPLINKS: self._uplinks.problem, RECEPTIONS: self._all.problem if self._all else None}
+        found = {UPLINKS: self._uplinks.problem, RECEPTIONS: None if self._all is None else self._all.problem}
         return {name: problem for name, problem in found.items() if problem is not None}
 
     @property
     def unstored(self) -> int:
         """Records that were given up at the end."""
-        return self._uplinks.unstored + (self._all.unstored if self._all else 0)
+        return self._uplinks.unstored + (0 if self._all is None else self._all.unstored)
+
+    @property
+    def unkept(self) -> int:
+        """Receptions that were to be kept, but too many waited for the disk: what goes upstream comes first."""
+        return 0 if self._all is None else self._all.refused
 
     def tend(self) -> None:
         """What the topics owe by the clock alone. Blocks."""

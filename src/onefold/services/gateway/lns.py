@@ -36,7 +36,7 @@ from onefold.services.topic_settings import wall_ms
 
 KINDS: Final = ("version", "updf", "jreq", "dntxed", "timesync", "propdf", "rmtsh")
 OTHER: Final = "other"
-NORMAL, REPLACED, BAD_DATA, RESTART = 1000, 1008, 1007, 1012
+NORMAL, REPLACED, BAD_DATA, OUR_ERROR, RESTART = 1000, 1008, 1007, 1011, 1012
 REASON_BYTES_MAX: Final = 123
 """What a websocket's close frame can hold."""
 TELL_S: Final = 10.0
@@ -129,6 +129,8 @@ class Connection:
     async def run(self) -> None:
         """Read and write until the end."""
         reader, writer = self._tasks = asyncio.create_task(self._read()), asyncio.create_task(self._write())
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
         try:
             await self._ended.wait()
             reader.cancel()
@@ -138,9 +140,12 @@ class Connection:
             if not writer.done():
                 writer.cancel()
                 self._abort()
-            for task in self._tasks:
-                if task.done() and not task.cancelled() and (error := task.exception()):
-                    log.error("station %s: unexpected: %s: %s", self.station, type(error).__name__, error)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """Nobody stays connected whom nobody reads, or writes to."""
+        if not task.cancelled() and (error := task.exception()):
+            log.error("station %s: unexpected: %s: %s", self.station, type(error).__name__, error)
+            self.close(OUR_ERROR, "an error of the server")
 
     def stop_reading(self) -> None:
         """Take no more from it."""

@@ -21,6 +21,14 @@ GAUGES: Final = {
     "sessions": "Devices that were heard since the start.",
     "sightings": "Frames that level 1 remembers.",
 }
+COUNTERS: Final = {
+    "evicted": "Frames that level 1 forgot too early.",
+    "recovered": "Records an earlier run left behind.",
+    "unreadable": "Records an earlier run left behind that cannot be read.",
+    "unstored": "Records given up at the end.",
+    "unkept": "Receptions that were to be kept, and too many waited for the disk.",
+    "failed": "Receptions that ended in an error of ours.",
+}
 Figures = Callable[[], Mapping[str, int]]
 
 
@@ -79,6 +87,5 @@ class Metrics(Collector):
             yield GaugeMetricFamily(f"{PREFIX}_{name}", told, figures[name])
         yield GaugeMetricFamily(f"{PREFIX}_stations", "Stations that are connected.", len(self._lns.stations))
         yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", self._connections())
-        yield CounterMetricFamily(f"{PREFIX}_evicted", "Frames that level 1 forgot too early.", figures["evicted"])
-        yield CounterMetricFamily(f"{PREFIX}_recovered", "Records an earlier run left behind.", figures["recovered"])
-        yield CounterMetricFamily(f"{PREFIX}_unstored", "Records given up at the end.", figures["unstored"])
+        for name, told in COUNTERS.items():
+            yield CounterMetricFamily(f"{PREFIX}_{name}", told, figures[name])

@@ -108,14 +108,27 @@ def moment_ms(source: Mapping[str, Any], name: str) -> int | None:
     >>> moment_ms({"time": "1970-01-01T00:00:08Z"}, "time") is None
     True
     """
-    if source.get(name) is None:
+    said = source.get(name)
+    if not isinstance(said, str):
         return None
     try:
-        read = datetime.fromisoformat(text(source, name))
+        read = datetime.fromisoformat(said)
         since = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None
     return trusted_ms(math.floor(since * 1_000))
+
+
+def gps_ms(source: Mapping[str, Any], name: str) -> int | None:
+    """Milliseconds since 1970 from the milliseconds of GPS time; None: not given, or no such time.
+
+    >>> gps_ms({"tmms": 1_384_000_018_000}, "tmms"), gps_ms({"tmms": "soon"}, "tmms")
+    (1699964800000, None)
+    """
+    said = source.get(name)
+    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 <= said <= TIME_MS_MAX:
+        return None
+    return trusted_ms(GPS_EPOCH_MS + math.floor(said) - GPS_LEAP_MS)
 
 
 def trusted_ms(time_ms: int) -> int | None:

@@ -12,6 +12,7 @@ repository ``packet_forwarder``.
 
 import base64
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -169,21 +170,16 @@ def _rate(packet: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _levels(packet: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """RSSI and SNR; of several antennas the one that heard best."""
+    """RSSI and SNR; of several antennas the one that heard best. FSK has no SNR."""
     antennas = packet.get("rsig")
     if not antennas or "rssi" in packet:
         return field.decibels(packet, "rssi"), field.decibels(packet, "lsnr")
     if not isinstance(antennas, list) or not all(isinstance(antenna, dict) for antenna in antennas):
         raise BadInput(f"rsig is {field.shown(antennas)}, must be an array of objects")
-    levels = [(field.number(antenna, "lsnr", -1_000, 1_000), field.number(antenna, "rssic", -1_000, 1_000))
-              for antenna in antennas]  # fmt: skip
-    snr, rssi = max(levels)
-    return rssi, snr
+    levels = [(field.number(antenna, "rssic", -1_000, 1_000), field.decibels(antenna, "lsnr")) for antenna in antennas]
+    return max(levels, key=lambda level: (-math.inf if level[1] is None else level[1], level[0]))
 
 
 def _time_ms(packet: Mapping[str, Any]) -> int | None:
     time_ms = field.moment_ms(packet, "time")
-    if time_ms is None and packet.get("tmms") is not None:
-        gps_ms = field.integer(packet, "tmms", 0, field.TIME_MS_MAX)
-        time_ms = field.trusted_ms(field.GPS_EPOCH_MS + gps_ms - field.GPS_LEAP_MS)
-    return time_ms
+    return field.gps_ms(packet, "tmms") if time_ms is None else time_ms

@@ -46,6 +46,7 @@ FIGURES: Final = (
     "crc_failed",
     "malformed",
     "busy",
+    "failed",
     "stats",
     "downlinks",
     "undeliverable",
@@ -70,6 +71,8 @@ class SemtechUdp(asyncio.DatagramProtocol):
         limits: UdpLimits | None = None,
         clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
+        self.problem: str | None = None
+        """There is none that it would know of."""
         self._allow = Allow(allow)
         if not self._allow and not is_loopback(host):
             told = (
@@ -143,6 +146,12 @@ class SemtechUdp(asyncio.DatagramProtocol):
         """One datagram, from anybody."""
         self._count("datagrams")
         try:
+            self._take(data, addr)
+        except Exception as error:  # whatever it is, the next datagram is another one
+            self._fail(str(addr[0]), error)
+
+    def _take(self, data: bytes, addr: tuple[str | Any, int]) -> None:
+        try:
             if len(data) > self._limits.datagram_bytes_max:
                 raise BadInput(f"the datagram has {len(data)} bytes, the limit is {self._limits.datagram_bytes_max}")
             datagram = wire.read(data)
@@ -188,6 +197,8 @@ class SemtechUdp(asyncio.DatagramProtocol):
             self._count("frames")
         except Busy:
             self._count("busy")
+        except Exception as error:  # the other packets of the datagram are none the worse
+            self._fail(station, error)
 
     def _poll(self, datagram: wire.Datagram, addr: tuple[str | Any, int]) -> None:
         self._count("polls")
@@ -246,6 +257,10 @@ class SemtechUdp(asyncio.DatagramProtocol):
         self._count("malformed")
         self._complaints.tell(station, str(error))
         self._receiver.refuse(station, MALFORMED, str(error))
+
+    def _fail(self, who: str, error: Exception) -> None:
+        self._count("failed")
+        self._complaints.tell(who, f"unexpected: {type(error).__name__}: {error}")
 
     def _count(self, name: str) -> None:
         self._counts[name] += 1

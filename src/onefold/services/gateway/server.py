@@ -41,6 +41,9 @@ TEND_S: Final = 10.0
 class Link(Protocol):
     """Another protocol that brings receptions in."""
 
+    problem: str | None
+    """Why it brings none; None: it can."""
+
     async def start(self) -> None:
         """Begin to take them."""
         ...
@@ -173,6 +176,7 @@ class GatewayServer:
 
     def _problems(self) -> dict[str, str]:
         found = {} if self.registry.problem is None else {"registry": self.registry.problem}
+        found |= {name: link.problem for name, link in self.links.items() if link.problem is not None}
         return found | (self.service.problems() if self.service is not None else {})
 
     async def _watch(self, service: GatewayService) -> None:

@@ -5,8 +5,9 @@ from time import perf_counter
 from typing import Final
 
 from onefold.engines.lorawan.judge import Judged
-from onefold.engines.lorawan.server import Claim, Claimed
+from onefold.engines.lorawan.server import Claim, Claimed, Counters
 from onefold.engines.lorawan.validation import Heard
+from onefold.services.gateway.claiming import ClaimDesk
 from onefold.services.gateway.reception import Reception
 from onefold.services.gateway.registry import Entry, Registry
 
@@ -17,22 +18,47 @@ BEHIND_MAX: Final = 16
 class Session:
     """A device under one set of keys."""
 
-    __slots__ = ("asked_at", "asking", "entry", "heard", "loaded")
+    __slots__ = ("asked", "asked_at", "asking", "claims", "elsewhere", "entry", "fcnt_down", "heard", "loaded")
 
     def __init__(self, entry: Entry) -> None:
         self.entry = entry
         self.heard = Heard(entry.fcnt_up)
+        self.fcnt_down = 0
+        """The last counter that went down, as far as this server knows: a store may have lost it, or never had it."""
         self.loaded = False
-        """Was the store asked for its counter?"""
-        self.asking = False
+        """Was its store asked for its counter?"""
+        self.asked: set[str] = set()
+        """The stores that were, by name."""
+        self.asking: ClaimDesk | None = None
         self.asked_at = -inf
+        self.claims = 0
+        """Under way."""
+        self.elsewhere: Counters | None = None
+        """What another store than its own knows of it, where that may be of before it began again."""
 
-    def learn(self, fcnt_up: int, *, own: bool) -> None:
-        """The store has this counter. If another server counted it, that frame and some before it may still be on their
-        way to this one: our copies are to be told apart as repeats, not refused as old."""
-        last = fcnt_up if own else fcnt_up - 1 - BEHIND_MAX
-        if last >= 0 and (self.heard.fcnt_up is None or last > self.heard.fcnt_up):
-            self.heard.fcnt_up = last
+    def learn(self, counters: Counters | None, server: str, *, home: bool) -> None:
+        """A store has these counters: its own (``home``), or another in which the device was counted once.
+
+        The highest of all is right; but of one that may begin again its own store is right, if that knows anything."""
+        if counters is not None:
+            self.fcnt_down = max(self.fcnt_down, counters.fcnt_down)
+        if not home and self.entry.device.relaxed:
+            self.elsewhere = counters
+            return
+        counters = self.elsewhere if counters is None else counters
+        if counters is not None and (last := expected(counters, server)) >= 0:
+            self.heard.fcnt_up = max(last, self.heard.fcnt_up or 0)
+
+    def begin_again(self, counters: Counters) -> None:
+        """It began again, and only another server heard that."""
+        self.heard = Heard()
+        self.fcnt_down = counters.fcnt_down
+
+
+def expected(counters: Counters, server: str) -> int:
+    """The counter that ours have to be above. If another server counted the last frame, that and some before it may
+    still be on their way to this one: our copies are to be told apart as repeats, not refused as old."""
+    return counters.fcnt_up if counters.server == server else counters.fcnt_up - 1 - BEHIND_MAX
 
 
 class Sessions:
@@ -75,20 +101,29 @@ class Sessions:
 class Item:
     """A reception on its way."""
 
-    __slots__ = ("at", "claim", "claimed", "judged", "reception", "record", "session")
+    __slots__ = ("at", "claim", "claimed", "decided", "desk", "done", "judged", "reception", "record", "session",
+                 "ticks_ms")  # fmt: skip
 
-    def __init__(self, reception: Reception) -> None:
+    def __init__(self, reception: Reception, ticks_ms: int) -> None:
         self.reception = reception
         self.at = perf_counter()
+        self.ticks_ms = ticks_ms
+        """When it came, by a clock that nobody sets."""
         self.session: Session | None = None
         self.judged: Judged | None = None
+        self.desk: ClaimDesk | None = None
+        """Where it was claimed: the device may belong elsewhere by now."""
         self.claim: Claim | None = None
         self.claimed: Claimed | None = None
         self.record: bytes | None = None
         """What goes upstream if the claim is won."""
+        self.decided = False
+        """It is in the books."""
+        self.done = False
 
     @property
-    def owes(self) -> Claim | None:
-        """The claim whose body the store keeps, or may keep, until it is told that this was stored."""
-        kept = self.claim is not None and self.claim.body and (self.claimed is None or self.claimed.won)
-        return self.claim if kept else None
+    def owes(self) -> int:
+        """The number under which the store keeps its body, or may keep it, until it is told that it was stored."""
+        if self.claim is None or (self.claimed is not None and not self.claimed.won):
+            return 0
+        return self.claim.number

@@ -38,16 +38,20 @@ class Upstream:
         lost: Callable[[Any], None],
         *,
         batch_max: int = 512,
+        queued_max: int | None = None,
     ) -> None:
         self.problem: str | None = None
         """Why nothing can be stored; None: it can."""
         self.unstored = 0
         """Records that were given up at the end."""
+        self.refused = 0
+        """Records that were not taken, for too many were queued."""
         self.topic = topic
         self._producer = producer
         self._stored = stored
         self._lost = lost
         self._batch_max = batch_max
+        self._queued_max = queued_max
         self._began = topic.log.end
         self._next = topic.last_sequence_id(producer) + 1
         self._queue: deque[tuple[bytes | None, Any]] = deque()
@@ -59,7 +63,10 @@ class Upstream:
     def put(self, record: bytes | None, item: Any = None) -> None:
         """Store a record; then ``stored`` is called with the item, or ``lost`` if it had to be given up at the end.
 
-        None: there is nothing to store, only to wait for all before it."""
+        None: there is nothing to store, only to wait for all before it. Beyond ``queued_max`` nothing is taken."""
+        if self._queued_max is not None and len(self._queue) >= self._queued_max:
+            self.refused += 1
+            return
         self._queue.append((record, item))
         if self._worker is None:
             self._worker = self._loop.create_task(self._work())
@@ -76,8 +83,10 @@ class Upstream:
             await asyncio.wait([self._worker])
         self._pool.shutdown(wait=False)
 
-    def tail(self, since_ms: int) -> Iterator[Record]:
-        """The messages that earlier runs have stored since, oldest first. Blocks."""
+    def tail(self, since_ms: int, least: int = 0) -> Iterator[Record]:
+        """The messages that earlier runs have stored since, and some before; at least so many of the last records.
+
+        Oldest first. Blocks."""
         records = self.topic.log
         start = self._began
         if records.start >= start:  # all of it is gone by retention
@@ -85,9 +94,9 @@ class Upstream:
         while start > records.start:
             start = max(records.start, start - TAIL_STEP)
             first = next(iter(records.read(start, start + 1)))
-            if first.time_ms < since_ms:
+            if first.time_ms < since_ms and self._began - start >= least:
                 break
-        yield from (r for r in records.read(start, self._began) if r.kind == MESSAGE_KIND and r.time_ms >= since_ms)
+        yield from (record for record in records.read(start, self._began) if record.kind == MESSAGE_KIND)
 
     async def _work(self) -> None:
         try:
@@ -103,9 +112,17 @@ class Upstream:
                     tell = self._lost
                 for _, item in batch:
                     if item is not None:
-                        tell(item)
+                        self._tell(tell, item)
         finally:
             self._worker = None
+
+    @staticmethod
+    def _tell(tell: Callable[[Any], None], item: Any) -> None:
+        """Whatever becomes of one, the others are told, too."""
+        try:
+            tell(item)
+        except Exception as error:
+            log.error("upstream: unexpected: %s: %s", type(error).__name__, error)
 
     async def _store(self, records: list[bytes]) -> bool:
         messages = list(zip(range(self._next, self._next + len(records)), records, strict=True))

@@ -26,6 +26,8 @@ class Ack(NamedTuple):
     """DevEUI in hex."""
     uplink: int
     """The 16-bit counter of the uplink that it answers."""
+    mic: int
+    """The integrity code of that uplink: a device that begins again uses its counters again, but not for the same."""
     counter: int
     """Its own, 32 bit."""
     station: str
@@ -71,9 +73,9 @@ class Ring:
         raise BadInput(f"the integrity code of a down frame to {down.dev_addr:08x} is wrong: {pdu.hex()}")
 
 
-def doubled(acks: Iterable[Ack]) -> Mapping[tuple[str, int], set[str]]:
-    """The uplinks that more than one server acknowledged; there must be none."""
-    by: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+def doubled(acks: Iterable[Ack]) -> Mapping[tuple[str, int, int], set[str]]:
+    """The uplinks (device, counter, integrity code) that more than one server acknowledged; there must be none."""
+    by: defaultdict[tuple[str, int, int], set[str]] = defaultdict(set)
     for ack in acks:
-        by[ack.device, ack.uplink].add(ack.server)
+        by[ack.device, ack.uplink, ack.mic].add(ack.server)
     return {uplink: servers for uplink, servers in by.items() if len(servers) > 1}

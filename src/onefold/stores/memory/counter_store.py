@@ -26,7 +26,7 @@ class MemoryCounters:
         # Who has an end, by when it may be due: each device stands there once, however often its end is moved.
         self._due: list[tuple[int, str]] = []
         self._queued: set[str] = set()
-        self._bodies: dict[str, dict[tuple[str, int], str]] = {}  # by server
+        self._outboxes: dict[str, dict[int, Unfinished]] = {}  # by server, by number
         self._lock = Lock()
         self._open = True
 
@@ -37,14 +37,14 @@ class MemoryCounters:
             now_ms = self._clock_ms()
             self._purge(now_ms)
             for done in finished:
-                self._bodies.get(done.server, {}).pop((done.device, done.fcnt_up), None)
+                self._outboxes.get(done.server, {}).pop(done.number, None)
             return [self._claim(claim, now_ms) for claim in claims]
 
     def unfinished(self, server: str) -> list[Unfinished]:
         """What this server won and has not finished."""
         with self._lock:
             self._check_open()
-            return sorted(Unfinished(*name, body) for name, body in self._bodies.get(server, {}).items())
+            return sorted(self._outboxes.get(server, {}).values())
 
     def known(self, device: str) -> Counters | None:
         """What is kept of a device."""
@@ -72,7 +72,8 @@ class MemoryCounters:
             until = now_ms + claim.keep_ms if claim.keep_ms else None
             self._kept[claim.device] = counters, until
             if claim.body:
-                self._bodies.setdefault(claim.server, {})[claim.device, claim.fcnt_up] = claim.body
+                message = Unfinished(claim.number, claim.device, claim.fcnt_up, claim.body)
+                self._outboxes.setdefault(claim.server, {})[claim.number] = message
             if until is not None and claim.device not in self._queued:
                 self._queued.add(claim.device)
                 heappush(self._due, (until, claim.device))

@@ -1,21 +1,24 @@
 -- A batch of claims, judged in order, in one step that nothing can come between. Before it, what is finished goes.
 --
 -- KEYS     the device of each claim, then the outbox of each server that is named in ARGV[1]
--- ARGV[1]  JSON [claims, servers]. A claim is [device, server, fcnt_up, fcnt_down, wants_down, restarted, keep_ms, body];
---          keep_ms 0 is for ever. A server is [its name, and the fields of its outbox that are finished].
+-- ARGV[1]  JSON [claims, servers]. A claim is [device, server, fcnt_up, fcnt_down, wants_down, restarted_after or null,
+--          keep_ms, body, number]; keep_ms 0 is for ever, the number is a string. A server is [its name, and the numbers
+--          of those of its claims that are finished].
 -- returns  JSON, for each claim [won, the owner now, its fcnt_up, the fcnt_down to use (0: none), the owner before if it
 --          was another (else null)]
 --
 -- A device is one string, "fcnt_up fcnt_down server". A lost claim writes nothing; a won one writes the string anew, with
 -- its own end, so one entry for each device is all there ever is.
 --
--- An outbox is one hash: "device fcnt_up" and the body that its server is to store upstream. A won claim puts it there,
--- unless the body is empty. A hash has no end, so a body outlives an entry that has one.
+-- An outbox is one hash: the number of a claim, and JSON [device, fcnt_up, the body that its server is to store
+-- upstream]. A won claim puts it there, unless the body is empty. A hash has no end, so a body outlives an entry that has
+-- one.
 --
 -- The rule is `decide` in engines/lorawan/server.py, and a property test holds the two equal. Lua counts in doubles,
 -- exact up to 2^53, and writes 14 digits into JSON; counters have 32 bits, which is 10 digits.
 
 local FIRST_MESSAGE_MAX = 1  -- as in engines/lorawan/validation.py
+local LATE_MAX = 1000  -- as in engines/lorawan/server.py
 local claims, servers = unpack(cjson.decode(ARGV[1]))
 
 local outboxes = {}
@@ -30,7 +33,7 @@ end
 local answers = {}
 for i, claim in ipairs(claims) do
     local key = KEYS[i]
-    local device, server, up, down, wants_down, restarted, keep_ms, body = unpack(claim)
+    local device, server, up, down, wants_down, after, keep_ms, body, number = unpack(claim)
 
     local known_up, known_down, owner
     local known = redis.call('GET', key)
@@ -42,7 +45,8 @@ for i, claim in ipairs(claims) do
         known_up, known_down = tonumber(known_up), tonumber(known_down)
     end
     local previous = owner and owner ~= server and owner or cjson.null
-    if known_up and restarted and up < known_up and known_up > FIRST_MESSAGE_MAX then
+    if known_up and after ~= cjson.null and up < known_up and (owner == server
+        or (known_up > FIRST_MESSAGE_MAX and (known_up >= after or known_up - up > LATE_MAX))) then
         known_up, known_down = nil, nil
     end
 
@@ -60,7 +64,7 @@ for i, claim in ipairs(claims) do
             redis.call('SET', key, value, 'PX', string.format('%.0f', keep_ms))
         end
         if body ~= '' then
-            redis.call('HSET', outboxes[server], device .. string.format(' %.0f', up), body)
+            redis.call('HSET', outboxes[server], number, cjson.encode({device, up, body}))
         end
         answers[i] = {true, server, up, wants_down and down or 0, previous}
     end

@@ -99,13 +99,14 @@ class RedisCounters:
         """What this server won and has not finished."""
         outbox = self._outbox(server)
         with self._asking():
-            bodies = cast(dict[bytes, bytes], self._client.hgetall(outbox))
+            messages = cast(dict[bytes, bytes], self._client.hgetall(outbox))
         found = []
-        for field, body in bodies.items():
-            device, _, fcnt_up = field.decode(errors="replace").rpartition(" ")
-            if not fcnt_up.isdecimal():
-                raise StoreFailed(f"{self.url}: {outbox} holds something else than messages", server=server)
-            found.append(Unfinished(device, int(fcnt_up), body.decode()))
+        try:
+            for number, message in messages.items():
+                device, fcnt_up, body = json.loads(message)
+                found.append(Unfinished(int(number), device, fcnt_up, body))
+        except (TypeError, ValueError):
+            raise StoreFailed(f"{self.url}: {outbox} holds something else than messages", server=server) from None
         return sorted(found)
 
     def known(self, device: str) -> Counters | None:
@@ -138,11 +139,12 @@ class RedisCounters:
 
     def _call(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
         servers = {claim.server: [claim.server] for claim in claims if claim.body}
-        for server, device, fcnt_up in finished:
-            servers.setdefault(server, [server]).append(f"{device} {fcnt_up}")
+        for server, number in finished:
+            servers.setdefault(server, [server]).append(str(number))
         keys = [self._prefix + claim.device for claim in claims] + [self._outbox(server) for server in servers]
         # JSON: as twelve words and numbers a claim takes redis-py 28 microseconds of our time, so it takes 7.
-        words: list[str | int] = [len(keys), *keys, json.dumps([claims, list(servers.values())])]
+        asked = [(*claim[:-1], str(claim.number)) for claim in claims]
+        words: list[str | int] = [len(keys), *keys, json.dumps([asked, list(servers.values())])]
         try:
             answers = self._send("evalsha", self._sha, *words)
         except redis.exceptions.NoScriptError:  # nothing was done; EVAL also leaves the script there for the next

@@ -33,10 +33,11 @@ SCHEMA = (
     """
     create table if not exists lorawan_unfinished (
         server text,
-        device text,
-        fcnt_up integer,
+        number integer,
+        device text not null,
+        fcnt_up integer not null,
         body text not null,
-        primary key (server, device, fcnt_up)
+        primary key (server, number)
     ) without rowid
     """,
 )
@@ -45,9 +46,9 @@ _FIND = """
     where device = ? and (until_ms is null or until_ms > ?)
 """
 _KEEP = "insert or replace into lorawan_counters (device, fcnt_up, fcnt_down, server, until_ms) values (?, ?, ?, ?, ?)"
-_PUT = "insert or replace into lorawan_unfinished (server, device, fcnt_up, body) values (?, ?, ?, ?)"
-_FINISH = "delete from lorawan_unfinished where server = ? and device = ? and fcnt_up = ?"
-_UNFINISHED = "select device, fcnt_up, body from lorawan_unfinished where server = ? order by device, fcnt_up"
+_PUT = "insert or replace into lorawan_unfinished (server, number, device, fcnt_up, body) values (?, ?, ?, ?, ?)"
+_FINISH = "delete from lorawan_unfinished where server = ? and number = ?"
+_UNFINISHED = "select number, device, fcnt_up, body from lorawan_unfinished where server = ? order by number"
 _PURGE = "delete from lorawan_counters where until_ms <= ?"
 
 
@@ -114,7 +115,7 @@ def _claim(db: sqlite3.Connection, claim: Claim, now_ms: int) -> Claimed:
         until_ms = now_ms + claim.keep_ms if claim.keep_ms else None
         db.execute(_KEEP, [claim.device, *counters, until_ms])
         if claim.body:
-            db.execute(_PUT, [claim.server, claim.device, claim.fcnt_up, claim.body])
+            db.execute(_PUT, [claim.server, claim.number, claim.device, claim.fcnt_up, claim.body])
     return claimed
 
 
