@@ -17,7 +17,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onefold.engines.lorawan.server import LATE_MAX, Claim, Claimed, Counters, Finished, Unfinished, decide
+from onefold.engines.lorawan.server import LATE_MAX, Claim, Claimed, Counters, Finished, Unfinished, decide, won_before
 from onefold.errors import Misuse
 from onefold.ports import CounterStore
 from onefold.stores.memory.counter_store import MemoryCounters
@@ -343,6 +343,18 @@ def test_the_same_claim_made_again_keeps_one_message(store):
     assert store.unfinished("a") == []
 
 
+@pytest.mark.parametrize("then", ["a", "b"])
+def test_a_claim_that_was_won_is_won_when_it_is_made_again_though_a_later_frame_was_counted_since(store, then):
+    made = claim("a", 7, body="seven", wants_down=True)
+    assert won(store, made, claim(then, 8)) == [True, True]  # the answer to the first is lost
+    assert store.claim([made]) == [Claimed(True, then, 8, 0, None)]
+    assert store.known("d") == Counters(8, 1, then)
+    other = made._replace(fcnt_up=6)
+    assert won(store, made._replace(number=made.number + 1), made._replace(body=""), other) == [False, False, False]
+    store.claim([], done(made))
+    assert won(store, made) == [False]  # it is upstream
+
+
 def test_the_numbers_of_servers_are_their_own(store):
     seven, eight = claim("a", 7, body="of a", number=1), claim("b", 8, body="of b", number=1)
     store.claim([seven, eight])
@@ -465,7 +477,8 @@ def test_every_answer_is_that_of_decide_over_a_dict(name, history, tmp_path, red
             outbox = {one: kept for one, kept in outbox.items() if one not in finished}
             for asked in step:
                 counters, claimed = decide(model[asked.device][0] if asked.device in model else None, asked)
-                expected.append(claimed)
+                kept = outbox.get(Finished(asked.server, asked.number))
+                expected.append(claimed if claimed.won else claimed._replace(won=won_before(kept, asked)))
                 if claimed.won:
                     model[asked.device] = counters, now + asked.keep_ms if asked.keep_ms else 1 << 62
                     if asked.body:

@@ -97,8 +97,17 @@ class Unfinished(NamedTuple):
     body: str
 
 
+def won_before(kept: Unfinished | None, claim: Claim) -> bool:
+    """Is ``kept``, what the outbox has under the claim's number, the message of this very claim?
+
+    Then it was won, its answer was lost, and it is made again. It is still won, also where a later frame was counted
+    since, or its message would wait in the outbox for a server that thinks it lost. Only a downlink is not given twice.
+    """
+    return kept is not None and bool(claim.body) and (kept.device, kept.fcnt_up) == (claim.device, claim.fcnt_up)
+
+
 def decide(known: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
-    """What is known after a claim, and what became of it.
+    """What is known after a claim, and what became of it. A store says "won" to a lost one that was `won_before`.
 
     >>> known, a = decide(None, Claim("d", "a", 7, wants_down=True))
     >>> known, b = decide(known, Claim("d", "b", 7, wants_down=True))

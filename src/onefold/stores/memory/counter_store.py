@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from threading import Lock
 
-from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished, decide
+from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished, decide, won_before
 from onefold.errors import Misuse
 
 
@@ -68,15 +68,17 @@ class MemoryCounters:
 
     def _claim(self, claim: Claim, now_ms: int) -> Claimed:
         counters, claimed = decide(self._find(claim.device, now_ms), claim)
-        if claimed.won:
-            until = now_ms + claim.keep_ms if claim.keep_ms else None
-            self._kept[claim.device] = counters, until
-            if claim.body:
-                message = Unfinished(claim.number, claim.device, claim.fcnt_up, claim.body)
-                self._outboxes.setdefault(claim.server, {})[claim.number] = message
-            if until is not None and claim.device not in self._queued:
-                self._queued.add(claim.device)
-                heappush(self._due, (until, claim.device))
+        if not claimed.won:
+            kept = self._outboxes.get(claim.server, {}).get(claim.number)
+            return claimed._replace(won=won_before(kept, claim))
+        until = now_ms + claim.keep_ms if claim.keep_ms else None
+        self._kept[claim.device] = counters, until
+        if claim.body:
+            message = Unfinished(claim.number, claim.device, claim.fcnt_up, claim.body)
+            self._outboxes.setdefault(claim.server, {})[claim.number] = message
+        if until is not None and claim.device not in self._queued:
+            self._queued.add(claim.device)
+            heappush(self._due, (until, claim.device))
         return claimed
 
     def _find(self, device: str, now_ms: int) -> Counters | None:

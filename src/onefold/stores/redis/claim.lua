@@ -12,7 +12,8 @@
 --
 -- An outbox is one hash: the number of a claim, and JSON [device, fcnt_up, the body that its server is to store
 -- upstream]. A won claim puts it there, unless the body is empty. A hash has no end, so a body outlives an entry that has
--- one.
+-- one. A claim that is there already was won: its answer was lost, and it is made again. It is told so, also where a later
+-- frame was counted since.
 --
 -- The rule is `decide` in engines/lorawan/server.py, and a property test holds the two equal. Lua counts in doubles,
 -- exact up to 2^53, and writes 14 digits into JSON; counters have 32 bits, which is 10 digits.
@@ -51,7 +52,10 @@ for i, claim in ipairs(claims) do
     end
 
     if known_up and (up < known_up or (up == known_up and server ~= owner)) then
-        answers[i] = {false, owner, known_up, 0, cjson.null}
+        local kept = body ~= '' and redis.call('HGET', outboxes[server], number)
+        local message = kept and cjson.decode(kept)
+        local was_won = message and message[1] == device and message[2] == up or false
+        answers[i] = {was_won, owner, known_up, 0, cjson.null}
     else
         down = math.max(down, known_down or 0)
         if wants_down then

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from threading import Lock
 
-from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished, decide
+from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished, decide, won_before
 from onefold.errors import Misuse
 from onefold.stores.sqlite.database import BUSY_S, Database
 
@@ -49,6 +49,7 @@ _KEEP = "insert or replace into lorawan_counters (device, fcnt_up, fcnt_down, se
 _PUT = "insert or replace into lorawan_unfinished (server, number, device, fcnt_up, body) values (?, ?, ?, ?, ?)"
 _FINISH = "delete from lorawan_unfinished where server = ? and number = ?"
 _UNFINISHED = "select number, device, fcnt_up, body from lorawan_unfinished where server = ? order by number"
+_KEPT = "select number, device, fcnt_up, body from lorawan_unfinished where server = ? and number = ?"
 _PURGE = "delete from lorawan_counters where until_ms <= ?"
 
 
@@ -111,11 +112,13 @@ class SqliteCounters:
 
 def _claim(db: sqlite3.Connection, claim: Claim, now_ms: int) -> Claimed:
     counters, claimed = decide(_find(db, claim.device, now_ms), claim)
-    if claimed.won:
-        until_ms = now_ms + claim.keep_ms if claim.keep_ms else None
-        db.execute(_KEEP, [claim.device, *counters, until_ms])
-        if claim.body:
-            db.execute(_PUT, [claim.server, claim.number, claim.device, claim.fcnt_up, claim.body])
+    if not claimed.won:
+        row = db.execute(_KEPT, [claim.server, claim.number]).fetchone() if claim.body else None
+        return claimed._replace(won=won_before(Unfinished(*row) if row else None, claim))
+    until_ms = now_ms + claim.keep_ms if claim.keep_ms else None
+    db.execute(_KEEP, [claim.device, *counters, until_ms])
+    if claim.body:
+        db.execute(_PUT, [claim.server, claim.number, claim.device, claim.fcnt_up, claim.body])
     return claimed
 
 
