@@ -162,6 +162,19 @@ def test_late_rows_are_compared_with_the_window_that_is_remembered():
     assert judged((0, 114, 7), (0, 115, 7)) == ["late", "new_frame"]  # 115: the expiry after the one that was given up
 
 
+def test_a_late_row_echoes_only_what_its_own_station_heard():
+    bank = FrameBank(Windows(echo_ms=50))
+
+    def judged(station, time):
+        frame, time, join, station = columns_of([(0, time, station)], ())
+        return reasons(bank.judge(Receptions(frame, frame, station, time, join != 0)))
+
+    assert judged(7, 100_000) == ["new_frame"]
+    assert judged(8, 70_000) == ["other_station"]  # the window begins with it now
+    assert judged(7, 70_010) == ["resubmitted"]
+    assert judged(7, 99_960) == ["echoed"]
+
+
 def test_a_full_bank_is_unsure_of_new_frames_and_remembers_none_of_them():
     bank = FrameBank(Windows(), frames_max=2)
     frame, time, join, station = columns_of([(1, 0, 1), (2, 0, 1), (3, 0, 1), (3, 1, 2)], ())

@@ -28,7 +28,7 @@ def found(*, rejected=0, suspects=0, lost=3):
     return {
         "tally": tally.to_dict(), "engine": "lorawan", "rows": 700, "receptions": 600, "not_receptions": 100,
         "uplinks": 600, "devices": 1, "gateways": 3, "joins": 0, "joining_devices": 0, "shared_uplinks": 300,
-        "doubled_uplinks": 600, "lost": lost, "loss_share": 0.005,
+        "doubled_uplinks": 600, "foreign_uplinks": 0, "foreign_devices": 0, "lost": lost, "loss_share": 0.005,
         "losses": {"lost": lost, "gaps": 2, "resets": 1, "roll_overs": 0, "suspects": suspects, "shown": [device]},
         "suspects": {"count": suspects, "why": {"frame_again": suspects}, "shown": [SUSPECT] if suspects else []},
         "gateways_shown": [GATEWAY, TIMED],
@@ -51,6 +51,24 @@ def test_the_figures_that_are_asked_for_first_come_first():
         "300 heard by more than one gateway, 600 in which one gateway appears more than once",
         "3 lost by their counters (0.5 %), in 2 gaps; 1 resets and 0 roll-overs are no losses",
     ]
+
+
+def test_strangers_are_told_apart():
+    told = {**found(), "foreign_uplinks": 1_234, "foreign_devices": 5}
+    assert lines(lorawan_text.summary(told))[4].startswith("1,234 uplinks are of 5 devices that are not ours: ")
+
+
+def test_what_comes_from_the_data_cannot_act_on_the_terminal():
+    bad = "\x1b[2J\x1b]0;owned\x07[red]x[/red]\nnew line\u202e\x9b\\"
+    told = found(suspects=1)
+    told["losses"]["shown"][0]["device"] = bad
+    told["suspects"]["shown"] = [{**SUSPECT, "device": bad, "why": bad}]
+    told["gateways_shown"] = [{**GATEWAY, "station": bad}]
+    for part in (lorawan_text.devices, lorawan_text.suspects, lorawan_text.gateways):
+        said = lines(part(told))
+        assert "?[2J?]0;owned" in said[1]
+        assert all(sign.isprintable() for line in said for sign in line)
+    assert lines(lorawan_text.devices(told))[1].startswith("?[2J?]0;owned?[red]x[/red]?new line??\\ ")
 
 
 def test_gateways_are_a_line_each_and_foreign_names_are_only_text():

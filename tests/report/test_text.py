@@ -44,6 +44,16 @@ def test_missing_ranges_are_shown_as_text_whatever_the_keys_hold():
     ]
 
 
+def test_foreign_text_is_one_short_line_without_orders_to_the_terminal():
+    assert text.foreign("[b]a\x1b[31m\n\t\x7f\u2028").plain == "[b]a?[31m????"
+    assert text.foreign("é [x] 日", 8).plain == "é [x] 日"
+    assert text.foreign("x" * 100, 10).plain == "xxxxxxx..."
+    assert text.foreign(None).plain == "None"
+    row = {"c\x1b": "\x1b[2J", "lower_timestamp": "\n", "upper_timestamp": "\x07"}
+    run = {"missing_ranges": 1, "missing_ranges_shown": [row]}
+    assert shown(text.ranges(run)) == ["c?    missing after  up to", "?[2J  ?              ?"]
+
+
 def test_books_that_do_not_balance_say_so_loudly():
     assert "THE BOOKS DO NOT BALANCE: 7 in != 4 first" in str(text.banner(Tally(7, dict(BOOKS))))
 

@@ -52,12 +52,17 @@ def found(spark, tmp_path_factory):
         *day("old", [900, 901, 902, 903, 904]),
         *heard("old", 50, 1_850_000, Z, frame="from before"),
         *day("forged", [30, 31, 9_000, 32, 33]),
+        *day("late", [65_532, 65_534, 0, 65_533, 65_535, 1, 3, 2]),
+        *day("kept", [1_000, 1_001, 980, 981, 1_002]),
+        *day("very old", [2_000, 2_001, 5, 6, 2_002]),
+        *day("stranger", [7, 7_000, 9]),
         *day("anew", [5, 6, 7]),
         *[row for n in (5, 6, 7, 8) for row in heard("anew", n, 10_000_000 + 600_000 * n, Z, frame=f"other/{n}")],
     ]
     folder = tmp_path_factory.mktemp("report")
     table(spark, rows).write.parquet(str(folder / "rows"))
-    return report(spark, str(folder / "rows"), top=5, say=lambda text: None)
+    ours = {row[4] for row in rows} - {"stranger"}
+    return report(spark, str(folder / "rows"), top=5, devices=ours, say=lambda text: None)
 
 
 def test_uplinks_are_merged_with_all_who_heard_them_and_the_best(spark):
@@ -96,7 +101,7 @@ def test_gateways_are_told_by_overlap_first_arrival_delay_and_repeats(found):
 def test_losses_are_told_from_resets_and_roll_overs_and_the_worst_come_first(found):
     by_device = {row["device"]: row for row in found["losses"]["shown"]}
     assert list(by_device)[:4] == ["loses", "rolls", "anew", "restarts"]
-    assert (len(by_device), found["devices"]) == (5, 8)
+    assert (len(by_device), found["devices"]) == (5, 12)
     lost = by_device["loses"]
     assert (lost["lost"], lost["gaps"], lost["longest_gap"], lost["loss_share"]) == (4, 2, 2, 0.4444)
     assert (by_device["restarts"]["resets"], by_device["restarts"]["lost"]) == (1, 0)
@@ -104,13 +109,20 @@ def test_losses_are_told_from_resets_and_roll_overs_and_the_worst_come_first(fou
 
 
 def test_replays_are_suspected_and_cost_no_losses(found):
-    assert found["suspects"]["why"] == {"counter_fell_back": 1, "counter_jumped": 1, "frame_again": 1}
+    assert found["suspects"]["why"] == {"counter_fell_back": 3, "counter_jumped": 1, "frame_again": 1}
     assert [(row["device"], row["fcnt"]) for row in found["suspects"]["shown"]] == [
         ("forged", 9_000),
+        ("very old", 5),
+        ("very old", 6),
         ("old", 50),
         ("replayed", 101),
     ]
     assert (found["lost"], found["losses"]["gaps"]) == (5, 3)
+
+
+def test_what_strangers_lost_is_not_told(found):
+    assert (found["foreign_devices"], found["foreign_uplinks"]) == (1, 3)
+    assert found["loss_share"] == round(5 / (found["uplinks"] - 3 + 5), 4)
 
 
 def test_the_report_is_plain_and_its_books_balance(found):
@@ -125,31 +137,17 @@ def test_the_report_is_plain_and_its_books_balance(found):
 def test_what_another_window_would_have_caught_is_what_the_engine_says_with_it(spark, sliding):
     lags = [0, 90, 100, 250, 1_200, 1_900, 6_000, 15_999, 16_000, 61_000, 125_000, 700_000, 4_300_000]
     rows = [row for n in (1, 2) for lag in lags[n:] for row in heard("d", n, n * 10_000_000 + lag, A)]
-    windows = what_if(table(spark, rows), WINDOWS_MS, sliding=sliding)
-    for window, uplinks in windows.items():
+    others = heard("d", 1, 10_000_050, A, own=False)  # without a clock: only among all of them
+    receptions, found = what_if(table(spark, rows + others), WINDOWS_MS, sliding=sliding)
+    assert receptions == len(rows) + 1
+    for window, (every, uplinks) in zip(WINDOWS_MS, found, strict=True):
+        assert every >= uplinks
         stations = Stations(Sightings(expiry_ms=window, sliding=sliding))
         said = [stations.data(row[0].encode(), row[1], Strategy.NONE, row[2])[1] for row in rows]
         assert uplinks == said.count(NEW_FRAME)
 
 
-def test_every_row_is_in_the_books(spark, tmp_path):
-    events = files.stored("chirpstack 3")
-    status = {"devEUI": "d1", "margin": 4}
-    broken = {"devEUI": "d1", "fCnt": -1, "data": "", "rxInfo": [{"gatewayID": "ab"}]}
-    (tmp_path / "events.ndjson").write_text(files.lines([*events, status, broken]) + "no json\n")
-    found = report(spark, str(tmp_path / "events.ndjson"), strategy="drop", say=lambda text: None)
-    assert (found["rows"], found["not_receptions"], found["receptions"]) == (7, 1, 9)
-    assert found["sources"] == {"chirpstack": 8, "malformed": 1}
-    tally = found["tally"]
-    assert (tally["in"], tally["first"], tally["repeat"], tally["reject"], tally["balanced"]) == (9, 4, 3, 2, True)
-    assert found["statuses"] == {"duplicate": 3, "not_duplicate": 4, "rejected": 2}
-    assert (found["uplinks"], found["joins"], found["joining_devices"], found["lost"]) == (3, 1, 1, 1)
-
-
-@pytest.mark.parametrize(
-    ("lines", "said"), [("", "has no receptions: it is empty"), ('{"a": 1}\n', "1 rows, none of a shape that is known")]
-)
-def test_a_file_without_receptions_is_refused(spark, tmp_path, lines, said):
-    (tmp_path / "x.json").write_text(lines)
-    with pytest.raises(Misuse, match=said):
+def test_a_file_without_receptions_is_refused(spark, tmp_path):
+    (tmp_path / "x.json").write_text('{"a": 1}\n')
+    with pytest.raises(Misuse, match="1 rows, none of a shape that is known"):
         report(spark, str(tmp_path / "x.json"), say=lambda text: None)

@@ -1,5 +1,6 @@
 """``onefold lorawan report``: what stored receptions tell of devices, gateways and the window."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -24,8 +25,22 @@ def report(
         Literal["drop", "mark", "none"], typer.Option(help="What the devices want done with duplicates.")
     ] = "none",
     clock_off_ms: Annotated[
-        int, typer.Option(min=0, help="A gateway's clock further off than this is not believed.")
+        int,
+        typer.Option(
+            min=0,
+            help="A gateway's clock that is further ahead of the server's than this is not believed; nor is one that "
+            "is behind it by more than an hour (or this, if it is more): a gateway may keep what it hears so long.",
+        ),
     ] = 30_000,
+    devices: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="The registry of our devices: only their losses and suspects are told. A device that joins over the "
+            "air needs its current dev_addr there, where receptions name no DevEUI.",
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(min=0, help="How many devices, gateways and suspects to show.")] = 20,
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
     json: AsJson = False,
@@ -47,6 +62,7 @@ def report(
             strategy=strategy,
             clock_off_ms=clock_off_ms,
             top=top,
+            devices=None if devices is None else _names(devices),
             say=say,
         )
     findings = lorawan_text.findings(found)
@@ -56,3 +72,11 @@ def report(
     people.print(f"found: {', '.join(findings)}" if findings else "clean: nothing is lost, nothing is suspect")
     if findings:
         raise typer.Exit(1)
+
+
+def _names(path: Path) -> set[str]:
+    """What receptions may call the devices of a registry."""
+    from onefold.services.gateway.registry_files import read_registry
+
+    ours = [entry.device for entry in read_registry(path).by_eui.values()]
+    return {f"{one.dev_eui:016x}" for one in ours} | {f"{one.dev_addr:08x}" for one in ours if one.dev_addr is not None}

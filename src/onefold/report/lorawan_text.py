@@ -1,21 +1,22 @@
 """Receptions as an operator reads them on a terminal: the books, the losses, the gateways, the windows.
 
-Input is the plain document of ``onefold lorawan report --json``. Text from the data is escaped: a device may be called
-anything.
+Input is the plain document of ``onefold lorawan report --json``. Text from the data is shown by `text.foreign`: a
+device may be called anything.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from onefold.report import text
 from onefold.tally import Tally
 from onefold.verdict import Verdict
+
+Cells: TypeAlias = Sequence[str | Text]
 
 WHY: Final = {
     "frame_again": "the same frame came again after its window",
@@ -68,6 +69,11 @@ def summary(found: Mapping[str, Any]) -> Text:
         f"{n['lost']} lost by their counters ({_percent(found['loss_share'])}), in {losses['gaps']:,} gaps; "
         f"{losses['resets']:,} resets and {losses['roll_overs']:,} roll-overs are no losses",
     ]
+    if found["foreign_devices"]:
+        lines.append(
+            f"{n['foreign_uplinks']} uplinks are of {n['foreign_devices']} devices that are not ours: what they lost "
+            "is not counted, nor are they suspects"
+        )
     return Text("\n".join(lines))
 
 
@@ -77,9 +83,9 @@ def devices(found: Mapping[str, Any]) -> RenderableType:
     if not shown:
         return Text("none lost anything", style="green")
     names = ("device", "uplinks", "lost", "share", "gaps", "longest", "resets", "roll-overs", "suspects")
-    cells = [
+    cells: list[Cells] = [
         (
-            escape(str(row["device"])), *_whole(row, "uplinks", "lost"), _percent(row["loss_share"]),
+            text.foreign(row["device"]), *_whole(row, "uplinks", "lost"), _percent(row["loss_share"]),
             *_whole(row, "gaps", "longest_gap", "resets", "roll_overs", "suspects"),
         )
         for row in shown
@@ -123,10 +129,10 @@ def suspects(found: Mapping[str, Any]) -> RenderableType:
     about = found["suspects"]
     if not about["count"]:
         return Text("none", style="green")
-    cells = [
+    cells: list[Cells] = [
         (
-            escape(str(row["device"])), *_whole(row, "fcnt"), _time(row["first_ms"]),
-            *_whole(row, "receptions", "stations"), WHY.get(row["why"], row["why"]),
+            text.foreign(row["device"]), *_whole(row, "fcnt"), _time(row["first_ms"]),
+            *_whole(row, "receptions", "stations"), text.foreign(WHY.get(row["why"], row["why"])),
         )
         for row in about["shown"]
     ]  # fmt: skip
@@ -155,7 +161,7 @@ def _part(title: str, shown: RenderableType) -> tuple[RenderableType, ...]:
     return Text(), Text(title, style="bold"), shown
 
 
-def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def _table(names: Sequence[str], rows: Iterable[Cells]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for number, name in enumerate(names):
         left = number == 0 or name in ("time", "because")
@@ -177,9 +183,8 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def _station(row: Mapping[str, Any]) -> str:
-    name = str(row["station"])
-    return escape(name if len(name) <= NAME_MAX else name[: NAME_MAX - 3] + "...")
+def _station(row: Mapping[str, Any]) -> Text:
+    return text.foreign(row["station"], NAME_MAX)
 
 
 def _note(words: str) -> Text:

@@ -4,10 +4,9 @@ Input is the plain form of a run, as it stands in ``run.json``, so a report can 
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -26,7 +25,17 @@ RULES: Mapping[str, Mapping[Any, str]] = {
 """Of each engine, the rule behind every answer."""
 
 
+FOREIGN_MAX: Final = 80
+"""How many characters of a foreign text are shown."""
+
 LOWER, UPPER = ("lower_timestamp", "lower_sequence"), ("upper_timestamp", "upper_sequence")
+
+
+def foreign(value: object, most: int = FOREIGN_MAX) -> Text:
+    """A value from the data as nothing but text: no markup, no line breaks, nothing that a terminal obeys, not long."""
+    words = str(value)
+    words = words if len(words) <= most else words[: most - 3] + "..."
+    return Text("".join(sign if sign.isprintable() else "?" for sign in words))
 
 
 def books(tally: Tally, engine: str = "chains") -> Table:
@@ -39,7 +48,7 @@ def books(tally: Tally, engine: str = "chains") -> Table:
     for answer, count in tally:
         verdict = f"[{COLOURS[answer.verdict]}]{answer.verdict}[/]"
         share = f"{100 * count / max(1, tally.judged):.2f} %"
-        table.add_row(verdict, escape(answer.reason), f"{count:,}", share, rules.get(answer, ""))
+        table.add_row(verdict, foreign(answer.reason), f"{count:,}", share, rules.get(answer, ""))
     return table
 
 
@@ -59,11 +68,11 @@ def ranges(run: Mapping[str, Any]) -> RenderableType:
     keys = [name for name in shown[0] if name not in (*lower, *upper)]
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in (*keys, "missing after", "up to"):
-        table.add_column(escape(name), no_wrap=True)
+        table.add_column(foreign(name), no_wrap=True)
     for row in shown:
         after = "the beginning" if row[lower[0]] is None else "|".join(str(row[name]) for name in lower)
         upto = "|".join(str(row[name]) for name in upper)
-        table.add_row(*(escape(str(row[key])) for key in keys), after, upto)
+        table.add_row(*(foreign(row[key]) for key in keys), foreign(after), foreign(upto))
     more = run["missing_ranges"] - len(shown)
     return Group(table, Text(f"and {more:,} more", style="dim")) if more > 0 else table
 

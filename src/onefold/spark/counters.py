@@ -5,31 +5,37 @@ in the order of time, as *lines* that rise by one from frame to frame:
 
     roll_over   a counter of 16 bits goes from 65,535 to 0, one of 32 bits from 2^32 - 1: the line goes on. Which of the
                 two a device has is seen from its highest number
+    late        the number falls by 16 or less, well above zero or just over the edge: stations' clocks differ. The
+                frame takes its place in the line
+    excursion   at most 16 frames are elsewhere, behind the line or ahead of it, and then it goes on where it was (see
+                `counter_excursions`): a gateway that kept them, a replay, another device with the same address. Those
+                within the line take their place in it; all others are *strays*, and no part of any line
     reset       the number falls otherwise, or jumps by more than 16,384 (MAX_FCNT_GAP of LoRaWAN 1.0), or would have
                 rolled over with hundreds lost only to be heard again right behind the edge: the device was restarted or
                 joined again. A new line; what was lost around it cannot be known
-    late        the number falls by 16 or less, well above zero, or by any amount for one frame only: stations' clocks
-                differ, or somebody replays. No new line: the frame takes its place in the one that is there
 
 Within a line the frames are then compared with their neighbours by number, so a late one fills the gap it left.
 
-Cost: one shuffle of the uplinks by device, and three sorts of them.
+Cost: one shuffle of the uplinks by device, and a handful of sorts of them.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 
 from onefold.engines.lorawan.validation import GAP_MAX
 from onefold.spark.columns import milliseconds, quoted, whole
+from onefold.spark.counter_excursions import LATE_MAX, OFF, OWN, SMALL, apart, own_apart, with_excursions
 from onefold.spark.gaps import LOWER, UPPER
 from onefold.spark.reception_columns import ReceptionColumns
 
 PREVIOUS, STEP, LOST = "previous", "step", "lost"
-LATE_MAX: Final = 16
-"""How far a counter may fall and be taken for late: few devices send more frames than this while clocks are off."""
+AHEAD, TO_NEXT, NEXT_STEP = "ahead", "to_next", "next_step"
+
+BACKLOG_MAX: Final = 256
+"""How far out of order a frame may be, and still be one that a gateway kept until it could send it."""
 
 EDGE_LOST_MAX: Final = 256
 EDGE_SHARE: Final = 64
@@ -37,7 +43,6 @@ EDGE_SHARE: Final = 64
 edge: of true roll-overs with more than ``EDGE_LOST_MAX`` lost, one in 64 is taken for a reset."""
 
 _BITS_16, _BITS_32 = 1 << 16, 1 << 32
-_OWN: Final = "_onefold_"
 
 
 def counter_steps(
@@ -45,28 +50,28 @@ def counter_steps(
 ) -> DataFrame:
     """The uplinks with ``previous`` (the counter below), ``step`` and ``lost`` (how many are missing between the two).
 
-    ``step``: "next", "gap", "roll_over" (with a gap or without), "reset", "again" (the counter was there before); null
-    of a device's first frame, and where there is no counter. ``frame``: the columns that name a frame; one that was
-    there before is "again", whatever its number, and no part of a line.
+    ``step``: "next", "gap", "roll_over" (with a gap or without), "reset", "again" (the counter was there before),
+    "stray" (in no line; ``previous`` is then the line's counter before it in time); null of a device's first frame, and
+    where there is no counter. ``frame``: the columns that name a frame; one that was there before is "again", whatever
+    its number, and no part of a line.
+
+    And among its neighbours in time, of those that are in line: ``ahead`` (how far it is ahead of the one before it;
+    negative: behind), ``to_next`` (how far the one after it is ahead of it), both over the edge if that is shorter, and
+    ``next_step`` (the step of that one).
     """
     own = [F.col(quoted(name)) for name in device]
-    names = ", ".join(quoted(name) for name in device)
-    rows = uplinks.withColumns({_OWN + "t": milliseconds(uplinks, time), _OWN + "c": _counter(uplinks, fcnt)})
+    rows = uplinks.withColumns({OWN + "t": milliseconds(uplinks, time), OWN + "c": _counter(uplinks, fcnt)})
+    width = F.when(F.max(OWN + "c").over(Window.partitionBy(*own)) >= _BITS_16, _BITS_32).otherwise(_BITS_16)
+    rows = rows.withColumn(OWN + "m", width.cast("long"))
     seen = F.lit(False)
     if frame:
-        copies = Window.partitionBy(*own, *(F.col(quoted(name)) for name in frame)).orderBy(_OWN + "t", _OWN + "c")
-        rows = rows.withColumn(_OWN + "copy", F.row_number().over(copies))
-        seen = F.col(_OWN + "copy") > 1
-    rows = rows.withColumn(_OWN + "n", F.when(~seen, F.col(_OWN + "c")))
-    in_time = f"over (partition by {names} order by {_OWN}t, {_OWN}n)"
-    width = F.when(F.max(_OWN + "n").over(Window.partitionBy(*own)) >= _BITS_16, _BITS_32).otherwise(_BITS_16)
-    rows = rows.withColumns({
-        _OWN + "m": width,
-        _OWN + "before": F.expr(f"lag({_OWN}n) ignore nulls {in_time}"),
-        _OWN + "after": F.expr(f"lead({_OWN}n) ignore nulls {in_time}"),
-    })  # fmt: skip
-    steps = _placed(rows, own)
-    return steps.select(*(F.col(quoted(name)) for name in uplinks.columns), PREVIOUS, STEP, LOST)
+        copies = Window.partitionBy(*own, *(F.col(quoted(name)) for name in frame)).orderBy(OWN + "t", OWN + "c")
+        rows = rows.withColumn(OWN + "copy", F.row_number().over(copies))
+        seen = F.col(OWN + "copy") > 1
+    rows = rows.withColumn(OWN + "n", F.when(~seen, F.col(OWN + "c")))
+    steps = _among_neighbours(_placed(with_excursions(rows, own), own), device)
+    added = (PREVIOUS, STEP, LOST, AHEAD, TO_NEXT, NEXT_STEP)
+    return steps.select(*(F.col(quoted(name)) for name in uplinks.columns), *added)
 
 
 def _counter(uplinks: DataFrame, fcnt: str) -> Column:
@@ -74,38 +79,43 @@ def _counter(uplinks: DataFrame, fcnt: str) -> Column:
     return F.when(number.between(0, _BITS_32 - 1), number)
 
 
-def _apart(from_: str, to: str) -> Column:
-    """How far a counter is ahead of another one, or behind, whichever is shorter on its circle."""
-    size, half = F.col(_OWN + "m"), F.floor(F.col(_OWN + "m") / 2)
-    return F.pmod(F.col(_OWN + to) - F.col(_OWN + from_) + half, size) - half
-
-
 def _placed(rows: DataFrame, own: list[Column]) -> DataFrame:
     """Find the lines, give each frame its place in one, and compare it with the frame below."""
-    move, on = _apart("before", "n"), _apart("before", "after")
-    late = ((move >= -LATE_MAX) & (F.col(_OWN + "n") > LATE_MAX)) | F.coalesce(on.between(1, GAP_MAX), F.lit(False))
-    edge = (F.col(_OWN + "n") < F.col(_OWN + "before")) & (move - 1 > EDGE_LOST_MAX)
-    breaks = (move > GAP_MAX) | ((move < 0) & ~late) | (edge & (F.col(_OWN + "n") * EDGE_SHARE < move - 1))
-    by_time = Window.partitionBy(*own).orderBy(_OWN + "t", _OWN + "n")
-    rows = rows.withColumns({_OWN + "move": move, _OWN + "break": F.coalesce(breaks, F.lit(False))})
-    line = F.sum(F.col(_OWN + "break").cast("long")).over(by_time)
-    rows = rows.withColumn(_OWN + "line", F.when(F.col(_OWN + "n").isNotNull(), line))  # those without: a line apart
-    begins = F.col(_OWN + "break") | F.col(_OWN + "move").isNull()
-    in_line = Window.partitionBy(*own, _OWN + "line").orderBy(_OWN + "t", _OWN + "n")
-    place = F.sum(F.when(begins, F.col(_OWN + "n")).otherwise(F.col(_OWN + "move"))).over(in_line)
-    by_place = Window.partitionBy(*own, _OWN + "line").orderBy(_OWN + "place", _OWN + "t")
-    rows = rows.withColumn(_OWN + "place", F.when(F.col(_OWN + "n").isNotNull(), place))
-    rows = rows.withColumns(
-        {PREVIOUS: F.lag(_OWN + "n").over(by_place), _OWN + "low": F.lag(_OWN + "place").over(by_place)}
-    )
+    n, off, move = F.col(OWN + "n"), F.col(OWN + OFF), F.col(OWN + "move")
+    by_time = Window.partitionBy(*own, n.isNull()).orderBy(OWN + "t", OWN + "n")
+    in_line = F.last(F.when(~off, n), ignorenulls=True).over(by_time.rowsBetween(Window.unboundedPreceding, -1))
+    rows = rows.withColumn(OWN + "before", in_line)
+    rows = rows.withColumn(OWN + "move", own_apart("before", "n"))
+    late = F.col(OWN + SMALL) & (move >= -LATE_MAX)
+    edge = (n < F.col(OWN + "before")) & (move - 1 > EDGE_LOST_MAX) & (n * EDGE_SHARE < move - 1)
+    breaks = F.coalesce((move > GAP_MAX) | ((move < 0) & ~late) | edge, F.lit(False)) & ~off
+    rows = rows.withColumn(OWN + "break", breaks)
+    rows = rows.withColumn(OWN + "line", F.sum(F.col(OWN + "break").cast("long")).over(by_time))
+    of_line = Window.partitionBy(*own, n.isNull(), OWN + "line")
+    goes = F.when(off, 0).when(F.col(OWN + "break") | move.isNull(), n).otherwise(move)
+    place = F.sum(goes).over(of_line.orderBy(OWN + "t", OWN + "n")) + F.when(off, move).otherwise(0)
+    rows = rows.withColumn(OWN + "place", F.when(n.isNotNull(), place))
+    rows = rows.withColumn(OWN + "stray", off & ~_within(of_line))
+    by_place = Window.partitionBy(*own, n.isNull(), OWN + "line", OWN + "stray").orderBy(OWN + "place", OWN + "t")
+    below = F.when(F.col(OWN + "stray"), F.col(OWN + "before")).otherwise(F.lag(OWN + "n").over(by_place))
+    rows = rows.withColumns({PREVIOUS: F.when(n.isNotNull(), below), OWN + "low": F.lag(OWN + "place").over(by_place)})
     return rows.withColumns({STEP: _step(), LOST: _lost()})
 
 
+def _within(of_line: WindowSpec) -> Column:
+    """Whether a frame of an excursion has its place in the line: not below it, and not far ahead nor above it."""
+    place, move = F.col(OWN + "place"), F.col(OWN + "move")
+    true = F.when(~F.col(OWN + OFF), place)
+    early = (move <= BACKLOG_MAX) & (place < F.max(true).over(of_line))
+    return F.when(move > 0, early).otherwise(place >= F.min(true).over(of_line))
+
+
 def _step() -> Column:
-    place, low, size = F.col(_OWN + "place"), F.col(_OWN + "low"), F.col(_OWN + "m")
+    place, low, size = F.col(OWN + "place"), F.col(OWN + "low"), F.col(OWN + "m")
     return (
-        F.when(F.col(_OWN + "n").isNull(), F.when(F.col(_OWN + "c").isNotNull(), F.lit("again")))
-        .when(low.isNull(), F.when(F.col(_OWN + "line") > 0, F.lit("reset")))
+        F.when(F.col(OWN + "n").isNull(), F.when(F.col(OWN + "c").isNotNull(), F.lit("again")))
+        .when(F.col(OWN + "stray"), F.lit("stray"))
+        .when(low.isNull(), F.when(F.col(OWN + "line") > 0, F.lit("reset")))
         .when(place == low, F.lit("again"))
         .when(F.floor(place / size) > F.floor(low / size), F.lit("roll_over"))
         .when(place == low + 1, F.lit("next"))
@@ -114,7 +124,26 @@ def _step() -> Column:
 
 
 def _lost() -> Column:
-    return F.coalesce(F.greatest(F.col(_OWN + "place") - F.col(_OWN + "low") - 1, F.lit(0)), F.lit(0)).cast("long")
+    lost = F.when(~F.col(OWN + "stray"), F.col(OWN + "place") - F.col(OWN + "low") - 1)
+    return F.coalesce(F.greatest(lost, F.lit(0)), F.lit(0)).cast("long")
+
+
+def _among_neighbours(rows: DataFrame, device: Sequence[str]) -> DataFrame:
+    """How a frame stands to those before it and after it in time that are in line, also of those that are in none."""
+    in_line = F.col(OWN + "n").isNotNull() & ~F.coalesce(F.col(STEP).isin("again", "stray"), F.lit(False))
+    names = ", ".join(quoted(name) for name in device)
+    in_time = f"over (partition by {names} order by {OWN}t, {OWN}c)"
+    rows = rows.withColumn(OWN + "in_line", F.when(in_line, F.struct(F.col(OWN + "n").alias("n"), STEP)))
+    rows = rows.withColumns({
+        OWN + "last": F.expr(f"lag({OWN}in_line) ignore nulls {in_time}"),
+        OWN + "next": F.expr(f"lead({OWN}in_line) ignore nulls {in_time}"),
+    })  # fmt: skip
+    size, number = F.col(OWN + "m"), F.col(OWN + "c")
+    return rows.withColumns({
+        AHEAD: apart(F.col(f"{OWN}last.n"), number, size),
+        TO_NEXT: apart(number, F.col(f"{OWN}next.n"), size),
+        NEXT_STEP: F.col(f"{OWN}next.{STEP}"),
+    })  # fmt: skip
 
 
 def missing_counters(firsts: DataFrame, columns: ReceptionColumns | None = None) -> DataFrame:

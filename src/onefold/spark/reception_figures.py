@@ -3,13 +3,13 @@
 All of them are over receptions that were judged, with their ``window`` (see `uplinks.with_window`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from onefold.spark.counters import LATE_MAX, LOST, STEP, counter_steps
+from onefold.spark.counters import AHEAD, BACKLOG_MAX, LOST, NEXT_STEP, PREVIOUS, STEP, TO_NEXT, counter_steps
 from onefold.spark.uplinks import WINDOW, strength
 
 ECHO_MS: Final = 1_000
@@ -21,6 +21,7 @@ WINDOWS_MS: Final = (
 )  # fmt: skip
 
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+OURS: Final = "ours"
 _UPLINK: Final = ("frame", WINDOW)
 _SUSPECT: Final = "why"
 
@@ -41,9 +42,20 @@ def uplinks(rows: DataFrame) -> DataFrame:
     )
 
 
+def with_ours(found: DataFrame, devices: Collection[str] | None) -> DataFrame:
+    """The uplinks with ``ours``: whether the device is among these; None: all are."""
+    if devices is None:
+        return found.withColumn(OURS, F.lit(True))
+    names = found.sparkSession.createDataFrame(
+        [(name, True) for name in sorted(set(devices))], f"device string, {OURS} boolean"
+    )
+    found = found.join(F.broadcast(names), "device", "left")
+    return found.withColumn(OURS, F.coalesce(OURS, F.lit(False)))
+
+
 def totals(found: DataFrame) -> dict[str, Any]:
     """Of all uplinks."""
-    data, join = F.col("kind") == "data", F.col("kind") == "join"
+    data, join, foreign = F.col("kind") == "data", F.col("kind") == "join", ~F.col(OURS)
     row = found.agg(
         count(data).alias("uplinks"),
         F.count_distinct(F.when(data, F.col("device"))).alias("devices"),
@@ -51,6 +63,8 @@ def totals(found: DataFrame) -> dict[str, Any]:
         count(data & (F.col("receptions") > F.col("stations"))).alias("doubled_uplinks"),
         count(join).alias("joins"),
         F.count_distinct(F.when(join, F.col("device"))).alias("joining_devices"),
+        count(data & foreign).alias("foreign_uplinks"),
+        F.count_distinct(F.when(data & foreign, F.col("device"))).alias("foreign_devices"),
     ).head()
     assert row is not None
     return row.asDict()
@@ -124,49 +138,31 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def steps(found: DataFrame) -> DataFrame:
-    """The uplinks of every device with their counters' steps, and with what makes one a suspect of a replay."""
-    data = found.where((F.col("kind") == "data") & F.col("device").isNotNull() & F.col("fcnt").isNotNull())
-    rows = data.withColumn("_stray", _stray()).withColumn("_counted", F.when(~F.col("_stray"), F.col("fcnt")))
-    rows = counter_steps(rows, ["device"], "_counted", "order_ms", frame=["frame"])
-    in_line = ~F.col("_stray") & (F.col(STEP).isNull() | (F.col(STEP) != "again"))
-    in_time = f"over (partition by device order by order_ms, `{WINDOW}`, fcnt)"
-    rows = rows.withColumn("_line", F.when(in_line, F.struct("fcnt", STEP)))
-    rows = rows.withColumns({
-        "_before": F.expr(f"lag(_line) ignore nulls {in_time}"),
-        "_after": F.expr(f"lead(_line) ignore nulls {in_time}"),
-    })  # fmt: skip
-    return rows.withColumn(_SUSPECT, _why()).drop("_line", "_before", "_after", "_stray", "_counted")
-
-
-def _stray() -> Column:
-    """Whether a frame is in no line: those before and after it go on with each other, and it is far ahead of both.
-
-    Or far behind, from before all that is stored. It is forged, replayed or of another device with the same address: a
-    MIC cannot be checked here. A frame that is merely late is left to `counter_steps`, which finds its place.
-    """
-    in_time = Window.partitionBy("device").orderBy("order_ms", WINDOW, "fcnt")
-    before, after = F.lag("fcnt").over(in_time), F.lead("fcnt").over(in_time)
-    lowest = F.min("fcnt").over(in_time.rowsBetween(Window.unboundedPreceding, -1))
-    fcnt = F.col("fcnt")
-    ahead, behind = fcnt - after > LATE_MAX, (fcnt < lowest) & (before - fcnt > LATE_MAX)
-    return F.coalesce((before < after) & (ahead | behind), F.lit(False))
+    """The uplinks of our devices with their counters' steps, and with what makes one a suspect of a replay."""
+    told = F.col("device").isNotNull() & F.col("fcnt").isNotNull()
+    data = found.where((F.col("kind") == "data") & F.col(OURS) & told)
+    rows = counter_steps(data, ["device"], "fcnt", "order_ms", frame=["frame"])
+    return rows.withColumn(_SUSPECT, _why()).drop(AHEAD, TO_NEXT, NEXT_STEP)
 
 
 def _why() -> Column:
     """Why an uplink may be a replay; null if nothing speaks for it.
 
     A device that began anew may well send what it sent before: a frame that fits between its neighbours is no suspect.
+    A frame that is in no line is forged, replayed or of another device with the same address: a MIC cannot be checked
+    here. One that is not far behind may just as well have been kept by a gateway.
     """
-    fcnt, before, after = F.col("fcnt"), F.col("_before.fcnt"), F.col("_after.fcnt")
-    anew = (F.col(f"_after.{STEP}") == "reset") & (fcnt < after)
-    fits = F.coalesce(((before < fcnt) & (fcnt < after)) | anew, F.lit(False))
+    anew = F.col(NEXT_STEP) == "reset"
+    fits = F.coalesce((F.col(TO_NEXT) > 0) & ((F.col(AHEAD) > 0) | anew), F.lit(False))
     again = (F.col(STEP) == "again") & ~fits
-    fell = F.col(STEP).isin("next", "gap") & (before - fcnt > LATE_MAX)
+    stray = F.col(STEP) == "stray"
+    fell = (F.col(STEP).isin("next", "gap") & (F.col(AHEAD) < -BACKLOG_MAX)) | (stray & (F.abs(AHEAD) > BACKLOG_MAX))
+    jumped = stray & (F.col("fcnt") > F.col(PREVIOUS))
     return (
         F.when(again & (F.col(WINDOW) > 1), F.lit("frame_again"))
         .when(again, F.lit("counter_again"))
-        .when(F.col("_stray") & (fcnt > before), F.lit("counter_jumped"))
-        .when(F.col("_stray") | fell, F.lit("counter_fell_back"))
+        .when(jumped, F.lit("counter_jumped"))
+        .when(fell, F.lit("counter_fell_back"))
     )
 
 
@@ -195,26 +191,54 @@ def suspects(stepped: DataFrame, top: int) -> dict[str, Any]:
     found = stepped.where(F.col(_SUSPECT).isNotNull())
     why = {row[_SUSPECT]: row["count"] for row in found.groupBy(_SUSPECT).count().collect()}
     names = ("device", "fcnt", "first_ms", "receptions", "stations", _SUSPECT)
-    shown = [row.asDict() for row in found.select(*names).orderBy("first_ms", "device", "fcnt").limit(top).collect()]
+    first = found.select(*names).orderBy("first_ms", "device", "fcnt").limit(top)
+    shown = [row.asDict() for row in first.collect()] if why else []
     return {"count": sum(why.values()), "why": dict(sorted(why.items())), "shown": shown}
 
 
-def what_if(rows: DataFrame, windows_ms: Sequence[int], *, sliding: bool) -> dict[int, int]:
-    """For each window how many uplinks these receptions would be: exact, by the times of each frame in order."""
-    if sliding:  # a frame's next uplink begins where nobody heard it for the length of the window
-        lag = F.col("time_ms") - F.lag("time_ms").over(Window.partitionBy("frame").orderBy("time_ms"))
-        lags = rows.select(lag.alias("lag"))
-        sums = [count(F.col("lag").isNull() | (F.col("lag") >= window)).alias(str(window)) for window in windows_ms]
-    else:
-        lags = rows.groupBy("frame").agg(F.array_sort(F.collect_list("time_ms")).alias("times"))
-        sums = [F.coalesce(F.sum(_windows(window)), F.lit(0)).alias(str(window)) for window in windows_ms]
-    row = lags.agg(*sums).head()
+def what_if(rows: DataFrame, windows_ms: Sequence[int], *, sliding: bool) -> tuple[int, list[tuple[int, int]]]:
+    """How many receptions there are, and for each window how many uplinks they would be: exact, by their times.
+
+    Of all of them, and of those with a clock of their own alone.
+    """
+    made = _sliding(rows, windows_ms) if sliding else _fixed(rows, windows_ms)
+    row = made.head()
     assert row is not None
-    return {window: row[str(window)] for window in windows_ms}
+    return row["n"], [(row[f"all_{window}"], row[f"own_{window}"]) for window in windows_ms]
 
 
-def _windows(window_ms: int) -> Column:
-    """How many windows of this length the sorted ``times`` fall into, each begun by the first one outside the last."""
+def _sliding(rows: DataFrame, windows_ms: Sequence[int]) -> DataFrame:
+    """A frame's next uplink begins where nobody heard it for the length of the window."""
+    each, by_clock = (Window.partitionBy("frame", *more).orderBy("time_ms") for more in ((), ("own_time",)))
+    lags = rows.select(
+        "own_time",
+        (F.col("time_ms") - F.lag("time_ms").over(each)).alias("all"),
+        (F.col("time_ms") - F.lag("time_ms").over(by_clock)).alias("own"),
+    )
+    sums = [
+        count(told & (F.col(name).isNull() | (F.col(name) >= window))).alias(f"{name}_{window}")
+        for name, told in (("all", F.lit(True)), ("own", F.col("own_time")))
+        for window in windows_ms
+    ]
+    return lags.agg(F.count(F.lit(1)).alias("n"), *sums)
+
+
+def _fixed(rows: DataFrame, windows_ms: Sequence[int]) -> DataFrame:
+    """A frame's next uplink begins where the window is over that the last one began."""
+    own = F.when(F.col("own_time"), F.col("time_ms"))
+    times = rows.groupBy("frame").agg(
+        F.array_sort(F.collect_list("time_ms")).alias("all"), F.array_sort(F.collect_list(own)).alias("own")
+    )
+    sums = [
+        F.coalesce(F.sum(_windows(name, window)), F.lit(0)).alias(f"{name}_{window}")
+        for name in ("all", "own")
+        for window in windows_ms
+    ]
+    return times.agg(F.coalesce(F.sum(F.size("all")), F.lit(0)).alias("n"), *sums)
+
+
+def _windows(times: str, window_ms: int) -> Column:
+    """How many windows of this length sorted times fall into, each begun by the first one outside the last."""
     start = F.struct(F.lit(-window_ms).cast("long").alias("since"), F.lit(0).cast("long").alias("n"))
 
     def add(state: Column, time: Column) -> Column:
@@ -222,4 +246,4 @@ def _windows(window_ms: int) -> Column:
         since = F.when(new, time).otherwise(state["since"])
         return F.struct(since.alias("since"), (state["n"] + new.cast("long")).alias("n"))
 
-    return F.aggregate("times", start, add, lambda state: state["n"])
+    return F.aggregate(times, start, add, lambda state: state["n"])

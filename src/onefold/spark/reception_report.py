@@ -7,7 +7,7 @@ Lists are cut at ``top``; what they are cut from is counted in full.
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from time import monotonic
 from typing import Any, Final, TypeAlias
 
@@ -45,9 +45,14 @@ def report(
     strategy: str = "none",
     clock_off_ms: int = CLOCK_OFF_MS,
     top: int = TOP,
+    devices: Collection[str] | None = None,
     say: Say = print,
 ) -> dict[str, Any]:
-    """All figures of the receptions at a path, ready for JSON."""
+    """All figures of the receptions at a path, ready for JSON.
+
+    ``devices``: those that are ours, as the receptions call them (DevEUI or DevAddr, in lower-case digits). Anybody's
+    frames are heard; what others lost, or whether they are replayed, is then not asked. None: all are ours.
+    """
     started = monotonic()
     judge = judge_receptions(expiry_ms=expiry_ms, sliding=sliding, strategy=strategy)
     if top < 0:
@@ -66,7 +71,7 @@ def report(
         books = _books(judged, read["receptions"])
         heard = judged.where(F.col(WINDOW).isNotNull())
         settings = {"expiry_ms": expiry_ms, "sliding": sliding, "strategy": strategy, "clock_off_ms": clock_off_ms}
-        found = _figures(heard, folder, top, settings, say)
+        found = _figures(heard, devices, folder, top, settings, say)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     place = path if "://" in path else Place(spark, path).shown
@@ -109,9 +114,16 @@ def _books(judged: DataFrame, came_in: int) -> dict[str, Any]:
     return {"engine": "lorawan", "tally": tally.to_dict(), "statuses": dict(sorted(statuses.items()))}
 
 
-def _figures(heard: DataFrame, folder: str, top: int, settings: dict[str, Any], say: Say) -> dict[str, Any]:
+def _figures(
+    heard: DataFrame,
+    devices: Collection[str] | None,
+    folder: str,
+    top: int,
+    settings: dict[str, Any],
+    say: Say,
+) -> dict[str, Any]:
     say("merging uplinks")
-    uplinks = _kept(figures.uplinks(heard), f"{folder}/uplinks")
+    uplinks = _kept(figures.with_ours(figures.uplinks(heard), devices), f"{folder}/uplinks")
     totals = figures.totals(uplinks)
     say("looking at counters")
     stepped = _kept(figures.steps(uplinks), f"{folder}/steps")
@@ -124,7 +136,7 @@ def _figures(heard: DataFrame, folder: str, top: int, settings: dict[str, Any], 
         **totals,
         "gateways": gateways,
         "lost": lost,
-        "loss_share": round(lost / max(1, totals["uplinks"] + lost), 4),
+        "loss_share": round(lost / max(1, totals["uplinks"] - totals["foreign_uplinks"] + lost), 4),
         "losses": losses,
         "suspects": suspects,
         "gateways_shown": shown,
@@ -134,12 +146,10 @@ def _figures(heard: DataFrame, folder: str, top: int, settings: dict[str, Any], 
 
 def _windows(heard: DataFrame, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """What other windows would have made of the data frames: all of them, and those with a clock of their own."""
-    data = heard.where(F.col("kind") == "data")
-    own = data.where(F.col("own_time"))
     lengths = sorted({*figures.WINDOWS_MS, settings["expiry_ms"]})
-    every, timed = (figures.what_if(rows, lengths, sliding=settings["sliding"]) for rows in (data, own))
-    receptions = data.count()
+    data = heard.where(F.col("kind") == "data")
+    receptions, counts = figures.what_if(data, lengths, sliding=settings["sliding"])
     return [
-        {"window_ms": n, "uplinks": every[n], "repeats": receptions - every[n], "uplinks_own_clock": timed[n]}
-        for n in lengths
+        {"window_ms": n, "uplinks": every, "repeats": receptions - every, "uplinks_own_clock": timed}
+        for n, (every, timed) in zip(lengths, counts, strict=True)
     ]

@@ -133,8 +133,8 @@ class FrameBank:
         hit = time > since - expiry
         codes[behind] = np.where(hit, np.int8(_OTHER_STATION), np.int8(_LATE))
         same = np.flatnonzero(hit & (receptions.station[behind] == station))
-        time, frame, since, own = time[same], frame[same], since[same], own[same]
-        near = (np.abs(time - since) < echo) | (np.abs(time - own) < echo)
+        time, frame, own = time[same], frame[same], own[same]
+        near = np.abs(time - own) < echo  # its own sighting: the window's beginning may be of another station by now
         near[1:] |= (frame[1:] == frame[:-1]) & (np.diff(time) < echo)
         codes[behind[same]] = np.where(near, np.int8(_ECHOED), np.int8(_RESUBMITTED))
         np.maximum.at(known.own, frame, time)
