@@ -6,7 +6,11 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
+from onefold.cli.pipeline import _format
+from onefold.settings.tables import Settings
 from onefold.spark.counters import missing_counters
+from onefold.spark.judging_lorawan import Lorawan
+from onefold.spark.reception_columns import ReceptionColumns
 from tests.commands import here
 from tests.receptions import ARROW, air, scalar, write
 
@@ -98,6 +102,37 @@ def test_a_stream_of_chirpstack_events_under_none_passes_as_it_came(tmp_path):
     assert pq.read_table(tmp_path / "batch" / "gaps").to_pylist() == [
         {"device": "00000000000000d1", "lower_sequence": 3, "upper_sequence": 4}
     ]
+
+
+def test_uplinks_of_a_flat_table_take_what_its_columns_can_say_and_no_more(spark):
+    # No kind is data; bytes are named in hex; a signal that is no number is none; a column of another world is left.
+    rows = [
+        (b"\xab\x01", b"\x0a", 5, None, "d", 1, float("nan"), ["x"], "FIRST", "new_frame", "not_duplicate"),
+        (b"\xab\x01", b"\x0b", 6, "data", "d", 1, 2.5, ["y"], "REPEAT", "other_station", "duplicate"),
+    ]
+    types = (
+        "mic binary, gateway binary, time_ms long, kind string, device string, fcnt long, snr double, "
+        "payload array<string>, verdict string, reason string, status string"
+    )
+    flat = Lorawan(shape="flat", columns=ReceptionColumns(frame=("mic",), station="gateway"))
+    (row,) = flat.extras(spark.createDataFrame(rows, types))["uplinks"].collect()
+    assert (row.frame, row.kind, row.best_station, row.best_snr, row.payload) == ("ab01", "data", "0b", 2.5, None)
+    assert [(one.station, one.snr) for one in row.receptions] == [("0a", None), ("0b", 2.5)]
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, "text"),
+        ({"multiLine": "true"}, "json"),
+        ({"multiline": "TRUE"}, "json"),
+        ({"MULTILINE": "false"}, "text"),
+    ],
+)
+def test_json_is_read_as_lines_unless_an_object_may_take_several(options, wanted):
+    source = {"path": "air", "format": "json", "options": options}
+    settings = Settings.model_validate({"source": source, "judge": {"engine": "lorawan"}, "publish": {"path": "out"}})
+    assert _format(settings) == wanted
 
 
 @pytest.mark.parametrize(

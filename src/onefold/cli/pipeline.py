@@ -22,7 +22,9 @@ def opened(settings: Settings) -> tuple[Any, Source, Judging]:
 def _format(settings: Settings) -> str:
     """The format as it is read: receptions of many shapes as lines, each of which says what it is."""
     source, judge = settings.source, settings.judge
-    lines = source.format in ("json", "jsonl", "ndjson") and not source.options.get("multiLine")
+    # To Spark the names of options are the same in capitals and small letters.
+    options = {name.lower(): value for name, value in source.options.items()}
+    lines = source.format in ("json", "jsonl", "ndjson") and str(options.get("multiline", "")).strip().lower() != "true"
     return "text" if judge.engine == "lorawan" and judge.shape != "flat" and lines else source.format
 
 

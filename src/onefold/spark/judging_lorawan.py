@@ -15,7 +15,7 @@ from onefold.spark.counters import missing_counters
 from onefold.spark.judging import Named, State
 from onefold.spark.reception_columns import ReceptionColumns
 from onefold.spark.reception_judge import STATUS, judge_receptions
-from onefold.spark.receptions import TYPES, not_receptions, receptions
+from onefold.spark.receptions import TYPES, column_of, not_receptions, receptions, text_of
 from onefold.spark.stateful import Watch
 from onefold.spark.table import REASON, VERDICT, Transform
 from onefold.spark.uplinks import merge_uplinks
@@ -122,20 +122,23 @@ class Lorawan:
         names = self.columns
         said = {
             "frame": _joined(rows, names.frame),
-            "station": F.col(quoted(names.station)),
+            "station": text_of(rows, names.station),
             "time_ms": milliseconds(rows, names.time),
-            "kind": F.lit("data") if names.kind is None else F.col(quoted(names.kind)),
+            "kind": F.lit("data") if names.kind is None else F.coalesce(text_of(rows, names.kind), F.lit("data")),
             "device": _joined(rows, names.device),
             "fcnt": F.lit(None) if names.fcnt is None else F.col(quoted(names.fcnt)),
         }
-        there = {name: F.col(quoted(name)) for name in TYPES if name in rows.columns}
-        usual = {name: (said | there if name not in said else said).get(name, F.lit(None)) for name in TYPES}
-        columns = [column.try_cast(TYPES[name]).alias(name) for name, column in usual.items()]
+        # Other columns that are named as in the normal form are what they are there, if they can be.
+        more = {name: column_of(rows, name) for name in TYPES if name in rows.columns and name not in said}
+        usual = {name: said.get(name, more.get(name)) for name in TYPES}
+        columns = [
+            (F.lit(None) if said is None else said).try_cast(TYPES[name]).alias(name) for name, said in usual.items()
+        ]
         return rows.select(*columns, VERDICT, REASON, STATUS)
 
 
 def _joined(rows: DataFrame, names: Sequence[str]) -> Column:
     """Several columns as one text, which tells apart what they tell apart."""
     if len(names) == 1:
-        return F.col(quoted(names[0])).cast("string")
+        return text_of(rows, names[0])
     return F.to_json(F.struct(*(F.col(quoted(name)) for name in names))) if names else F.lit(None)

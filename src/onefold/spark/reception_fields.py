@@ -13,12 +13,19 @@ TIME_MAX_MS: Final = 253_402_300_800_000
 """The year 10000. A time beyond it, or before 1970, is none: sums of believable times never overflow."""
 
 HEX: Final = "^([0-9a-f]{2})*$"
+_NUMBER: Final = r"^[0-9]+([.][0-9]+)?([eE][+]?[0-9]{1,2})?$"
+_TIME: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{1,2}:[0-9]{2}"
+_NO_ZONE: Final = _TIME + r"(:[0-9]{2}([.][0-9]*)?)?$"
+_PART: Final = "[0-9a-f]{1,4}"
+_PARTS: Final = f"({_PART}(:{_PART})*)?"
+_GROUPS: Final = f"^({_PART}(:{_PART}){{3}}|{_PARTS}::{_PARTS})$"
 
 
 def objects(text: Column) -> Column:
-    """The entries of a JSON array as texts; of a single object, that one; null if it is neither."""
+    """The entries of a JSON array as texts, also a ``null``; of a single object, that one; null if it is neither."""
     alone = F.ltrim(text).startswith("{")
-    return F.from_json(F.when(alone, F.concat(F.lit("["), text, F.lit("]"))).otherwise(text), "array<string>")
+    entries = F.from_json(F.when(alone, F.concat(F.lit("["), text, F.lit("]"))).otherwise(text), "array<string>")
+    return F.transform(entries, lambda entry: F.coalesce(entry, F.lit("null")))
 
 
 def number(text: Column, low: int, high: int) -> Column:
@@ -39,9 +46,14 @@ def yes(text: Column) -> Column:
 
 
 def instant(text: Column) -> Column:
-    """Milliseconds since 1970, from such a number or from an ISO time, else null."""
-    digits = text.rlike(r"^\d+$")
-    return believable(F.when(digits, text.try_cast("long")).otherwise(F.unix_millis(text.try_cast("timestamp"))))
+    """Milliseconds since 1970, from such a number or from an ISO time (without a zone: UTC), else null.
+
+    A clock without a date, or a date without a clock, is no time.
+    """
+    text = F.trim(text)
+    zoned = F.when(text.rlike(_NO_ZONE), F.concat(text, F.lit("Z"))).when(text.rlike(_TIME), text)
+    number = F.when(text.rlike(_NUMBER), text.try_cast("decimal(38,3)").try_cast("long"))
+    return believable(F.coalesce(number, F.unix_millis(zoned.try_cast("timestamp"))))
 
 
 def believable(time_ms: Column) -> Column:
@@ -56,8 +68,14 @@ def hexadecimal(text: Column) -> Column:
 
 
 def content(text: Column) -> Column:
-    """Bytes written in hex or base64, as hex. What could be either is taken as hex."""
-    return F.coalesce(hexadecimal(text), F.lower(F.hex(octets(text))))
+    """Bytes written in base64 or in hex, as hex.
+
+    Some texts are both. Digits and small letters in pairs are taken as hex: it is hardly ever that base64 has no
+    capital. All else whose length is a multiple of four is taken as base64, as ChirpStack writes it, also ``AAAA``.
+    """
+    decoded = F.lower(F.hex(octets(text)))
+    whole = F.when(F.length(text) % 4 == 0, decoded)
+    return F.coalesce(F.when(text.rlike(HEX), text), whole, hexadecimal(text), decoded)
 
 
 def octets(text: Column) -> Column:
@@ -69,7 +87,8 @@ def eui(text: Column) -> Column:
     """The address of a gateway or device in lower-case hex, however it is written.
 
     ``00-16-C0-01-FF-10-A2-35``, with colons, as four groups (``16:c001:ff10:a235``, ``::1``), also behind ``router-``,
-    as base64 of 8 bytes. Other names stay as they are, in lower case.
+    as base64 of 8 bytes. Of the four groups a run of zeros may be left out, once. Other names stay as they are, in
+    lower case.
     """
     # What is odd is looked at by functions of their own, which makes the usual way short.
     odd = F.get(F.transform(F.array(F.trim(text)), _odd_eui), F.lit(0))
@@ -77,14 +96,15 @@ def eui(text: Column) -> Column:
 
 
 def _odd_eui(text: Column) -> Column:
-    low = F.regexp_replace(F.lower(text), "^router-", "")
-    dashed = low.rlike("^([0-9a-f]{2}[-:]){7}[0-9a-f]{2}$")
-    return (
-        F.when(dashed, F.regexp_replace(low, "[-:]", ""))
-        .when(low.rlike("^[0-9a-f:]*:[0-9a-f:]*$"), F.coalesce(_groups(low), low))
+    low = F.lower(text)
+    digits = F.regexp_replace(low, "^router-", "")
+    known = (
+        F.when(digits.rlike("^([0-9a-f]{2}[-:]){7}[0-9a-f]{2}$"), F.regexp_replace(digits, "[-:]", ""))
+        .when(digits.rlike("^[0-9a-f]{16}$"), digits)
+        .when(digits.rlike(_GROUPS), _groups(digits))
         .when(text.rlike("^[A-Za-z0-9+/]{11}=$"), F.lower(F.hex(octets(text))))
-        .when(low != "", low)
     )
+    return F.coalesce(known, F.when(low != "", low))
 
 
 def _groups(low: Column) -> Column:
@@ -92,9 +112,10 @@ def _groups(low: Column) -> Column:
     ends = F.split(low, "::")
     head, tail = (F.filter(F.split(F.get(ends, F.lit(n)), ":"), lambda part: part != "") for n in (0, 1))
     tail = F.coalesce(tail, F.array().cast("array<string>"))
-    between = F.array_repeat(F.lit("0"), F.greatest(F.lit(0), 4 - F.size(head) - F.size(tail)))
+    left_out = F.when(low.contains("::"), 4 - F.size(head) - F.size(tail)).otherwise(0)
+    between = F.array_repeat(F.lit("0"), F.greatest(F.lit(0), left_out))
     groups = F.transform(F.concat(head, between, tail), lambda part: F.lpad(part, 4, "0"))
-    return F.when(F.size(groups) == 4, F.array_join(groups, ""))
+    return F.when((F.size(groups) == 4) & (low.contains("::") == (left_out > 0)), F.array_join(groups, ""))
 
 
 def little(value: Column, size: int) -> Column:

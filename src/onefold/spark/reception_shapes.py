@@ -22,10 +22,17 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from onefold.spark import reception_frames as frames
-from onefold.spark.reception_fields import content, hexadecimal, joined, objects, octets
+from onefold.spark.reception_fields import content, eui, hexadecimal, joined, objects, octets
+from onefold.spark.validate import CORRUPT
 
 NOT_RECEPTION: Final = "not_reception"
 """The source of a row that is no reception, such as a status event: neither judged nor rejected, but counted."""
+
+TABLE: Final = "table"
+"""The shape of the normal form: what it says is taken as it stands."""
+
+LISTED: Final = ("bridge", "chirpstack")
+"""Those that have a list of who heard the frame."""
 
 RECEIVED: Final = ("received_ms", "at_ms", "time", "publishedAt", "_timestamp")
 """What the time is called at which a row was received or stored."""
@@ -34,10 +41,11 @@ NAMES: Final = (
     *RECEIVED, "v", "kind", "key", "dev_eui", "dev_addr", "fcnt", "confirmed", "payload", "station", "router",
     "time_ms", "rssi", "snr", "verdict", "reason", "phyPayload", "msgtype", "message", "rxInfo", "deviceInfo",
     "devEUI", "devEui", "devAddr", "fCnt", "fPort", "data", "confirmedUplink", "frame", "device", "own_time",
+    "clock_off_ms", CORRUPT,
 )  # fmt: skip
 """The fields that any shape looks at; upper and lower case are told apart."""
 
-RX_NAMES: Final = ("gatewayId", "gatewayID", "gwTime", "nsTime", "time", "rssi", "snr", "loRaSNR", "crcStatus")
+RX_NAMES: Final = ("gatewayId", "gatewayID", "gwTime", "nsTime", "time", "rssi", "snr", "loRaSNR")
 """Those of an entry of rxInfo."""
 
 
@@ -69,7 +77,9 @@ class Stored(NamedTuple):
 
     fields: Fields
     listed: Column
-    """The entries of rxInfo as text; null if there is no such list, or none that can be read."""
+    """The entries of rxInfo as text, but for damaged ones; null if there is no such list, or none that can be read."""
+    damaged: Column
+    """Whether there are entries, and all of them are damaged."""
     info: Column
     """deviceInfo of an application event."""
     phy: Column
@@ -92,10 +102,13 @@ def opened(rows: DataFrame) -> tuple[DataFrame, Stored]:
     fields = Fields(NAMES, "_f")
     rows = fields.of(rows, "text").withColumns(
         {
-            "listed": objects(fields["rxInfo"]),
+            "entries": objects(fields["rxInfo"]),
             "info": F.from_json(fields["deviceInfo"], "devEui string"),
         }
     )
+    rows = rows.withColumn("listed", F.filter("entries", lambda entry: ~_damaged(entry)))
+    none_left = (F.array_size("listed") == 0) & (F.array_size("entries") > 0)
+    rows = rows.withColumn("damaged", F.coalesce(none_left, F.lit(False))).drop("entries")
     said = F.coalesce(fields["message"], F.when(fields["msgtype"].isNotNull(), F.col("text")))
     rows = frames.with_frames(rows, octets(fields["phyPayload"]), said)
     return rows, Stored(fields, *(F.col(name) for name in Stored._fields[1:]))
@@ -113,9 +126,10 @@ def heard_by(rx: Fields) -> dict[str, Column]:
     }
 
 
-def damaged(rx: Fields) -> Column:
-    """Whether a gateway itself says that what it heard is not what was sent."""
-    return F.coalesce(rx["crcStatus"].isin("BAD_CRC", "1"), F.lit(False))
+def _damaged(entry: Column) -> Column:
+    """Whether a gateway itself says that what it heard is not what was sent: then it heard no frame."""
+    status = F.when(entry.contains("crcStatus"), F.get_json_object(entry, "$.crcStatus"))
+    return F.coalesce(status.isin("BAD_CRC", "1"), F.lit(False))
 
 
 def _onefold(row: Stored) -> dict[str, Column]:
@@ -163,7 +177,7 @@ def _chirpstack(row: Stored) -> dict[str, Column]:
     device = F.coalesce(row.info["devEui"], fields.first("devEUI", "devEui"))
     return {
         "kind": kind,
-        "frame": joined(kind, F.lower(device), fcnt, fields["fPort"], data, F.when(join, fields["devAddr"])),
+        "frame": joined(kind, eui(device), fcnt, fields["fPort"], data, F.when(join, fields["devAddr"])),
         "device": device,
         "fcnt": fcnt,
         "confirmed": fields.first("confirmed", "confirmedUplink"),
@@ -174,20 +188,23 @@ def _chirpstack(row: Stored) -> dict[str, Column]:
 
 
 def _table(row: Stored) -> dict[str, Column]:
-    fields, time_ms = row.fields, row.fields["time_ms"]
-    same = ("frame", "device", "fcnt", "confirmed", "station", "rssi", "snr", "payload")
-    own = F.coalesce(fields["own_time"].try_cast("boolean"), F.lit(True))
+    fields = row.fields
+    same = ("frame", "device", "fcnt", "confirmed", "station", "rssi", "snr", "payload", "own_time", "clock_off_ms")
     return {
         **{name: fields[name] for name in same},
         "kind": F.coalesce(fields["kind"], F.lit("data")),
-        "own": F.when(own, time_ms),
-        "received": F.coalesce(fields["received_ms"], F.when(~own, time_ms)),
-        "whole": F.lit(True),
+        "own": fields["time_ms"],
+        "received": fields["received_ms"],
+        "whole": fields[CORRUPT].isNull(),
     }
 
 
 def _has(*names: str) -> Callable[[Stored], Column]:
     return lambda row: F.coalesce(*(row.fields[name] for name in names)).isNotNull()
+
+
+def _is_frame(row: Stored) -> Column:
+    return F.coalesce(row.phy["kind"] != "other", F.lit(True)) & ~row.damaged
 
 
 def _always(_: Stored) -> Column:
@@ -199,12 +216,14 @@ SHAPES: Final[Mapping[str, Shape]] = {
     for shape in (
         Shape("onefold", lambda row: _has("v")(row) & _has("verdict")(row), _always, _onefold),
         # A gateway hears frames of gateways and of other protocols too.
-        Shape("bridge", _has("phyPayload"), lambda row: F.coalesce(row.phy["kind"] != "other", F.lit(True)), _bridge),
+        Shape("bridge", _has("phyPayload"), _is_frame, _bridge),
         # A station also says hello, asks for the time, and tells what it sent.
         Shape("lns", lambda row: row.lns.isNotNull(), lambda row: row.lns["kind"].isNotNull(), _lns),
         # Events that nobody heard: status, ack, error, in version 4 also join.
-        Shape("chirpstack", _has("rxInfo"), lambda row: F.coalesce(F.size(row.listed) > 0, F.lit(True)), _chirpstack),
-        Shape("table", lambda row: _has("frame")(row) & _has("station")(row), _always, _table),
+        Shape(
+            "chirpstack", _has("rxInfo"), lambda row: F.coalesce(F.array_size(row.listed) > 0, F.lit(True)), _chirpstack
+        ),
+        Shape(TABLE, lambda row: (_has("frame")(row) & _has("station")(row)) | _has(CORRUPT)(row), _always, _table),
     )
 }
 """By name, in the order in which they are tried."""

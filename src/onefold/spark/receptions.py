@@ -9,9 +9,13 @@ Which shape a row has is decided row by row (`reception_shapes`). Three things c
 * nothing, if it is none (a status event, a station's hello): `not_receptions` has it, and it is counted, not judged;
 * a reception that should be one and cannot be read: it is kept, with its text in ``_corrupt_record``, to be rejected.
 
-Time is the station's own clock where it has one. A clock that is far from the server's is not believed, or one gateway
-that woke up in 1980 would tear every frame apart that it heard: then the time is when the server received it, as it is
-where there is no clock; ``own_time`` says which, ``clock_off_ms`` how far off the clock was.
+Time is the station's own clock where it has one. It may be behind the server's by up to an hour, `LATE_MS`: a gateway
+without a backhaul keeps what it hears, and its clock is right all the same. It may be ahead by no more than 30 seconds.
+A clock beyond that is not believed, or one gateway that woke up in 1980 would tear every frame apart that it heard:
+then the time is when the server received it, as it is where there is no clock; ``own_time`` says which,
+``clock_off_ms`` how far off the clock was. Numbers are milliseconds: one from before 1980 (seconds, for instance) is no
+time, and a reception without any is rejected as ``bad_time``. Rows that are in the normal form already, in columns or
+as JSON, are believed as they stand.
 """
 
 from collections.abc import Mapping
@@ -21,17 +25,19 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from onefold.engines.lorawan.bank import LATE_MS
 from onefold.errors import Misuse
-from onefold.spark.columns import TIME, milliseconds, quoted
+from onefold.spark.columns import EXACT, TEXT, TIME, WHOLE, quoted
 from onefold.spark.reception_fields import believable, eui, instant, number, real, yes
 from onefold.spark.reception_shapes import (
+    LISTED,
     NOT_RECEPTION,
     RX_NAMES,
     SHAPES,
+    TABLE,
     Fields,
     Shape,
     Stored,
-    damaged,
     heard_by,
     opened,
 )
@@ -45,7 +51,7 @@ TYPES: Final = {
 """The columns of the normal form."""
 
 CLOCK_OFF_MS: Final = 30_000
-"""Half of the usual expiry: two clocks that are believed never are further apart than the window of a frame."""
+"""Half of the usual expiry: what came at once is not torn apart by two clocks that are believed."""
 
 CLOCK_SET_MS: Final = 315_964_800_000
 """6 January 1980, where GPS begins. No gateway is older: an earlier clock was never set."""
@@ -59,17 +65,31 @@ ROW: Final = "_place"
 FCNT_MAX: Final = 0xFFFF_FFFF
 TEXTS: Final = (
     "kind", "frame", "device", "fcnt", "confirmed", "payload", "station", "own", "received", "rssi", "snr",
+    "own_time", "clock_off_ms",
 )  # fmt: skip
 """What a shape may say of a row, as text."""
 
-TABLE: Final = ("frame", "station", "time_ms")
+MUST_HAVE: Final = ("frame", "station", "time_ms")
+"""The columns by which a table in the normal form is known."""
+
+_NUMBERS: Final = (*WHOLE, *TEXT, *EXACT, T.FloatType, T.DoubleType, T.NullType)
+_TIMES: Final = (*_NUMBERS, *TIME, T.TimestampNTZType)
+_MAY_BE: Final[Mapping[str, tuple[tuple[type[T.DataType], ...], str]]] = {
+    "string": ((T.AtomicType, T.NullType), "a plain value"),
+    "long": (_NUMBERS, "numbers"),
+    "double": (_NUMBERS, "numbers"),
+    "boolean": ((T.BooleanType, *_NUMBERS), "true or false"),
+    "time": (_TIMES, "whole numbers or a timestamp"),
+}
 
 
 def receptions(df: DataFrame, shape: str = "auto", *, clock_off_ms: int = CLOCK_OFF_MS) -> DataFrame:
     """The receptions of a table or stream in the normal form; ``shape`` is one of `SHAPES`, or "auto": by the row.
 
     The table may be our log, text (one JSON object a row in ``value``), events with their fields as columns, or a table
-    that has the columns of the normal form already; of these it needs ``frame``, ``station`` and ``time_ms``.
+    that has the columns of the normal form already; of these it needs ``frame``, ``station`` and ``time_ms``. A clock
+    ahead of the server's by more than ``clock_off_ms`` is not believed, nor one behind it by more than `LATE_MS` (or by
+    ``clock_off_ms``, where that is more).
     """
     found = recognised(df, shape, clock_off_ms=clock_off_ms)
     return found.where(F.col("source") != NOT_RECEPTION).select(*TYPES)
@@ -90,7 +110,7 @@ def recognised(df: DataFrame, shape: str = "auto", *, clock_off_ms: int = CLOCK_
         raise Misuse(f"shape is {shape!r}, must be auto, {', '.join(SHAPES)}", shape=shape)
     if clock_off_ms < 0:
         raise Misuse(f"clock_off_ms is {clock_off_ms}, must be at least 0", clock_off_ms=clock_off_ms)
-    if set(TABLE) <= set(df.columns) and shape in ("auto", "table"):
+    if set(MUST_HAVE) <= set(df.columns) and shape in ("auto", TABLE):
         return _table(df)
     text, stored_ms = _text(df)
     rows, row = opened(df.select(text.alias("text"), stored_ms.alias("stored_ms")))
@@ -117,37 +137,46 @@ def _told(rows: DataFrame, row: Stored, shapes: list[Shape]) -> DataFrame:
 def _each(rows: DataFrame) -> DataFrame:
     """One row for each of those who heard it, where there is a list of them."""
     fcnt = number(F.col("fcnt"), 0, FCNT_MAX)
-    whole = F.coalesce("whole", F.lit(False)) & F.col("frame").isNotNull() & (F.col("fcnt").isNull() | fcnt.isNotNull())
-    rows = rows.withColumns({"device": eui(F.col("device")), "fcnt": fcnt, "whole": whole})
+    as_said = F.col("source") == TABLE
+    whole = F.col("frame").isNotNull() & (F.col("fcnt").isNull() | fcnt.isNotNull())
+    whole = F.coalesce("whole", F.lit(False)) & (as_said | whole)
+    device = F.when(as_said, F.col("device")).otherwise(eui(F.col("device")))
+    listed = F.when(F.col("source").isin(*LISTED), F.col("listed"))
+    rows = rows.withColumns({"device": device, "fcnt": fcnt, "whole": whole, "listed": listed})
     # In a list that can be read, an entry that cannot stands for itself: the text need not be carried for each of them.
-    kept = F.when(F.coalesce(~F.col("whole") | (F.size("listed") == 0), F.lit(True)), F.col("text"))
+    kept = F.when(F.coalesce(~F.col("whole") | (F.array_size("listed") == 0), F.lit(True)), F.col("text"))
     rows = rows.withColumn("text", kept)
     rows = rows.select("*", F.posexplode_outer("listed").alias(ROW, "rx")).drop("listed")
     rx = Fields(RX_NAMES, "_rx")
     said = {name: F.coalesce(text, F.col(name)) for name, text in heard_by(rx).items()}
-    source = F.when(damaged(rx), F.lit(NOT_RECEPTION)).otherwise(F.col("source"))
-    return rx.of(rows, "rx").withColumns({**said, "source": source})
+    return rx.of(rows, "rx").withColumns(said)
 
 
 def _normal(rows: DataFrame, clock_off_ms: int) -> DataFrame:
     """The same as what it means: numbers, times, addresses."""
-    own, received = instant(F.col("own")), F.coalesce(instant(F.col("received")), F.col("stored_ms"))
-    rows = rows.withColumns(
-        {"own_ms": F.when(own >= CLOCK_SET_MS, own), "received_ms": received, "station": eui(F.col("station"))}
-    )
-    off = F.col("own_ms") - F.col("received_ms")
-    believed = F.col("own_ms").isNotNull() & (F.coalesce(F.abs(off), F.lit(0)) <= clock_off_ms)
-    judged = F.col("source") != NOT_RECEPTION
-    whole = F.col("whole") & F.col("station").isNotNull()
+    judged, as_said = F.col("source") != NOT_RECEPTION, F.col("source") == TABLE
+
+    def set_clock(time_ms: Column) -> Column:
+        return F.when(as_said | (time_ms >= CLOCK_SET_MS), time_ms)
+
+    received = F.coalesce(set_clock(instant(F.col("received"))), F.when(~as_said, F.col("stored_ms")))
+    station = F.when(as_said, F.col("station")).otherwise(eui(F.col("station")))
+    rows = rows.withColumns({"own_ms": set_clock(instant(F.col("own"))), "received_ms": received, "station": station})
+    own = F.col("own_ms")
+    off = F.when(as_said, F.col("clock_off_ms").try_cast("long")).otherwise(own - F.col("received_ms"))
+    near = F.coalesce(off.between(-max(LATE_MS, clock_off_ms), clock_off_ms), F.lit(True))
+    believed = F.when(as_said, F.coalesce(F.col("own_time").try_cast("boolean"), F.lit(True)))
+    believed = believed.otherwise(own.isNotNull() & near)
+    whole = F.col("whole") & (as_said | F.col("station").isNotNull())
     made = {
         "confirmed": F.when(judged, yes(F.col("confirmed"))),
-        "time_ms": F.when(believed, F.col("own_ms")).otherwise(F.col("received_ms")),
+        "time_ms": F.when(as_said | believed, own).otherwise(F.col("received_ms")),
         "own_time": F.when(judged, believed),
         "rssi": real(F.col("rssi")),
         "snr": real(F.col("snr")),
         "clock_off_ms": off,
         CORRUPT: F.when(judged & ~whole, F.coalesce("text", "rx")),
-        "text": F.when(~judged, F.coalesce("text", "rx")),
+        "text": F.when(~judged, F.col("text")),
     }
     return rows.withColumns(made).select(*TYPES, ROW, "text")
 
@@ -161,23 +190,56 @@ def _same_names(read: Mapping[str, Column]) -> Column:
 
 def _table(df: DataFrame) -> DataFrame:
     """A table that has the columns already: those that it lacks are null, or what a reception usually is."""
-    types = {kind.name: kind.dataType for kind in df.schema.fields}
-    missing = {"kind": F.lit("data"), "own_time": F.lit(True), "source": F.lit("table")}
-
-    def column(name: str, kind: str) -> Column:
-        if name not in types:
-            return missing.get(name, F.lit(None)).cast(kind)
-        if name in ("time_ms", "received_ms"):
-            return believable(milliseconds(df, name))
-        return F.col(quoted(name)).try_cast(kind)
-
-    for name in TABLE:
-        wanted: tuple[type[T.DataType], ...] = (T.AtomicType,)
-        if not isinstance(types[name], wanted):
-            raise Misuse(f"column {name!r} is {types[name].simpleString()}, must be a plain value", column=name)
+    usual = {"kind": F.lit("data"), "own_time": F.lit(True)}
+    columns = []
+    for name, kind in TYPES.items():
+        said = F.lit(None).cast(kind)
+        if name == "source":
+            said = F.lit(TABLE)  # whatever theirs is, ours says how the row was read
+        elif name in df.columns:
+            said = _said(df, name)
+        columns.append((F.coalesce(said, usual[name]) if name in usual else said).alias(name))
     null = F.lit(None)
-    columns = [column(name, kind).alias(name) for name, kind in TYPES.items()]
     return df.select(*columns, null.cast("int").alias(ROW), null.cast("string").alias("text"))
+
+
+def _said(df: DataFrame, name: str) -> Column:
+    """A column as the normal form has it, or `Misuse` that says why it cannot be."""
+    column = column_of(df, name)
+    if column is None:
+        found, wanted = df.schema[name].dataType.simpleString(), _MAY_BE[_meaning(name)][1]
+        raise Misuse(f"column {name!r} is {found}, must be {wanted}", column=name)
+    return column
+
+
+def column_of(df: DataFrame, name: str) -> Column | None:
+    """A column of the normal form, of whatever type a table has it; None: it is of one that cannot be.
+
+    Bytes become hex; a value that is none (not a number, beyond all bounds) becomes null.
+    """
+    column, type_, meaning = F.col(quoted(name)), df.schema[name].dataType, _meaning(name)
+    if not isinstance(type_, _MAY_BE[meaning][0]):
+        return None
+    if meaning == "time":
+        if isinstance(type_, TIME):
+            return believable(F.unix_millis(column))
+        as_text = isinstance(type_, (*TEXT, T.TimestampNTZType))
+        return believable(instant(column.cast("string")) if as_text else column.try_cast("long"))
+    if meaning == "string":
+        return text_of(df, name)
+    if name == "fcnt":
+        return number(column, 0, FCNT_MAX)
+    return real(column) if meaning == "double" else column.try_cast(TYPES[name])
+
+
+def text_of(df: DataFrame, name: str) -> Column:
+    """A column as text; bytes as hex."""
+    column = F.col(quoted(name))
+    return F.lower(F.hex(column)) if isinstance(df.schema[name].dataType, T.BinaryType) else column.cast("string")
+
+
+def _meaning(name: str) -> str:
+    return "time" if name in ("time_ms", "received_ms") else TYPES[name]
 
 
 def _text(df: DataFrame) -> tuple[Column, Column]:
