@@ -113,7 +113,8 @@ class CounterStore(Protocol):
 
         If it raises `StoreFailed` nothing is known of these claims and of what was finished: make the same call again.
         Who had won, with a body, wins again, whatever was counted since; only a downlink's number may then be skipped,
-        or not be given. Whoever gives a claim up instead does not know whether its body is kept, and finishes it like the others.
+        or not be given. Whoever gives a claim up instead does not know whether its body is kept, and
+        finishes it like the others.
         """
         ...
 
