@@ -13,18 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-import uvicorn
-
 from onefold.ports import CounterStore
 from onefold.services import serving
+from onefold.services.bounded_http import config
 from onefold.services.gateway.app import application
-from onefold.services.gateway.limits import Limits
 from onefold.services.gateway.lns import Lns
 from onefold.services.gateway.metrics import Metrics
 from onefold.services.gateway.registry_files import RegistryFile
 from onefold.services.gateway.service import GatewayService
 from onefold.services.gateway.settings import GatewaySettings
-from onefold.services.ingest.protocol import bounded
 from onefold.services.topic_settings import TopicSettings, wall_ms
 from onefold.services.topics import Topics
 from onefold.stores.counters import open_counters
@@ -161,7 +158,9 @@ class GatewayServer:
             await service.drain(limits.grace_s)
             await lns.close()
 
-        server = self._server = serving.Server(_config(app, limits), ready, drain)
+        server = self._server = serving.Server(
+            config(app, limits, message_bytes_max=limits.message_bytes_max), ready, drain
+        )
         tasks = [asyncio.create_task(work) for work in (self._watch(service), _tend(service))]
         try:
             for link in links.values():
@@ -206,23 +205,3 @@ async def _tend(service: GatewayService) -> None:
     while True:
         await asyncio.sleep(TEND_S)
         await asyncio.to_thread(service.delivery.tend)
-
-
-def _config(app: object, limits: Limits) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,  # type: ignore[arg-type] # uvicorn has ASGI types of its own
-        http=bounded(limits),
-        ws=serving.Socket,
-        ws_max_size=limits.message_bytes_max,
-        ws_per_message_deflate=False,  # a small frame must not become a large message
-        lifespan="off",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        headers=[("x-content-type-options", "nosniff"), ("cache-control", "no-store")],
-        timeout_keep_alive=max(1, round(limits.keep_alive_s)),
-        timeout_graceful_shutdown=max(1, round(limits.grace_s)),
-        h11_max_incomplete_event_size=limits.head_bytes_max,
-    )

@@ -10,13 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-import uvicorn
-
 from onefold.services import serving
+from onefold.services.bounded_http import config
 from onefold.services.ingest.app import application
 from onefold.services.ingest.limits import Limits
 from onefold.services.ingest.metrics import Metrics
-from onefold.services.ingest.protocol import bounded
 from onefold.services.ingest.service import Service
 from onefold.services.topics import Topics
 
@@ -77,30 +75,12 @@ class IngestServer:
         metrics = Metrics(service, lambda: len(server.server_state.connections))
         app = application(service, metrics, self.settings.token, self.settings.host)
         # Uvicorn would cut the websockets off; so they are drained first.
-        server = self._server = serving.Server(_config(app, limits), ready, lambda: service.drain(limits.grace_s))
+        server = self._server = serving.Server(
+            config(app, limits, message_bytes_max=limits.body_bytes_max), ready, lambda: service.drain(limits.grace_s)
+        )
         tending = asyncio.create_task(service.tend())
         try:
             await server.serve([self._socket])
         finally:
             tending.cancel()
             await service.close()
-
-
-def _config(app: object, limits: Limits) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,  # type: ignore[arg-type] # uvicorn has ASGI types of its own
-        http=bounded(limits),
-        ws=serving.Socket,
-        ws_max_size=limits.body_bytes_max,
-        ws_per_message_deflate=False,  # a small frame must not become a large message
-        lifespan="off",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        headers=[("x-content-type-options", "nosniff"), ("cache-control", "no-store")],
-        timeout_keep_alive=max(1, round(limits.keep_alive_s)),
-        timeout_graceful_shutdown=max(1, round(limits.grace_s)),
-        h11_max_incomplete_event_size=limits.head_bytes_max,
-    )

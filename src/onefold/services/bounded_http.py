@@ -1,4 +1,4 @@
-"""One HTTP connection, with the two bounds that uvicorn does not have: how many there may be, and how slow a head.
+"""How uvicorn is set up, with the two bounds that it does not have: how many connections, and how slow a head.
 
 Without them, a thousand clients that send a byte of their headers every few seconds hold the server for as long as they
 like.
@@ -7,7 +7,10 @@ like.
 import asyncio
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from onefold.services.serving import Socket
 
 if TYPE_CHECKING:
     import h11
@@ -27,6 +30,11 @@ class Bounds(Protocol):
         ...
 
     @property
+    def head_bytes_max(self) -> int:
+        """Request line and headers."""
+        ...
+
+    @property
     def head_s(self) -> float:
         """From the connection to the end of the first head."""
         ...
@@ -35,6 +43,32 @@ class Bounds(Protocol):
     def keep_alive_s(self) -> float:
         """Of silence between two requests."""
         ...
+
+    @property
+    def grace_s(self) -> float:
+        """What is in hand at a shutdown may take so long."""
+        ...
+
+
+def config(app: object, limits: Bounds, *, message_bytes_max: int) -> uvicorn.Config:
+    """The settings of a server for this app; ``message_bytes_max`` is that of a websocket message."""
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type] # uvicorn has ASGI types of its own
+        http=bounded(limits),
+        ws=Socket,
+        ws_max_size=message_bytes_max,
+        ws_per_message_deflate=False,  # a small frame must not become a large message
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        headers=[("x-content-type-options", "nosniff"), ("cache-control", "no-store")],
+        timeout_keep_alive=max(1, round(limits.keep_alive_s)),
+        timeout_graceful_shutdown=max(1, round(limits.grace_s)),
+        h11_max_incomplete_event_size=limits.head_bytes_max,
+    )
 
 
 def bounded(limits: Bounds) -> type[H11Protocol]:
