@@ -151,8 +151,8 @@ def describe(error: BaseException) -> tuple[int, str]:
         return 2, f"{error.format_message()} (see {_help_words(error)})"
     if isinstance(error, Misuse | BadInput):
         return 2, str(error)
-    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get((error.name or "").partition(".")[0])):
-        return 2, f"{error.name} is not installed: pip install 'onefold[{extra}]'"
+    if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(package := str(error.name).partition(".")[0])):
+        return 2, f"{package} is not installed: pip install 'onefold[{extra}]'"
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return 130, "interrupted"
     return 3, _told(error)
