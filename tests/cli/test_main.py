@@ -76,7 +76,7 @@ class Py4JJavaError(Exception):
         (ModuleNotFoundError(name="pyspark"), (2, "pyspark is not installed: pip install 'onefold[spark]'")),
         (
             ModuleNotFoundError("No module named 'pyarrow.lib'", name="pyarrow.lib"),
-            (2, "pyarrow.lib is not installed: pip install 'onefold[spark]'"),
+            (2, "pyarrow is not installed: pip install 'onefold[spark]'"),
         ),
         (KeyboardInterrupt(), (130, "interrupted")),
         (KeyError("x"), (3, "KeyError: 'x' (unexpected: ONEFOLD_DEBUG=1 shows where)")),
