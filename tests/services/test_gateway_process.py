@@ -172,6 +172,10 @@ def run(*words, folder):
             "--coordinator needs a --name: of two servers with one name each takes",
         ),
         (["--udp", "0", "--udp-host", "192.0.2.1"], 2, "UDP has no token"),
+        (["--udp-host", "127.0.0.1"], 2, "--udp-host is 127.0.0.1, but without --udp it has no effect"),
+        (["--udp-allow", "10.0.0.0/8"], 2, "without --udp it has no effect"),
+        (["--when-down", "unsure"], 2, "without --coordinator it has no effect"),
+        (["--sub-band", "3"], 2, "without --region US915 it has no effect"),
         (["--devices", "no.toml"], 3, "no.toml: No such file or directory"),
     ],
 )

@@ -38,11 +38,13 @@ Coordinator: TypeAlias = Annotated[
     ),
 ]
 WhenDown: TypeAlias = Annotated[
-    Literal["park", "unsure"],
-    typer.Option(help="While the coordinator is down frames wait, or go up as UNSURE; nothing is answered."),
+    Literal["park", "unsure"] | None,
+    typer.Option(help="While the coordinator is down frames wait (park, the default), or go up as UNSURE."),
 ]
 Plan: TypeAlias = Annotated[Literal["EU868", "US915"], typer.Option(help="The radio plan.")]
-SubBand: TypeAlias = Annotated[int, typer.Option(min=1, max=8, help="Of US915: which eight channels.")]
+SubBand: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, max=8, help="Of US915: which eight channels; 2 unless told.")
+]
 RxDelay: TypeAlias = Annotated[int, typer.Option(min=1, max=15, help="Seconds from an uplink to its answer.")]
 Host: TypeAlias = Annotated[str, typer.Option(help="The address to listen on; more than loopback needs a token.")]
 Port: TypeAlias = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")]
@@ -92,9 +94,9 @@ def gateway(
     devices: Devices,
     name: Name = None,
     coordinator: Coordinator = None,
-    when_down: WhenDown = "park",
+    when_down: WhenDown = None,
     region: Plan = "EU868",
-    sub_band: SubBand = 2,
+    sub_band: SubBand = None,
     rx_delay: RxDelay = 1,
     host: Host = "127.0.0.1",
     port: Port = 7655,
@@ -122,6 +124,12 @@ def gateway(
     decided, stored and answered. SIGHUP reads the registry again; a change of its file does, too.
     """
     _check(name, coordinator, mqtt)  # what is wrong is told before anything is opened
+    us915 = region == "US915" or None
+    for option, value, other, there in (
+        ("--when-down", when_down, "--coordinator", coordinator), ("--sub-band", sub_band, "--region US915", us915),
+        ("--udp-host", udp_host, "--udp", udp), ("--udp-allow", udp_allow, "--udp", udp),
+    ):  # fmt: skip
+        _needs(option, value, other, there)
     from onefold.services.gateway.limits import Limits
     from onefold.services.gateway.regions import region as plan
     from onefold.services.gateway.server import GatewayServer, ServerSettings
@@ -133,18 +141,14 @@ def gateway(
         parked_max=min(parked_max, in_hand_max),
     )  # fmt: skip
     judging = GatewaySettings(
-        name=name or "a", region=plan(region, sub_band), when_down=when_down, expiry_ms=expiry_ms, sliding=not fixed,
-        echo_ms=echo_ms, rx_delay_s=rx_delay, keep_all=keep_all, limits=limits,
+        name=name or "a", region=plan(region, sub_band or 2), when_down=when_down or "park",
+        expiry_ms=expiry_ms, sliding=not fixed, echo_ms=echo_ms, rx_delay_s=rx_delay, keep_all=keep_all, limits=limits,
     )  # fmt: skip
     settings = ServerSettings(
-        host=host,
-        port=port,
-        token=read_token(token_file),
+        host=host, port=port, token=read_token(token_file), coordinator=coordinator, gateway=judging,
         public_url=None if public_url is None else public_url.rstrip("/"),
-        coordinator=coordinator,
         topics=TopicSettings(retain_bytes=retain_bytes, retain_ms=retain_ms),
-        gateway=judging,
-    )
+    )  # fmt: skip
     make_folder(folder)
     server = GatewayServer(
         folder, devices, settings, links=lambda to: _links(to, udp_host or host, udp, udp_allow or [], mqtt)
@@ -162,6 +166,12 @@ def _check(name: str | None, coordinator: str | None, mqtt: str | None) -> None:
         from onefold.services.gateway.mqtt_address import parse_address
 
         parse_address(mqtt)
+
+
+def _needs(option: str, value: object, other: str, there: object) -> None:
+    """Refuse an option that would have no effect."""
+    if value and there is None:
+        raise Misuse(f"{option} is {value}, but without {other} it has no effect")
 
 
 def _run(server: "GatewayServer", folder: Path, *, as_json: bool) -> None:
