@@ -1,0 +1,174 @@
+"""What the outbox algorithm keeps and sends: an entity with its outbox, a message with its token.
+
+A message is processed only while its *token* exists; the token is also its name. An *entity* is what handlers change,
+one JSON value under a key, and inside the same record it has an *outbox*: per message that is being processed, what it
+sends. The two are written together or not at all. That is what makes the algorithm work.
+
+An entity has a *version*, which grows with each write and never falls back: who writes says which version it read. An
+entity whose state is None is not there; but once it was, its record stays, as a *tombstone*, with its version. Without
+it a deleted and recreated entity would have an old version again, and a worker that was held up meanwhile could write
+what it made of the old one.
+
+Values are JSON, packed to text the same way everywhere. They are packed when they come in, so what cannot be stored is
+refused while the one who made it can still be told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from onefold.errors import BadInput
+
+
+class Key(NamedTuple):
+    """Which entity: the endpoint whose it is, and its name there."""
+
+    endpoint: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.endpoint}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message to one destination.
+
+    >>> message = Message("t1", "orders", {"order": 7, "sum": 20})
+    >>> message["sum"], message.get("currency", "EUR")
+    (20, 'EUR')
+    """
+
+    token: str
+    """Its name, and the name of the token without which it is not processed."""
+    to: str
+    """The queue it goes to."""
+    body: Any
+    """A JSON value."""
+    cause: str = ""
+    """The message, or the mark of a source, that it was sent for."""
+    origin: str = ""
+    """The request that it all began with, as ``queue/id``: whom `Out.reply` answers. Empty: nobody asked."""
+    realm: str = ""
+    """Which token store keeps its token. Another one must not take its absence for a sign."""
+
+    def __getitem__(self, name: Any) -> Any:
+        return self.body[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field of the body, if it has any."""
+        return self.body.get(name, default) if isinstance(self.body, dict) else default
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message that is to be sent: without a token until the checkpoint that fixes one."""
+
+    to: str
+    body: Any
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one message sends, kept until it is sent."""
+
+    outgoing: tuple[Outgoing, ...] = ()
+    attempt: str = ""
+    """Whose tokens these are; empty: they have none yet."""
+    origin: str = ""
+    """That of the message, and of all that follow from it."""
+
+    def checkpointed(self, attempt: str, tokens: tuple[str, ...]) -> Entry:
+        """The same, with tokens: from the write of this on, they are what is sent."""
+        named = zip(self.outgoing, tokens, strict=True)
+        return replace(self, attempt=attempt, outgoing=tuple(replace(out, token=token) for out, token in named))
+
+    def messages(self, cause: str) -> tuple[Message, ...]:
+        """What is to be dispatched."""
+        return tuple(Message(out.token, out.to, out.body, cause, self.origin) for out in self.outgoing)
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A record: version 0 is one that was never written."""
+
+    key: Key
+    version: int = 0
+    state: Any = None
+    outbox: Mapping[str, Entry] = field(default_factory=dict)
+
+    @property
+    def stored(self) -> Entity:
+        """What the store has after it took this one."""
+        return replace(self, version=self.version + 1)
+
+    def keeping(self, name: str, entry: Entry) -> Entity:
+        """With this entry in its outbox."""
+        return replace(self, outbox={**self.outbox, name: entry})
+
+    def without(self, name: str) -> Entity:
+        """With no such entry."""
+        return replace(self, outbox={other: entry for other, entry in self.outbox.items() if other != name})
+
+
+def pack(value: Any) -> str:
+    """A JSON value as text, one text per value: `BadInput` for what JSON cannot hold.
+
+    >>> pack({"b": 1, "a": [None, "é"]})
+    '{"a":[null,"\\\\u00e9"],"b":1}'
+    >>> pack({1, 2})
+    Traceback (most recent call last):
+    onefold.errors.BadInput: not a JSON value: Object of type set is not JSON serializable
+    """
+    try:
+        text = json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"not a JSON value: {error}") from error
+    return text
+
+
+def pack_entry(entry: Entry) -> str:
+    """An outbox entry as text, for stores."""
+    outgoing = [[out.to, out.body, out.token] for out in entry.outgoing]
+    return pack({"outgoing": outgoing, "attempt": entry.attempt, "origin": entry.origin})
+
+
+def unpack_entry(text: str) -> Entry:
+    """What `pack_entry` made."""
+    data = json.loads(text)
+    return Entry(tuple(Outgoing(*out) for out in data["outgoing"]), data["attempt"], data["origin"])
+
+
+def pack_message(message: Message) -> bytes:
+    """A message as bytes, for transports."""
+    named = {"token": message.token, "to": message.to, "body": message.body}
+    told = {"cause": message.cause, "origin": message.origin, "realm": message.realm}
+    return pack({**named, **{name: value for name, value in told.items() if value}}).encode()
+
+
+def unpack_message(payload: bytes) -> Message:
+    """What `pack_message` made; `BadInput` for anything else.
+
+    >>> unpack_message(b'{"token": "t1", "to": "orders", "body": 7}')
+    Message(token='t1', to='orders', body=7, cause='', origin='', realm='')
+    >>> unpack_message(b'{"token": 1, "to": "orders", "body": 7}')
+    Traceback (most recent call last):
+    onefold.errors.BadInput: not a message: token is 1, must be text
+    """
+    try:
+        data = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"not a message: {error}") from error
+    if not isinstance(data, dict) or not {"token", "to", "body"} <= data.keys() <= _FIELDS:
+        raise BadInput(f"not a message: must be an object with token, to, body and at most {sorted(_FIELDS)}")
+    for name in _FIELDS - {"body"}:
+        if not isinstance(data.get(name, ""), str):
+            raise BadInput(f"not a message: {name} is {data[name]!r:.100}, must be text")
+    return Message(**data)
+
+
+_FIELDS = frozenset({"token", "to", "body", "cause", "origin", "realm"})

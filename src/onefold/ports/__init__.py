@@ -1,0 +1,37 @@
+"""Every door between what is decided and what keeps it: a few verbs each, no code.
+
+What stands behind a door is chosen by the one who opens it. Whatever stands there passes the one contract suite of its
+port, so that the suite, not the adapter, is what a caller may rely on.
+"""
+
+from onefold.ports.append_log import AppendLog, Draft, Record
+from onefold.ports.counter_store import CounterStore
+from onefold.ports.outbox import (
+    Buried,
+    Delivery,
+    EntityStore,
+    Ledger,
+    Live,
+    Parcel,
+    Queue,
+    Stranded,
+    Token,
+    TokenStore,
+)
+
+__all__ = [
+    "AppendLog",
+    "Buried",
+    "CounterStore",
+    "Delivery",
+    "Draft",
+    "EntityStore",
+    "Ledger",
+    "Live",
+    "Parcel",
+    "Queue",
+    "Record",
+    "Stranded",
+    "Token",
+    "TokenStore",
+]

@@ -1,0 +1,85 @@
+"""The door to a log (producers)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from onefold.engines.producers.recovery import Snapshot
+
+
+class Draft(NamedTuple):
+    """A record to be stored: what it is and whose. The log adds its place and its time."""
+
+    kind: int
+    producer: str
+    sequence: int
+    epoch: int
+    digest: int
+    """``zlib.crc32(payload)``, made where the payload came in; a log refuses a draft whose two do not agree."""
+    payload: bytes
+
+
+class Record(NamedTuple):
+    """A draft that was stored."""
+
+    offset: int
+    time_ms: int
+    kind: int
+    producer: str
+    sequence: int
+    epoch: int
+    digest: int
+    payload: bytes
+
+
+class AppendLog(Protocol):
+    """An append-only log: offsets 0, 1, 2, ... without holes.
+
+    One writer. Besides records it keeps snapshots of what was made of them; retention may remove records from the
+    front, but never one that the older of the kept snapshots still needs.
+    """
+
+    @property
+    def start(self) -> int:
+        """The first offset that is still kept."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """The offset that the next record gets: all below it are durable."""
+        ...
+
+    def append(self, drafts: Sequence[Draft], time_ms: int) -> int:
+        """Store all drafts, in order, as one commit group; return the offset of the first.
+
+        All are durable when it returns. If it raises `StoreFailed` none is kept, and it may be called again.
+        """
+        ...
+
+    def read(self, start: int, end: int | None = None) -> Iterator[Record]:
+        """The durable records from ``start`` up to, not including, ``end`` (None: all that there are now).
+
+        An offset that was removed or is not written yet is `Misuse`.
+        """
+        ...
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot of what the records below its position made; durable when it returns."""
+        ...
+
+    def load(self) -> Snapshot | None:
+        """The newest snapshot that is whole; None if there never was one."""
+        ...
+
+    def retain(self, *, bytes: int | None = None, before_ms: int | None = None) -> int:
+        """Remove old records: while all together have more than ``bytes``, or older than ``before_ms``.
+
+        What the kept snapshots need stays, and more may stay (a log on disk removes whole files). Returns the new
+        ``start``.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the log; it can be opened again by anybody."""
+        ...

@@ -1,0 +1,56 @@
+"""The door to the counters of devices (lorawan)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished
+
+
+class CounterStore(Protocol):
+    """What all network servers know of each device: its last counters, and whose its last frame was (lorawan).
+
+    Shared by threads, processes or machines. `decide` is the rule; a claim is one step that nothing can come between,
+    and there is no lock that could run out under a slow owner. One entry per device, however many frames it sends.
+
+    Beside the counters stands an outbox: the messages of claims that were won and are not yet stored upstream. It holds
+    what is in flight and no more, if each server finishes what it has stored.
+    """
+
+    def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
+        """Judge the claims in this order, each against what those before it left; the answers, in the same order.
+
+        What was won is kept when it returns, as durably as the store can, for ``keep_ms`` from then on (0: for ever); a
+        lost claim changes nothing. A won claim's body is kept in the same step, for ever, under its server and number
+        (0 to 2^63 - 1), so two receptions of one frame keep both. The same claim made again keeps one: it has the same
+        number.
+
+        ``finished`` are messages whose bodies are let go, before any of the claims is judged; one that is not there
+        does no harm, and the claims may be none.
+
+        If it raises `StoreFailed` nothing is known of these claims and of what was finished: make the same call again.
+        Who had won, with a body, wins again, whatever was counted since; only a downlink's number may then be skipped,
+        or not be given. Whoever gives a claim up instead does not know whether its body is kept, and
+        finishes it like the others.
+        """
+        ...
+
+    def unfinished(self, server: str) -> list[Unfinished]:
+        """What this server won, with a body, and has not finished; by number.
+
+        To be stored upstream at the start after a crash, before anything new is claimed.
+        """
+        ...
+
+    def known(self, device: str) -> Counters | None:
+        """What is kept of a device; None if it was never heard, forgotten, or kept long enough."""
+        ...
+
+    def forget(self, device: str) -> None:
+        """As if it had never been heard; but what is unfinished of it stays."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the store; every other call is `Misuse` from then on. May be called twice."""
+        ...
