@@ -1,5 +1,6 @@
 import os
 import tempfile
+from uuid import uuid4
 
 import pytest
 
@@ -61,3 +62,18 @@ def redis_url(redis_server):
         client.flushall()
         client.script_flush()
     return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory):
+    """One real NATS with JetStream for the whole run, which loses nothing. Who kills one starts their own."""
+    from tests.nats_server import NatsServer
+
+    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+@pytest.fixture
+def nats_url(nats_server):
+    """An address with a stream of its own, which is not there yet."""
+    return f"{nats_server.url}?stream=t{uuid4().hex}"

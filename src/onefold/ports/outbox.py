@@ -178,7 +178,10 @@ class Queue(Protocol):
         ...
 
     def lease(self, queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int = 0) -> list[Delivery]:
-        """At most so many parcels of these queues, oldest first; waits so long for the first one, not for more."""
+        """At most so many parcels of these queues; waits so long for the first one, not for more.
+
+        Within a queue the oldest come first, roughly: one that comes again may come later than its turn.
+        """
         ...
 
     def acknowledge(self, deliveries: Sequence[Delivery]) -> None:

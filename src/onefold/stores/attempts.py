@@ -9,10 +9,12 @@ What one attempt raises ends that one. What a store raises ends all that asked i
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import islice
 from secrets import token_hex
+from time import time_ns
 from typing import Any, Final, cast
 
 from onefold.engines.outbox.record import pack_message
@@ -37,10 +39,18 @@ from onefold.engines.outbox.steps import (
 from onefold.errors import Misuse
 from onefold.ports import Delivery, EntityStore, Ledger, Parcel, Queue, TokenStore
 
+CHANCE_BYTES: Final = 10
+
 
 def fresh_ids(many: int) -> tuple[str, ...]:
-    """Ids that nobody has ever seen: 128 random bits each."""
-    return tuple(token_hex(16) for _ in range(many))
+    """Ids that nobody has ever seen: the time in milliseconds, then 80 random bits each.
+
+    The time comes first, as in a UUIDv7, so that what is made together lies together in an index: ten times fewer pages
+    of it are written.
+    """
+    width = 2 * CHANCE_BYTES
+    time, chance = f"{time_ns() // 1_000_000:012x}", token_hex(CHANCE_BYTES * many)  # one system call for all
+    return tuple(time + chance[at : at + width] for at in range(0, len(chance), width))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +77,8 @@ class World:
     def dispatch(self, steps: Sequence[Dispatch]) -> list[None]:
         """Give all messages to the transport, each with the realm of its token."""
         realm = self.tokens.realm
-        messages = [replace(message, realm=realm) for step in steps for message in step.messages]
-        self.queue.send([Parcel(message.to, pack_message(message)) for message in messages])
+        messages = [message for step in steps for message in step.messages]
+        self.queue.send([Parcel(message.to, pack_message(message, realm)) for message in messages])
         return [None] * len(steps)
 
 
@@ -77,8 +87,8 @@ class Job:
     """An attempt under way, and what it needs besides the stores."""
 
     attempt: Attempt
-    handle: Callable[[Any], Handled] | None = None
-    """What calls the handler; None: there is nothing to handle."""
+    handle: Callable[[Any], Handled | Future[Handled]] | None = None
+    """What calls the handler, or begins it elsewhere; None: there is nothing to handle."""
     delivery: Delivery | None = None
     """What is acknowledged; None: nothing."""
     pending: Step | None = None
@@ -102,19 +112,27 @@ def run(world: World, jobs: Iterable[Job]) -> list[Outcome | Exception]:
     jobs = list(jobs)
     for job in jobs:
         job.go_on(None)
-    while waiting := [job for job in jobs if job.pending is not None]:
-        by_kind: dict[type, list[Job]] = defaultdict(list)
-        for job in waiting:
-            by_kind[type(job.pending)].append(job)
+    while by_kind := _by_kind(jobs):
         for kind, group in by_kind.items():
             _answer(world, kind, group)
     return [cast("Outcome | Exception", job.ended) for job in jobs]
 
 
+def _by_kind(jobs: list[Job]) -> dict[type, list[Job]]:
+    found: dict[type, list[Job]] = {}
+    for job in jobs:
+        if (step := job.pending) is not None:
+            kind = type(step)
+            if kind in found:
+                found[kind].append(job)
+            else:
+                found[kind] = [job]
+    return found
+
+
 def _answer(world: World, kind: type, group: list[Job]) -> None:
     if kind is Handle:
-        for job in group:
-            _handle(job)
+        _handle(group)
         return
     try:
         answers = _acknowledge(world, group) if kind is Acknowledge else world.perform(kind, [j.pending for j in group])
@@ -126,16 +144,28 @@ def _answer(world: World, kind: type, group: list[Job]) -> None:
         job.go_on(answer)
 
 
-def _handle(job: Job) -> None:
-    step = cast(Handle, job.pending)
-    try:
-        if job.handle is None:
-            raise Misuse("this attempt has nothing to handle")
-        answer = job.handle(step.state)
-    except Exception as error:
-        job.fail(error)
-    else:
-        job.go_on(answer)
+def _handle(group: list[Job]) -> None:
+    """All are begun before any is waited for: what runs elsewhere runs side by side."""
+    elsewhere: list[tuple[Job, Future[Handled]]] = []
+    for job in group:
+        try:
+            if job.handle is None:
+                raise Misuse("this attempt has nothing to handle")
+            answer = job.handle(cast(Handle, job.pending).state)
+        except Exception as error:
+            job.fail(error)
+        else:
+            if isinstance(answer, Future):
+                elsewhere.append((job, answer))
+            else:
+                job.go_on(answer)
+    for job, begun in elsewhere:
+        try:
+            answer = begun.result()
+        except Exception as error:
+            job.fail(error)
+        else:
+            job.go_on(answer)
 
 
 def _acknowledge(world: World, group: list[Job]) -> list[None]:
@@ -146,6 +176,11 @@ def _acknowledge(world: World, group: list[Job]) -> list[None]:
 def _remove(world: World, steps: Sequence[Remove]) -> list[None]:
     world.tokens.remove([step.removal for step in steps])
     return [None] * len(steps)
+
+
+def _fresh(world: World, steps: Sequence[Fresh]) -> list[tuple[str, ...]]:
+    ids = iter(world.fresh(sum(step.many for step in steps)))
+    return [tuple(islice(ids, step.many)) for step in steps]
 
 
 def _finish(world: World, steps: Sequence[Finish]) -> list[None]:
@@ -163,5 +198,5 @@ _VERBS: Final[dict[type, Callable[[World, Any], Sequence[Any]]]] = {
     Settle: lambda world, steps: world.ledger.settle(steps),
     Finish: _finish,
     Dispatch: World.dispatch,
-    Fresh: lambda world, steps: [world.fresh(step.many) for step in steps],
+    Fresh: _fresh,
 }

@@ -1,6 +1,6 @@
 """Outbox (token-based deduplication): a message is processed only while its token exists, so each counts once."""
 
-from onefold.engines.outbox.attempt import PLANS, RECOVERIES, checkpointed, parented, resent, resumed, transactional
+from onefold.engines.outbox.attempt import PLANS, RECOVERIES, checkpointed, parented, resumed, transactional
 from onefold.engines.outbox.handling import ANSWERS, RULES, Out, handled, key_of, outgoings
 from onefold.engines.outbox.record import Entity, Entry, Key, Message, Outgoing, pack, pack_entry, unpack_entry
 from onefold.engines.outbox.source import Taken, mark_of, sourced, sourced_at_once
@@ -31,7 +31,6 @@ __all__ = [
     "pack",
     "pack_entry",
     "parented",
-    "resent",
     "resumed",
     "sourced",
     "sourced_at_once",

@@ -12,6 +12,7 @@ Why each line stands where it does, in all plans:
   through. Ids are new in each attempt. A token that was used up is never made again.
 - *send, then remove the token, then clear the outbox*: a crash between any two is found at the next delivery.
 - *no token: look again, and clear what is left*: the worker before us may have died after it removed the token.
+- *what a plan finds left by another plan, it can finish*: an endpoint may change its plan while messages are in flight.
 - *tokens are made only while their parent exists*, and go with it unless their attempt won: no garbage.
 
 `checkpointed` is the published final listing: seven round trips to the stores, and the handler is called only when
@@ -27,7 +28,6 @@ there is a token. `parented` makes the tokens before the one write that fixes st
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -65,7 +65,7 @@ def checkpointed(key: Key, message: Message) -> Attempt:
     applied = token not in entity.outbox
     if applied:
         done: Handled = yield Handle(entity.state)
-        entity = replace(entity, state=done.state).keeping(token, Entry(done.outgoing, origin=message.origin))
+        entity = entity.changed(done.state).keeping(token, Entry(done.outgoing, origin=message.origin))
         if not (yield Persist(entity)):
             return Outcome.CONFLICT
         entity = entity.stored
@@ -86,7 +86,7 @@ def parented(key: Key, message: Message) -> Attempt:
         entry = yield from named(Entry(done.outgoing, origin=message.origin))
         if not (yield Create(_birth(token, entry, guarded=True))):
             return (yield from _tidied(key, token))
-        entity = replace(entity, state=done.state).keeping(token, entry)
+        entity = entity.changed(done.state).keeping(token, entry)
         if not (yield Persist(entity)):
             return Outcome.CONFLICT
         entity = entity.stored
@@ -104,9 +104,15 @@ def transactional(key: Key, message: Message) -> Attempt:
     entity = opened.entity
     if not opened.held:
         return (yield from sent_again(entity, token))
+    if token in entity.outbox:  # begun by another plan, which removes the token last
+        ended = yield from sent(entity, token, guarded=True, at_once=True)
+        if ended is not None:
+            return ended
+        yield Acknowledge()
+        return Outcome.RESUMED
     done: Handled = yield Handle(entity.state)
     entry = yield from named(Entry(done.outgoing, origin=message.origin))
-    entity = replace(entity, state=done.state)
+    entity = entity.changed(done.state)
     if entry.outgoing:
         entity = entity.keeping(token, entry)
     settled: Settled = yield Settle(entity, token, token)
@@ -120,23 +126,22 @@ def transactional(key: Key, message: Message) -> Attempt:
 
 
 def resumed(key: Key, name: str) -> Attempt:
-    """What is left to do of a stranded outbox entry, for the first two plans; the message itself is not needed."""
+    """What is left to do of a stranded outbox entry, whichever plan left it; the message itself is not needed."""
     entity: Entity = yield Load(key)
     if name not in entity.outbox:
         return Outcome.DUPLICATE
-    ended = yield from sent(entity, name, guarded=_has_token(name))
+    ended = yield from sent(entity, name, guarded=MARK not in name)
     return ended or Outcome.RESUMED
 
 
-def resent(key: Key, name: str) -> Attempt:
-    """What is left to do of a stranded outbox entry, for `transactional`."""
+def resumed_at_once(key: Key, name: str) -> Attempt:
+    """The same for `transactional`, which clears entries without a new version: to write all of them would bring back
+    one that was cleared since the load."""
     entity: Entity = yield Load(key)
-    entry = entity.outbox.get(name)
-    if entry is None:
+    if name not in entity.outbox:
         return Outcome.DUPLICATE
-    yield Dispatch(entry.messages(name))
-    yield Finish(key, name)
-    return Outcome.RESUMED
+    ended = yield from sent(entity, name, guarded=MARK not in name, at_once=True)
+    return ended or Outcome.RESUMED
 
 
 Plan = Callable[[Key, Message], Attempt]
@@ -146,12 +151,15 @@ PLANS: Final[Mapping[str, Plan]] = MappingProxyType(
     {"checkpointed": checkpointed, "parented": parented, "transactional": transactional}
 )
 RECOVERIES: Final[Mapping[str, Recovery]] = MappingProxyType(
-    {"checkpointed": resumed, "parented": resumed, "transactional": resent}
+    {"checkpointed": resumed, "parented": resumed, "transactional": resumed_at_once}
 )
 
 
-def sent(entity: Entity, name: str, *, guarded: bool) -> Generator[Step, Any, Outcome | None]:
-    """From the entry to the end: tokens, messages, removal, and an empty outbox; an outcome if it could not be."""
+def sent(entity: Entity, name: str, *, guarded: bool, at_once: bool = False) -> Generator[Step, Any, Outcome | None]:
+    """From the entry to the end: tokens, messages, removal, and an empty outbox; an outcome if it could not be.
+
+    ``at_once``: in one database, where an entry is cleared alone.
+    """
     entry = entity.outbox[name]
     if entry.outgoing and not entry.attempt:
         entry = yield from named(entry)
@@ -164,7 +172,9 @@ def sent(entity: Entity, name: str, *, guarded: bool) -> Generator[Step, Any, Ou
     if entry.outgoing:
         yield Dispatch(entry.messages(name))
     yield Remove(Removal(name, entry.attempt))
-    if not (yield Persist(entity.without(name))):
+    if at_once:
+        yield Finish(entity.key, name)
+    elif not (yield Persist(entity.without(name))):
         return Outcome.CONFLICT
     return None
 
@@ -182,13 +192,19 @@ def _birth(parent: str, entry: Entry, *, guarded: bool) -> Birth:
 
 
 def _tidied(key: Key, token: str) -> Attempt:
-    """There is no token. What was loaded may be older than that: look again before saying that nothing is left."""
+    """There is no token. What was loaded may be older than that: look again before saying that nothing is left.
+
+    One of the first two plans has sent what is left; `transactional` perhaps not. So it is sent.
+    """
     entity: Entity = yield Load(key)
-    left = token in entity.outbox
-    if left and not (yield Persist(entity.without(token))):
-        return Outcome.CONFLICT
+    entry = entity.outbox.get(token)
+    if entry is not None:
+        if entry.outgoing:
+            yield Dispatch(entry.messages(token))
+        if not (yield Persist(entity.without(token))):
+            return Outcome.CONFLICT
     yield Acknowledge()
-    return Outcome.TIDIED if left else Outcome.DUPLICATE
+    return Outcome.DUPLICATE if entry is None else Outcome.TIDIED
 
 
 def sent_again(entity: Entity, token: str) -> Attempt:
@@ -199,10 +215,6 @@ def sent_again(entity: Entity, token: str) -> Attempt:
         yield Finish(entity.key, token)
     yield Acknowledge()
     return Outcome.DUPLICATE if entry is None else Outcome.RESUMED
-
-
-def _has_token(name: str) -> bool:
-    return MARK not in name
 
 
 MARK: Final = "#"

@@ -9,7 +9,7 @@ again after a crash, and for a copy that comes too late; what it returned then c
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from onefold.engines.outbox.attempt import MARK
@@ -147,16 +147,18 @@ def _answers() -> dict[str, Answer]:
 ANSWERS: Final = _answers()
 """What can be said of a delivery, by reason. The names of `Outcome` are the first five."""
 
-RULES: Final = {
-    "applied": "Its token was there: it changed the state, and what it sends is sent.",
-    "resumed": "An earlier delivery changed the state and was cut off; what was left to do is done.",
-    "duplicate": "It has no token any more: it was processed before.",
-    "tidied": "It has no token any more; an outbox entry was left, and is gone now.",
-    "conflict": "Somebody else wrote the entity in between: nothing was changed, it comes again.",
-    "handler_failed": "The handler raised, or returned what cannot be kept: it comes again, then it is set aside.",
-    "store_failed": "A store or the transport did not answer: it comes again.",
-    "malformed": "It is not a message, or has no key: it is set aside, with its token.",
-    "no_handler": "Nobody handles its queue here: it is set aside, with its token.",
-    "foreign_token": "Its token is kept in another store than the one asked: it is set aside, with its token.",
+RULES: Final[Mapping[Answer, str]] = {
+    ANSWERS["applied"]: "Its token was there: it changed the state, and what it sends is sent.",
+    ANSWERS["resumed"]: "An earlier delivery changed the state and was cut off; what was left to do is done.",
+    ANSWERS["duplicate"]: "It has no token any more: it was processed before.",
+    ANSWERS["tidied"]: "It has no token any more; an outbox entry was left, and is gone now.",
+    ANSWERS["conflict"]: "Somebody else wrote the entity in between: nothing was changed, it comes again.",
+    ANSWERS[
+        "handler_failed"
+    ]: "The handler raised, or returned what cannot be kept: it comes again, then it is set aside.",
+    ANSWERS["store_failed"]: "A store or the transport did not answer: it comes again.",
+    ANSWERS["malformed"]: "It is not a message, or has no key: it is set aside, with its token.",
+    ANSWERS["no_handler"]: "Nobody handles its queue here: it is set aside, with its token.",
+    ANSWERS["foreign_token"]: "Its token is kept in another store than the one asked: it is set aside, with its token.",
 }
 """Each reason in one sentence."""

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from onefold.errors import BadInput
@@ -63,8 +64,7 @@ class Message:
         return self.body.get(name, default) if isinstance(self.body, dict) else default
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(NamedTuple):
     """A message that is to be sent: without a token until the checkpoint that fixes one."""
 
     to: str
@@ -72,8 +72,7 @@ class Outgoing:
     token: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """What one message sends, kept until it is sent."""
 
     outgoing: tuple[Outgoing, ...] = ()
@@ -85,34 +84,41 @@ class Entry:
     def checkpointed(self, attempt: str, tokens: tuple[str, ...]) -> Entry:
         """The same, with tokens: from the write of this on, they are what is sent."""
         named = zip(self.outgoing, tokens, strict=True)
-        return replace(self, attempt=attempt, outgoing=tuple(replace(out, token=token) for out, token in named))
+        return Entry(tuple(Outgoing(out.to, out.body, token) for out, token in named), attempt, self.origin)
 
     def messages(self, cause: str) -> tuple[Message, ...]:
-        """What is to be dispatched."""
-        return tuple(Message(out.token, out.to, out.body, cause, self.origin) for out in self.outgoing)
+        """What is to be dispatched: nothing before the checkpoint."""
+        return tuple(Message(out.token, out.to, out.body, cause, self.origin) for out in self.outgoing if out.token)
 
 
-@dataclass(frozen=True, slots=True)
-class Entity:
+class Entity(NamedTuple):
     """A record: version 0 is one that was never written."""
 
     key: Key
     version: int = 0
     state: Any = None
-    outbox: Mapping[str, Entry] = field(default_factory=dict)
+    outbox: Mapping[str, Entry] = MappingProxyType({})
 
     @property
     def stored(self) -> Entity:
         """What the store has after it took this one."""
-        return replace(self, version=self.version + 1)
+        return Entity(self.key, self.version + 1, self.state, self.outbox)
+
+    def changed(self, state: Any) -> Entity:
+        """With this state."""
+        return Entity(self.key, self.version, state, self.outbox)
 
     def keeping(self, name: str, entry: Entry) -> Entity:
         """With this entry in its outbox."""
-        return replace(self, outbox={**self.outbox, name: entry})
+        return Entity(self.key, self.version, self.state, {**self.outbox, name: entry})
 
     def without(self, name: str) -> Entity:
         """With no such entry."""
-        return replace(self, outbox={other: entry for other, entry in self.outbox.items() if other != name})
+        left = {other: entry for other, entry in self.outbox.items() if other != name}
+        return Entity(self.key, self.version, self.state, left)
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False)  # made once: half of the cost
 
 
 def pack(value: Any) -> str:
@@ -125,10 +131,9 @@ def pack(value: Any) -> str:
     onefold.errors.BadInput: not a JSON value: Object of type set is not JSON serializable
     """
     try:
-        text = json.dumps(value, separators=(",", ":"), sort_keys=True, allow_nan=False)
+        return _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadInput(f"not a JSON value: {error}") from error
-    return text
 
 
 def pack_entry(entry: Entry) -> str:
@@ -143,11 +148,11 @@ def unpack_entry(text: str) -> Entry:
     return Entry(tuple(Outgoing(*out) for out in data["outgoing"]), data["attempt"], data["origin"])
 
 
-def pack_message(message: Message) -> bytes:
-    """A message as bytes, for transports."""
-    named = {"token": message.token, "to": message.to, "body": message.body}
-    told = {"cause": message.cause, "origin": message.origin, "realm": message.realm}
-    return pack({**named, **{name: value for name, value in told.items() if value}}).encode()
+def pack_message(message: Message, realm: str = "") -> bytes:
+    """A message as bytes, for transports; ``realm`` is where its token is, if the message does not say so."""
+    fields = {"token": message.token, "to": message.to, "body": message.body}
+    fields |= {"realm": realm or message.realm, "cause": message.cause, "origin": message.origin}
+    return pack(fields).encode()
 
 
 def unpack_message(payload: bytes) -> Message:

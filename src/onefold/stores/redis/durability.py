@@ -17,19 +17,19 @@ import redis
 
 # Setting: the value that keeps everything, and what can happen with any other.
 WANTED = {
-    "appendonly": ("yes", "after a restart claims are missing"),
-    "appendfsync": ("always", "after a crash the claims of the last seconds are missing"),
-    "no-appendfsync-on-rewrite": ("no", "claims made while the file is rewritten can be missing after a crash"),
-    "maxmemory-policy": ("noeviction", "when memory is short devices are thrown away"),
+    "appendonly": ("yes", "after a restart {what} are missing"),
+    "appendfsync": ("always", "after a crash the {what} of the last seconds are missing"),
+    "no-appendfsync-on-rewrite": ("no", "{what} made while the file is rewritten can be missing after a crash"),
+    "maxmemory-policy": ("noeviction", "when memory is short what is kept is thrown away"),
 }
 
 
-def concerns(client: redis.Redis, replicas_min: int) -> list[str]:
-    """One sentence per setting that can lose a claim, or that could not be looked at."""
+def concerns(client: redis.Redis, replicas_min: int, what: str = "claims") -> list[str]:
+    """One sentence per setting that can lose what is kept, or that could not be looked at; ``what`` is kept there."""
     info, hidden = _info(client)
     found, refusal = _settings(client, info)
     told = [
-        f"{name} is {found[name]}, should be {wanted}: {harm}"
+        f"{name} is {found[name]}, should be {wanted}: {harm.format(what=what)}"
         for name, (wanted, harm) in WANTED.items()
         if name in found and found[name] != wanted
     ]
@@ -42,7 +42,7 @@ def concerns(client: redis.Redis, replicas_min: int) -> list[str]:
     if hidden:
         told.append(f"whether it has replicas could not be checked ({hidden})")
     elif replicas and not replicas_min:
-        told.append(f"it has {replicas} replica(s), replicas_min is 0: claims may be missing when one takes over")
+        told.append(f"it has {replicas} replica(s), replicas_min is 0: {what} may be missing when one takes over")
     return told
 
 

@@ -2,4 +2,6 @@
 
 database.py       opening a file so that what was committed outlives a power cut, and transactions on it
 counter_store.py  the counters of devices (lorawan)
+ledger.py         entities, outboxes and tokens (outbox); its statements are in outbox_*.py
+queue.py          a queue with leases (outbox)
 """

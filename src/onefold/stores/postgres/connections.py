@@ -1,0 +1,161 @@
+"""A few connections to one database, lent out one call at a time.
+
+A call takes the connection that was used last, or makes one, or waits until one is given back: never more than
+``connections_max`` are open, whatever the number of threads. One that fails is closed and all that lie idle with it,
+for they went to the same server. Before one is lent out again it is looked at whether the server has hung up meanwhile:
+after a restart that nobody noticed, nobody is told of it.
+
+What fails is `StoreFailed`, and whether it was done is not known. There is one exception: a deadlock is undone by the
+server for certain, so `run` makes the call again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from select import POLLIN, poll
+from threading import BoundedSemaphore, Lock
+from typing import Any, TypeAlias, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+
+from onefold.errors import BadInput, Misuse, OnefoldError, StoreFailed
+
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+Answer = TypeVar("Answer")
+
+DEADLOCKS_MAX = 3
+_UNDONE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+
+
+class Connections:
+    """Connections to the server at ``conninfo``; ``shown`` is what may be said of it."""
+
+    def __init__(
+        self,
+        conninfo: str,
+        shown: str,
+        prepare: Callable[[Connection], None],
+        *,
+        connections_max: int,
+        timeout_s: float,
+    ) -> None:
+        """Connect to nothing yet; ``prepare`` is done with each connection before its first use."""
+        self.shown = shown
+        self._conninfo, self._prepare = conninfo, prepare
+        self._connections_max, self._timeout_s = connections_max, timeout_s
+        self._slots = BoundedSemaphore(connections_max)
+        self._idle: list[Connection] = []
+        self._lock = Lock()
+        self._open = True
+
+    def run(self, work: Callable[[Connection], Answer]) -> Answer:
+        """What ``work`` makes of a connection, on which each statement is a transaction unless it begins one."""
+        with self._told():
+            for _ in range(DEADLOCKS_MAX):
+                try:
+                    with self._lent() as connection:
+                        return work(connection)
+                except _UNDONE:
+                    pass
+            with self._lent() as connection:
+                return work(connection)
+
+    def close(self) -> None:
+        """Close all that are idle now, and each that is in use when it is given back."""
+        with self._lock:
+            self._open = False
+        self._drop_idle()
+
+    def check_open(self) -> None:
+        """`Misuse` once it was closed."""
+        if not self._open:
+            raise Misuse(f"{self.shown}: this ledger was closed")
+
+    @contextmanager
+    def _lent(self) -> Iterator[Connection]:
+        self.check_open()
+        if not self._slots.acquire(timeout=self._timeout_s):
+            told = f"{self.shown}: all {self._connections_max} connections were in use for {self._timeout_s} s"
+            raise StoreFailed(told, connections_max=self._connections_max)
+        try:
+            connection = self._taken() or self._made()
+            try:
+                yield connection
+            finally:
+                self._give_back(connection)
+        finally:
+            self._slots.release()
+
+    def _taken(self) -> Connection | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            if not _has_hung_up(connection):
+                return connection
+            connection.close()
+
+    def _made(self) -> Connection:
+        """The address decides where it says something: these are for what it leaves open."""
+        timeout_ms = str(int(self._timeout_s * 1_000))
+        ours = {"connect_timeout": str(max(2, round(self._timeout_s))), "tcp_user_timeout": timeout_ms}
+        given = conninfo_to_dict(self._conninfo)
+        missing = {
+            name: value for name, value in {**ours, "fallback_application_name": "onefold"}.items() if name not in given
+        }
+        conninfo = make_conninfo(self._conninfo, **missing)
+        connection = psycopg.connect(conninfo, autocommit=True)
+        try:
+            settings = (
+                "select set_config('statement_timeout', %(ms)s, false), set_config('lock_timeout', %(ms)s, false)"
+            )
+            connection.execute(settings, {"ms": timeout_ms})
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _give_back(self, connection: Connection) -> None:
+        if connection.closed:
+            self._drop_idle()
+        usable = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
+        with self._lock:
+            if usable and self._open:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _drop_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise self._meaning(error) from error
+        except UnicodeEncodeError as error:
+            raise BadInput(f"{self.shown} cannot keep the text {error.object!r:.100}") from error
+
+    def _meaning(self, error: psycopg.Error) -> OnefoldError:
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error, psycopg.DataError):
+            return BadInput(f"{self.shown} cannot keep a value: {line}")
+        return StoreFailed(f"{self.shown}: {line}", place=self.shown)
+
+
+def _has_hung_up(connection: Connection) -> bool:
+    """A server that says something unasked says that it ends, or has ended."""
+    if connection.closed:
+        return True
+    unasked = poll()
+    unasked.register(connection.fileno(), POLLIN)
+    return bool(unasked.poll(0))

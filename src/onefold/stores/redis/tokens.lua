@@ -1,0 +1,154 @@
+-- The tokens of messages in flight: a batch of one verb, in one step that nothing can come between.
+--
+-- KEYS     realm, tokens, names, ages, children
+-- ARGV     the verb, the realm that the caller knows, JSON of what the verb takes
+-- returns  JSON
+--
+-- realm     string   the name of this store, made once
+-- tokens    hash     token -> JSON [destination, parent, attempt, at_ms]; a parent of "" is none, at_ms is a string
+-- names     zset     every token with score 0: in the order of their bytes
+-- ages      zset     every token with at_ms
+-- children  zset     those with a parent, as "<bytes of the parent>:<parent>:<token>" with score 0
+--
+-- A store that was emptied has another realm, or none. Then that a token is not there means nothing, and to take it for a
+-- sign would lose the message: every verb is refused.
+
+local REALM, TOKENS, NAMES, AGES, CHILDREN = unpack(KEYS)
+local verb, realm, asked = ARGV[1], ARGV[2], cjson.decode(ARGV[3])
+
+local function family(parent)
+    return string.format('%d:%s:', #parent, parent)
+end
+
+local function record(token)
+    local found = redis.call('HGET', TOKENS, token)
+    if found then
+        return cjson.decode(found)
+    end
+end
+
+local function put(token, destination, parent, attempt, at_ms)
+    redis.call('HSET', TOKENS, token, cjson.encode({destination, parent, attempt, at_ms}))
+end
+
+local function drop(token, parent)
+    redis.call('HDEL', TOKENS, token)
+    redis.call('ZREM', NAMES, token)
+    redis.call('ZREM', AGES, token)
+    if parent ~= '' then
+        redis.call('ZREM', CHILDREN, family(parent) .. token)
+    end
+end
+
+local verbs = {}
+
+-- [a realm of the caller's making]: the one that is there, or that one from now on
+function verbs.realm()
+    redis.call('SET', REALM, asked[1], 'NX')
+    return {redis.call('GET', REALM)}
+end
+
+-- [token, ...]: for each whether it exists
+function verbs.holds()
+    local held = {}
+    for i, token in ipairs(asked) do
+        held[i] = redis.call('HEXISTS', TOKENS, token) == 1
+    end
+    return held
+end
+
+-- [at_ms, [parent, attempt, guarded, [[token, destination], ...]], ...]: for each birth whether it was done
+function verbs.create()
+    local at_ms, done = asked[1], {}
+    for i = 2, #asked do
+        local parent, attempt, guarded, children = unpack(asked[i])
+        done[i - 1] = not guarded or redis.call('HEXISTS', TOKENS, parent) == 1
+        for _, child in ipairs(done[i - 1] and children or {}) do
+            local token, destination = unpack(child)
+            if redis.call('HEXISTS', TOKENS, token) == 0 then
+                put(token, destination, parent, attempt, at_ms)
+                redis.call('ZADD', NAMES, 0, token)
+                redis.call('ZADD', AGES, at_ms, token)
+                if parent ~= '' then
+                    redis.call('ZADD', CHILDREN, 0, family(parent) .. token)
+                end
+            end
+        end
+    end
+    return done
+end
+
+-- [[token, attempt], ...]: the tokens go, their children of this attempt are free, their other children go
+--
+-- What is written comes before what is removed: a server that is out of memory refuses the first, and nothing is changed.
+function verbs.remove()
+    for _, removal in ipairs(asked) do
+        local token, winner = unpack(removal)
+        local kin, losers = family(token), {}
+        -- ";" follows ":": all that begins with the name of the family. Nobody's children are not a family.
+        local children = token ~= '' and redis.call('ZRANGEBYLEX', CHILDREN, '[' .. kin, '(' .. kin:sub(1, -2) .. ';')
+        for _, member in ipairs(children or {}) do
+            local child = member:sub(#kin + 1)
+            local destination, _, attempt, at_ms = unpack(record(child))
+            if attempt == winner then
+                put(child, destination, '', attempt, at_ms)
+                redis.call('ZREM', CHILDREN, member)
+            else
+                losers[#losers + 1] = child
+            end
+        end
+        for _, child in ipairs(losers) do
+            drop(child, token)
+        end
+        local found = record(token)
+        if found then
+            drop(token, found[2])
+        end
+    end
+    return {}
+end
+
+-- [token, parent or null]: whether it was there, with this parent if one is named
+function verbs.discard()
+    local token, parent = asked[1], asked[2]
+    local found = record(token)
+    if not found or (parent ~= cjson.null and found[2] ~= parent) then
+        return {false}
+    end
+    drop(token, found[2])
+    return {true}
+end
+
+-- [after, limit]: [token, destination, parent, attempt, at_ms] of each, by name
+function verbs.listed()
+    local listed = {}
+    for i, token in ipairs(redis.call('ZRANGEBYLEX', NAMES, '(' .. asked[1], '+', 'LIMIT', 0, asked[2])) do
+        listed[i] = {token, unpack(record(token))}
+    end
+    return listed
+end
+
+-- [member, limit]: how many children follow this one, up to the limit, the last of them, and those of a parent that has
+-- no token, as above. Not by name: by parent.
+function verbs.orphans()
+    local members = redis.call('ZRANGEBYLEX', CHILDREN, asked[1], '+', 'LIMIT', 0, asked[2])
+    local orphans = {}
+    for _, member in ipairs(members) do
+        local length, from = member:match('^(%d+):()')
+        local token = member:sub(from + length + 1)
+        if redis.call('HEXISTS', TOKENS, member:sub(from, from + length - 1)) == 0 then
+            orphans[#orphans + 1] = {token, unpack(record(token))}
+        end
+    end
+    return {#members, members[#members] or '', orphans}
+end
+
+-- []: how many there are, and when the oldest was made
+function verbs.live()
+    return {redis.call('HLEN', TOKENS), redis.call('ZRANGE', AGES, 0, 0, 'WITHSCORES')[2] or cjson.null}
+end
+
+if verb ~= 'realm' and redis.call('GET', REALM) ~= realm then
+    return redis.error_reply('REALM ' .. (redis.call('GET', REALM) or ''))
+end
+return cjson.encode(verbs[verb]())
