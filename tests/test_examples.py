@@ -11,12 +11,17 @@ from typing import Any
 
 import pytest
 
-from onefold.engines import chains, lorawan, producers
+from onefold.engines import chains, lorawan, outbox, producers
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
 CHAINS = ROOT / "docs" / "engines" / "chains.md"
-RULES: dict[str, Mapping[Any, str]] = {"chains": chains.RULES, "lorawan": lorawan.RULES, "producers": producers.RULES}
+RULES: dict[str, Mapping[Any, str]] = {
+    "chains": chains.RULES,
+    "lorawan": lorawan.RULES,
+    "outbox": outbox.RULES,
+    "producers": producers.RULES,
+}
 
 CHAIN_DETECTOR = """\
 FIRST new_chain        (1000|0, inf]

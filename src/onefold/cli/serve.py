@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 import typer
 
 from onefold.cli.output import people
+from onefold.cli.serve_desk import desk
 from onefold.cli.serve_gateway import gateway
 from onefold.cli.token import TOKEN, make_folder, read_token
 
-__all__ = ["gateway", "ingest", "read_token"]
+__all__ = ["desk", "gateway", "ingest", "read_token"]
 
 
 def ingest(

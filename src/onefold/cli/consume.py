@@ -1,0 +1,146 @@
+"""``onefold consume``: run the handlers of an endpoint."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import typer
+
+from onefold.cli.output import AsJson, emit_json, people
+from onefold.errors import Misuse, OnefoldError
+from onefold.services.outbox import Consumer, Consuming, Endpoint
+
+
+def consume(
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:APP", help="A module of this folder, and the endpoint in it: shop:app.")
+    ],
+    concurrency: Annotated[int, typer.Option(min=1, help="Threads that process messages.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Messages that are taken at once.")] = 64,
+    lease_s: Annotated[
+        float, typer.Option(min=0.01, help="So long what a dead consumer had in hand waits for another one.")
+    ] = 30,
+    attempts_max: Annotated[
+        int, typer.Option(min=1, help="Deliveries of a message that fails, before it is set aside.")
+    ] = 10,
+    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when the queues are empty.")] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Answer /metrics and /healthz on this port of loopback; 0: any."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Process the messages of an endpoint's queues, each once, until it is stopped.
+
+    Ctrl-C and SIGTERM stop it: what is being processed is finished, the rest goes back. A kill loses nothing either.
+    Exit code 1: messages were set aside as dead letters.
+    """
+    settings = Consuming(
+        concurrency=concurrency, batch=batch, lease_s=lease_s, attempts_max=attempts_max, until_empty=until_empty
+    )
+    stop = threading.Event()
+    with ExitStack() as around:
+        app = around.enter_context(find_endpoint(target))
+        consumer = Consumer(app, settings, stop=stop)
+        around.enter_context(_logged())
+        around.enter_context(_stopped_by_signals(stop))
+        if metrics_port is not None:
+            from onefold.services.outbox.watching import watched
+
+            url = around.enter_context(watched(consumer, metrics_port))
+            people.print(f"figures at {url}/metrics", markup=False, soft_wrap=True)
+        tally = consumer.run(lambda: _say(f"{app.name} consumes {', '.join(app.handlers)}"))
+    buried = consumer.books.buried
+    people.print(f"{tally}" + (f"; {buried} set aside as dead letters" if buried else ""), markup=False)
+    if as_json:
+        emit_json({"tally": tally.to_dict(), "buried": buried, "recovered": asdict(consumer.recovered)})
+    return 1 if buried else 0
+
+
+def find_endpoint(target: str) -> Endpoint:
+    """The endpoint that ``module:app`` names; the module may be one of the working folder."""
+    name, _, attribute = target.partition(":")
+    if not name or not attribute:
+        raise Misuse(f"{target!r} is no MODULE:APP, such as shop:app", target=target)
+    module = load_module(name)
+    found = getattr(module, attribute, None)
+    if not isinstance(found, Endpoint):
+        there = sorted(each for each, value in vars(module).items() if isinstance(value, Endpoint))
+        told = f"there are {', '.join(there)}" if there else "there is none in it"
+        what = f"is a {type(found).__name__}, no Endpoint" if hasattr(module, attribute) else "is not there"
+        raise Misuse(f"{target}: {attribute!r} of the module {name!r} {what}; {told}", target=target)
+    return found
+
+
+def load_module(name: str) -> ModuleType:
+    """A module of the working folder or of the path; `Misuse` if there is none."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # it is there, and itself imports what is not
+        raise Misuse(f"no module {name!r} in {here} or on the path of Python", module=name) from error
+    except OnefoldError:
+        raise
+    except Exception as error:
+        raise Misuse(f"the module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _say(text: str) -> None:
+    people.print(text, markup=False, soft_wrap=True)
+
+
+class _Told(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        _say(f"onefold: {' '.join(record.getMessage().split())}")
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    """What goes wrong is one line on standard error each."""
+    logger, handler = logging.getLogger("onefold.outbox"), _Told(logging.WARNING)
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
+
+
+@contextmanager
+def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    """The first signal asks it to end; a second one acts as ever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def end(*_: Any) -> None:
+        stop.set()
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        restore()

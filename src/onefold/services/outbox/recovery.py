@@ -1,0 +1,121 @@
+"""What others left unfinished: outbox entries of workers that died, tokens that nobody will use, old tombstones.
+
+A message that was not acknowledged comes again, and its next delivery finishes what is left. But a transport may give a
+message up, and a source may have nobody who asks again; so now and then somebody looks for what is *stranded*. To
+finish an entry that somebody is still at does no harm: one of the two gets through, as everywhere.
+
+Orphans are only left by sources over two stores (see `engines.outbox.source`): tokens are read first, then whether the
+entry that they were made for is still there. An entry that is gone has freed its own, so what has a parent is garbage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from onefold.engines.outbox.attempt import MARK, RECOVERIES
+from onefold.engines.outbox.record import Key
+from onefold.engines.outbox.steps import Outcome
+from onefold.errors import Misuse
+from onefold.ports import Stranded, Token, TokenStore
+from onefold.stores.attempts import Job, World, run
+
+if TYPE_CHECKING:
+    from onefold.services.outbox.endpoint import Endpoint
+
+PAGE: Final = 500
+"""Entries, or tokens, that are read at once: each entry can hold 1,000 messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What was found, and what became of it."""
+
+    finished: int = 0
+    """Outbox entries whose messages are sent now, and which are gone."""
+    conflicts: int = 0
+    """Entries that somebody else was at; they are theirs, or the next recovery's."""
+    swept: int = 0
+    """Tokens that were made for nothing."""
+    purged: int = 0
+    """Tombstones that were old enough."""
+
+    def __add__(self, other: Recovered) -> Recovered:
+        return Recovered(
+            self.finished + other.finished,
+            self.conflicts + other.conflicts,
+            self.swept + other.swept,
+            self.purged + other.purged,
+        )
+
+
+def recover(app: Endpoint, older_than_s: float, tombstone_s: float) -> Recovered:
+    """One look at all that an endpoint left behind."""
+    if older_than_s < 0 or tombstone_s < 0:
+        raise Misuse(f"older_than_s is {older_than_s}, tombstone_s {tombstone_s}: must not be negative")
+    world, now = app.world, app.clock_ms()
+    done = _finish(world, app.plan, app.name, now - round(older_than_s * 1000) + 1)
+    swept = 0 if app.plan == "transactional" else _sweep(world, app.name)
+    purged = world.entities.purge(now - round(tombstone_s * 1000), app.name)
+    return replace(done, swept=swept, purged=purged)
+
+
+def recover_left(world: World, now_ms: int, older_than_s: float, endpoint: str | None = None) -> Recovered:
+    """The same without the endpoint itself, for one or for all; tombstones stay, for their time is the endpoint's."""
+    done = _finish(world, "parented", endpoint, now_ms - round(older_than_s * 1000) + 1)
+    return replace(done, swept=_sweep(world, endpoint))
+
+
+def _finish(world: World, plan: str, endpoint: str | None, before_ms: int) -> Recovered:
+    done = Recovered()
+    while found := world.entities.stranded(before_ms, PAGE, endpoint):
+        outcomes = [each for entries in _rounds(found) for each in _finished(world, plan, entries)]
+        conflicts = outcomes.count(Outcome.CONFLICT)
+        done += Recovered(len(outcomes) - conflicts, conflicts)
+        if conflicts or len(found) < PAGE:  # what is left is somebody's: not again and again
+            break
+    return done
+
+
+def _finished(world: World, plan: str, entries: Sequence[Stranded]) -> list[Outcome]:
+    ended = run(world, [Job(RECOVERIES[plan](each.key, each.name)) for each in entries])
+    for each in ended:
+        if isinstance(each, Exception):
+            raise each
+    return [each for each in ended if isinstance(each, Outcome)]
+
+
+def _rounds(found: Iterable[Stranded]) -> Iterator[list[Stranded]]:
+    """No two of one entity at once: the second would write what the first one changed."""
+    left = list(found)
+    while left:
+        first: dict[Key, Stranded] = {}
+        later = [each for each in left if first.setdefault(each.key, each) is not each]
+        yield list(first.values())
+        left = later
+
+
+def _sweep(world: World, endpoint: str | None) -> int:
+    swept, prefix = 0, "" if endpoint is None else f"{endpoint}/"
+    for page in _orphans(world.tokens):
+        ours = [token for token in page if token.parent.startswith(prefix) and MARK in token.parent]
+        keys = [_source_of(token.parent) for token in ours]
+        entities = world.entities.load(keys) if keys else []
+        for token, entity in zip(ours, entities, strict=True):
+            if token.parent not in entity.outbox:
+                swept += world.tokens.discard(token.token, token.parent)
+    return swept
+
+
+def _source_of(mark: str) -> Key:
+    """The entity whose mark it is: the name of an endpoint has no stroke in it."""
+    endpoint, _, name = mark.rpartition(MARK)[0].partition("/")
+    return Key(endpoint, name)
+
+
+def _orphans(tokens: TokenStore) -> Iterator[list[Token]]:
+    after = ""
+    while page := tokens.listed(after=after, limit=PAGE, orphans=True):
+        yield page
+        after = page[-1].token
