@@ -7,10 +7,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from onefold.spark.audit_tables import audit
     from onefold.spark.columns import ChainColumns, ProducerColumns
+    from onefold.spark.diff_tables import diff
     from onefold.spark.gaps import missing_ranges, missing_sequences
     from onefold.spark.judge import judge_chains
     from onefold.spark.log_source import register_log
+    from onefold.spark.outbox import outbox_sink, send_batch
     from onefold.spark.producers import judge_producers
     from onefold.spark.reception_columns import ReceptionColumns
     from onefold.spark.reception_judge import judge_receptions
@@ -21,28 +24,36 @@ __all__ = [
     "ChainColumns",
     "ProducerColumns",
     "ReceptionColumns",
+    "audit",
+    "diff",
     "judge_chains",
     "judge_producers",
     "judge_receptions",
     "merge_uplinks",
     "missing_ranges",
     "missing_sequences",
+    "outbox_sink",
     "read_receptions",
     "register_log",
+    "send_batch",
 ]
 
 _HOMES = {
     "ChainColumns": "columns",
     "ProducerColumns": "columns",
     "ReceptionColumns": "reception_columns",
+    "audit": "audit_tables",
+    "diff": "diff_tables",
     "judge_chains": "judge",
     "judge_producers": "producers",
     "judge_receptions": "reception_judge",
     "merge_uplinks": "uplinks",
     "missing_ranges": "gaps",
     "missing_sequences": "gaps",
+    "outbox_sink": "outbox",
     "read_receptions": "reception_reading",
     "register_log": "log_source",
+    "send_batch": "outbox",
 }
 
 

@@ -99,5 +99,5 @@ def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, Traversable]
     for entry in folder.iterdir():
         if entry.is_dir():
             yield from _sources(entry, f"{name}/{entry.name}")
-        elif entry.name.endswith(".py") or entry.name == "py.typed":
+        elif entry.name.endswith((".py", ".lua")) or entry.name == "py.typed":
             yield f"{name}/{entry.name}", entry
