@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -34,9 +33,8 @@ class Key(NamedTuple):
         return f"{self.endpoint}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message to one destination.
+class Message(NamedTuple):
+    """One message to one destination; what is in brackets is looked for in its body.
 
     >>> message = Message("t1", "orders", {"order": 7, "sum": 20})
     >>> message["sum"], message.get("currency", "EUR")
@@ -56,7 +54,7 @@ class Message:
     realm: str = ""
     """Which token store keeps its token. Another one must not take its absence for a sign."""
 
-    def __getitem__(self, name: Any) -> Any:
+    def __getitem__(self, name: Any) -> Any:  # that it is a tuple too is nobody's business
         return self.body[name]
 
     def get(self, name: str, default: Any = None) -> Any:

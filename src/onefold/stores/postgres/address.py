@@ -51,7 +51,10 @@ def parse(url: str) -> Address:
     check_name(table, NAME_BYTES_MAX - SUFFIX_BYTES_MAX)
     host = parts.get("host") or parts.get("hostaddr") or ""
     port = f":{parts['port']}" if parts.get("port") else ""
-    shown = f"postgresql://{host}{port}/{parts.get('dbname') or ''}#{unquote(fragment or TABLE)}"
+    place = f"postgresql://{host}{port}/{parts.get('dbname') or ''}"
+    if "@" in place:  # a / in the password ended the host: the rest of it would be shown as the database
+        raise Misuse("this address has an @ too many (not shown); write %40 for an @ and %2F for a / in a password")
+    shown = f"{place}#{unquote(fragment or TABLE)}"
     return Address(conninfo, shown, schema or None, table)
 
 

@@ -158,6 +158,4 @@ def _address(url: str) -> Address:
         raise Misuse("the address of a ledger must be like postgresql://user:password@host/database#schema")
     address = parse(f"{conninfo}#{schema}.outbox" if schema else conninfo)
     shown = address.shown.partition("#")[0]
-    if "@" in shown:  # a / in the password ended the host: the rest of it would be shown as the database
-        raise Misuse("the address of a ledger has an @ too many (not shown); write %40 for an @ and %2F for a /")
     return replace(address, shown=f"{shown}#{unquote(schema)}" if schema else shown)
