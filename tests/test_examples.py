@@ -92,11 +92,19 @@ LORAWAN = """\
 8 in = 2 first + 4 repeat + 0 unsure + 2 reject
 """
 
+SHOP = """\
+120 orders, 12 kills
+shipped once: 120
+paid: 7140 of 7140
+tokens left: 0, outbox entries left: 0
+"""
+
 PRINTS = {
     "lorawan": LORAWAN,
     "chain_detector": CHAIN_DETECTOR,
     "ordered_chain": ORDERED_CHAIN,
     "producers": PRODUCERS,
+    "shop": SHOP,
     "spark_judge": SPARK_JUDGE,
 }
 

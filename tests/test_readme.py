@@ -3,13 +3,16 @@
 import json
 import re
 import shlex
+import subprocess
+import sys
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
 from benchmarks.radio.fleet import Gateway
 from benchmarks.soak_producers import Server
-from tests.commands import here
+from tests.commands import here, process
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
@@ -32,8 +35,9 @@ def onefold(words, cwd, **environ):
 
 
 def test_the_readme_shows_every_command_of_a_first_day():
-    first = {"test", "check", "init", "run", "simulate", "doctor", "publish", "log"}
-    assert set(WORDS) == first | {"serve ingest", "serve gateway", "lorawan simulate", "lorawan play", "lorawan report"}
+    first = {"test", "check", "init", "run", "simulate", "doctor", "publish", "log", "consume", "tokens", "explore"}
+    pairs = {"serve ingest", "serve gateway", "serve desk", "lorawan simulate", "lorawan play", "lorawan report"}
+    assert set(WORDS) == first | pairs
 
 
 def test_simulate_init_and_run_work_one_after_the_other_as_written(tmp_path):
@@ -85,6 +89,28 @@ def test_radio_traffic_is_made_served_played_and_reported_as_written(tmp_path):
     told = json.loads(done.stdout)
     truth = sum(1 for line in (tmp_path / "air" / "receptions.jsonl").open())
     assert told["tally"]["in"] == truth
+
+
+def test_a_request_at_the_desk_is_consumed_once_as_written(tmp_path):
+    (tmp_path / "app.py").write_text(next(block for kind, block in BLOCKS if "Endpoint" in block))
+    desk = [sys.executable, "-m", "onefold.cli.main", *WORDS["serve desk"], "--port", "0", "--json"]
+    body = {"customer": "ann", "order": 7, "sum": 20}
+    with subprocess.Popen(desk, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        client = HTTPConnection(json.loads(server.stdout.readline())["url"].removeprefix("http://"))
+        client.request("POST", "/orders")
+        place = json.loads(client.getresponse().read())["id"]
+        for _ in range(2):
+            client.request("POST", f"/orders/{place}", json.dumps(body))
+            assert client.getresponse().read()
+        server.terminate()
+    done = process(*WORDS["tokens"], "--json", cwd=tmp_path)
+    assert [token["to"] for token in json.loads(done.stdout)["listed"]] == ["orders"]
+    done = process(*WORDS["consume"], "--until-empty", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1 in = 1 first" in done.stderr
+    done = process(*WORDS["explore"], cwd=tmp_path)
+    assert (done.returncode, "nothing wrong" in done.stderr) == (0, True), done.stderr
 
 
 def test_doctor_is_content_with_this_machine(tmp_path):

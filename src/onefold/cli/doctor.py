@@ -1,6 +1,7 @@
 """``onefold doctor``: what onefold needs, what is there, and what to do about the difference.
 
-Nothing is imported or started to find out, so it also answers where Spark is missing or broken.
+Nothing is imported or started to find out, so it also answers where Spark is missing or broken. With ``--store`` and
+``--transport`` it looks at those instead of the machine: see `doctor_outbox`.
 """
 
 import os
@@ -8,16 +9,19 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
+import typer
 from rich.table import Table
 from rich.text import Text
 
 from onefold import __version__
+from onefold.cli.finding import Finding
 from onefold.cli.output import AsJson, emit_json, people
+from onefold.cli.serve_desk import VARIABLE, Tokens
 from onefold.errors import Misuse
 from onefold.spark import java
 
@@ -31,30 +35,49 @@ PACKAGES: Final = {"pyspark": ((4, 3), (4, 4)), "pyarrow": ((26,), None), "panda
 """The versions that the extra ``spark`` asks for: from, and below."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at; ``advice`` is empty if nothing has to be done."""
+def doctor(
+    context: typer.Context,
+    store: Annotated[
+        str | None,
+        typer.Option(envvar="ONEFOLD_STORE", help=f"Look at this store of an outbox, not at the machine. {VARIABLE}"),
+    ] = None,
+    tokens: Tokens = None,
+    transport: Annotated[
+        str | None, typer.Option(envvar="ONEFOLD_TRANSPORT", help="With --store: where its messages go.")
+    ] = None,
+    older_than_s: Annotated[
+        float | None, typer.Option(min=0, help="With --store: what is younger is still under way. By default 600.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Look at Python, Java, Spark and the machine. Exit code 1 if something has to be done.
 
-    name: str
-    found: str
-    advice: str = ""
-    notes: tuple[str, ...] = ()
+    With --store and --transport, look at an outbox instead: for messages that were left unfinished, tokens without a
+    message, and dead letters.
+    """
+    # The variables alone do not change what it looks at: they may be set for other commands.
+    named = [name for name in ("store", "tokens", "transport") if _is_on_command_line(context, name)]
+    if named:
+        from onefold.cli.doctor_outbox import OLD_S, examine_outbox
 
-    @property
-    def fine(self) -> bool:
-        """Whether it may stay as it is."""
-        return not self.advice
-
-
-def doctor(as_json: AsJson = False) -> int:
-    """Look at Python, Java, Spark and the machine. Exit code 1 if something has to be done."""
-    findings = list(examine())
+        if store is None or transport is None:
+            raise Misuse(f"--{named[0]}: to look at an outbox it needs --store and --transport")
+        findings = examine_outbox(store, tokens, transport, OLD_S if older_than_s is None else older_than_s)
+    elif older_than_s is not None:
+        raise Misuse("--older-than-s is for an outbox: name it by --store and --transport")
+    else:
+        findings = list(examine())
     fine = all(finding.fine for finding in findings)
     people.print(_table(findings))
     people.print("all fine" if fine else "something has to be done: see the last column")
     if as_json:
         emit_json({"fine": fine, "findings": [asdict(finding) | {"fine": finding.fine} for finding in findings]})
     return 0 if fine else 1
+
+
+def _is_on_command_line(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def examine() -> Iterator[Finding]:

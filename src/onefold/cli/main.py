@@ -51,6 +51,7 @@ GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "ls": "Which there are, and how old.",
             "show": "One token, and what is known of its message.",
             "discard": "Remove a token: its message is never processed.",
+            "revive": "Put dead letters back into their queues.",
         },
     ),
     "outbox": (

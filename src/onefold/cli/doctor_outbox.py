@@ -1,0 +1,146 @@
+"""``onefold doctor --store ... --transport ...``: what is left over in an outbox that should be at rest, or nearly so.
+
+    entries     in an outbox for longer than it takes: a worker died, and nobody came to finish it
+    orphans     tokens that were made for a message whose own token is gone, and for which there is no entry
+    leaks       tokens without a message: it is in no outbox, no queue, and is no dead letter
+    letters     dead letters: nobody processes them until somebody decides
+
+A queue tells how many messages it holds, not which. So of n old tokens for a queue that holds m messages at least n - m
+have none; which ones can only be said where m is 0. Where nothing can be concluded, nothing is.
+
+What the doctor sees changes while it looks. So outboxes and dead letters are read before the queues are asked, and once
+more after that: a message that moves in between is seen in one of its places. Suspects must still be there at the end.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+from onefold.cli.finding import Finding
+from onefold.cli.outbox_stores import LOOKED_MAX, Letter, age, all_tokens, letters, opened
+from onefold.ports import Stranded, Token, TokenStore
+from onefold.report.text import foreign
+from onefold.stores.counters import wall_ms
+
+OLD_S: Final = 600.0
+"""A consumer's pump finishes after 90 s what was left; who is ten minutes old was left by the pump, too."""
+TOKENS_MAX: Final = 1_000_000
+"""Tokens that are looked at: some minutes; whoever has more in flight has no time to look."""
+NAMED_MAX: Final = 5
+
+
+def examine_outbox(store: str, tokens: str | None, transport: str, older_than_s: float) -> list[Finding]:
+    """Every finding, of all endpoints that keep their things there."""
+    with opened(store, tokens, transport) as stores:
+        assert stores.queue is not None
+        before_ms = wall_ms() - round(older_than_s * 1000)
+        seen = list(islice(all_tokens(stores.tokens), TOKENS_MAX))
+        old = [token for token in seen if token.at_ms <= before_ms]
+        entries, dead = stores.entries(), letters(stores.queue)
+        waiting = stores.queue.waiting()
+        entries_then, dead_then = stores.entries(), letters(stores.queue)
+        blind = max(len(entries), len(entries_then), len(dead), len(dead_then)) >= LOOKED_MAX
+        suspects = _suspects(old, [*entries, *entries_then], [*dead, *dead_then])
+        return [
+            _tokens(stores.tokens),
+            _entries([entry for entry in entries_then if entry.at_ms <= before_ms]),
+            _orphans(stores.tokens, old, seen, entries, blind or len(seen) == TOKENS_MAX),
+            *_leaks(stores.tokens, suspects, waiting, blind),
+            *_letters(dead_then),
+        ]
+
+
+def _tokens(tokens: TokenStore) -> Finding:
+    live = tokens.live()
+    oldest = "" if live.oldest_ms is None else f", the oldest made {age(wall_ms() - live.oldest_ms)} ago"
+    return Finding("tokens", f"{live.tokens:,}{oldest}")
+
+
+def _entries(old: Sequence[Stranded]) -> Finding:
+    if not old:
+        return Finding("outbox entries", "none that is old")
+    by_endpoint = Counter(entry.key.endpoint for entry in old)
+    found = ", ".join(f"{count:,} of {_name(endpoint)}" for endpoint, count in by_endpoint.items())
+    advice = "start a consumer of that endpoint, or `onefold outbox recover`"
+    return Finding("outbox entries", f"{found}, the oldest written {age(wall_ms() - old[0].at_ms)} ago", advice)
+
+
+def _orphans(
+    tokens: TokenStore, old: Sequence[Token], seen: Sequence[Token], entries: Sequence[Stranded], blind: bool
+) -> Finding:  # fmt: skip
+    """A parent that has neither token nor entry is done; what it did not set free is of use to nobody."""
+    if blind:
+        return Finding("orphans", "cannot be told: there is too much to look at")
+    parents = {token.token for token in seen} | {entry.name for entry in entries}
+    suspects = [token.token for token in old if token.parent and token.parent not in parents]
+    lost = _still(tokens, suspects, orphans=True)
+    if not lost:
+        return Finding("orphans", "none")
+    return Finding(
+        "orphans", f"{len(lost):,}: {_some(lost)}", "`onefold outbox recover`; if they stay, `tokens discard`"
+    )
+
+
+def _suspects(old: Sequence[Token], entries: Sequence[Stranded], dead: Sequence[Letter]) -> dict[str, list[str]]:
+    """By queue, the tokens whose message is neither in an outbox nor a dead letter, and so must be in the queue."""
+    elsewhere = {out.token for entry in entries for out in entry.entry.outgoing}
+    elsewhere |= {entry.name for entry in entries} | {letter.token or "" for letter in dead}
+    found: dict[str, list[str]] = defaultdict(list)
+    for token in old:
+        if not token.parent and token.token not in elsewhere:
+            found[token.to].append(token.token)
+    return found
+
+
+def _leaks(
+    tokens: TokenStore, suspects: dict[str, list[str]], waiting: dict[str, int], blind: bool
+) -> Iterator[Finding]:  # fmt: skip
+    if blind:
+        yield Finding("leaks", "cannot be told: there is too much to look at")
+        return
+    fine = True
+    advice = "its message is lost, or in another transport: `onefold tokens show`, then `tokens discard`"
+    for queue, names in sorted(suspects.items()):
+        left, there = _still(tokens, names), waiting.get(queue, 0)
+        if len(left) > there:
+            fine = False
+            which = f": {_some(left)}" if not there else f", among {len(left):,} old tokens for {there:,} messages"
+            least = "" if not there else "at least "
+            found = f"{least}{len(left) - there:,} to {_name(queue)} without a message{which}"
+            yield Finding("leaks", found, advice)
+        elif left:
+            fine = False
+            yield Finding("leaks", f"cannot be told for {_name(queue)}: {len(left):,} old tokens, {there:,} messages")
+    if fine:
+        yield Finding("leaks", "none")
+
+
+def _letters(dead: Sequence[Letter]) -> Iterator[Finding]:
+    by_queue: dict[str, list[Letter]] = defaultdict(list)
+    for letter in dead:
+        by_queue[letter.buried.queue].append(letter)
+    if not by_queue:
+        yield Finding("dead letters", "none")
+    for queue, those in sorted(by_queue.items()):
+        least = "at least " if len(dead) >= LOOKED_MAX else ""
+        found = f"{least}{len(those):,} in {_name(queue)}; the last one: {foreign(those[-1].buried.reason, 200).plain}"
+        yield Finding("dead letters", found, "mend it, then `onefold tokens revive`; or `tokens discard`")
+
+
+def _still(tokens: TokenStore, names: Sequence[str], *, orphans: bool = False) -> list[str]:
+    """Those that are still there; while we looked others went on."""
+    if orphans and names:
+        there = {token.token for token in all_tokens(tokens, orphans=True)}
+        return [name for name in names if name in there]
+    pages = (names[start : start + 1_000] for start in range(0, len(names), 1_000))
+    return [name for page in pages for name, held in zip(page, tokens.holds(page), strict=True) if held]
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(_name(name) for name in names[:NAMED_MAX])
+    return shown + (f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else "")
+
+
+def _name(text: str) -> str:
+    return foreign(text).plain

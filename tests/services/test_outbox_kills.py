@@ -1,0 +1,65 @@
+"""order -> payment -> shipping by real processes that are killed, as in ``./run soak outbox`` but a thirtieth of it.
+
+Who counts at the end is no part of onefold: SQL, Redis and JetStream are asked (`benchmarks.shop.counting`).
+"""
+
+import sqlite3
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.sql import SQL, Identifier
+
+from benchmarks.shop.counting import Books, Place
+from benchmarks.shop.crew import Trouble
+from benchmarks.shop.servers import Servers
+from benchmarks.soak_outbox import shop
+
+
+@pytest.fixture
+def postgres(postgres_uri):
+    """The address of a database that holds nothing yet."""
+    schema = f"s{uuid4().hex}"
+    with psycopg.connect(postgres_uri, autocommit=True) as db:
+        db.execute(SQL("create schema {}").format(Identifier(schema)))
+    return f"{postgres_uri}#{schema}"
+
+
+def test_three_thousand_orders_and_ten_kills_on_postgresql_and_nats_are_each_shipped_once(tmp_path, postgres, nats_url):
+    trouble = Trouble(kills=10, freezes=1)
+    told, _ = shop(tmp_path, Place(postgres, nats_url, plan="transactional"), 3_000, trouble)
+    assert told == (
+        "3,000 orders: each placed once, paid once (1,498,442 in 100 accounts), shipped once;"
+        " 0 tokens, 0 outbox entries, 0 messages left"
+    )
+    assert trouble.done.total() == 11
+    assert trouble.cut_off > 0, "no kill hit a message between its effect and its end: this proves nothing"
+
+
+def test_kills_on_one_sqlite_file_for_the_store_and_one_for_the_queue(tmp_path):
+    place = Place(f"sqlite:///{tmp_path}/shop.db", f"sqlite:///{tmp_path}/queue.db")
+    trouble = Trouble(kills=3, freezes=1)
+    assert "shipped once" in shop(tmp_path, place, 400, trouble)[0]
+    assert trouble.done.total() == 4
+    with sqlite3.connect(tmp_path / "shop.db") as db:  # and who counts would have noticed
+        db.execute("update outbox_entities set state = '{\"shipped\":2}' where endpoint = 'shipping' and name = '7'")
+    with Books(place) as books, pytest.raises(AssertionError):
+        books.check(400, 100)
+
+
+@pytest.mark.parametrize("plan", ["parented", "checkpointed"])
+def test_kills_with_entities_in_postgresql_and_tokens_in_redis(tmp_path, postgres, redis_url, plan):
+    place = Place(postgres, f"sqlite:///{tmp_path}/queue.db", redis_url, plan)
+    trouble = Trouble(kills=3)
+    assert "shipped once" in shop(tmp_path, place, 400, trouble)[0]
+    assert trouble.done.total() == 3
+
+
+def test_servers_that_are_killed_and_started_again_under_load_lose_and_double_nothing(tmp_path):
+    with Servers(tmp_path) as servers:
+        place = Place(servers.postgres(), servers.nats(), servers.redis(), "parented")
+        trouble = Trouble(kills=1, restarts=servers.restarts, restart_count=3)
+        assert "shipped once" in shop(tmp_path, place, 600, trouble)[0]
+        assert {name for name in trouble.done if "restarted" in name} == {
+            "PostgreSQL restarted", "NATS restarted", "Redis restarted",
+        }  # fmt: skip
