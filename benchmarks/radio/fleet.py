@@ -31,7 +31,8 @@ from onefold.sim.radio.registry import registry
 from onefold.sim.radio.writing import Heard, heard
 from onefold.sim.stations import Counts, Fleet
 from onefold.stores.segments.reader import LogReader
-from tests.redis_server import RedisServer, free_port
+from tests.local_server import free_port
+from tests.redis_server import RedisServer
 
 STATIONS = 3
 """Of each server."""

@@ -18,7 +18,7 @@ from onefold.ports import Delivery, Parcel
 from onefold.stores.nats.queue import NatsQueue
 from onefold.stores.nats.sending import IN_FLIGHT_MAX
 from onefold.stores.queues import open_queue
-from tests.mqtt_broker import free_ports
+from tests.local_server import free_ports
 from tests.nats_server import NatsServer
 
 LONG_MS = 60_000
@@ -291,6 +291,42 @@ def test_a_parcel_that_the_server_does_not_take_is_named_and_none_is_sent(nats_u
         queue.send([*parcels("a"), Parcel("big", b"x" * (1024 * 1024 + 1))])
     assert queue.waiting() == {}
     queue.close()
+
+
+def test_the_largest_parcel_can_be_buried_without_a_word_why(nats_url):
+    queue = open_queue(nats_url)
+    largest = Parcel("big", b"x" * (1024 * 1024))
+    queue.send([largest, *parcels("a", to="big")])
+    queue.bury(queue.lease(["big"], 2, LONG_MS), "too large to be understood")
+    assert queue.waiting() == {}
+    told = [(len(letter.payload), letter.reason) for letter in queue.buried()]
+    assert told == [(1024 * 1024, ""), (1, "too large to be understood")]
+    queue.dig_up(queue.buried(), deliver=True)
+    assert [len(found.payload) for found in queue.lease(["big"], 2, LONG_MS)] == [1024 * 1024, 1]
+    queue.close()
+
+
+def test_who_calls_while_the_queue_is_closed_is_answered_or_told(nats_url, monkeypatch):
+    queue = open_queue(nats_url)
+    queue.waiting()
+    begin, closers = asyncio.run_coroutine_threadsafe, [threading.Thread(target=queue.close)]
+
+    def late(*given: Any) -> Any:
+        if closers and threading.current_thread() is threading.main_thread():
+            closers[0].start()
+            closers.pop().join(0.2)  # it would have ended by then, if it did not have to wait for us
+        return begin(*given)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", late)
+    with pytest.raises(Misuse, match="this queue was closed"):
+        while True:
+            assert queue.waiting() == {}
+
+
+def test_credentials_need_a_package_that_not_everybody_has(nats_url, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nkeys", None)
+    with pytest.raises(Misuse, match="credentials need the package nkeys"):
+        open_queue(f"{nats_url}&credentials={tmp_path}/me.creds")
 
 
 def test_a_server_without_jetstream_is_no_queue(tmp_path):

@@ -16,7 +16,8 @@ from onefold.stores.counters import open_counters
 from onefold.stores.memory.counter_store import MemoryCounters
 from onefold.stores.redis.counter_store import CLAIMS_MAX, PREFIX, RedisCounters
 from onefold.stores.sqlite.counter_store import SqliteCounters
-from tests.redis_server import DURABLE, RedisServer, free_port
+from tests.local_server import free_port
+from tests.redis_server import DURABLE, RedisServer
 
 FORGETFUL = ("--appendonly", "no", "--save", "")
 

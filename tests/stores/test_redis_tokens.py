@@ -13,7 +13,8 @@ from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
 from onefold.ports import Live
 from onefold.stores.outboxes import open_tokens
 from onefold.stores.redis.tokens import PREFIX, TOKENS_MAX, RedisTokens
-from tests.redis_server import DURABLE, RedisServer, free_port
+from tests.local_server import free_port
+from tests.redis_server import DURABLE, RedisServer
 
 
 @pytest.fixture
