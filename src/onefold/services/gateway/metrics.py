@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
+from onefold.services.figures import Exposed
 from onefold.services.gateway.lns import Lns
 from onefold.services.gateway.service import GatewayService
 
@@ -32,7 +31,7 @@ COUNTERS: Final = {
 Figures = Callable[[], Mapping[str, int]]
 
 
-class Metrics(Collector):
+class Metrics(Exposed):
     """The figures of a gateway's server, in a registry of their own; ``links``: those of other protocols."""
 
     def __init__(
@@ -42,16 +41,7 @@ class Metrics(Collector):
         self._lns = lns
         self._connections = connections
         self._links = links
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-
-    def text(self) -> bytes:
-        """What Prometheus reads."""
-        return generate_latest(self._registry)
-
-    def describe(self) -> list[Metric]:
-        """Nothing is promised before it is asked for."""
-        return []
+        super().__init__()
 
     def collect(self) -> Iterator[Metric]:
         """All figures, as they are now."""

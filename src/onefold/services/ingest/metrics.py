@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
+from onefold.services.figures import Exposed
 from onefold.services.ingest.service import Service
 
 GAUGES = {
@@ -19,22 +18,13 @@ GAUGES = {
 NAMES = {"end": "log_end_offset", "start": "log_start_offset"}
 
 
-class Metrics(Collector):
+class Metrics(Exposed):
     """The figures of a service, in a registry of their own."""
 
     def __init__(self, service: Service, connections: Callable[[], int]) -> None:
         self._service = service
         self._connections = connections
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-
-    def text(self) -> bytes:
-        """What Prometheus reads."""
-        return generate_latest(self._registry)
-
-    def describe(self) -> list[Metric]:
-        """Nothing is promised before there is a topic."""
-        return []
+        super().__init__()
 
     def collect(self) -> Iterator[Metric]:
         """All figures, as they are now."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
+from onefold.services.figures import Exposed
 from onefold.services.outbox.books import log
 from onefold.services.outbox.calling import describe
 from onefold.services.outbox.consumer import Consumer
@@ -20,21 +19,12 @@ COUNTED_MAX: Final = 1_000
 """Outbox entries and dead letters are counted up to here: they are read for it, and more is as bad."""
 
 
-class Metrics(Collector):
+class Metrics(Exposed):
     """The figures of a consumer, in a registry of their own; those of a store that does not answer are left out."""
 
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-
-    def text(self) -> bytes:
-        """What Prometheus reads."""
-        return generate_latest(self._registry)
-
-    def describe(self) -> list[Metric]:
-        """Nothing is promised before it is asked for."""
-        return []
+        super().__init__()
 
     def collect(self) -> Iterator[Metric]:
         """All figures, as they are now."""
