@@ -318,9 +318,13 @@ def test_who_calls_while_the_queue_is_closed_is_answered_or_told(nats_url, monke
         return begin(*given)
 
     monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", late)
-    with pytest.raises(Misuse, match="this queue was closed"):
-        while True:
-            assert queue.waiting() == {}
+    answers: list[Any] = []
+    while not answers or answers[-1] == {}:
+        try:
+            answers.append(queue.waiting())
+        except Misuse as error:
+            answers.append(str(error).split(": ")[-1])
+    assert answers[-1] == "this queue was closed"
 
 
 def test_credentials_need_a_package_that_not_everybody_has(nats_url, tmp_path, monkeypatch):

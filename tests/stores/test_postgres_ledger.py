@@ -1,13 +1,17 @@
 """What is PostgreSQL's own of the ledger: locks, waits, restarts, settings that lose, and who may use it."""
 
+import os
 import random
 import re
+import signal
+import subprocess
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -332,6 +336,28 @@ def test_a_restart_that_nobody_noticed_is_not_told_to_anybody(server):
     ledger.close()
 
 
+@pytest.mark.parametrize("verb", ["holds", "remove"])
+def test_a_server_that_says_nothing_any_more_is_not_waited_for_longer_than_told(server, verb):
+    ledger = PostgresLedger(server.get_uri(), timeout_s=0.3)
+    call = {"holds": lambda: ledger.holds(["t1"]), "remove": lambda: ledger.remove([Removal("t1", "a1")])}[verb]
+    call()
+    postmaster = int((Path(server.pgdata) / "postmaster.pid").read_text().split()[0])
+    children = subprocess.run(["pgrep", "-P", str(postmaster)], capture_output=True, check=True).stdout.split()
+    frozen = [postmaster, *map(int, children)]
+    for process in frozen:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(StoreFailed, match=r"no answer within 0\.6 s"):
+            call()
+        assert time.monotonic() - began < 3
+    finally:
+        for process in frozen:
+            os.kill(process, signal.SIGCONT)
+    call()
+    ledger.close()
+
+
 def test_a_store_that_was_replaced_says_so_and_not_that_there_is_no_token(postgres_uri, url, schema):
     ledger = PostgresLedger(url)
     made(ledger, "t1")
@@ -445,7 +471,9 @@ def test_an_address_that_is_none_is_refused_and_no_password_is_shown(url, said):
     assert not re.search("hu.?sh", str(refused.value) + repr(refused.value.values))
 
 
-@pytest.mark.parametrize(("name", "value"), [("connections_max", 0), ("timeout_s", 0.0), ("timeout_s", -1.0)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("connections_max", 0), ("timeout_s", 0.0), ("timeout_s", -1.0), ("timeout_s", 1e6)]
+)
 def test_a_limit_that_makes_no_sense_is_refused(postgres_uri, name, value):
     with pytest.raises(Misuse, match=f"{name} is {value}"):
         PostgresLedger(postgres_uri, **{name: value})

@@ -1,5 +1,7 @@
 """What is SQLite's own of the ledger: processes that share a file, crashes, damage, and what it costs to do nothing."""
 
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -7,13 +9,13 @@ import time
 from collections import Counter
 from contextlib import closing
 from itertools import count
-from threading import Thread
+from threading import Thread, Timer
 
 import pytest
 
 from onefold.engines.outbox.record import Entity, Entry, Key, Outgoing
 from onefold.engines.outbox.steps import Birth, Finish, Open, Removal, Settle, Settled
-from onefold.errors import Damaged, Misuse, StoreFailed
+from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
 from onefold.ports import Live
 from onefold.stores.memory.ledger import MemoryLedger
 from onefold.stores.outboxes import open_ledger, open_tokens
@@ -21,6 +23,7 @@ from onefold.stores.sqlite.counter_store import SqliteCounters
 from onefold.stores.sqlite.ledger import SqliteLedger
 
 KEY = Key("shop", "7")
+STEP = Finish(KEY, "t1")
 
 RACER = """
 import sys
@@ -195,6 +198,42 @@ def test_who_holds_the_file_too_long_is_not_waited_for(tmp_path):
             assert 0.15 < time.monotonic() - began < 4
             other.execute("rollback")
         assert ledger.settle([Settle(Entity(KEY), "t1", "t1")]) == [Settled.DONE]
+
+
+@pytest.mark.parametrize("verb", ["persist", "finish"])
+def test_who_is_interrupted_while_it_waits_for_the_lock_does_not_keep_it(tmp_path, verb):
+    with closing(SqliteLedger(tmp_path / "x.db")) as ledger:
+        ledger.persist([Entity(KEY, 0, 1).keeping("t1", entry("c1"))])
+        call = {"persist": lambda: ledger.persist([Entity(KEY, 1, 2)]), "finish": lambda: ledger.finish([STEP])}[verb]
+        with closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None, check_same_thread=False)) as other:
+            other.execute("begin immediate")
+
+            def interrupt() -> None:
+                os.kill(os.getpid(), signal.SIGINT)
+                other.execute("rollback")
+
+            timer = Timer(0.2, interrupt)  # when it waits; nothing can be seen of that from outside
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                call()
+            timer.join()
+            other.execute("begin immediate")
+            other.execute("rollback")
+        assert ledger.load([KEY]) == [Entity(KEY, 1, 1).keeping("t1", entry("c1"))]
+        with ledger._database.reading() as db:
+            assert db.execute("pragma synchronous").fetchone() == (2,)
+        call()
+        assert ledger.load([KEY])[0].outbox == {}
+
+
+def test_odd_names_are_told_apart_or_refused(tmp_path):
+    with closing(SqliteLedger(tmp_path / "x.db")) as ledger:
+        first(ledger, "a\0b", "a")
+        assert ledger.holds(["a\0b", "a", "a\0c"]) == [True, True, False]
+        for half in (["\ud800"], ["a", "\ud800"]):
+            with pytest.raises(BadInput, match=r"x\.db cannot keep the text '\\ud800'"):
+                ledger.holds(half)
+        assert ledger.live().tokens == 2
 
 
 def test_what_reads_or_has_nothing_to_write_waits_for_no_writer(tmp_path):
@@ -374,6 +413,8 @@ def test_a_ledger_is_opened_by_its_address(tmp_path):
         ("sqlite://x.db", "sqlite://..."),
         ("sqlite:///", "sqlite://..."),
         ("mysql://me:secret@db.example", "mysql://..."),
+        ("postgresql:/me:secret@db.example/x", "'postgresql:...'"),
+        ("secret@db.example", "an address that is not shown"),
     ],
 )
 def test_an_address_that_leads_nowhere_is_refused_without_its_password(opener, url, shown):
@@ -383,12 +424,18 @@ def test_an_address_that_leads_nowhere_is_refused_without_its_password(opener, u
     assert "secret" not in str(refused.value)
 
 
+def test_a_file_takes_no_options(tmp_path):
+    with pytest.raises(Misuse, match=r"x\.db\?busy_s=1: sqlite:/// takes no options"):
+        open_ledger(f"sqlite:///{tmp_path}/x.db?busy_s=1")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_redis_keeps_tokens_alone():
     with pytest.raises(Misuse, match=r"no ledger at redis://\.\.\.; there are some at memory://"):
         open_ledger("redis://me:secret@127.0.0.1:6379/0")
 
 
-@pytest.mark.parametrize("option", ["retries=3", "timeout_s=soon", "replicas_min=1.5"])
+@pytest.mark.parametrize("option", ["retries=3", "timeout_s=soon", "timeout_s=inf", "replicas_min=1.5"])
 def test_an_option_that_redis_tokens_do_not_have_is_refused(option):
     with pytest.raises(Misuse, match=option.partition("=")[0]) as refused:
         open_tokens(f"redis://me:secret@127.0.0.1:6379/0?{option}")

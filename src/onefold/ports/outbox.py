@@ -114,6 +114,10 @@ class TokenStore(Protocol):
         """How many there are, and when the oldest was made."""
         ...
 
+    def warnings(self) -> list[str]:
+        """Settings by which it can lose what it has confirmed, one sentence each; to be said at the start."""
+        ...
+
     def close(self) -> None:
         """Let go of the store; every other call is `Misuse` from then on. May be called twice."""
         ...

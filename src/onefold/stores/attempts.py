@@ -100,6 +100,8 @@ class Job:
             self.pending = self.attempt.send(answer)
         except StopIteration as stop:
             self.pending, self.ended = None, stop.value
+        except Exception as error:
+            self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """It goes no further."""

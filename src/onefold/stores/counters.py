@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from time import time_ns
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from onefold.errors import Misuse
 from onefold.ports import CounterStore
+from onefold.stores.addresses import masked, sqlite_file
 
 KINDS = "memory://, sqlite:///file.db, sqlite:////folder/file.db, redis://host:6379/0, rediss://host:6379/0"
 
@@ -28,14 +29,13 @@ def open_counters(url: str) -> CounterStore:
         from onefold.stores.memory.counter_store import MemoryCounters
 
         return MemoryCounters(wall_ms)
-    if scheme == "sqlite" and len(rest) > 1 and rest.startswith("/"):
+    if (path := sqlite_file(url)) is not None:
         from onefold.stores.sqlite.counter_store import SqliteCounters
 
-        return SqliteCounters(unquote(rest[1:]), wall_ms)
+        return SqliteCounters(path, wall_ms)
     if scheme in ("redis", "rediss"):
         return _open_redis(url)
-    # What follows may hold a password.
-    raise Misuse(f"no counters at {f'{scheme}://...' if found else repr(url)}; there are some at {KINDS}")
+    raise Misuse(f"no counters at {masked(url)}; there are some at {KINDS}")
 
 
 def _open_redis(url: str) -> CounterStore:

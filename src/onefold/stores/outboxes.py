@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from onefold.errors import Misuse
 from onefold.ports import Ledger, TokenStore
+from onefold.stores.addresses import masked, sqlite_file
 
 LEDGERS = "memory://, sqlite:///file.db, sqlite:////folder/file.db, postgresql://user@host/database"
 TOKENS = f"{LEDGERS}, redis://host:6379/0, rediss://host:6379/0"
@@ -44,10 +45,10 @@ def _found(url: str) -> Ledger | None:
         from onefold.stores.memory.ledger import MemoryLedger
 
         return MemoryLedger()
-    if scheme == "sqlite" and len(rest) > 1 and rest.startswith("/"):
+    if (path := sqlite_file(url)) is not None:
         from onefold.stores.sqlite.ledger import SqliteLedger
 
-        return SqliteLedger(unquote(rest[1:]))
+        return SqliteLedger(path)
     if scheme in ("postgresql", "postgres") and found:
         from onefold.stores.postgres.ledger import PostgresLedger
 
@@ -56,9 +57,7 @@ def _found(url: str) -> Ledger | None:
 
 
 def _refuse(url: str, what: str, kinds: str) -> Any:
-    scheme, found, _ = url.partition("://")
-    # What follows may hold a password.
-    raise Misuse(f"no {what} at {f'{scheme}://...' if found else repr(url)}; there are some at {kinds}")
+    raise Misuse(f"no {what} at {masked(url)}; there are some at {kinds}")
 
 
 def _open_redis(url: str) -> TokenStore:

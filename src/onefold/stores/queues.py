@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from urllib.parse import unquote
 
 from onefold.engines.outbox.handling import check_queue
 from onefold.errors import Misuse
 from onefold.ports import Buried, Delivery, Parcel, Queue
+from onefold.stores.addresses import masked, sqlite_file
 from onefold.stores.counters import wall_ms
 
 KINDS = "memory://, sqlite:///file.db, sqlite:////folder/file.db, nats://host:4222, tls://host:4222"
@@ -32,16 +32,15 @@ def open_queue(url: str) -> Queue:
         from onefold.stores.memory.queue import MemoryQueue
 
         return MemoryQueue(wall_ms)
-    if scheme == "sqlite" and len(rest) > 1 and rest.startswith("/"):
+    if (path := sqlite_file(url)) is not None:
         from onefold.stores.sqlite.queue import SqliteQueue
 
-        return SqliteQueue(unquote(rest[1:]), wall_ms)
-    if scheme in ("nats", "tls"):
+        return SqliteQueue(path, wall_ms)
+    if scheme in ("nats", "tls") and found:
         from onefold.stores.nats.address import open_nats
 
         return open_nats(url)
-    # What follows may hold a password.
-    raise Misuse(f"no queue at {f'{scheme}://...' if found else repr(url)}; there are some at {KINDS}")
+    raise Misuse(f"no queue at {masked(url)}; there are some at {KINDS}")
 
 
 def check_parcels(parcels: Iterable[Parcel]) -> None:

@@ -24,6 +24,8 @@ STATE_BYTES_MAX: Final = 1024 * 1024
 """Of one entity, as JSON: it is read and written whole for each message."""
 OUTGOING_MAX: Final = 1_000
 """Messages that one message may send."""
+ROOM: Final = 100
+"""Levels of nesting, and of calls, that a store or a transport may need beyond what a value itself has."""
 NAME_MAX: Final = 200
 """Characters in the name of a queue, an entity, an endpoint."""
 
@@ -82,7 +84,7 @@ def handled(answer: Any, message: Message) -> Handled:
     if not isinstance(answer, tuple) or len(answer) != 2:
         raise BadInput(f"{message.to}: the handler returned {answer!r:.200}, not (state, outgoing)")
     state, outgoing = answer
-    packed = pack(state)
+    packed = _packed(state)
     if len(packed) > STATE_BYTES_MAX:
         raise BadInput(f"{message.to}: the new state has {len(packed)} bytes, more than {STATE_BYTES_MAX}")
     # Through the text and back: what the handler keeps a hold of cannot change any more, and tuples are lists already.
@@ -102,14 +104,22 @@ def outgoings(outs: Iterable[Any], where: str, origin: str = "") -> tuple[Outgoi
 def _addressed(out: Any, where: str, origin: str) -> list[Outgoing]:
     if not isinstance(out, Out):
         raise BadInput(f"{where}: what is sent is {out!r:.200}, must be an Out(to, body)")
-    packed = pack(out.body)
+    packed = _packed(out.body)
     if len(packed) > BODY_BYTES_MAX:
         raise BadInput(f"{where}: a message to {out.to!r} has {len(packed)} bytes, more than {BODY_BYTES_MAX}")
     body = json.loads(packed)
     if out.to == ():
         queue, _, request = origin.partition("/")
-        return [Outgoing(queue, {"request": request, "answer": body})] if origin else []
+        return [Outgoing(check_queue(queue), {"request": request, "answer": body})] if origin else []
     return [Outgoing(check_queue(to), body) for to in ([out.to] if isinstance(out.to, str) else out.to)]
+
+
+def _packed(value: Any) -> str:
+    """The value as text. One that is nested so deep that it could not be stored any more is refused here: there it
+    would fail all messages of a batch, and again each time they come."""
+    for _ in range(ROOM):
+        value = [value]
+    return pack(value)[ROOM:-ROOM]
 
 
 def check_queue(name: str) -> str:

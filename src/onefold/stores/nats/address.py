@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from onefold.errors import Misuse
+from onefold.stores.addresses import masked
 
 if TYPE_CHECKING:
     from onefold.stores.nats.queue import NatsQueue
@@ -37,8 +38,13 @@ def parse(url: str) -> Address:
     's3cret'
     """
     scheme, _, rest = url.partition("://")
-    who, _, hosts = rest.partition("?")[0].rstrip("/").rpartition("@")
-    if scheme not in ("nats", "tls") or not hosts or "/" in hosts:
+    place, _, options = rest.partition("?")
+    who, _, hosts = place.rstrip("/").rpartition("@")
+    if scheme not in ("nats", "tls"):
+        raise Misuse(f"no NATS server at {masked(url)}: must be like nats://host:4222")
+    if "@" in who or "@" in options:  # else what follows the first one, or comes before a ?, is taken for a host
+        raise Misuse("this address has an @ too many (not shown); write %40 for an @ and %3F for a ? in a password")
+    if not hosts or "/" in hosts:
         raise Misuse(f"no NATS server at {scheme}://{hosts}: must be like nats://host:4222")
     servers = tuple(f"{scheme}://{_with_port(host, hosts)}" for host in hosts.split(","))
     user, colon, password = (unquote(part) for part in who.partition(":"))

@@ -56,8 +56,9 @@ class Link:
 
     def run(self, work: Work[T], wait_s: float = 0) -> T:
         """What the work comes to; it has ``timeout_s``, and what it means to wait besides."""
-        loop = self._running()
-        future = asyncio.run_coroutine_threadsafe(self._run(work, wait_s), loop)
+        with self._guard:  # until it is on the loop: one that `close` has stopped would never come to it
+            loop = self._running()
+            future = asyncio.run_coroutine_threadsafe(self._run(work, wait_s), loop)
         try:
             return future.result()
         except BaseException:
@@ -77,14 +78,13 @@ class Link:
             self._loop = self._thread = None
 
     def _running(self) -> asyncio.AbstractEventLoop:
-        with self._guard:
-            self._check_open()
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._loop.set_exception_handler(_silent)
-                self._thread = Thread(target=self._loop.run_forever, name="onefold-nats", daemon=True)
-                self._thread.start()
-            return self._loop
+        self._check_open()
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._loop.set_exception_handler(_silent)
+            self._thread = Thread(target=self._loop.run_forever, name="onefold-nats", daemon=True)
+            self._thread.start()
+        return self._loop
 
     async def _run(self, work: Work[T], wait_s: float) -> T:
         try:

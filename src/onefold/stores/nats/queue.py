@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from nats.aio.client import Client
 from nats.js.api import RawStreamMsg
@@ -29,7 +30,8 @@ from nats.js.errors import NotFoundError
 from onefold.engines.outbox.handling import check_queue
 from onefold.errors import Misuse
 from onefold.ports import Buried, Delivery, Parcel
-from onefold.stores.nats.address import parse
+from onefold.stores.addresses import check_timeout
+from onefold.stores.nats.address import Address, parse
 from onefold.stores.nats.link import Link
 from onefold.stores.nats.loans import Loans
 from onefold.stores.nats.sending import IN_FLIGHT_MAX, Letter, publish, tell
@@ -65,10 +67,9 @@ class NatsQueue:
         address = parse(url)
         if "?" in url:
             raise Misuse(f"{address}: options behind a '?' are for open_queue")
-        if not timeout_s > 0:
-            raise Misuse(f"{address}: timeout_s is {timeout_s}, must be more than 0", timeout_s=timeout_s)
-        if credentials is not None and not credentials:
-            raise Misuse(f"{address}: credentials is '': name a file")
+        check_timeout(address, timeout_s)
+        if credentials is not None:
+            _check_credentials(address, credentials)
         if replicas is not None:
             check_least("replicas", replicas, 1)
         self.url = str(address)
@@ -182,7 +183,7 @@ class NatsQueue:
         receipts = self._receipts(deliveries)
 
         async def work(client: Client) -> None:
-            await publish(client, letters, self._timeout_s)
+            await publish(client, [letter.fit(client.max_payload) for letter in letters], self._timeout_s)
             await tell(client, receipts, word, self._timeout_s)
             self._loans.ended(receipts)
 
@@ -202,3 +203,10 @@ class NatsQueue:
     def _more_s(self, many: int) -> float:
         """The time that so many may take beyond that of one."""
         return many / IN_FLIGHT_MAX * self._timeout_s
+
+
+def _check_credentials(address: Address, file: str) -> None:
+    if not file:
+        raise Misuse(f"{address}: credentials is '': name a file")
+    if find_spec("nkeys") is None:  # nats-py signs with it, and does without it otherwise
+        raise Misuse(f"{address}: credentials need the package nkeys: pip install nkeys", credentials=file)

@@ -16,6 +16,7 @@ IN_FLIGHT_MAX = 500
 """Parcels that wait for the server's word at once."""
 ANSWER_S = 1.0
 """How long an answer to an acknowledgement is waited for. It comes in milliseconds, or never."""
+_HEADERS = len(b"NATS/1.0\r\n\r\n")
 _NO_ANSWER = (nats.errors.NoRespondersError, nats.errors.TimeoutError)
 
 
@@ -25,6 +26,11 @@ class Letter(NamedTuple):
     subject: str
     payload: bytes
     headers: Mapping[str, str] | None = None
+
+    def fit(self, bytes_max: int) -> Letter:
+        """Without its headers if the server would not take it with them: it hangs up on what is too large."""
+        size = len(self.payload) + sum(len(name) + len(value) + 4 for name, value in (self.headers or {}).items())
+        return self if size + _HEADERS <= bytes_max else self._replace(headers=None)
 
 
 async def publish(client: Client, letters: Sequence[Letter], timeout_s: float) -> None:

@@ -5,6 +5,9 @@ A call takes the connection that was used last, or makes one, or waits until one
 for they went to the same server. Before one is lent out again it is looked at whether the server has hung up meanwhile:
 after a restart that nobody noticed, nobody is told of it.
 
+A server that lives keeps the time limits of statements by itself. One that is frozen, or was cut off while it had the
+word, does not: for that one we look at the clock too, and hang up.
+
 What fails is `StoreFailed`, and whether it was done is not known. There is one exception: a deadlock is undone by the
 server for certain, so `run` makes the call again.
 """
@@ -15,9 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from select import POLLIN, poll
 from threading import BoundedSemaphore, Lock
-from typing import Any, TypeAlias, TypeVar
+from time import monotonic
+from typing import Any, TypeAlias, TypeVar, cast
 
 import psycopg
+from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
@@ -27,6 +32,8 @@ Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 Answer = TypeVar("Answer")
 
 DEADLOCKS_MAX = 3
+PATIENCE = 2
+"""Times ``timeout_s``: the server's own word that a statement took too long says more, and comes first."""
 _UNDONE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 
 
@@ -101,14 +108,15 @@ class Connections:
 
     def _made(self) -> Connection:
         """The address decides where it says something: these are for what it leaves open."""
-        timeout_ms = str(int(self._timeout_s * 1_000))
+        timeout_ms = str(max(1, int(self._timeout_s * 1_000)))  # 0 would be: no limit
         ours = {"connect_timeout": str(max(2, round(self._timeout_s))), "tcp_user_timeout": timeout_ms}
         given = conninfo_to_dict(self._conninfo)
         missing = {
             name: value for name, value in {**ours, "fallback_application_name": "onefold"}.items() if name not in given
         }
         conninfo = make_conninfo(self._conninfo, **missing)
-        connection = psycopg.connect(conninfo, autocommit=True)
+        connection = _Patient.connect(conninfo, autocommit=True)
+        connection.patience_s = PATIENCE * self._timeout_s
         try:
             settings = (
                 "select set_config('statement_timeout', %(ms)s, false), set_config('lock_timeout', %(ms)s, false)"
@@ -150,6 +158,28 @@ class Connections:
         if isinstance(error, psycopg.DataError):
             return BadInput(f"{self.shown} cannot keep a value: {line}")
         return StoreFailed(f"{self.shown}: {line}", place=self.shown)
+
+
+class _Patient(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that waits only so long for each answer."""
+
+    patience_s: float
+
+    def wait(self, gen: PQGen[Answer], *args: Any, **kwargs: Any) -> Answer:
+        return super().wait(self._limited(gen, monotonic() + self.patience_s), *args, **kwargs)
+
+    def _limited(self, gen: PQGen[Answer], deadline: float) -> PQGen[Answer]:
+        """The same, until the time is up; psycopg goes on with it some times a second, whether there is news or not."""
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if not ready and monotonic() > deadline:
+                    self.close()  # else whoever ends a transaction would wait for the same server again
+                    raise psycopg.OperationalError(f"no answer within {self.patience_s} s")
+                wanted = gen.send(ready)
+        except StopIteration as stop:
+            return cast(Answer, stop.value)
 
 
 def _has_hung_up(connection: Connection) -> bool:

@@ -19,6 +19,7 @@ from onefold.engines.outbox.record import Entity, Key
 from onefold.engines.outbox.steps import Birth, Finish, Open, Opened, Removal, Settle, Settled
 from onefold.errors import Misuse
 from onefold.ports import Live, Stranded, Token
+from onefold.stores.addresses import check_timeout
 from onefold.stores.counters import wall_ms
 from onefold.stores.postgres import outbox_entities as entities_table
 from onefold.stores.postgres import outbox_tokens as tokens_table
@@ -54,8 +55,7 @@ class PostgresLedger:
         if connections_max < 1:
             told = f"{self._address}: connections_max is {connections_max}, must be at least 1"
             raise Misuse(told, connections_max=connections_max)
-        if not timeout_s > 0:
-            raise Misuse(f"{self._address}: timeout_s is {timeout_s}, must be more than 0", timeout_s=timeout_s)
+        check_timeout(self._address, timeout_s)
         self._clock_ms = clock_ms or wall_ms
         self._realm = ""
         self._connections = Connections(
@@ -121,6 +121,10 @@ class PostgresLedger:
     def live(self) -> Live:
         """How many there are, and when the oldest was made. Cost: it looks at each."""
         return self._connections.run(tokens_table.live)
+
+    def warnings(self) -> list[str]:
+        """None: what can lose something is not opened."""
+        return []
 
     def open(self, steps: Sequence[Open]) -> list[Opened]:
         """Entities, each with whether its token exists at the same moment."""

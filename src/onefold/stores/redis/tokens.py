@@ -28,6 +28,7 @@ from redis.retry import Retry
 from onefold.engines.outbox.steps import Birth, Removal
 from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
 from onefold.ports import Live, Token
+from onefold.stores.addresses import check_timeout
 from onefold.stores.counters import wall_ms
 from onefold.stores.redis.counter_store import TIMEOUT_S, shown
 from onefold.stores.redis.durability import concerns
@@ -62,8 +63,7 @@ class RedisTokens:
         redis-py's names: ``rediss://host?ssl_ca_certs=ca.pem``.
         """
         self.url = shown(url)
-        if not timeout_s > 0:
-            raise Misuse(f"{self.url}: timeout_s is {timeout_s}, must be more than 0", timeout_s=timeout_s)
+        check_timeout(self.url, timeout_s)
         if replicas_min < 0:
             raise Misuse(f"{self.url}: replicas_min is {replicas_min}, must be 0 or more", replicas_min=replicas_min)
         self._keys = [prefix + name for name in _KEYS]

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from os import PathLike, fspath
 from time import monotonic, sleep
 
-from onefold.errors import Damaged, Misuse, OnefoldError, StoreFailed
+from onefold.errors import BadInput, Damaged, Misuse, OnefoldError, StoreFailed
 
 # A commit is one sync, some milliseconds: this is hundreds of others before us in the queue. (Python's default, too.)
 BUSY_S = 5.0
@@ -49,8 +49,9 @@ class Database:
     def writing(self) -> Iterator[sqlite3.Connection]:
         """One transaction, alone among all writers; durable when it ends, undone if anything is raised in it."""
         with self._told():
-            self._connection.execute("begin immediate")
             try:
+                # Within: a Ctrl-C that comes while it waits for the lock is raised when it has got it.
+                self._connection.execute("begin immediate")
                 yield self._connection
                 self._connection.execute("commit")
             finally:
@@ -96,6 +97,8 @@ class Database:
             raise  # our own mistake: a closed connection, a statement that is wrong
         except sqlite3.Error as error:
             raise self._meaning(error) from error
+        except UnicodeEncodeError as error:  # half of a surrogate pair
+            raise BadInput(f"{self.path} cannot keep the text {error.object!r:.100}") from error
 
     def _meaning(self, error: sqlite3.Error) -> OnefoldError:
         told = f"{self.path}: {error}"

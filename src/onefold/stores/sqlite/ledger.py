@@ -88,7 +88,7 @@ class SqliteLedger:
 
     def holds(self, tokens: Sequence[str]) -> list[bool]:
         """Which of them exist."""
-        with self._reading() as db:
+        with self._reading(many=len(tokens) > 1) as db:
             return tokens_table.holds(db, tokens)
 
     def create(self, births: Sequence[Birth]) -> list[bool]:
@@ -119,6 +119,10 @@ class SqliteLedger:
         """How many there are, and when the oldest was made. Cost: it looks at each."""
         with self._reading() as db:
             return tokens_table.live(db)
+
+    def warnings(self) -> list[str]:
+        """None: what can lose something is not opened."""
+        return []
 
     def open(self, steps: Sequence[Open]) -> list[Opened]:
         """Entities, each with whether its token exists at the same moment."""
@@ -159,11 +163,12 @@ class SqliteLedger:
                 if not many:
                     yield db
                     return
-                db.execute("begin")
                 try:
+                    db.execute("begin")
                     yield db
                 finally:
-                    db.execute("rollback")
+                    if db.in_transaction:
+                        db.execute("rollback")
 
     @contextmanager
     def _writing(self) -> Iterator[tuple[sqlite3.Connection, int]]:

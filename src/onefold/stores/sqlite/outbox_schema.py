@@ -57,9 +57,9 @@ class LedgerFile(Database):
 
         It is in the log all the same, in its place: the next transaction that is synced makes it durable too.
         """
-        with self._told():
-            self._connection.execute("pragma synchronous=normal")
         try:
+            with self._told():
+                self._connection.execute("pragma synchronous=normal")
             with self.writing() as db:
                 yield db
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Sequence
 from typing import Final
@@ -11,9 +10,6 @@ from onefold.engines.outbox.steps import Birth, Removal
 from onefold.ports import Live, Token
 
 _HOLDS: Final = "select 1 from outbox_tokens where token = ?"
-_HOLDS_EACH: Final = """
-    select value from json_each(?) where exists (select 1 from outbox_tokens where token = value)
-"""
 CREATE: Final = """
     insert into outbox_tokens (token, destination, parent, attempt, at_ms) values (?, ?, ?, ?, ?)
     on conflict do nothing
@@ -37,10 +33,8 @@ _LIVE: Final = "select count(*), min(at_ms) from outbox_tokens"
 
 def holds(db: sqlite3.Connection, tokens: Sequence[str]) -> list[bool]:
     """Which of them exist."""
-    if len(tokens) == 1:
-        return [db.execute(_HOLDS, tokens).fetchone() is not None]
-    found = {token for (token,) in db.execute(_HOLDS_EACH, (json.dumps(tokens),))}
-    return [token in found for token in tokens]
+    ask = db.cursor().execute
+    return [ask(_HOLDS, (token,)).fetchone() is not None for token in tokens]
 
 
 def create(db: sqlite3.Connection, births: Sequence[Birth], now_ms: int) -> list[bool]:
