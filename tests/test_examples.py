@@ -99,7 +99,16 @@ paid: 7140 of 7140
 tokens left: 0, outbox entries left: 0
 """
 
+NEGENTROPY = """\
+round trips: 2, bytes up 989, down 1,506
+the laptop lacks ['note 50003', 'note 50004']
+the phone lacks  ['note 31337', 'note 50000', 'note 50001', 'note 50002']
+round trips: 1, bytes up 337, down 1
+now both are equal: True
+"""
+
 PRINTS = {
+    "negentropy": NEGENTROPY,
     "lorawan": LORAWAN,
     "chain_detector": CHAIN_DETECTOR,
     "ordered_chain": ORDERED_CHAIN,

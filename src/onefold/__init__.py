@@ -10,6 +10,7 @@ from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 
 if TYPE_CHECKING:
+    from onefold.engines.negentropy import ItemSet, Session
     from onefold.services.outbox.endpoint import Endpoint
     from onefold.services.producer import Producer
     from onefold.services.topics import Topics
@@ -20,6 +21,7 @@ __all__ = [
     "Answer",
     "ChainDetector",
     "Endpoint",
+    "ItemSet",
     "Message",
     "Number",
     "OrderedChain",
@@ -27,6 +29,7 @@ __all__ = [
     "Outcome",
     "Producer",
     "Sequences",
+    "Session",
     "Tally",
     "Topics",
     "Verdict",
@@ -35,7 +38,9 @@ __all__ = [
 
 _HOMES = {  # loaded when first used
     "Endpoint": "onefold.services.outbox.endpoint",
+    "ItemSet": "onefold.engines.negentropy",
     "Producer": "onefold.services.producer",
+    "Session": "onefold.engines.negentropy",
     "Topics": "onefold.services.topics",
 }
 

@@ -71,6 +71,10 @@ GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "play": "Be the stations: send simulated traffic to a server.",
         },
     ),
+    "interop": (
+        "Speak with other implementations.",
+        {"negentropy": "Reconcile with another implementation, over standard input and output."},
+    ),
     "serve": (
         "Run a server.",
         {

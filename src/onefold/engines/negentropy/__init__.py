@@ -1,0 +1,23 @@
+"""Negentropy: which ids each of two sides lacks, in a few round trips and a few bytes."""
+
+from onefold.engines.negentropy.bound import INFINITY, Bounds
+from onefold.engines.negentropy.items import Items, ItemSet
+from onefold.engines.negentropy.limits import FRAME_SIZE_MIN, Limits, Spent
+from onefold.engines.negentropy.session import LIST_BELOW, SPLIT, Reconciled, Session
+from onefold.engines.negentropy.violation import SessionLimit, Violation
+
+__all__ = [
+    "FRAME_SIZE_MIN",
+    "INFINITY",
+    "LIST_BELOW",
+    "SPLIT",
+    "Bounds",
+    "ItemSet",
+    "Items",
+    "Limits",
+    "Reconciled",
+    "Session",
+    "SessionLimit",
+    "Spent",
+    "Violation",
+]

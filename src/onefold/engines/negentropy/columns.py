@@ -1,0 +1,140 @@
+"""Records in order, as columns: timestamps ascending, ids ascending where timestamps are equal.
+
+Nothing here changes after it was built. The totals that fingerprints are made of, and the sorted beginnings of the ids
+by which a known id is found, are made when they are first asked for.
+
+Cost: building sorts the timestamps once, and the ids only where timestamps are equal; finding a bound is a binary
+search over the timestamps, and one over the ids where timestamps are equal, for all bounds at once.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from onefold.engines.negentropy.arrays import Flags, Ints, Limbs, Rows, Stamps, texts
+from onefold.engines.negentropy.bound import Bounds
+from onefold.engines.negentropy.fingerprint import running_sums, running_xors
+
+BIG: Final = np.dtype(">u8")
+LITTLE: Final = np.dtype("<u8")
+
+
+class Columns:
+    """Sorted records that stand still."""
+
+    def __init__(self, timestamps: Stamps, ids: Rows) -> None:
+        self.timestamps = timestamps
+        self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    @staticmethod
+    def sorted_from(timestamps: Stamps, ids: Rows) -> Columns:
+        """The same records in order; ids are whole limbs wide."""
+        order = np.argsort(timestamps, kind="stable")
+        stamps = timestamps[order]
+        tied = np.flatnonzero(stamps[1:] == stamps[:-1])
+        if len(tied):
+            tied = np.union1d(tied, tied + 1)
+            group = np.cumsum(np.concatenate(([False], stamps[1:] != stamps[:-1])))[tied]
+            order[tied] = order[tied][_by_id(group, ids[order[tied]])]
+        return Columns(stamps, ids[order])
+
+    @cached_property
+    def sums(self) -> Limbs:
+        """The sums of the first 0, 1, ... n ids, as little-endian numbers."""
+        return running_sums(self.ids.view(LITTLE))
+
+    @cached_property
+    def xors(self) -> Limbs:
+        """The exclusive ors of the first 0, 1, ... n ids."""
+        return running_xors(self.ids.view(LITTLE))
+
+    @cached_property
+    def beginnings(self) -> Limbs:
+        """The first limbs of all ids, sorted: what is not among them is no known id."""
+        return np.sort(self.ids.view(BIG)[:, 0].astype(np.uint64))
+
+    def bounds(self) -> Bounds:
+        """The bounds that are the records themselves."""
+        return Bounds(self.timestamps, self.ids, np.full(len(self), self.ids.shape[1]))
+
+    def find(self, bounds: Bounds) -> Ints:
+        """For each bound, how many records lie below it."""
+        low = np.searchsorted(self.timestamps, bounds.timestamps).astype(np.int64)
+        long = np.flatnonzero(bounds.lengths)
+        if len(long):
+            high = np.searchsorted(self.timestamps, bounds.timestamps[long], side="right")
+            low[long] = self._find_id(low[long], high, bounds.ids[long])
+        return low
+
+    def _find_id(self, low: Ints, high: Ints, ids: Rows) -> Ints:
+        """How many records lie below these ids, if the answers lie between low and high, both included."""
+        wanted, ours = texts(ids), texts(self.ids)
+        while len(going := np.flatnonzero(low < high)):
+            middle = (low[going] + high[going]) >> 1
+            less = ours[middle] < wanted[going]
+            low[going[less]] = middle[less] + 1
+            high[going[~less]] = middle[~less]
+        return low
+
+    def places(self, timestamps: Stamps, ids: Rows) -> Ints:
+        """Where these records stand; -1 for one that is not there."""
+        places = self.find(Columns(timestamps, ids).bounds())
+        inside = np.flatnonzero(places < len(self))
+        there = np.zeros(len(places), dtype=np.bool_)
+        there[inside] = texts(self.ids[places[inside]]) == texts(ids[inside])
+        there[inside] &= self.timestamps[places[inside]] == timestamps[inside]
+        places[~there] = -1
+        return places
+
+    def holding(self, ids: Rows) -> list[tuple[int, int]]:
+        """Which of these ids are known, as pairs of its place there and its place here; under any timestamp."""
+        firsts = ids.view(BIG)[:, 0].astype(np.uint64)
+        places = np.minimum(np.searchsorted(self.beginnings, firsts), max(0, len(self) - 1))
+        if not len(self) or not len(likely := np.flatnonzero(self.beginnings[places] == firsts)):
+            return []
+        ours = np.flatnonzero(np.isin(self.ids.view(BIG)[:, 0].astype(np.uint64), firsts[likely]))
+        known = {self.ids[place].tobytes(): place for place in ours.tolist()}
+        return [(i, known[blob]) for i in likely.tolist() if (blob := ids[i].tobytes()) in known]
+
+    def without(self, gone: Ints) -> Columns:
+        """The same records, less those at some places."""
+        if not len(gone):
+            return self
+        kept = np.ones(len(self), dtype=np.bool_)
+        kept[gone] = False
+        return Columns(self.timestamps[kept], self.ids[kept])
+
+    def merged(self, other: Columns) -> Columns:
+        """The records of both. Cost: O(n) moves, no sorting."""
+        if not len(other):
+            return self
+        places = self.find(other.bounds())
+        new = places + np.arange(len(other))
+        old = np.ones(len(self) + len(other), dtype=np.bool_)
+        old[new] = False
+        timestamps = np.empty(len(old), dtype=np.uint64)
+        ids = np.empty((len(old), self.ids.shape[1]), dtype=np.uint8)
+        timestamps[new], ids[new] = other.timestamps, other.ids
+        timestamps[old], ids[old] = self.timestamps, self.ids
+        return Columns(timestamps, ids)
+
+
+def _by_id(group: Ints, ids: Rows) -> Ints:
+    """The order of ids inside their groups. The first limb decides, but for ids made to look alike."""
+    limbs = ids.view(BIG)
+    order = np.lexsort((limbs[:, 0].astype(np.uint64), group))
+    first = limbs[order, 0]
+    if (_same(first) & _same(group[order])).any():
+        columns = [limbs[:, k].astype(np.uint64) for k in reversed(range(limbs.shape[1]))]
+        order = np.lexsort((*columns, group))
+    return np.asarray(order, dtype=np.int64)
+
+
+def _same(values: Stamps | Ints) -> Flags:
+    return np.asarray(values[1:] == values[:-1])

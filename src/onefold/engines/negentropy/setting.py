@@ -1,0 +1,64 @@
+"""How a session is played: the records, the wire and the sizes; the same for both sides of it, and checked once.
+
+``split`` and ``list_below`` are 16 and 32 as in the published implementations: more pieces mean fewer rounds and more
+bytes for the same difference. A range of ours is never fingerprinted when it is empty: an empty fingerprint would match
+an empty range elsewhere and say nothing. So every piece must get a record: ``list_below`` is at least ``split``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from onefold.engines.negentropy.items import Items
+from onefold.engines.negentropy.limits import FRAME_SIZE_MIN
+from onefold.engines.negentropy.reading import Layout
+from onefold.engines.negentropy.wire import Wire
+from onefold.engines.negentropy.writing import HEAD_MAX, RANGE_MAX, Writer
+from onefold.errors import Misuse
+
+Reply = Literal["sparse", "full"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What both sides of a session go by."""
+
+    items: Items
+    wire: Wire
+    frame_size_max: int
+    reply: Reply
+    split: int
+    list_below: int
+
+    def __post_init__(self) -> None:
+        self.wire.check(self.items.id_size)
+        if self.reply not in ("sparse", "full"):
+            raise Misuse(f"reply is {self.reply!r}, must be 'sparse' or 'full'", reply=self.reply)
+        if self.split < 2:
+            raise Misuse(f"split is {self.split}, must be at least 2", split=self.split)
+        if self.list_below < self.split:
+            raise Misuse(f"list_below is {self.list_below}, must be at least split, {self.split}")
+        size = self.frame_size_max
+        if size and size < FRAME_SIZE_MIN:
+            raise Misuse(f"frame_size_max is {size}, must be 0 or at least {FRAME_SIZE_MIN}", frame_size_max=size)
+        longest = RANGE_MAX + self.list_below * self.items.id_size
+        if size and 2 * longest > size:
+            raise Misuse(
+                f"a list of {self.list_below} ids may take {longest} bytes: too many for half a frame of {size}"
+            )
+
+    def layout(self, initiator: bool) -> Layout:
+        """What this side reads."""
+        id_size = self.items.id_size
+        return Layout(id_size, self.wire.fingerprint_size(id_size), self.wire.modes(initiator))
+
+    def writer(self) -> Writer:
+        """What writes the messages of this side."""
+        return Writer(self.items, self.wire.fingerprints, self.wire.fingerprint_size(self.items.id_size))
+
+    def room(self) -> int:
+        """How many bytes of a frame are for ranges, if the rest of the universe has to be added; 0: no limit."""
+        if not self.frame_size_max:
+            return 0
+        return self.frame_size_max - len(self.wire.head) - HEAD_MAX - self.wire.fingerprint_size(self.items.id_size)

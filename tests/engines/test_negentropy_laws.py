@@ -1,0 +1,239 @@
+"""What is found is exact: for any sets, wires, roles, splits, id sizes and frame limits, and beside a plain peer."""
+
+import random
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onefold.engines.negentropy import ItemSet, Limits, Session
+from onefold.errors import Misuse
+from tests.negentropy_peer import PlainPeer
+
+SHAPES = {"one second": 1, "few seconds": 5, "seconds": 10**6, "milliseconds": 10**11, "shared prefixes": 3}
+SHARES = (0.0, 0.001, 0.01, 0.1, 0.5, 1.0)
+
+
+def records_of(rng, count, id_size, shape):
+    """Random records: timestamps and ids, some of them hard to separate."""
+    grow = np.random.default_rng(rng.randrange(2**32))
+    ids = np.frombuffer(grow.bytes(count * id_size), dtype=np.uint8).reshape(count, id_size).copy()
+    if shape == "shared prefixes":
+        ids[:, : id_size - 3] = 7
+        ids = np.unique(ids, axis=0)
+    start = 2**64 - 1 - SHAPES[shape] if rng.random() < 0.05 else 1_700_000_000
+    stamps = np.uint64(start) + grow.integers(0, SHAPES[shape], len(ids)).astype(np.uint64)
+    return stamps, ids
+
+
+def two_sides(rng, count, id_size, shape):
+    """The same records less some of them on each side, at random or in a row."""
+    stamps, ids = records_of(rng, count, id_size, shape)
+    sides = []
+    for _ in range(2):
+        kept = np.array([rng.random() for _ in ids]) >= rng.choice(SHARES)
+        if rng.random() < 0.15:
+            kept[len(ids) // 3 : len(ids) // 2] = False
+        sides.append((stamps[kept], ids[kept]))
+    return sides
+
+
+def sealed(side, id_size):
+    items = ItemSet.from_arrays(side[0], side[1], id_size)
+    items.seal()
+    return items
+
+
+def ids_of(side):
+    return {row.tobytes() for row in side[1]}
+
+
+def play(client, server, frames=(0, 0)):
+    """Let two sides talk to the end: what only the client has, what only the server has, and the round trips."""
+    have: list[bytes] = []
+    need: list[bytes] = []
+    message, rounds = client.initiate(), 0
+    while message is not None:
+        assert not frames[0] or len(message) <= frames[0]
+        reply = server.reconcile(message)[0]
+        assert not frames[1] or len(reply) <= frames[1]
+        message, more_have, more_need = client.reconcile(reply)
+        have, need, rounds = have + more_have, need + more_need, rounds + 1
+    return have, need, rounds
+
+
+def assert_exact(have, need, client_side, server_side):
+    assert len(have) == len(set(have))
+    assert len(need) == len(set(need))
+    mine, theirs = ids_of(client_side), ids_of(server_side)
+    assert set(have) == mine - theirs
+    assert set(need) == theirs - mine
+
+
+@pytest.mark.parametrize(("wire", "limited", "part"), list(product(("v1", "xor"), (False, True), range(3))))
+def test_what_is_found_is_exact(wire, limited, part):
+    """12 x 175 pairs; which of the two is the client is chance, they are made alike."""
+    rng = random.Random(f"{wire} {limited} {part}")
+    for _ in range(175):
+        id_size = 32 if wire == "v1" else rng.choice((8, 9, 16, 20, 32))
+        count = rng.choice((0, 1, 5, 31, 32, 33, 60, 150, 400)) if rng.random() < 0.95 else 3_000
+        sides = two_sides(rng, count, id_size, rng.choice(list(SHAPES)))
+        frames = (rng.choice((0, 4_096, 5_000)), rng.choice((4_096, 6_000, 0))) if limited else (0, 0)
+        split, list_below = rng.choice(((16, 32), (16, 32), (2, 2), (8, 50), (16, 16)))
+        reply: Any = rng.choice(("sparse", "full"))
+        client, server = (
+            Session(sealed(side, id_size), wire, frame_size_max=frame, reply=reply, split=split, list_below=list_below)
+            for side, frame in zip(sides, frames, strict=True)
+        )
+        have, need, _ = play(client, server, frames)
+        assert_exact(have, need, *sides)
+
+
+def test_both_roles_find_the_same():
+    rng = random.Random(1)
+    for _ in range(50):
+        items = [sealed(side, 32) for side in two_sides(rng, 300, 32, rng.choice(list(SHAPES)))]
+        have, need, _ = play(*map(Session, items))
+        swapped = play(*map(Session, reversed(items)))
+        assert (sorted(have), sorted(need)) == (sorted(swapped[1]), sorted(swapped[0]))
+
+
+@pytest.mark.parametrize("wire", ["v1", "xor"])
+def test_without_limits_every_byte_is_that_of_a_plain_peer(wire):
+    rng = random.Random(wire)
+    for _ in range(60):
+        id_size = 32 if wire == "v1" else rng.choice((8, 13, 16, 32))
+        sides = two_sides(rng, rng.choice((0, 3, 32, 100, 700)), id_size, rng.choice(list(SHAPES)))
+        ours = [Session(sealed(side, id_size), wire, reply="full") for side in sides]
+        plain = [PlainPeer(list(zip(*map(list_of, side), strict=True)), wire, id_size) for side in sides]
+        message: Any = ours[0].initiate()
+        assert message == plain[0].initiate()
+        while message is not None:
+            reply = plain[1].reconcile(message)[0]
+            assert ours[1].reconcile(message).reply == reply
+            message, *found = ours[0].reconcile(reply)
+            plainly = plain[0].reconcile(reply)
+            assert message == plainly[0]
+            assert [sorted(ids) for ids in found] == [sorted(ids) for ids in plainly[1:]]
+
+
+def list_of(column):
+    return column.tolist() if column.ndim == 1 else [row.tobytes() for row in column]
+
+
+@pytest.mark.parametrize("reply", ["sparse", "full"])
+@pytest.mark.parametrize("wire", ["v1", "xor"])
+def test_a_plain_peer_understands_us_and_we_understand_it_with_frame_limits(wire, reply):
+    rng = random.Random(f"{wire} {reply}")
+    for _ in range(40):
+        id_size = 32 if wire == "v1" else 16
+        sides = two_sides(rng, rng.choice((0, 40, 300, 1_200)), id_size, rng.choice(list(SHAPES)))
+        items, records = sealed(sides[0], id_size), list(zip(*map(list_of, sides[1]), strict=True))
+        ours_max, plain_max = rng.choice((0, 4_096)), 0 if wire == "xor" else rng.choice((0, 8_000))
+        ours = Session(items, wire, frame_size_max=ours_max, reply=reply)
+        have, need, _ = play(ours, PlainPeer(records, wire, id_size, plain_max), (ours_max, plain_max))
+        assert_exact(have, need, sides[0], sides[1])
+        ours = Session(items, wire, frame_size_max=ours_max, reply=reply)
+        have, need, _ = play(PlainPeer(records, wire, id_size), ours, (0, ours_max))
+        # A plain client forgets what it has found, and may find it again behind a full frame.
+        assert (set(have), set(need)) == (ids_of(sides[1]) - ids_of(sides[0]), ids_of(sides[0]) - ids_of(sides[1]))
+
+
+def test_a_million_records_with_one_difference_take_three_round_trips_and_few_bytes():
+    grow = np.random.default_rng(7)
+    stamps = (1_700_000_000 + grow.integers(0, 30_000_000, 1_000_000)).astype(np.uint64)
+    ids = np.frombuffer(grow.bytes(32_000_000), dtype=np.uint8).reshape(-1, 32)
+    cases: Any = (("xor", 16, 920, 700), ("v1", 32, 1_200, 1_200))
+    for wire, id_size, up, down in cases:
+        rows = np.ascontiguousarray(ids[:, :id_size])
+        items = sealed((stamps, rows), id_size)
+        server = Session(items, wire)
+        items.remove(int(stamps[5]), rows[5].tobytes())
+        client = Session(items, wire)
+        assert play(client, server) == ([], [rows[5].tobytes()], 3)
+        assert client.spent.bytes_out <= up
+        assert client.spent.bytes_in <= down
+
+
+def test_the_sparse_reply_is_a_fraction_of_the_full_one():
+    """With this many records it is the client that lists, as it is with a million."""
+    rng, downloads = random.Random(3), {}
+    stamps, ids = records_of(rng, 5_000, 32, "seconds")
+    kept = [np.array([rng.random() > 0.05 for _ in ids]) for _ in range(2)]
+    sides = [(stamps[here], ids[here]) for here in kept]
+    for reply in ("sparse", "full"):
+        client, server = (Session(sealed(side, 32), reply=reply) for side in sides)
+        assert_exact(*play(client, server)[:2], *sides)
+        downloads[reply] = client.spent.bytes_in
+    assert downloads["sparse"] * 4 < downloads["full"]
+
+
+def test_a_list_that_is_not_in_order_is_answered_whole():
+    """Published peers list ids in order. One that does not is still understood where it can be seen."""
+    ids = [bytes([i]) * 32 for i in range(1, 9)]
+    server = Session(sealed(([5] * 8, np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(-1, 32)), 32))
+    backwards = b"\x61\x00\x00\x02\x03" + ids[6] + ids[4] + ids[2]
+    assert server.reconcile(backwards).reply == b"\x61\x00\x00\x02\x08" + b"".join(ids)
+
+
+def test_rounds_grow_with_the_logarithm_of_the_records():
+    rng = random.Random(4)
+    for count, rounds_max in ((30, 1), (500, 2), (8_000, 2), (100_000, 3)):
+        sides = two_sides(rng, count, 32, "seconds")
+        assert play(*(Session(sealed(side, 32)) for side in sides))[2] <= rounds_max
+
+
+@pytest.mark.parametrize("wire", ["v1", "xor"])
+def test_small_frames_force_rounds_but_no_more_than_the_bytes_need(wire):
+    rng = random.Random(5)
+    sides = two_sides(rng, 4_000, 32, "few seconds")
+    client, server = (Session(sealed(side, 32), wire, frame_size_max=4_096) for side in sides)
+    have, need, rounds = play(client, server, (4_096, 4_096))
+    assert_exact(have, need, *sides)
+    assert rounds <= 6 + (client.spent.bytes_out + client.spent.bytes_in) // 2_048
+
+
+def test_a_session_sees_its_records_as_they_were_when_it_was_made():
+    rng = random.Random(6)
+    sides = two_sides(rng, 1_000, 32, "seconds")
+    items = [sealed(side, 32) for side in sides]
+    client, server = map(Session, items)
+    for item in items:
+        item.add(5, bytes(32))
+    assert_exact(*play(client, server)[:2], *sides)
+
+
+def test_a_server_answers_another_version_with_its_own_and_a_client_gives_up():
+    items = sealed(([1], np.zeros((1, 32), dtype=np.uint8)), 32)
+    assert Session(items).reconcile(b"\x62\x00\x00\x09") == (b"\x61", [], [])
+    client = Session(items)
+    client.initiate()
+    with pytest.raises(Exception, match="byte 0: the peer speaks version 0x60, not 0x61"):
+        client.reconcile(b"\x60")
+
+
+def test_a_session_that_makes_no_sense_is_misuse():
+    items, short = sealed(([1], np.zeros((1, 32), np.uint8)), 32), sealed(([1], np.zeros((1, 16), np.uint8)), 16)
+    unknown: Any = "v2"
+    for wrong, match in (
+        (lambda: Session(short), "ids have 16 bytes; those of wire v1 have 32"),
+        (lambda: Session(items, unknown), "wire is 'v2', must be 'v1' or 'xor'"),
+        (lambda: Session(items, id_size=16), "id_size is 16, and the ids have 32 bytes"),
+        (lambda: Session(items, frame_size_max=4_095), "frame_size_max is 4095, must be 0 or at least 4096"),
+        (lambda: Session(items, frame_size_max=4_096, list_below=100), "too many for half a frame of 4096"),
+        (lambda: Session(items, reply=unknown), "reply is 'v2', must be 'sparse' or 'full'"),
+        (lambda: Session(items, split=1), "split is 1, must be at least 2"),
+        (lambda: Session(items, list_below=15), "list_below is 15, must be at least split, 16"),
+        (lambda: Session(ItemSet()), "the set is not sealed"),
+        (lambda: Limits(rounds_max=0), "rounds_max is 0, must be at least 1"),
+    ):
+        with pytest.raises(Misuse, match=match):
+            wrong()
+    client = Session(items)
+    client.initiate()
+    with pytest.raises(Misuse, match="under way already"):
+        client.initiate()
+    assert client.reconcile(b"\x61").reply is None
+    with pytest.raises(Misuse, match="the session is done"):
+        client.reconcile(b"\x61")
