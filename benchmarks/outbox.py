@@ -31,6 +31,8 @@ from onefold.engines.outbox.record import unpack_message
 from onefold.engines.outbox.steps import Birth
 from onefold.ports import EntityStore, Parcel, TokenStore
 from onefold.stores.attempts import Job, World, run
+from onefold.stores.sqlite.queue import SqliteQueue
+from onefold.verdict import Verdict
 
 BATCHES = (1, 10, 100)
 SECONDS = 1.5
@@ -258,6 +260,59 @@ def speed(ways: dict[str, tuple[Process, TokenStore | None]], peer: str, rounds:
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
+def whole(folder: Path, messages: int, rounds: int, batch: int = 64) -> None:
+    """From the queue to the queue: what a consumer does, with the transport that both ways need."""
+    print(
+        f"\n## With the SQLite queue: {messages:,} messages leased, processed, sent on, acknowledged; batch {batch}\n"
+    )
+    print("| way | messages/s, inbox = 1 |\n|---|---|")
+    best: dict[str, float] = {}
+    for turn in range(rounds):
+        for name, way in (("inbox, by hand", whole_by_hand), ("`transactional`, `Endpoint.consume`", whole_of_tokens)):
+            (folder / f"{turn}-{name[0]}").mkdir()
+            seconds = way(folder / f"{turn}-{name[0]}", messages, batch)
+            best[name] = max(best.get(name, 0.0), messages / seconds)
+    for name, speed in best.items():
+        print(f"| {name} | {speed:,.0f} ({speed / best['inbox, by hand']:.2f}) |", flush=True)
+
+
+def whole_by_hand(folder: Path, messages: int, batch: int) -> float:
+    queue = SqliteQueue(folder / "queue.db")
+    process = sqlite_by_hand(folder / "inbox.db", inbox=True)
+    numbers = [json.dumps({"n": n}).encode() for n in range(messages)]
+    for at in range(0, messages, 1_000):
+        queue.send([Parcel("bench", payload) for payload in numbers[at : at + 1_000]])
+    start = perf_counter()
+    while deliveries := queue.lease(["bench"], batch, 30_000):
+        first = json.loads(deliveries[0].payload)["n"]
+        process(first, len(deliveries))
+        queue.send([Parcel("next", delivery.payload) for delivery in deliveries])
+        queue.acknowledge(deliveries)
+    seconds = perf_counter() - start
+    assert queue.waiting() == {"next": messages}
+    queue.close()
+    return seconds
+
+
+def whole_of_tokens(folder: Path, messages: int, batch: int) -> float:
+    from onefold import Endpoint, Out
+
+    with Endpoint("bench", store=f"sqlite:///{folder}/store.db", transport=f"sqlite:///{folder}/queue.db") as app:
+
+        @app.handler("bench", key=lambda message: entity(message["n"]))
+        def count(state: Any, message: Message) -> Any:
+            after, body = change(state)
+            return after, [Out("next", body)]
+
+        for mark in range(0, messages, 500):
+            app.take("source", mark, [Out("bench", {"n": n}) for n in range(mark, mark + 500)])
+        start = perf_counter()
+        tally = app.consume(until_empty=True, batch=batch)
+        seconds = perf_counter() - start
+        assert (tally.count(Verdict.FIRST), app.world.queue.waiting()) == (messages, {"next": messages})
+    return seconds
+
+
 def space(folder: Path, messages: int, batch: int = 1_000) -> None:
     """What is left in the database when all messages are done: half of them come from a source and send the others."""
     print(f"\n## Space at rest after {messages:,} messages, SQLite\n")
@@ -307,7 +362,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--messages", type=int, default=1_000_000, help="for the space")
-    parser.add_argument("--only", choices=["sqlite", "postgres", "space"], help="one part alone")
+    parser.add_argument("--only", choices=["sqlite", "postgres", "whole", "space"], help="one part alone")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -320,6 +375,8 @@ def main() -> None:
             print("\n## PostgreSQL, and Redis for the tokens\n")
             with postgres_ways(folder) as ways:
                 speed(ways, "PostgreSQL, inbox", options.rounds)
+        if options.only in (None, "whole"):
+            whole(folder, 20_000, options.rounds)
         if options.only in (None, "space"):
             space(folder, options.messages)
 

@@ -44,3 +44,8 @@ def test_a_reply_to_what_can_be_no_queue_is_refused(origin):
     with pytest.raises(BadInput, match="the name of a queue"):
         outgoings([Out.reply(1)], "orders", origin)
     assert outgoings([Out("shipping", 1)], "orders", origin) == (Outgoing("shipping", 1),)
+
+
+def test_one_out_alone_is_not_taken_for_state_and_outgoing():
+    with pytest.raises(BadInput, match=r"not \(state, outgoing\)"):
+        handled(Out("shipping", {}), MESSAGE)

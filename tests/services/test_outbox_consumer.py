@@ -8,7 +8,7 @@ import pytest
 from onefold import Endpoint, Out, Verdict
 from onefold.engines.outbox import Message
 from onefold.engines.outbox.record import pack_message
-from onefold.errors import Damaged, StoreFailed
+from onefold.errors import Damaged, Misuse, StoreFailed
 from onefold.ports import Parcel
 from onefold.services.outbox import Consumer, Consuming
 from onefold.services.outbox.metrics import Metrics
@@ -17,6 +17,7 @@ from onefold.stores.memory.ledger import MemoryLedger
 from onefold.stores.memory.queue import MemoryQueue
 from onefold.stores.sqlite.ledger import SqliteLedger
 from onefold.stores.sqlite.queue import SqliteQueue
+from tests.redis_server import RedisServer
 
 
 def count(state, message):
@@ -133,7 +134,7 @@ def test_what_cannot_be_kept_is_a_failure_of_the_handler(shop, answer):
     assert shop.state("0") is None
 
 
-@pytest.mark.parametrize("end", [SystemExit(3), asyncio.CancelledError()])
+@pytest.mark.parametrize("end", [SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt(), BaseException("odd")])
 def test_a_handler_cannot_end_the_consumer(shop, end):
     @shop.handler("orders", key="order")
     async def leave(state, message):
@@ -206,6 +207,70 @@ def test_while_a_store_fails_nothing_becomes_a_dead_letter(caplog):
     assert queue.buried() == []
     assert tally.balanced
     assert "StoreFailed: the disk is full: waiting for it" in caplog.messages
+
+
+def test_however_often_a_store_sent_a_message_back_it_is_no_dead_letter():
+    ledger, queue = Failing(), MemoryQueue()
+    app = Endpoint("shop", store=ledger, transport=queue)
+    app.handler("orders", key="order")(count)
+    orders(app, 3, entities=3)
+    for _ in range(9):
+        queue.release(queue.lease(["orders"], 3, 1_000))
+    ledger.down = 2
+    tally = app.consume(until_empty=True, attempts_max=1, backoff_s=0)
+    assert {answer.reason: n for answer, n in tally} == {"store_failed": 6, "applied": 3}
+    assert (queue.buried(), queue.waiting()) == ([], {"shipping": 3})
+
+
+def test_it_is_in_trouble_until_what_failed_got_through():
+    ledger, seen = Failing(), []
+    app = Endpoint("shop", store=ledger, transport=MemoryQueue())
+
+    @app.handler("orders", key="order")
+    def look(state, message):
+        seen.append(consumer.trouble)
+        return 1, []
+
+    orders(app, 1)
+    consumer: Consumer = Consumer(app, Consuming(until_empty=True, backoff_s=0.8))
+    ledger.down = 1
+    consumer.run()
+    assert seen == [None, "StoreFailed: the disk is full"]
+
+
+def test_a_key_is_asked_for_once_however_often_a_message_is_tried():
+    keys = iter(["all"])  # who asks again gets StopIteration
+    calls = []
+
+    def meddle(state, message):
+        calls.append(state)
+        if len(calls) == 1:  # somebody else is faster
+            ledger.persist([ledger.load([app.key("all")])[0].changed(7)])
+        return 8, []
+
+    ledger = MemoryLedger()
+    app = Endpoint("shop", store=ledger, transport=MemoryQueue())
+    app.handler("orders", key=lambda message: next(keys))(meddle)
+    orders(app, 1)
+    assert str(app.consume(until_empty=True)) == "1 in = 1 first + 0 repeat + 0 unsure + 0 reject"
+    assert (calls, app.state("all")) == ([None, 7], 8)
+
+
+def test_a_stop_can_be_set_by_a_signal_at_any_moment(shop):
+    class Stop(threading.Event):
+        def wait(self, timeout=None):
+            raise AssertionError("a signal that comes now and sets it waits for a lock that this thread has")
+
+    shop.handler("orders", key="order")(count)
+    stop = Stop()
+    shop.consume(stop=stop, on_start=stop.set)
+
+
+@pytest.mark.parametrize("name", ["lease_s", "recover_s", "backoff_s", "backoff_max_s", "stranded_s", "tombstone_s"])
+@pytest.mark.parametrize("seconds", [-1, float("inf"), float("nan"), 1e15])
+def test_a_time_that_no_clock_can_tell_is_misuse(name, seconds):
+    with pytest.raises(Misuse, match=f"{name} is .*, must be from 0"):
+        Consuming(**{name: seconds})
 
 
 def test_what_waiting_cannot_mend_ends_the_consumer():
@@ -333,3 +398,12 @@ def test_a_message_that_kills_whoever_takes_it_is_set_aside_at_last(shop):
         None,
         1,
     )
+
+
+def test_a_token_store_that_can_lose_what_it_confirmed_is_named_at_the_start(tmp_path, caplog):
+    with RedisServer(tmp_path / "redis", "--appendonly", "no", "--save", "") as server:
+        app = Endpoint("shop", store=MemoryLedger(), tokens=server.url, transport=MemoryQueue())
+        app.handler("orders", key="order")(count)
+        with app, caplog.at_level("WARNING", "onefold.outbox"):
+            app.consume(until_empty=True)
+    assert any("appendonly" in record.getMessage() for record in caplog.records)

@@ -6,10 +6,11 @@ from itertools import count
 
 import pytest
 
-from onefold.engines.outbox import Out
+from onefold.engines.outbox import Out, mark_of
 from onefold.engines.outbox.record import unpack_message
 from onefold.errors import BadInput, Misuse
 from onefold.ports import Ledger, Queue
+from onefold.services.outbox import desk_pages
 from onefold.services.outbox.desk import SLACK_S, Desk, Differs, Gone, Slot, Unknown
 from onefold.services.outbox.desk_ids import new_id, time_of
 from onefold.services.outbox.endpoint import Endpoint
@@ -343,6 +344,53 @@ class Dying:
 
     def settle(self, steps):
         return self.__getattr__("settle")(steps)
+
+
+@pytest.mark.parametrize("meanwhile", [lambda desk, request: desk.forget(request), lambda desk, request: None])
+def test_what_was_sent_is_never_said_to_be_gone(meanwhile):
+    class Slow(MemoryLedger):
+        def settle(self, steps):
+            done = super().settle(steps)
+            meanwhile(desk, request)
+            clock.pass_s(WINDOW_S)
+            return done
+
+    clock = Clock()
+    queue = MemoryQueue(clock)
+    desk = Desk(store=Slow(clock), transport=queue, window_s=WINDOW_S, clock_ms=clock)
+    request = desk.issue()
+    desk.put("orders", request)
+    assert desk.submit("orders", request, ORDER).status == "submitted"
+    assert queue.waiting() == {"orders": 1}
+    with pytest.raises(Gone):
+        desk.submit("orders", request, ORDER)
+
+
+def test_an_id_stays_too_old_when_the_window_becomes_longer(counter):
+    request, young = counter.new(), counter.desk.issue()
+    counter.desk.submit("orders", request, ORDER)
+    counter.desk.forget(request)
+    counter.clock.pass_s(WINDOW_S + 2 * SLACK_S)
+    counter.desk.endpoint.recover(tombstone_s=counter.desk.tombstone_s)
+    assert counter.ledger.load([counter.desk.endpoint.key(request)])[0].version == 0, "nothing is known of it"
+    for _ in range(2):
+        longer = Desk(**counter.places, window_s=100 * WINDOW_S)
+        for each in (request, young):
+            with pytest.raises(Gone, match="was too old when the window was shorter"):
+                longer.put("orders", each)
+        assert longer.put("orders", longer.issue())
+        counter.clock.pass_s(WINDOW_S)
+
+
+def test_after_a_long_silence_what_is_expired_is_removed_bit_by_bit(counter, monkeypatch):
+    monkeypatch.setattr(desk_pages, "PAGES_MAX", 100)
+    desk, requests = counter.desk, [counter.new()]
+    counter.clock.pass_s(1_000)
+    requests.append(counter.new())
+    counter.clock.pass_s(SLACK_S + 1_500)
+    assert [desk.expire() for _ in range(4)] == [1, 1, 0, 0]
+    assert desk.states(requests) == [None, None]
+    assert mark_of(desk.endpoint.state("~cursor")) == (counter.clock() - SLACK_S * 1_000) // 10_000 - 1
 
 
 def test_the_window_has_bounds(counter):

@@ -192,6 +192,7 @@ def test_only_who_has_the_token_may_ask(tmp_path, shop):
         client.token = "other"  # noqa: S105
         assert client.ask("POST", "/orders").status == 401
         assert client.ask("GET", "/healthz").body == {"status": "ok"}
+        assert client.ask("POST", "/healthz").status == 401, "there might be a queue of this name"
 
 
 def test_there_is_something_to_watch(tmp_path, working):

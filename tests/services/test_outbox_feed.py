@@ -167,6 +167,21 @@ def test_it_follows_the_log(bench):
     assert bench.numbers() == [0, 1, 2, 3]
 
 
+def test_a_stop_can_be_set_by_a_signal_while_it_waits(bench):
+    class Stop(threading.Event):
+        looks = 0
+
+        def is_set(self):
+            self.looks += 1
+            return self.looks > 2
+
+        def wait(self, timeout=None):
+            raise AssertionError("a signal that comes now and sets it waits for a lock that this thread has")
+
+    bench.publish_numbers(1)
+    assert bench.feed().run(follow=True, stop=Stop()).sent == 1
+
+
 def test_a_payload_that_is_no_json_stops_it_and_whole_records_do_not_mind(bench):
     bench.publish(b'{"n": 1}', b"1 coffee")
     with pytest.raises(BadInput, match="orders>payments: the payload of record 1 is not JSON"):

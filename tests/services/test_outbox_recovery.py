@@ -7,7 +7,7 @@ from onefold import Endpoint, Message, Out, Outcome
 from onefold.engines.outbox import PLANS, Taken, sourced, sourced_at_once
 from onefold.engines.outbox.record import Outgoing, unpack_message
 from onefold.engines.outbox.steps import Acknowledge, Birth, Create, Persist
-from onefold.errors import Misuse
+from onefold.errors import Misuse, StoreFailed
 from onefold.services.outbox.calling import calling
 from onefold.stores.attempts import Job, World
 from onefold.stores.memory.queue import MemoryQueue
@@ -138,6 +138,27 @@ def test_tokens_of_a_source_that_came_too_late_are_swept_and_no_others(tmp_path)
     shop.close()
 
 
+@pytest.mark.parametrize("sweeper", ["transactional", "parented"])
+def test_tokens_that_lost_against_a_plan_that_frees_none_are_swept(tmp_path, sweeper):
+    shop = Shop("transactional", tmp_path)
+    shop.tokens.create([Birth("", "", (("t", "orders"),), guarded=False)])
+    work = shop.app.work(Message("t", "orders", {"order": "o"}))
+    late = Job(PLANS["parented"](work.key, work.message), calling(work.call, work.message, shop.app.loop))
+    assert die_after(shop.app.world, late, 4)  # load, handle, fresh, create
+    assert shop.app.process(work.message) is Outcome.APPLIED
+    (lost,) = shop.tokens.listed(orphans=True)
+    late.go_on(*shop.app.world.perform(Persist, [late.pending]))
+    assert (late.ended, lost.parent) == (Outcome.CONFLICT, "t")
+    anybody = Endpoint("other", store=shop.ledger, transport=MemoryQueue(), plan=sweeper, clock_ms=shop.clock)
+    shop.clock.now_ms += 59_999
+    assert anybody.recover(60).swept == 0
+    shop.clock.now_ms += 1
+    assert anybody.recover(60).swept == 1
+    (sent,) = shop.sent()
+    assert [token.token for token in shop.tokens.listed()] == [sent.token]
+    shop.close()
+
+
 def test_old_tombstones_go(shop):
     shop.app.handler("closing", key="order")(lambda state, message: (None, []))
     shop.app.take("log", 1, [Out("orders", {"order": 7}), Out("closing", {"order": 7})])
@@ -164,6 +185,22 @@ def test_the_pump_of_a_consumer_recovers_and_does_the_chores(shop):
     assert runs[-1] == {"n": 1}
 
 
-def test_a_negative_age_is_misuse(shop):
-    with pytest.raises(Misuse, match="older_than_s is -1"):
-        shop.app.recover(-1)
+def test_a_chore_that_fails_keeps_nobody_from_the_others(tmp_path, caplog):
+    class Stuck(SqliteLedger):
+        def stranded(self, *_):
+            raise StoreFailed("it does not answer")
+
+    stop, ledger = threading.Event(), Stuck(tmp_path / "s.db")
+    app = Endpoint("shop", store=ledger, transport=MemoryQueue())
+    app.handler("orders", key="order")(lambda state, message: (1, []))
+    app.chores += [lambda: 1 // 0, stop.set]
+    app.consume(stop=stop)
+    assert {"the pump: StoreFailed: it does not answer"} < set(caplog.messages)
+    assert "ZeroDivisionError" in caplog.text
+    ledger.close()
+
+
+@pytest.mark.parametrize("age_s", [-1, float("inf"), float("nan")])
+def test_an_age_that_cannot_be_is_misuse(shop, age_s):
+    with pytest.raises(Misuse, match=f"older_than_s is {age_s}"):
+        shop.app.recover(age_s)

@@ -7,9 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onefold.spark.audit_tables import audit
     from onefold.spark.columns import ChainColumns, ProducerColumns
-    from onefold.spark.diff_tables import diff
     from onefold.spark.gaps import missing_ranges, missing_sequences
     from onefold.spark.judge import judge_chains
     from onefold.spark.log_source import register_log
@@ -24,8 +22,6 @@ __all__ = [
     "ChainColumns",
     "ProducerColumns",
     "ReceptionColumns",
-    "audit",
-    "diff",
     "judge_chains",
     "judge_producers",
     "judge_receptions",
@@ -42,8 +38,6 @@ _HOMES = {
     "ChainColumns": "columns",
     "ProducerColumns": "columns",
     "ReceptionColumns": "reception_columns",
-    "audit": "audit_tables",
-    "diff": "diff_tables",
     "judge_chains": "judge",
     "judge_producers": "producers",
     "judge_receptions": "reception_judge",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from onefold.engines.outbox.attempt import MARK
@@ -81,7 +82,7 @@ def handled(answer: Any, message: Message) -> Handled:
     >>> handled(({"paid": 20}, [Out("shipping", {"order": 7})]), Message("t", "orders", {})).outgoing
     (Outgoing(to='shipping', body={'order': 7}, token=''),)
     """
-    if not isinstance(answer, tuple) or len(answer) != 2:
+    if not isinstance(answer, tuple) or len(answer) != 2 or isinstance(answer, Out):
         raise BadInput(f"{message.to}: the handler returned {answer!r:.200}, not (state, outgoing)")
     state, outgoing = answer
     packed = _packed(state)
@@ -117,11 +118,15 @@ def _addressed(out: Any, where: str, origin: str) -> list[Outgoing]:
 def _packed(value: Any) -> str:
     """The value as text. One that is nested so deep that it could not be stored any more is refused here: there it
     would fail all messages of a batch, and again each time they come."""
-    for _ in range(ROOM):
-        value = [value]
-    return pack(value)[ROOM:-ROOM]
+    packed = pack(value)
+    if packed.count("[") + packed.count("{") > ROOM:  # only then can it be deep
+        for _ in range(ROOM):
+            value = [value]
+        pack(value)
+    return packed
 
 
+@lru_cache(maxsize=1_000)
 def check_queue(name: str) -> str:
     """The name of a queue, which becomes part of a subject or a path: letters, digits, ``-``, ``_`` and ``.`` within.
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import uniform
 from time import sleep
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from onefold.engines.outbox.record import Key, unpack_message
 from onefold.engines.outbox.steps import Outcome
 from onefold.errors import BadInput, Damaged, Misuse, OnefoldError
-from onefold.ports import Delivery
+from onefold.ports import Delivery, Parcel
 from onefold.services.outbox.books import Books, Loans, log
 from onefold.services.outbox.calling import HandlerFailed, describe
 from onefold.services.outbox.processing import Work, attempt
@@ -120,7 +120,7 @@ class Batches:
                 reason = "foreign_token"
                 raise BadInput(f"its token is kept in {message.realm!r:.300}, not in {realm!r}")
             return Held(delivery, self._app.work(message, delivery))
-        except Exception as error:  # a key function can raise anything
+        except BaseException as error:  # a key function can raise anything
             self._bury(delivery, f"{reason}: {error if isinstance(error, OnefoldError) else describe(error)}")
             self._books.judged(reason)
             return None
@@ -148,7 +148,7 @@ class Batches:
     def _conflicted(self, held: Held) -> list[Held]:
         if held.tries < CONFLICT_TRIES_MAX:
             # Read anew: the handler may have changed the body that it was given.
-            work = self._app.work(unpack_message(held.delivery.payload), held.delivery)
+            work = replace(held.work, message=unpack_message(held.delivery.payload))
             return [Held(held.delivery, work, held.tries + 1)]
         self._release([held.delivery], round(uniform(0, CONFLICT_S) * 1000))
         self._books.judged("conflict")
@@ -167,10 +167,17 @@ class Batches:
         self._release(deliveries, self._retrying.delay_ms(1))
 
     def _release(self, deliveries: Sequence[Delivery], delay_ms: int = 0) -> None:
-        if not deliveries:
-            return
+        """Let them come again. What was given out often becomes a new parcel, whose deliveries count from one: what a
+        store, or the end of a consumer, sent back does not kill whoever takes it. A copy does no harm."""
+        queue, often = self._world.queue, self._retrying.attempts_max
+        anew = [delivery for delivery in deliveries if delivery.times >= often]
+        back = [delivery for delivery in deliveries if delivery.times < often]
         try:
-            self._world.queue.release(deliveries, delay_ms)
+            if anew:
+                queue.send([Parcel(delivery.queue, delivery.payload) for delivery in anew])
+                queue.acknowledge(anew)
+            if back:
+                queue.release(back, delay_ms)
         except Exception as error:  # then the leases run out
             log.warning("could not give %d messages back: %s", len(deliveries), describe(error))
 

@@ -21,8 +21,6 @@ from onefold.errors import Misuse, OnefoldError
 
 TEXT_MAX: Final = 500
 """Characters of an error that are kept with a dead letter."""
-ENDINGS: Final = (Exception, SystemExit, asyncio.CancelledError)
-"""What a handler can end with. The last two are no `Exception`, and must not end the consumer either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,9 @@ def calling(call: Handler, message: Message, loop: Loop) -> Callable[[Any], Hand
             answer = call(state, message)
             if not inspect.iscoroutine(answer):
                 return handled(answer, message)
-        except ENDINGS as error:
+        except BaseException as error:  # SystemExit and the like must not end a thread of the consumer either
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # somebody pressed Ctrl-C
             raise _failed(message, error) from error
         return loop.begin(_awaited(answer, message))
 
@@ -97,7 +97,9 @@ def calling(call: Handler, message: Message, loop: Loop) -> Callable[[Any], Hand
 async def _awaited(answer: Coroutine[Any, Any, Any], message: Message) -> Handled:
     try:
         return handled(await answer, message)
-    except ENDINGS as error:
+    except GeneratorExit:
+        raise
+    except BaseException as error:  # here it would end the loop, and all who wait for it would wait for ever
         raise _failed(message, error) from error
 
 

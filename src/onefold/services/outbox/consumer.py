@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final
 
 from onefold.engines.outbox.record import Key
@@ -20,7 +21,7 @@ from onefold.errors import Damaged, Misuse
 from onefold.services.outbox.batches import Batches, Retrying
 from onefold.services.outbox.books import Books, Loans, log
 from onefold.services.outbox.calling import describe
-from onefold.services.outbox.recovery import Recovered, recover
+from onefold.services.outbox.recovery import SECONDS_MAX, Recovered, recover
 from onefold.tally import Tally
 
 if TYPE_CHECKING:
@@ -65,12 +66,11 @@ class Consuming:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise Misuse(f"{name} is {value!r}, must be a whole number of at least 1", **{name: value})
-        for name in ("lease_s", "recover_s"):
-            if not getattr(self, name) >= 0.01:
-                raise Misuse(f"{name} is {getattr(self, name)}, must be at least 0.01", **{name: getattr(self, name)})
-        for name in ("backoff_s", "backoff_max_s", "stranded_s", "tombstone_s"):
-            if not getattr(self, name) >= 0:
-                raise Misuse(f"{name} is {getattr(self, name)}, must not be negative", **{name: getattr(self, name)})
+        leasts = {"lease_s": 0.01, "recover_s": 0.01}
+        for name in ("lease_s", "recover_s", "backoff_s", "backoff_max_s", "stranded_s", "tombstone_s"):
+            value, least = getattr(self, name), leasts.get(name, 0)
+            if not least <= value <= SECONDS_MAX:
+                raise Misuse(f"{name} is {value}, must be from {least} to {SECONDS_MAX:,}", **{name: value})
 
 
 class Consumer:
@@ -90,11 +90,13 @@ class Consumer:
         self._stop = stop or threading.Event()
         self.ending = threading.Event()
         """Set when it ends: what is in hand is finished."""
-        self._errors: list[Exception] = []
+        self._errors: list[BaseException] = []
 
     def run(self, on_start: Callable[[], object] | None = None) -> Tally:
         """Consume; blocks. What cannot be mended by waiting is raised."""
         self._probe()
+        for warning in self.app.world.tokens.warnings():
+            log.warning("%s", warning)
         settings = self.settings
         loans = Loans(self.app.world.queue, round(settings.lease_s * 1000))
         retrying = Retrying(settings.attempts_max, settings.backoff_s, settings.backoff_max_s)
@@ -120,15 +122,14 @@ class Consumer:
         return self.books.tally().check()
 
     def _wait_for(self, workers: list[threading.Thread]) -> None:
-        while not self._errors and any(worker.is_alive() for worker in workers):
-            if self._stop.wait(POLL_S):
-                return
+        while not (self._errors or self._stop.is_set()) and any(worker.is_alive() for worker in workers):
+            sleep(POLL_S)  # not stop.wait: that has a lock now and then, for which a signal that sets it would wait
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         def guarded() -> None:
             try:
                 work()
-            except Exception as error:
+            except BaseException as error:  # a thread must not end without a word
                 self._errors.append(error)
                 self.ending.set()
 
@@ -136,7 +137,7 @@ class Consumer:
 
     def _work(self, batches: Batches) -> None:
         queue, settings, queues = self.app.world.queue, self.settings, list(self.app.handlers)
-        outages = 0
+        outages, due = 0, 0.0
         while not self.ending.is_set():
             try:
                 deliveries = queue.lease(queues, settings.batch, round(settings.lease_s * 1000), WAIT_MS)
@@ -147,11 +148,11 @@ class Consumer:
                 raise
             except Exception as failed:
                 error = failed
-            if error is None:
-                outages, self.trouble = 0, None
-            else:
+            if error is not None:
                 self._wait_out(error, outages)
-                outages += 1
+                outages, due = outages + 1, monotonic() + settings.backoff_s
+            elif outages and (deliveries or monotonic() > due):  # before that, what failed has not come again
+                outages, self.trouble = 0, None
 
     def _is_empty(self, queues: list[str]) -> bool:
         waiting = self.app.world.queue.waiting()
@@ -183,13 +184,14 @@ class Consumer:
         world.queue.waiting()
 
     def _pump(self) -> None:
-        settings = self.settings
         while True:
-            try:
-                self.recovered += recover(self.app, settings.stranded_s, settings.tombstone_s)
-                for chore in list(self.app.chores):
+            for chore in (self._recover, *self.app.chores):
+                try:
                     chore()
-            except Exception as error:  # the next run finds the same
-                log.error("the pump: %s", describe(error))
-            if self.ending.wait(settings.recover_s):
+                except Exception as error:  # the next run finds the same; the other chores are done
+                    log.error("the pump: %s", describe(error))
+            if self.ending.wait(self.settings.recover_s):
                 return
+
+    def _recover(self) -> None:
+        self.recovered += recover(self.app, self.settings.stranded_s, self.settings.tombstone_s)

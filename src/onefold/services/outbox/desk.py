@@ -65,7 +65,10 @@ class Slot(NamedTuple):
 
 
 class Desk:
-    """Takes requests, and hands each on once. Its endpoint must be consumed somewhere, for answers and for chores."""
+    """Takes requests, and hands each on once. Its endpoint must be consumed somewhere, for answers and for chores.
+
+    All desks of one name have one window. It can be changed: an id that was too old once stays so.
+    """
 
     def __init__(
         self, *, store: str | Ledger | EntityStore, transport: str | Queue, tokens: str | TokenStore | None = None,
@@ -82,7 +85,7 @@ class Desk:
         self.queues = None if queues is None else frozenset(check_queue(queue) for queue in queues)
         """Those that can be asked for; None: all but the desk's own."""
         self._window_ms = round(window_s * 1_000)
-        self._pages = Pages(name)
+        self._pages = Pages(name, self._window_ms)
         self._tended_ms = 0
 
     @property
@@ -103,7 +106,8 @@ class Desk:
             raise BadInput(f"id {request} is of a time {(made - now) // 1_000:,} s ahead; at most {AHEAD_S} s can be")
         if made + self._window_ms <= now:
             raise Gone(f"id {request} is more than {self._window_ms // 1_000:,} s old: make a new one")
-        self._pages.begin(self.endpoint.world.entities, now)
+        if made <= self._pages.begin(self.endpoint.world.entities, now):
+            raise Gone(f"id {request} was too old when the window was shorter: make a new one")
         written = False
         for _ in range(TRIES_MAX):
             done, now_written = self._put(queue, request, made + self._window_ms)
@@ -131,12 +135,14 @@ class Desk:
         request = check_id(request)
         self._check_queue(queue)
         digest = hashlib.sha256(pack(body).encode()).hexdigest()
-        self._live(self._load(request), queue)
+        until_ms = self._live(self._load(request), queue).state["until_ms"]
         origin = f"{self.endpoint.name}/{request}"
         taken = self.endpoint.take(request, 1, [Out(queue, body)], origin=origin, known=True, also={"digest": digest})
         if taken is Outcome.CONFLICT:
             raise _contended(request)
-        entity = self._live(self._load(request), queue)  # it may have been forgotten meanwhile
+        if taken is Outcome.APPLIED:  # it is sent: to look again, and find it expired or forgotten, would deny that
+            return Slot(SUBMITTED, until_ms)
+        entity = self._live(self._load(request), queue)
         if entity.state.get("digest") != digest:
             raise Differs(f"request {request} was submitted with another body")
         return slot_of(entity)

@@ -170,7 +170,7 @@ class Guard:
             await send(message)
 
         try:
-            if scope["path"] not in OPEN_PATHS:
+            if scope["path"] not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):  # POST would issue
                 self._admission.check(scope)
             await self._app(scope, body.receive, sending)
         except ClientDisconnect:

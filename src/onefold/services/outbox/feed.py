@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from time import sleep
 from typing import Any, Final
 
 from onefold.engines.outbox import Out, Outcome, mark_of, resumed
@@ -79,7 +80,7 @@ class Feed:
             elif not follow:
                 break
             else:
-                stop.wait(POLL_S)
+                sleep(POLL_S)  # not stop.wait: a signal that sets it could wait for a lock that this has
         return self.fed
 
     def _resume(self) -> None:

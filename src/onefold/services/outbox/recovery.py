@@ -4,8 +4,13 @@ A message that was not acknowledged comes again, and its next delivery finishes 
 message up, and a source may have nobody who asks again; so now and then somebody looks for what is *stranded*. To
 finish an entry that somebody is still at does no harm: one of the two gets through, as everywhere.
 
-Orphans are only left by sources over two stores (see `engines.outbox.source`): tokens are read first, then whether the
-entry that they were made for is still there. An entry that is gone has freed its own, so what has a parent is garbage.
+Orphans are tokens whose parent is gone and did not free them: garbage, of two kinds.
+
+- *of a source* over two stores (see `engines.outbox.source`), whose parent is a mark: tokens are read first, then
+  whether the entry that they were made for is still there. An entry that is gone has freed its own.
+- *of a message*, whoever's it was: whoever removes its token frees those that count in the same step. But the plan
+  `transactional` frees none, so what a worker of another plan made and lost with, on the same database, stays. They
+  have to be as old as a stranded entry: a parent that was discarded by hand may have somebody at it still.
 """
 
 from __future__ import annotations
@@ -24,6 +29,8 @@ from onefold.stores.attempts import Job, World, run
 if TYPE_CHECKING:
     from onefold.services.outbox.endpoint import Endpoint
 
+SECONDS_MAX: Final = 100 * 366 * 86_400
+"""Of any time that can be set: a hundred years. Clocks and locks cannot tell more."""
 PAGE: Final = 500
 """Entries, or tokens, that are read at once: each entry can hold 1,000 messages."""
 
@@ -52,19 +59,21 @@ class Recovered:
 
 def recover(app: Endpoint, older_than_s: float, tombstone_s: float) -> Recovered:
     """One look at all that an endpoint left behind."""
-    if older_than_s < 0 or tombstone_s < 0:
-        raise Misuse(f"older_than_s is {older_than_s}, tombstone_s {tombstone_s}: must not be negative")
+    if not (0 <= older_than_s <= SECONDS_MAX and 0 <= tombstone_s <= SECONDS_MAX):
+        raise Misuse(f"older_than_s is {older_than_s}, tombstone_s {tombstone_s}: must be from 0 to {SECONDS_MAX:,}")
     world, now = app.world, app.clock_ms()
-    done = _finish(world, app.plan, app.name, now - round(older_than_s * 1000) + 1)
-    swept = 0 if app.plan == "transactional" else _sweep(world, app.name)
+    before_ms = now - round(older_than_s * 1000) + 1
+    done = _finish(world, app.plan, app.name, before_ms)
+    swept = _sweep(world, app.name, before_ms)
     purged = world.entities.purge(now - round(tombstone_s * 1000), app.name)
     return replace(done, swept=swept, purged=purged)
 
 
 def recover_left(world: World, now_ms: int, older_than_s: float, endpoint: str | None = None) -> Recovered:
     """The same without the endpoint itself, for one or for all; tombstones stay, for their time is the endpoint's."""
-    done = _finish(world, "parented", endpoint, now_ms - round(older_than_s * 1000) + 1)
-    return replace(done, swept=_sweep(world, endpoint))
+    before_ms = now_ms - round(older_than_s * 1000) + 1
+    done = _finish(world, "parented", endpoint, before_ms)
+    return replace(done, swept=_sweep(world, endpoint, before_ms))
 
 
 def _finish(world: World, plan: str, endpoint: str | None, before_ms: int) -> Recovered:
@@ -96,15 +105,15 @@ def _rounds(found: Iterable[Stranded]) -> Iterator[list[Stranded]]:
         left = later
 
 
-def _sweep(world: World, endpoint: str | None) -> int:
+def _sweep(world: World, endpoint: str | None, before_ms: int) -> int:
     swept, prefix = 0, "" if endpoint is None else f"{endpoint}/"
     for page in _orphans(world.tokens):
-        ours = [token for token in page if token.parent.startswith(prefix) and MARK in token.parent]
+        garbage = [token for token in page if MARK not in token.parent and token.at_ms < before_ms]
+        ours = [token for token in page if MARK in token.parent and token.parent.startswith(prefix)]
         keys = [_source_of(token.parent) for token in ours]
         entities = world.entities.load(keys) if keys else []
-        for token, entity in zip(ours, entities, strict=True):
-            if token.parent not in entity.outbox:
-                swept += world.tokens.discard(token.token, token.parent)
+        garbage += [token for token, at in zip(ours, entities, strict=True) if token.parent not in at.outbox]
+        swept += sum(world.tokens.discard(token.token, token.parent) for token in garbage)
     return swept
 
 
