@@ -290,7 +290,8 @@ def test_the_archive_holds_every_source_and_nothing_else_and_is_always_the_same(
     path = shipping.archive.__wrapped__()
     with ZipFile(path) as file:
         assert file.namelist() == sorted(
-            str(source.relative_to(root.parent)) for source in [*root.rglob("*.py"), root / "py.typed"]
+            str(source.relative_to(root.parent))
+            for source in [*root.rglob("*.py"), *root.rglob("*.lua"), root / "py.typed"]
         )
     again = shipping.archive.__wrapped__()
     assert again != path
