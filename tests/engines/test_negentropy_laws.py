@@ -1,6 +1,7 @@
 """What is found is exact: for any sets, wires, roles, splits, id sizes and frame limits, and beside a plain peer."""
 
 import random
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -8,6 +9,11 @@ import numpy as np
 import pytest
 
 from onefold.engines.negentropy import ItemSet, Limits, Session
+from onefold.engines.negentropy.arrays import FEW
+from onefold.engines.negentropy.ranges import Mode, split, universe
+from onefold.engines.negentropy.reading import Layout, _read_few, read_ranges
+from onefold.engines.negentropy.wire_v1 import WireV1
+from onefold.engines.negentropy.writing import Writer
 from onefold.errors import Misuse
 from tests.negentropy_peer import PlainPeer
 
@@ -88,6 +94,101 @@ def test_what_is_found_is_exact(wire, limited, part):
         )
         have, need, _ = play(client, server, frames)
         assert_exact(have, need, *sides)
+
+
+class Leaves:
+    """A set that is far away: it keeps its records in leaves of 50, cuts between them, and fetches what is expected.
+
+    Asked about anything else than the ends of leaves and what it has fetched, it fails.
+    """
+
+    leaf = 50
+
+    def __init__(self, items):
+        self.items, self.id_size, self.count = items, items.id_size, len(items)
+        self.here = np.full(self.count + 1, self.count <= self.leaf)
+
+    def __len__(self):
+        return self.count
+
+    def expect(self, upper, whole):
+        ends = self.items.find(upper)
+        starts = np.append(0, ends)[: len(ends)]
+        for start, end, listed in zip(starts.tolist(), ends.tolist(), whole.tolist(), strict=True):
+            if end % self.leaf:
+                self.here[end - end % self.leaf : end - end % self.leaf + self.leaf] = True
+            if listed or end - start <= self.leaf:
+                self.here[start:end] = True
+
+    def cuts(self, ranks, lower, upper):
+        lowest, highest = (lower // self.leaf + 1) * self.leaf, (upper - 1) // self.leaf * self.leaf
+        near = np.clip((ranks + self.leaf // 2) // self.leaf * self.leaf, lowest, highest)
+        return np.where(lowest <= highest, near, ranks)
+
+    def find(self, bounds):
+        return self.items.find(bounds)
+
+    def sums(self, lower, upper):
+        self.look(np.concatenate((lower, upper)), (0,))
+        return self.items.sums(lower, upper)
+
+    def xors(self, lower, upper):
+        self.look(np.concatenate((lower, upper)), (0,))
+        return self.items.xors(lower, upper)
+
+    def rows(self, ranks):
+        self.look(ranks, (0, self.leaf - 1))
+        return self.items.rows(ranks)
+
+    def look(self, ranks, ends):
+        known = self.here[ranks] | np.isin(ranks % self.leaf, ends) | (ranks >= self.count - 1)
+        assert known.all(), f"a look at {ranks[~known]}, which nobody said would come"
+
+    def snapshot(self):
+        return self
+
+
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("wire", ["v1", "xor"])
+def test_what_is_found_is_exact_where_a_set_is_far_away_and_chooses_its_cuts(wire, limited):
+    rng = random.Random(f"leaves {wire} {limited}")
+    for turn in range(50):
+        sides = two_sides(rng, rng.choice((0, 40, 60, 400, 1_500)), 32, rng.choice(list(SHAPES)))
+        frames = (rng.choice((0, 4_096)), rng.choice((4_096, 6_000))) if limited else (0, 0)
+        how: Any = {"wire": wire, "reply": rng.choice(("sparse", "full")), "split": rng.choice((2, 16))}
+        client, server = (
+            Session(items if near else Leaves(items), frame_size_max=frame, **how)
+            for items, near, frame in zip(
+                (sealed(side, 32) for side in sides), (turn % 3 == 1, turn % 3 == 2), frames, strict=True
+            )
+        )
+        have, need, _ = play(client, server, frames)
+        assert_exact(have, need, *sides)
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_ranges_are_written_and_read_one_by_one_as_they_are_at_once(shape):
+    rng = random.Random(shape)
+    items = sealed(records_of(rng, 2_000, 32, shape), 32).snapshot()
+    pieces, _ = split(items, universe(items), 4 * FEW, 4 * FEW)
+    modes = np.array([rng.choice((Mode.FINGERPRINT, Mode.ID_LIST)) for _ in range(len(pieces))], dtype=np.uint8)
+    kept = np.array([rng.random() < 0.8 for _ in modes])  # the others are Skips
+    ranges = replace(pieces, modes=modes).take(kept)
+    writer = Writer(items, WireV1().fingerprints, 16)
+    at_once, written, after = writer.write(ranges), [], None
+    for start in range(0, len(ranges), FEW):
+        few = ranges.take(slice(start, start + FEW))
+        written.append(writer.write(few, after))
+        after = few.upper.take(slice(-1, None))
+    assert b"".join(part.data for part in written) == at_once.data
+    assert [end for part in written for end in np.diff(part.ends, prepend=0)] == np.diff(
+        at_once.ends, prepend=0
+    ).tolist()
+    layout = Layout(32, 16, frozenset({0, 1, 2}))
+    incoming = read_ranges(at_once.data, 0, layout)
+    upper, bodies = _read_few(at_once.data, incoming.starts.tolist(), layout)
+    assert upper.one_by_one() == incoming.upper.one_by_one()
+    assert bodies.tolist() == incoming.bodies.tolist()
 
 
 def test_both_roles_find_the_same():

@@ -18,10 +18,12 @@ from onefold.ports.outbox import (
     Token,
     TokenStore,
 )
+from onefold.ports.records import Channel, Records, Snapshot
 
 __all__ = [
     "AppendLog",
     "Buried",
+    "Channel",
     "CounterStore",
     "Delivery",
     "Draft",
@@ -31,6 +33,8 @@ __all__ = [
     "Parcel",
     "Queue",
     "Record",
+    "Records",
+    "Snapshot",
     "Stranded",
     "Token",
     "TokenStore",

@@ -3,8 +3,10 @@
 from onefold.engines.negentropy.bound import INFINITY, Bounds
 from onefold.engines.negentropy.items import Items, ItemSet
 from onefold.engines.negentropy.limits import FRAME_SIZE_MIN, Limits, Spent
+from onefold.engines.negentropy.records import Record, id_of, record
 from onefold.engines.negentropy.session import LIST_BELOW, SPLIT, Reconciled, Session
 from onefold.engines.negentropy.violation import SessionLimit, Violation
+from onefold.engines.negentropy.window import Window
 
 __all__ = [
     "FRAME_SIZE_MIN",
@@ -16,8 +18,12 @@ __all__ = [
     "Items",
     "Limits",
     "Reconciled",
+    "Record",
     "Session",
     "SessionLimit",
     "Spent",
     "Violation",
+    "Window",
+    "id_of",
+    "record",
 ]

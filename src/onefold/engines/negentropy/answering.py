@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onefold.engines.negentropy.arrays import Ints
+from onefold.engines.negentropy.arrays import Ints, flagged
 from onefold.engines.negentropy.ranges import Mode, Ranges, no_ranges, split
 from onefold.engines.negentropy.received import Received
 from onefold.engines.negentropy.setting import Setting
@@ -69,14 +69,14 @@ def _within_frame(received: Received, differing: Ints, lists: Ints) -> tuple[Int
     pieces = setting.split * (HEAD_MIN + setting.wire.fingerprint_size(id_size))
     least[differing] = np.where(few, HEAD_MIN + 1 + sizes[differing] * id_size, pieces)
     least[lists] = lacking
-    end = np.searchsorted(np.cumsum(least), room)
+    end = np.searchsorted(least.cumsum(), room)
     kept = differing[differing <= end], lists[lists <= end]
     return *kept, len(kept[0]) == len(differing) and len(kept[1]) == len(lists)
 
 
 def _rest(received: Received, sent: Ranges) -> Ranges:
     """One range from what was written to the end of what was asked."""
-    asked = np.flatnonzero(received.ranges.modes != Mode.SKIP)[-1:]
+    asked = flagged(received.ranges.modes != Mode.SKIP)[-1:]
     end = received.ranges.take(asked)
     start = sent.tail(len(sent) - 1)
     if start.upper.equal(end.upper).all():

@@ -5,7 +5,7 @@ rows compare as the ids do; read as little-endian numbers they are the digits of
 are positions in a sorted set; a range of items is a pair of them, lower included and upper excluded.
 """
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ Rows: TypeAlias = NDArray[np.uint8]  # (n, width)
 Limbs: TypeAlias = NDArray[np.uint64]  # (n, width / 8)
 Ints: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
+
+FEW: Final = 64  # ranges of a message: up to here a plain loop over them is faster than numpy
 
 
 def width_of(id_size: int) -> int:
@@ -35,9 +37,14 @@ def padded(ids: Rows, width: int) -> Rows:
     return rows
 
 
+def whole(rows: Rows) -> NDArray[Any]:
+    """Each row as one value: rows are then moved in one piece, which is much faster than byte by byte."""
+    return rows.view(f"V{rows.shape[1]}")[:, 0]
+
+
 def texts(rows: Rows) -> NDArray[Any]:
     """One comparable value per row. Trailing zeros do not count, and rows of one width are equal without them too."""
-    return np.ascontiguousarray(rows).view(f"S{rows.shape[1]}")[:, 0]
+    return rows.view(f"S{rows.shape[1]}")[:, 0]
 
 
 def blobs(rows: Rows) -> list[bytes]:
@@ -46,8 +53,17 @@ def blobs(rows: Rows) -> list[bytes]:
     >>> blobs(np.array([[1, 0], [2, 3]], dtype=np.uint8))
     [b'\\x01\\x00', b'\\x02\\x03']
     """
-    values: list[bytes] = np.ascontiguousarray(rows).view(f"V{rows.shape[1]}")[:, 0].tolist()
+    values: list[bytes] = whole(rows).tolist()
     return values
+
+
+def flagged(flags: NDArray[Any]) -> Ints:
+    """Where flags are set, or numbers are not 0: ``np.flatnonzero`` at a fifth of its cost for a short column.
+
+    >>> flagged(np.array([True, False, True])).tolist()
+    [0, 2]
+    """
+    return flags.nonzero()[0]
 
 
 def spans(lower: Ints, upper: Ints) -> Ints:
@@ -65,7 +81,7 @@ def spans_by(starts: Ints, counts: Ints, step: int) -> Ints:
     >>> spans_by(np.array([3, 100]), np.array([2, 1]), 32).tolist()
     [3, 35, 100]
     """
-    before = np.cumsum(counts) - counts
+    before = counts.cumsum() - counts
     return np.asarray(np.arange(int(counts.sum())) * step + np.repeat(starts - before * step, counts), dtype=np.int64)
 
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from onefold.engines.negentropy import varint
-from onefold.engines.negentropy.arrays import Flags, Ints, Rows, spans
+from onefold.engines.negentropy.arrays import Flags, Ints, Rows, flagged, spans
 from onefold.engines.negentropy.bound import Bounds
+from onefold.engines.negentropy.columns import Columns
 from onefold.engines.negentropy.matching import NOBODY, Listed, match
 from onefold.engines.negentropy.ranges import Mode, Ranges, split
 from onefold.engines.negentropy.received import Received
@@ -60,15 +61,16 @@ def learn(received: Received, asked: Ranges) -> Learnt:
 
 
 def _overlaps(received: Received, asked: Ranges) -> _Over:
-    telling = np.flatnonzero(received.ranges.modes)  # a Skip tells nothing
-    lower, upper = received.ranges.lower.take(telling).keys(), received.ranges.upper.take(telling).keys()
-    begins, ends = asked.lower.keys(), asked.upper.keys()
-    start = np.searchsorted(ends, lower, side="right")
-    end = np.searchsorted(begins, upper, side="left")
-    inside = end > start
+    telling = flagged(received.ranges.modes)  # a Skip tells nothing
+    lower, upper = received.ranges.lower.take(telling), received.ranges.upper.take(telling)
+    begins, ends = (Columns(bounds.timestamps, bounds.ids) for bounds in (asked.lower, asked.upper))
+    start, end = ends.find(lower), begins.find(upper)
+    start += asked.upper.take(np.minimum(start, len(asked) - 1)).equal(lower)  # one that ends there is not touched
     first, last = np.minimum(start, len(asked) - 1), np.maximum(end - 1, 0)
-    holes = np.concatenate(([0], np.cumsum(begins[1:] != ends[:-1])))
-    inside &= (begins[first] <= lower) & (upper <= ends[last]) & (holes[first] == holes[last])
+    apart = ~asked.lower.take(slice(1, None)).equal(asked.upper.take(slice(0, -1)))
+    holes = np.concatenate(([0], apart.cumsum()))
+    inside = (end > start) & (holes[first] == holes[last])
+    inside &= ~(lower.below(asked.lower.take(first)) | asked.upper.take(last).below(upper))
     rows = np.zeros(len(received.ranges), dtype=np.int64)
     rows[telling] = np.arange(len(telling))  # Skips share the first row, which nobody looks up for them
     return _Over(start[rows], end[rows], inside[rows]) if len(telling) else _Over(rows, rows, rows > 0)
@@ -77,7 +79,7 @@ def _overlaps(received: Received, asked: Ranges) -> _Over:
 def _clipped(received: Received, asked: Ranges, over: _Over, which: Ints) -> tuple[Ranges, Ints]:
     """The asked ranges that these ranges of the message touch, as far as they do; and which touches which."""
     counts = np.maximum(over.end[which] - over.start[which], 0)
-    source = np.repeat(which, counts)
+    source = which.repeat(counts)
     number = spans(over.start[which], over.start[which] + counts)
     ours, theirs = asked.take(number), received.ranges.take(source)
     lower = Bounds.choose(ours.lower.below(theirs.lower), theirs.lower, ours.lower)
@@ -122,8 +124,8 @@ def _responses(received: Received, asked: Ranges, over: _Over) -> tuple[list[Row
     ours = received.setting.items.rows(spans(ranges.first, ranges.last))[1]
     matched = match(Listed(ours, ranges.sizes()), Listed(need, counts))
     if len(matched.twice) or (matched.theirs != NOBODY).any():
-        place = int(matched.twice[0] if len(matched.twice) else np.flatnonzero(matched.theirs != NOBODY)[0])
-        start = starts[np.searchsorted(np.cumsum(counts), place, side="right")]
+        place = int(matched.twice[0] if len(matched.twice) else flagged(matched.theirs != NOBODY)[0])
+        start = starts[np.searchsorted(counts.cumsum(), place, side="right")]
         raise Violation("a Response with an id that was listed, or is in it twice", int(start))
     message, sizes = received.incoming.message, ranges.sizes().tolist()
     lacked = [_lacked(message, end, size) for end, size in zip(ends.tolist(), sizes, strict=True)]

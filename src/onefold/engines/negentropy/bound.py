@@ -13,12 +13,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onefold.engines.negentropy.arrays import Flags, Ints, Rows, Stamps, firsts_differ, texts, width_of
+from onefold.engines.negentropy.arrays import (
+    Flags,
+    Ints,
+    Rows,
+    Stamps,
+    blobs,
+    firsts_differ,
+    flagged,
+    texts,
+    whole,
+    width_of,
+)
 
 INFINITY: Final = 2**64 - 1
 
@@ -36,33 +46,44 @@ class Bounds:
 
     def take(self, which: Ints | Flags | slice) -> Bounds:
         """Some of them, in that order."""
-        return Bounds(self.timestamps[which], self.ids[which], self.lengths[which])
-
-    def keys(self) -> NDArray[Any]:
-        """One value each that compares as the bounds do.
-
-        >>> two = Bounds.join([Bounds.one(5, b"b", 8), Bounds.one(5, b"ab", 8)])
-        >>> np.argsort(two.keys()).tolist()
-        [1, 0]
-        """
-        stamps = self.timestamps.astype(">u8").view(np.uint8).reshape(len(self), 8)
-        return texts(np.concatenate((stamps, self.ids), axis=1))
+        if isinstance(which, slice):
+            return Bounds(self.timestamps[which], self.ids[which], self.lengths[which])
+        if which.dtype == np.bool_:
+            which = flagged(which)
+        return Bounds(self.timestamps[which], self.ids.take(which, axis=0), self.lengths[which])
 
     def below(self, other: Bounds) -> Flags:
         """Which of these bounds are below the other one in the same place."""
-        tied = (self.timestamps == other.timestamps) & (texts(self.ids) < texts(other.ids))
-        return np.asarray((self.timestamps < other.timestamps) | tied)
+        below = self.timestamps < other.timestamps
+        tied = flagged(self.timestamps == other.timestamps)
+        below[tied] = texts(self.ids[tied]) < texts(other.ids[tied])
+        return below
 
     def equal(self, other: Bounds) -> Flags:
         """Which of these bounds are equal to the other one in the same place."""
         return np.asarray((self.timestamps == other.timestamps) & (texts(self.ids) == texts(other.ids)))
 
+    def put(self, places: Ints | Flags, others: Bounds) -> None:
+        """Write others over some of these, which must be nobody else's."""
+        self.timestamps[places], self.lengths[places] = others.timestamps, others.lengths
+        whole(self.ids)[places] = whole(others.ids)
+
+    def one_by_one(self) -> list[tuple[int, bytes, int]]:
+        """Each as timestamp, id and length: for few of them plain values are faster than columns."""
+        return list(zip(self.timestamps.tolist(), blobs(self.ids), self.lengths.tolist(), strict=True))
+
+    @staticmethod
+    def of(timestamps: list[int], prefixes: list[bytes], id_size: int) -> Bounds:
+        """Bounds of these timestamps and beginnings of ids."""
+        width = width_of(id_size)
+        ids = bytearray().join(prefix.ljust(width, b"\0") for prefix in prefixes)
+        rows = np.frombuffer(ids, dtype=np.uint8).reshape(-1, width)
+        return Bounds(np.array(timestamps, dtype=np.uint64), rows, np.array([*map(len, prefixes)], dtype=np.int64))
+
     @staticmethod
     def one(timestamp: int, prefix: bytes, id_size: int) -> Bounds:
         """A single bound."""
-        ids = np.zeros((1, width_of(id_size)), dtype=np.uint8)
-        ids[0, : len(prefix)] = np.frombuffer(prefix, dtype=np.uint8)
-        return Bounds(np.array([timestamp], dtype=np.uint64), ids, np.array([len(prefix)]))
+        return Bounds.of([timestamp], [prefix], id_size)
 
     @staticmethod
     def join(parts: Sequence[Bounds]) -> Bounds:
@@ -91,8 +112,10 @@ def origin(id_size: int) -> Bounds:
 
 def begun(timestamps: Stamps, ids: Rows, lengths: Ints) -> Bounds:
     """Bounds of these timestamps and of the first bytes of these ids."""
-    kept = np.arange(ids.shape[1]) < lengths[:, None]
-    return Bounds(timestamps, np.where(kept, ids, np.uint8(0)), lengths)
+    rows, long = np.zeros_like(ids), flagged(lengths)
+    kept = np.arange(ids.shape[1]) < lengths[long, None]
+    whole(rows)[long] = whole(ids.take(long, axis=0) * kept)
+    return Bounds(timestamps, rows, lengths)
 
 
 def between(left: tuple[Stamps, Rows], right: tuple[Stamps, Rows]) -> Bounds:
@@ -104,6 +127,6 @@ def between(left: tuple[Stamps, Rows], right: tuple[Stamps, Rows]) -> Bounds:
     ([5], b'aab\\x00\\x00\\x00\\x00\\x00', [3])
     """
     lengths = np.zeros(len(right[0]), dtype=np.int64)
-    tied = np.flatnonzero(left[0] == right[0])
+    tied = flagged(left[0] == right[0])
     lengths[tied] = firsts_differ(left[1][tied], right[1][tied]) + 1
     return begun(right[0], right[1], lengths)

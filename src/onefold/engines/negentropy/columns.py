@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from onefold.engines.negentropy.arrays import Flags, Ints, Limbs, Rows, Stamps, texts
+from onefold.engines.negentropy.arrays import Flags, Ints, Limbs, Rows, Stamps, flagged, texts
 from onefold.engines.negentropy.bound import Bounds
 from onefold.engines.negentropy.fingerprint import running_sums, running_xors
 
@@ -35,14 +35,14 @@ class Columns:
     @staticmethod
     def sorted_from(timestamps: Stamps, ids: Rows) -> Columns:
         """The same records in order; ids are whole limbs wide."""
-        order = np.argsort(timestamps, kind="stable")
+        order = timestamps.argsort(kind="stable")
         stamps = timestamps[order]
-        tied = np.flatnonzero(stamps[1:] == stamps[:-1])
+        tied = flagged(stamps[1:] == stamps[:-1])
         if len(tied):
             tied = np.union1d(tied, tied + 1)
             group = np.cumsum(np.concatenate(([False], stamps[1:] != stamps[:-1])))[tied]
             order[tied] = order[tied][_by_id(group, ids[order[tied]])]
-        return Columns(stamps, ids[order])
+        return Columns(stamps, ids.take(order, axis=0))
 
     @cached_property
     def sums(self) -> Limbs:
@@ -65,17 +65,17 @@ class Columns:
 
     def find(self, bounds: Bounds) -> Ints:
         """For each bound, how many records lie below it."""
-        low = np.searchsorted(self.timestamps, bounds.timestamps).astype(np.int64)
-        long = np.flatnonzero(bounds.lengths)
+        low = self.timestamps.searchsorted(bounds.timestamps).astype(np.int64)
+        long = flagged(bounds.lengths)
         if len(long):
-            high = np.searchsorted(self.timestamps, bounds.timestamps[long], side="right")
+            high = self.timestamps.searchsorted(bounds.timestamps[long], side="right")
             low[long] = self._find_id(low[long], high, bounds.ids[long])
         return low
 
     def _find_id(self, low: Ints, high: Ints, ids: Rows) -> Ints:
         """How many records lie below these ids, if the answers lie between low and high, both included."""
         wanted, ours = texts(ids), texts(self.ids)
-        while len(going := np.flatnonzero(low < high)):
+        while len(going := flagged(low < high)):
             middle = (low[going] + high[going]) >> 1
             less = ours[middle] < wanted[going]
             low[going[less]] = middle[less] + 1
@@ -85,7 +85,7 @@ class Columns:
     def places(self, timestamps: Stamps, ids: Rows) -> Ints:
         """Where these records stand; -1 for one that is not there."""
         places = self.find(Columns(timestamps, ids).bounds())
-        inside = np.flatnonzero(places < len(self))
+        inside = flagged(places < len(self))
         there = np.zeros(len(places), dtype=np.bool_)
         there[inside] = texts(self.ids[places[inside]]) == texts(ids[inside])
         there[inside] &= self.timestamps[places[inside]] == timestamps[inside]
@@ -95,10 +95,10 @@ class Columns:
     def holding(self, ids: Rows) -> list[tuple[int, int]]:
         """Which of these ids are known, as pairs of its place there and its place here; under any timestamp."""
         firsts = ids.view(BIG)[:, 0].astype(np.uint64)
-        places = np.minimum(np.searchsorted(self.beginnings, firsts), max(0, len(self) - 1))
-        if not len(self) or not len(likely := np.flatnonzero(self.beginnings[places] == firsts)):
+        places = np.minimum(self.beginnings.searchsorted(firsts), max(0, len(self) - 1))
+        if not len(self) or not len(likely := flagged(self.beginnings[places] == firsts)):
             return []
-        ours = np.flatnonzero(np.isin(self.ids.view(BIG)[:, 0].astype(np.uint64), firsts[likely]))
+        ours = flagged(np.isin(self.ids.view(BIG)[:, 0].astype(np.uint64), firsts[likely]))
         known = {self.ids[place].tobytes(): place for place in ours.tolist()}
         return [(i, known[blob]) for i in likely.tolist() if (blob := ids[i].tobytes()) in known]
 

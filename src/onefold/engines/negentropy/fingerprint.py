@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from onefold.engines.negentropy import varint
-from onefold.engines.negentropy.arrays import Ints, Limbs, Rows
+from onefold.engines.negentropy.arrays import Ints, Limbs, Rows, blobs
 
 HASHED_SIZE: Final = 16
 
@@ -50,12 +50,12 @@ def minus(left: Limbs, right: Limbs) -> Limbs:
     >>> minus(np.array([[0, 1]], dtype=np.uint64), np.array([[1, 0]], dtype=np.uint64)).tolist()
     [[18446744073709551615, 0]]
     """
-    result = left - right
-    borrowed = np.zeros(len(left), dtype=np.bool_)
-    for k in range(left.shape[1]):
-        short = (left[:, k] < right[:, k]) | (borrowed & (result[:, k] == 0))
+    result, short = left - right, left < right
+    borrowed = short[:, 0]
+    for k in range(1, left.shape[1]):
+        short[:, k] |= borrowed & (result[:, k] == 0)
         result[:, k] -= borrowed
-        borrowed = short
+        borrowed = short[:, k]
     return result
 
 
@@ -66,8 +66,7 @@ def plus(left: Limbs, right: Limbs) -> Limbs:
 
 def hashed(sums: Limbs, counts: Ints) -> Rows:
     """The v1 fingerprints of ranges with these sums and counts."""
-    text = np.ascontiguousarray(sums, dtype="<u8").tobytes()
-    size, numbers = sums.shape[1] * 8, counts.tolist()
+    texts, numbers = blobs(sums.astype("<u8", copy=False).view(np.uint8)), counts.tolist()
     ends = {number: varint.write(number) for number in set(numbers)}  # few: pieces of a split are of one size, or two
-    hashes = [sha256(text[at * size : at * size + size] + ends[n]).digest() for at, n in enumerate(numbers)]
+    hashes = [sha256(text + ends[number]).digest() for text, number in zip(texts, numbers, strict=True)]
     return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(len(sums), 32)[:, :HASHED_SIZE]

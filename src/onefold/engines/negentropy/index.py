@@ -59,31 +59,38 @@ class Index:
     @cached_property
     def _extra_ranks(self) -> Ints:
         places = self._main.find(self._extra.bounds())
-        return places - np.searchsorted(self._gone, places) + np.arange(len(places))
+        return places - self._gone.searchsorted(places) + np.arange(len(places))
 
     @cached_property
     def _alive_before(self) -> Ints:
         """For each gone place, how many records of main below it are still there."""
         return self._gone - np.arange(len(self._gone))
 
+    def expect(self, upper: Bounds, whole: Flags) -> None:
+        """Nothing to fetch: all is in memory."""
+
+    def cuts(self, ranks: Ints, lower: Ints, upper: Ints) -> Ints:
+        """The same ranks: one place is as near as another."""
+        return ranks
+
     def find(self, bounds: Bounds) -> Ints:
         """For each bound, how many records lie below it."""
         places = self._main.find(bounds)
         if self._plain:
             return places
-        return places - np.searchsorted(self._gone, places) + self._extra.find(bounds)
+        return places - self._gone.searchsorted(places) + self._extra.find(bounds)
 
     def _split(self, ranks: Ints) -> tuple[Ints, Ints, Ints]:
         """For each rank: its place in main, in extra, and among the gone."""
-        extra = np.searchsorted(self._extra_ranks, ranks)
+        extra = self._extra_ranks.searchsorted(ranks)
         alive = ranks - extra
-        gone = np.searchsorted(self._alive_before, alive, side="right")
+        gone = self._alive_before.searchsorted(alive, side="right")
         return alive + gone, extra, gone
 
     def sums(self, lower: Ints, upper: Ints) -> Limbs:
         """For each range the sum of its ids, as limbs, the lowest first."""
         if self._plain:
-            return minus(self._main.sums[upper], self._main.sums[lower])
+            return minus(self._main.sums.take(upper, axis=0), self._main.sums.take(lower, axis=0))
         return minus(self._sum_below(upper), self._sum_below(lower))
 
     def _sum_below(self, ranks: Ints) -> Limbs:
@@ -97,14 +104,14 @@ class Index:
 
     def _xor_below(self, ranks: Ints) -> Limbs:
         if self._plain:
-            return self._main.xors[ranks]
+            return self._main.xors.take(ranks, axis=0)
         main, extra, gone = self._split(ranks)
         return self._main.xors[main] ^ self._extra.xors[extra] ^ self._taken.xors[gone]
 
     def rows(self, ranks: Ints) -> tuple[Stamps, Rows]:
         """The records at these ranks: timestamps, and ids filled up with zeros."""
         if self._plain:
-            return self._main.timestamps[ranks], self._main.ids[ranks]
+            return self._main.timestamps[ranks], self._main.ids.take(ranks, axis=0)
         main, extra, _ = self._split(ranks)
         timestamps = np.empty(len(ranks), dtype=np.uint64)
         ids = np.empty((len(ranks), self._main.ids.shape[1]), dtype=np.uint8)
@@ -122,7 +129,7 @@ class Index:
     def holds(self, timestamps: Stamps, ids: Rows) -> Flags:
         """Which of these records are there."""
         late, early = self._extra.places(timestamps, ids) >= 0, self._main.places(timestamps, ids)
-        went = np.searchsorted(self._gone, early, side="right") > np.searchsorted(self._gone, early)
+        went = self._gone.searchsorted(early, side="right") > self._gone.searchsorted(early)
         return np.asarray(late | (early >= 0) & ~went)
 
     def known(self, ids: Rows) -> list[int]:
@@ -140,7 +147,7 @@ class Index:
         extra = self._extra.places(timestamps, ids)
         late = extra >= 0
         places = self._main.places(timestamps[~late], ids[~late])
-        gone = np.insert(self._gone, np.searchsorted(self._gone, np.sort(places)), np.sort(places))
+        gone = np.insert(self._gone, self._gone.searchsorted(np.sort(places)), np.sort(places))
         return self._lean(self._extra.without(extra[late]), gone)
 
     def _lean(self, extra: Columns, gone: Ints) -> Index:

@@ -6,7 +6,8 @@ sealing, records can still come and go, at a small cost each (see `index`).
 
 ``Items`` is the door that a session knocks at. Whatever can find bounds, add up ranges and list records can stand
 behind a session: an ``ItemSet``, a table in a database, a table in Spark. All its verbs take many at once, because a
-message has many ranges.
+message has many ranges. Two of them are for sets that are far away, so that a message costs few reads: ``expect`` says
+what will be asked about, and ``cuts`` lets a set choose where ranges are cut.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from onefold.engines.negentropy.arrays import Ints, Limbs, Rows, Stamps, padded, texts, width_of
+from onefold.engines.negentropy.arrays import Flags, Ints, Limbs, Rows, Stamps, flagged, padded, texts, width_of
 from onefold.engines.negentropy.bound import INFINITY, Bounds
 from onefold.engines.negentropy.columns import Columns
 from onefold.engines.negentropy.index import Index
@@ -27,7 +28,10 @@ ID_SIZES: Final = range(8, 33)  # as the source document has it; shorter ones co
 
 
 class Items(Protocol):
-    """Sorted records, as a session needs them. Ranges are pairs of ranks: the lower is part of it, the upper not."""
+    """Sorted records, as a session needs them. Ranges are pairs of ranks: the lower is part of it, the upper not.
+
+    Any verb may be asked about nothing, and then does nothing.
+    """
 
     @property
     def id_size(self) -> int:
@@ -35,6 +39,24 @@ class Items(Protocol):
         ...
 
     def __len__(self) -> int: ...
+
+    def expect(self, upper: Bounds, whole: Flags) -> None:
+        """A hint, to fetch all at once: the next questions are about the ranges that end at these ascending bounds.
+
+        Each range begins where the one before it ends, the first one at the origin. Of a flagged one every record will
+        be asked for, unless there are more of them than fit into a frame: then it is split as the others are. Of the
+        others a set that keeps its records in leaves, and cuts between them, is asked for nothing but the leaves in
+        which a bound lies, and ranges that are no longer than a leaf.
+        """
+        ...
+
+    def cuts(self, ranks: Ints, lower: Ints, upper: Ints) -> Ints:
+        """Where to cut, near these ranks: each answer strictly between its lower and its upper, which end its range.
+
+        A set that is far away moves a cut to where it need not look. The ranks of a range ascend, and so do the
+        answers; of equal ones one is kept.
+        """
+        ...
 
     def find(self, bounds: Bounds) -> Ints:
         """For each bound, how many records lie below it."""
@@ -121,7 +143,7 @@ class ItemSet:
             raise Misuse(f"{len(stamps)} timestamps and {len(rows)} ids", timestamps=len(stamps), ids=len(rows))
         records = _checked(stamps, rows, self.id_size)
         if not (there := index.holds(records.timestamps, records.ids)).all():
-            lost = int(np.flatnonzero(~there)[0])
+            lost = int(flagged(~there)[0])
             stamp, id = int(records.timestamps[lost]), records.ids[lost, : self.id_size].tobytes().hex()
             raise BadInput(f"no record with timestamp {stamp} and id {id}", timestamp=stamp, id=id)
         self._index = index.removed(records.timestamps, records.ids)
@@ -148,6 +170,13 @@ class ItemSet:
         """All ids, in order."""
         rows = self.snapshot().rows(np.arange(len(self)))[1]
         return [row[: self.id_size].tobytes() for row in rows]
+
+    def expect(self, upper: Bounds, whole: Flags) -> None:
+        """Nothing to fetch: all is in memory."""
+
+    def cuts(self, ranks: Ints, lower: Ints, upper: Ints) -> Ints:
+        """The same ranks: one place is as near as another."""
+        return ranks
 
     def find(self, bounds: Bounds) -> Ints:
         """For each bound, how many records lie below it."""
@@ -189,7 +218,7 @@ def _stamps(timestamps: ArrayLike) -> Stamps:
             if not isinstance(value, int) or not 0 <= value <= INFINITY:
                 raise BadInput(f"timestamp {value!r} is no whole number from 0 to 2^64 - 2", place=place, value=value)
         return np.array(values, dtype=np.uint64)
-    if len(below := np.flatnonzero(stamps < 0)):
+    if len(below := flagged(stamps < 0)):
         value = int(stamps[below[0]])
         raise BadInput(f"timestamp {value} is below 0", place=int(below[0]), value=value)
     return stamps.astype(np.uint64)
@@ -197,13 +226,13 @@ def _stamps(timestamps: ArrayLike) -> Stamps:
 
 def _checked(stamps: Stamps, rows: Rows, id_size: int) -> Columns:
     """The records in order, or BadInput that names the first one that may not be there."""
-    if len(reserved := np.flatnonzero(stamps == np.uint64(INFINITY))):
+    if len(reserved := flagged(stamps == np.uint64(INFINITY))):
         id = rows[reserved[0], :id_size].tobytes().hex()
         raise BadInput(f"timestamp 2^64 - 1 of id {id} is reserved", timestamp=INFINITY, id=id)
     records = Columns.sorted_from(stamps, rows)
     if (records.beginnings[1:] == records.beginnings[:-1]).any():  # alike at the beginning: look at them whole
         ids = np.sort(texts(records.ids))
-        if len(equal := np.flatnonzero(ids[1:] == ids[:-1])):
+        if len(equal := flagged(ids[1:] == ids[:-1])):
             raise _twice(np.frombuffer(ids[equal[0]].ljust(rows.shape[1], b"\0"), dtype=np.uint8), id_size)
     return records
 

@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from onefold.engines.negentropy.arrays import Flags, Ints, Rows
+from onefold.engines.negentropy.arrays import Flags, Ints, Rows, flagged
 from onefold.engines.negentropy.bound import INFINITY, Bounds, between
 from onefold.engines.negentropy.items import Items
 
@@ -79,8 +79,7 @@ class Ranges:
     def shortened(self, items: Items, count: int) -> Ranges:
         """The same, the last of them cut behind its first few records."""
         end = self.first[-1:] + count
-        cut = between(items.rows(end - 1), items.rows(end))
-        upper = Bounds.join([self.upper.take(slice(0, -1)), cut])
+        upper = Bounds.join([self.upper.take(slice(0, -1)), _separators(items, end)])
         return replace(self, upper=upper, last=np.concatenate((self.last[:-1], end)))
 
     @staticmethod
@@ -121,29 +120,40 @@ def listed(ranges: Ranges) -> Ranges:
 def split(items: Items, ranges: Ranges, pieces: int, list_below: int) -> tuple[Ranges, Ints]:
     """Each range cut into pieces, or listed; and of each result, which range it came from.
 
-    The first pieces get the records that are left over, as the published implementations do.
+    The first pieces get the records that are left over, as the published implementations do. Where the set moves its
+    cuts the pieces are of other sizes, and may be fewer, but at least two.
     """
     if not len(ranges):
         return ranges, ranges.first
-    sizes = ranges.sizes()
-    large = sizes >= list_below
-    counts = np.where(large, pieces, 1)
-    source = np.repeat(np.arange(len(ranges)), counts)
-    starts = np.cumsum(counts) - counts
-    number = np.arange(len(source)) - starts[source]
-    each, left = np.divmod(sizes, counts)
-    first = ranges.first[source] + number * each[source] + np.minimum(number, left[source])
-    last = first + each[source] + (number < left[source])
-    cuts = np.flatnonzero(number)
-    separators = between(items.rows(first[cuts] - 1), items.rows(first[cuts]))
-    lower, upper = _copy(ranges.lower.take(source)), _copy(ranges.upper.take(source))
-    for bounds, places in ((lower, cuts), (upper, cuts - 1)):
-        bounds.timestamps[places], bounds.ids[places] = separators.timestamps, separators.ids
-        bounds.lengths[places] = separators.lengths
+    large = ranges.sizes() >= list_below
+    cuts, owner = _cuts(items, ranges, flagged(large), pieces)
+    source = np.arange(len(ranges)).repeat(1 + np.bincount(owner, minlength=len(ranges)))
+    begun = np.arange(len(cuts)) + owner + 1  # the pieces that begin with a cut: each range has one that does not
+    lower, upper, separators = ranges.lower.take(source), ranges.upper.take(source), _separators(items, cuts)
+    first, last = ranges.first[source], ranges.last[source]
+    lower.put(begun, separators)
+    upper.put(begun - 1, separators)
+    first[begun] = last[begun - 1] = cuts
     modes = np.where(large, np.uint8(Mode.FINGERPRINT), np.uint8(Mode.ID_LIST))[source]
     return Ranges(lower, upper, modes, first, last), source
 
 
-def _copy(bounds: Bounds) -> Bounds:
-    """Bounds of one's own, to write into."""
-    return Bounds(bounds.timestamps.copy(), bounds.ids.copy(), bounds.lengths.copy())
+def _cuts(items: Items, ranges: Ranges, which: Ints, pieces: int) -> tuple[Ints, Ints]:
+    """The ranks at which these ranges are cut into pieces of equal size, or near them; and which range each cuts."""
+    each, left = np.divmod(ranges.sizes()[which, None], pieces)
+    number = np.arange(1, pieces)
+    even = ranges.first[which, None] + number * each + np.minimum(number, left)
+    owner = which.repeat(pieces - 1)
+    cuts = items.cuts(even.ravel(), ranges.first[owner], ranges.last[owner])
+    again = cuts[1:] == cuts[:-1]  # a cut lies inside its range, so those of two ranges never coincide
+    if not again.any():
+        return cuts, owner
+    once = np.append(True, ~again)
+    return cuts[once], owner[once]
+
+
+def _separators(items: Items, ranks: Ints) -> Bounds:
+    """The shortest bounds between the records at these ranks and those before them, by one look at the set."""
+    stamps, ids = items.rows(np.concatenate((ranks - 1, ranks)))
+    half = len(ranks)
+    return between((stamps[:half], ids[:half]), (stamps[half:], ids[half:]))

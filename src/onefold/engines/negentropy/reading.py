@@ -1,9 +1,9 @@
 """Foreign bytes become ranges, or a ``Violation`` that names the first byte that is wrong.
 
 A range's length depends on what it says, so one short loop walks from range to range; it only finds where they start.
-All else is decoded and checked for all ranges at once: numbers are minimal and below 2^64, a prefix is not longer than
-an id, timestamps do not run over, bounds ascend strictly, modes are those of this wire and this side, counts fit into
-what is left of the message.
+All else is decoded and checked, few ranges one by one and many at once: numbers are minimal and below 2^64, a prefix is
+not longer than an id, timestamps do not run over, bounds ascend strictly, modes are those of this wire and this side,
+counts fit into what is left of the message.
 
 Cost: about 0.2 microseconds per range in the loop, as much again in numpy; nothing is allocated for a count before its
 bytes are seen to be there.
@@ -12,17 +12,14 @@ bytes are seen to be there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from onefold.engines.negentropy import varint
-from onefold.engines.negentropy.arrays import Ints, Rows, Stamps, padded, spans_by, width_of, windows
+from onefold.engines.negentropy.arrays import FEW, Ints, Rows, Stamps, flagged, padded, spans_by, width_of, windows
 from onefold.engines.negentropy.bound import INFINITY, Bounds, origin
 from onefold.engines.negentropy.ranges import Mode
 from onefold.engines.negentropy.violation import Violation
-
-EARLY: Final = 16  # ranges before the fault
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,8 @@ class Incoming:
     """The ranges of a message: where they start, their bounds, and where what they say begins."""
 
     message: bytes
+    buffer: Rows
+    """The message, and zeros behind it."""
     layout: Layout
     starts: Ints
     lower: Bounds
@@ -52,7 +51,7 @@ class Incoming:
     def fingerprints(self, which: Ints) -> Rows:
         """The fingerprints that these ranges carry."""
         places = self.bodies[which, None] + np.arange(self.layout.fingerprint_size)
-        return np.asarray(np.frombuffer(self.message, dtype=np.uint8)[places])
+        return np.asarray(self.buffer[places])
 
     def counts(self, which: Ints) -> Ints:
         """How many ids each of these ranges lists."""
@@ -60,26 +59,59 @@ class Incoming:
 
     def _counts(self, which: Ints) -> tuple[Ints, Ints]:
         """How many ids each of these ranges lists, and where the first stands."""
-        buffer = np.frombuffer(self.message + bytes(varint.DIGITS_MAX), dtype=np.uint8)
-        digits = varint.lengths(buffer, self.bodies[which])
-        return varint.values(buffer, self.bodies[which], digits).astype(np.int64), self.bodies[which] + digits
+        bodies = self.bodies[which]
+        digits = varint.lengths(self.buffer, bodies)
+        return varint.values(self.buffer, bodies, digits).astype(np.int64), bodies + digits
 
     def id_lists(self, which: Ints) -> tuple[Rows, Ints, Ints]:
         """The ids that these ranges list, one after another, how many each lists, and where each list ends."""
         size = self.layout.id_size
         counts, starts = self._counts(which)
-        rows = windows(self.message, size)[spans_by(starts, counts, size)].view(np.uint8).reshape(-1, size)
+        rows = windows(self.buffer, size)[spans_by(starts, counts, size)].view(np.uint8).reshape(-1, size)
         return padded(rows, width_of(size)), counts, starts + counts * size
 
 
 def read_ranges(message: bytes, at: int, layout: Layout) -> Incoming:
     """The ranges of a message from this byte on."""
     found, stop = _walk(message, at, layout)
-    if stop is not None and len(found) <= EARLY:
-        _look_closely(message, found, layout)
+    if stop is not None:
+        # The true fault may be a bound before it. Many are not all looked at again: the last one, where the walk ended.
+        _read_few(message, found if len(found) <= FEW else found[-1:], layout)
         raise stop
-    starts = np.array(found, dtype=np.int64)
     buffer = np.frombuffer(message + bytes(layout.id_size + 300), dtype=np.uint8)  # so that no look ends outside
+    starts = np.array(found, dtype=np.int64)
+    if len(found) <= FEW:
+        upper, bodies = _read_few(message, found, layout)
+    else:
+        upper, bodies = _read_many(buffer, starts, layout)
+    return Incoming(message, buffer, layout, starts, _lower(upper, layout), upper, buffer[bodies - 1], bodies)
+
+
+def _read_few(message: bytes, starts: list[int], layout: Layout) -> tuple[Bounds, Ints]:
+    """The upper bounds of ranges, one by one, and where what they say begins; or the first fault in them."""
+    before = (0, b"")
+    stamps, prefixes, bodies = [], [], []
+    for start in starts:
+        number, head = varint.read(message, start)
+        stamp = before[0] + number - 1 if number else INFINITY
+        if number and stamp >= INFINITY:
+            raise Violation("a timestamp of 2^64 - 1 or more", start)
+        length = message[head] if head < len(message) else 0
+        if length > layout.id_size:
+            raise Violation(f"a prefix longer than an id, which has {layout.id_size} bytes", head)
+        prefix = message[head + 1 : head + 1 + length]
+        bound = (stamp, prefix.rstrip(b"\0"))
+        if bound <= before:
+            raise Violation("a bound that is not above the one before it", start)
+        before = bound
+        stamps.append(stamp)
+        prefixes.append(prefix)
+        bodies.append(head + length + 2)
+    return Bounds.of(stamps, prefixes, layout.id_size), np.array(bodies, dtype=np.int64)
+
+
+def _read_many(buffer: Rows, starts: Ints, layout: Layout) -> tuple[Bounds, Ints]:
+    """The same, all at once."""
     digits = varint.lengths(buffer, starts)
     heads = starts + digits
     lengths = buffer[heads].astype(np.int64)
@@ -89,17 +121,23 @@ def read_ranges(message: bytes, at: int, layout: Layout) -> Incoming:
     timestamps, over = _timestamps(varint.values(buffer, starts, digits))
     faults.append((starts[over], "a timestamp of 2^64 - 1 or more"))
     upper = Bounds(timestamps, _prefixes(buffer, heads + 1, lengths, width_of(layout.id_size)), lengths)
-    lower = Bounds.join([origin(layout.id_size), upper]).take(slice(0, -1))
-    faults.append((starts[~lower.below(upper)], "a bound that is not above the one before it"))
-    _complain(faults, stop)
-    bodies = heads + lengths + 2
-    return Incoming(message, layout, starts, lower, upper, buffer[bodies - 1], bodies)
+    faults.append((starts[~_lower(upper, layout).below(upper)], "a bound that is not above the one before it"))
+    first = [(int(places[0]), text) for places, text in faults if len(places)]
+    if first:
+        offset, text = min(first)
+        raise Violation(text, offset)
+    return upper, heads + lengths + 2
+
+
+def _lower(upper: Bounds, layout: Layout) -> Bounds:
+    """Where ranges begin that end at these bounds."""
+    return Bounds.join([origin(layout.id_size), upper.take(slice(0, -1))]).take(slice(0, len(upper)))
 
 
 def _walk(message: bytes, at: int, layout: Layout) -> tuple[list[int], Violation | None]:
     """Where the ranges start, as far as they can be followed, and what ended the walk before the message's end."""
     size, fingerprint_size, end, place = layout.id_size, layout.fingerprint_size, len(message), at
-    lists, responses = Mode.ID_LIST in layout.modes, Mode.RESPONSE in layout.modes
+    responses = Mode.RESPONSE in layout.modes
     starts: list[int] = []
     remember = starts.append
     try:
@@ -113,12 +151,12 @@ def _walk(message: bytes, at: int, layout: Layout) -> tuple[list[int], Violation
                 continue
             if mode == 1:
                 place += fingerprint_size
-            elif mode == 2 and lists:
-                count = message[place]
-                place += 1
-                if count > 127:
-                    count, place = varint.read(message, place - 1)
-                place += count * size
+            elif mode == 2:
+                if (count := message[place]) > 127:
+                    count, place = varint.read(message, place)
+                    place += count * size
+                else:
+                    place += 1 + count * size
             elif mode == 3 and responses:
                 count, place = varint.read(message, place)
                 count, place = varint.read(message, place + count * size)
@@ -134,30 +172,13 @@ def _walk(message: bytes, at: int, layout: Layout) -> tuple[list[int], Violation
     return starts, None
 
 
-def _look_closely(message: bytes, starts: list[int], layout: Layout) -> None:
-    """Raise the first fault in the bounds of these ranges, which are few; columns would take longer."""
-    before = (0, b"")
-    for start in starts:
-        number, head = varint.read(message, start)
-        stamp = before[0] + number - 1 if number else INFINITY
-        if number and stamp >= INFINITY:
-            raise Violation("a timestamp of 2^64 - 1 or more", start)
-        length = message[head] if head < len(message) else 0
-        if length > layout.id_size:
-            raise Violation(f"a prefix longer than an id, which has {layout.id_size} bytes", head)
-        bound = (stamp, message[head + 1 : head + 1 + length].rstrip(b"\0"))
-        if bound <= before:
-            raise Violation("a bound that is not above the one before it", start)
-        before = bound
-
-
 def _timestamps(numbers: Stamps) -> tuple[Stamps, Ints]:
     """Timestamps out of differences (0 is infinity, else 1 + difference), and the places where they run over."""
     infinite = numbers == 0
     steps = numbers - np.uint64(1)
     steps[infinite] = 0
     stamps = np.cumsum(steps, dtype=np.uint64)
-    over = np.flatnonzero((stamps < steps) | (stamps == np.uint64(INFINITY)))
+    over = flagged((stamps < steps) | (stamps == np.uint64(INFINITY)))
     stamps[infinite] = np.uint64(INFINITY)
     return stamps, over
 
@@ -165,20 +186,9 @@ def _timestamps(numbers: Stamps) -> tuple[Stamps, Ints]:
 def _prefixes(buffer: Rows, starts: Ints, lengths: Ints, width: int) -> Rows:
     """The prefixes at these places, filled up with zeros."""
     ids = np.zeros((len(starts), width), dtype=np.uint8)
-    long = np.flatnonzero(lengths)
+    long = flagged(lengths)
     places = np.arange(int(lengths.max(initial=0)))
     found = buffer[starts[long, None] + places]
     found[places >= lengths[long, None]] = 0
     ids[long, : len(places)] = found
     return ids
-
-
-def _complain(faults: list[tuple[Ints, str]], stop: Violation | None) -> None:
-    """Raise the fault that comes first in the message, if there is one."""
-    first = [(int(places[0]), text) for places, text in faults if len(places)]
-    if first:
-        offset, text = min(first)
-        if stop is None or offset <= stop.values["offset"]:
-            raise Violation(text, offset)
-    if stop is not None:
-        raise stop

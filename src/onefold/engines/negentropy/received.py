@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onefold.engines.negentropy.arrays import Ints, Rows, spans, texts
+from onefold.engines.negentropy.arrays import Ints, Rows, flagged, spans, texts
 from onefold.engines.negentropy.matching import Listed, match
 from onefold.engines.negentropy.ranges import Mode, Ranges
 from onefold.engines.negentropy.reading import Incoming, read_ranges
@@ -31,13 +31,14 @@ class Received:
     def of(setting: Setting, message: bytes, at: int, initiator: bool) -> Received:
         """Read a message, from this byte on."""
         incoming = read_ranges(message, at, setting.layout(initiator))
+        setting.items.expect(incoming.upper, incoming.modes >= Mode.ID_LIST)  # lists, and Responses to ours
         last = setting.items.find(incoming.upper)
         first = np.concatenate((np.zeros(1, dtype=np.int64), last[:-1]))[: len(last)]
         return Received(setting, incoming, Ranges(incoming.lower, incoming.upper, incoming.modes, first, last))
 
     def of_mode(self, mode: int) -> Ints:
         """Which ranges have this mode."""
-        return np.flatnonzero(self.ranges.modes == mode)
+        return flagged(self.ranges.modes == mode)
 
     def differing(self) -> Ints:
         """Which ranges have a fingerprint that is not ours."""

@@ -27,7 +27,7 @@ from functools import cached_property
 
 import numpy as np
 
-from onefold.engines.negentropy.arrays import Flags, Ints, Rows, Stamps, firsts_differ, texts
+from onefold.engines.negentropy.arrays import Flags, Ints, Rows, Stamps, firsts_differ, flagged, texts
 from onefold.engines.negentropy.bound import Bounds, begun, between
 from onefold.engines.negentropy.matching import NOBODY, Listed, Matched
 from onefold.engines.negentropy.ranges import Ranges, listed
@@ -58,10 +58,10 @@ def sparse_reply(answered: Answered) -> tuple[Ranges, Ints]:
     wrong[slots.number[~lower.below(upper)]] = True
     replies, source = listed(Ranges(lower, upper, np.zeros(len(slots.number), np.uint8), *slots.ours)), slots.number
     if wrong.any():
-        kept, whole = np.flatnonzero(~wrong[source]), np.flatnonzero(wrong)
+        kept, whole = flagged(~wrong[source]), flagged(wrong)
         replies = Ranges.join([replies.take(kept), listed(answered.ranges.take(whole))])
         source = np.concatenate((source[kept], whole))
-        order = np.argsort(source, kind="stable")
+        order = source.argsort(kind="stable")
         replies, source = replies.take(order), source[order]
     return replies, source
 
@@ -86,19 +86,21 @@ class _Slots:
     @staticmethod
     def of(answered: Answered) -> _Slots:
         matched, count = answered.matched, len(answered.ranges)
-        common = np.flatnonzero(matched.ours != NOBODY)
-        ours, theirs = np.flatnonzero(matched.ours == NOBODY), np.flatnonzero(matched.theirs == NOBODY)
+        common = flagged(matched.ours != NOBODY)
+        ours, theirs = flagged(matched.ours == NOBODY), flagged(matched.theirs == NOBODY)
         our_slots = _slots_of(matched.ours, ours, answered.ours)
         their_slots = _slots_of(matched.theirs, theirs, answered.theirs)
-        slots = np.union1d(our_slots, their_slots)
         # Slot s of range r has s - r common ids before it: every range has one slot more than common ids.
+        used = np.zeros(len(common) + count, dtype=np.bool_)
+        used[our_slots] = used[their_slots] = True
+        slots = flagged(used)
         commons = np.bincount(answered.ours.ranges[common], minlength=count)
         slot_ends = np.cumsum(commons + 1)
-        number = np.searchsorted(slot_ends, slots, side="right")
+        number = slot_ends.searchsorted(slots, side="right")
         before = slots - number
-        common_ends = np.cumsum(commons)
+        common_ends = commons.cumsum()
         first, last = (np.full(len(slots), NOBODY, dtype=np.int64) for _ in range(2))
-        where = np.searchsorted(slots, their_slots)
+        where = slots.searchsorted(their_slots)
         last[where] = theirs  # of several assignments to one place the last one stays
         first[where[::-1]] = theirs[::-1]
         starts = common_ends - commons
@@ -119,36 +121,36 @@ class _Slots:
 
     def lower(self) -> Bounds:
         """Above the neighbour below, not above anything in the slot; or where the range begins."""
-        places = np.flatnonzero(self.bounded_below)
+        places = flagged(self.bounded_below)
         neighbour = self.common[self.before[places] - 1]
         stamps, ids = self.answered.stamps, self.answered.ours.ids
         first, last = self.ours
         bounds, known = self._empty(places), last[places] > first[places]
         if known.any():
             mine = between(_rows(stamps, ids, neighbour[known]), _rows(stamps, ids, neighbour[known] + 1))
-            _put(bounds, known, mine)
+            bounds.put(known, mine)
         listed = self.theirs_first[places] != NOBODY
         theirs = _above(_rows(stamps, ids, neighbour[listed]), self._their_ids(self.theirs_first[places][listed]))
-        _put(bounds, listed, _extreme(bounds.take(listed), theirs, known[listed], lowest=True))
+        bounds.put(listed, _extreme(bounds.take(listed), theirs, known[listed], lowest=True))
         return self._completed(self.answered.ranges.lower, places, bounds)
 
     def upper(self) -> Bounds:
         """Above all in the slot, not above the neighbour; or where the range ends."""
-        places = np.flatnonzero(self.bounded_above)
+        places = flagged(self.bounded_above)
         neighbour = self.common[self.before[places]]
         stamps, ids = self.answered.stamps, self.answered.ours.ids
         first, last = self.ours
         bounds, known = self._empty(places), last[places] > first[places]
         if known.any():
             mine = between(_rows(stamps, ids, neighbour[known] - 1), _rows(stamps, ids, neighbour[known]))
-            _put(bounds, known, mine)
+            bounds.put(known, mine)
         listed = self.theirs_last[places] != NOBODY
         theirs = _not_above(self._their_ids(self.theirs_last[places][listed]), _rows(stamps, ids, neighbour[listed]))
-        _put(bounds, listed, _extreme(bounds.take(listed), theirs, known[listed], lowest=False))
+        bounds.put(listed, _extreme(bounds.take(listed), theirs, known[listed], lowest=False))
         return self._completed(self.answered.ranges.upper, places, bounds)
 
     def _their_ids(self, places: Ints) -> Rows:
-        return self.answered.theirs.ids[places]
+        return self.answered.theirs.ids.take(places, axis=0)
 
     def _empty(self, places: Ints) -> Bounds:
         width = self.answered.ours.ids.shape[1]
@@ -161,7 +163,7 @@ class _Slots:
     def _completed(self, ends: Bounds, places: Ints, bounds: Bounds) -> Bounds:
         """These bounds in their places, and the ends of the ranges in the others."""
         whole = ends.take(self.number)
-        _put(whole, places, bounds)
+        whole.put(places, bounds)
         return whole
 
 
@@ -172,11 +174,7 @@ def _slots_of(partners: Ints, alone: Ints, listed: Listed) -> Ints:
 
 
 def _rows(stamps: Stamps, ids: Rows, places: Ints) -> tuple[Stamps, Rows]:
-    return stamps[places], ids[places]
-
-
-def _put(into: Bounds, places: Ints | Flags, bounds: Bounds) -> None:
-    into.timestamps[places], into.ids[places], into.lengths[places] = bounds.timestamps, bounds.ids, bounds.lengths
+    return stamps[places], ids.take(places, axis=0)
 
 
 def _extreme(mine: Bounds, theirs: Bounds, known: Flags, lowest: bool) -> Bounds:

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from onefold.engines.negentropy.arrays import Flags, Ints, Rows, Stamps
+from onefold.engines.negentropy.arrays import Flags, Ints, Rows, Stamps, flagged
 from onefold.engines.negentropy.violation import Violation
 
 DIGITS_MAX: Final = 10  # 64 bits in digits of 7
@@ -64,7 +64,7 @@ def lengths(buffer: Rows, starts: Ints) -> Ints:
     Cost: the buffer must go on for DIGITS_MAX bytes behind the last start.
     """
     counts = np.ones(len(starts), dtype=np.int64)
-    going = np.flatnonzero(buffer[starts] > 127)
+    going = flagged(buffer[starts] > 127)
     for place in range(1, DIGITS_MAX + 1):
         if not len(going):
             break

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from onefold.engines.negentropy import varint
-from onefold.engines.negentropy.arrays import Ints, Rows
+from onefold.engines.negentropy.arrays import Ints, Rows, flagged
 from onefold.engines.negentropy.items import ID_SIZES, Items
 from onefold.engines.negentropy.matching import NOBODY
 from onefold.engines.negentropy.ranges import Mode, Ranges, split
@@ -68,7 +68,7 @@ class WireXor:
         modes = np.full(len(ranges), Mode.RESPONSE, dtype=np.uint8)
         told = Ranges(ranges.lower, ranges.upper, modes, ranges.first, ranges.last, responses.payloads)
         if how.sparse:
-            numbers = np.flatnonzero(responses.tells)
+            numbers = flagged(responses.tells)
             told = told.take(numbers)
         sizes = np.array([len(payload) for payload in told.payloads], dtype=np.int64)
         long = sizes + RANGE_MAX > how.room if how.room else np.zeros(len(sizes), dtype=np.bool_)
@@ -76,7 +76,7 @@ class WireXor:
             return told, numbers
         pieces, source = split(items, ranges.take(numbers[long]), how.split, how.list_below)
         told, numbers = Ranges.join([told.take(~long), pieces]), np.concatenate((numbers[~long], numbers[long][source]))
-        order = np.argsort(numbers, kind="stable")
+        order = numbers.argsort(kind="stable")
         return told.take(order), numbers[order]
 
 
@@ -90,8 +90,8 @@ class Responses:
     @staticmethod
     def to(answered: Answered, id_size: int) -> Responses:
         """Of each list what only the server has, and which of the listed ids it lacks."""
-        ours = np.flatnonzero(answered.matched.ours == NOBODY)
-        theirs = np.flatnonzero(answered.matched.theirs == NOBODY)
+        ours = flagged(answered.matched.ours == NOBODY)
+        theirs = flagged(answered.matched.theirs == NOBODY)
         count = len(answered.ranges)
         haves = np.bincount(answered.ours.ranges[ours], minlength=count)
         ids = answered.ours.ids[ours, :id_size].tobytes()
@@ -99,7 +99,7 @@ class Responses:
         place = theirs - answered.theirs.starts[number]
         sizes = np.zeros(count, dtype=np.int64)
         sizes[number] = place // 8 + 1  # of several assignments to one place the last one stays
-        starts = np.cumsum(sizes) - sizes
+        starts = sizes.cumsum() - sizes
         bits = np.zeros(int(sizes.sum()), dtype=np.uint8)
         np.bitwise_or.at(bits, starts[number] + place // 8, np.left_shift(1, place % 8).astype(np.uint8))
         field = bits.tobytes()

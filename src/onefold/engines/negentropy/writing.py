@@ -1,9 +1,11 @@
-"""Ranges become bytes, all at once: a matrix with one row per range, and a mask of the bytes that count.
+"""Ranges become bytes. Where one does not begin at the end of the one before it, a Skip comes first.
+
+Few are written one by one. Many are written all at once: a matrix with one row per range, and a mask of the bytes that
+count.
 
     timestamp digits | prefix length | prefix | mode | fingerprint, or the digits of a count
 
-``matrix[mask]`` is then the message, but for the ids of lists, which are put in between. Where a range does not begin
-at the end of the one before it, a Skip row comes first.
+``matrix[mask]`` is then the message, but for the ids of lists, which are put in between.
 
 With a frame limit as many ranges are written as fit, and the caller is told which. A list that does not fit alone can
 be cut behind the records that do.
@@ -19,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onefold.engines.negentropy import varint
-from onefold.engines.negentropy.arrays import Flags, Ints, Rows, Stamps, spans, spans_by, windows
+from onefold.engines.negentropy.arrays import FEW, Flags, Ints, Rows, Stamps, blobs, flagged, spans, spans_by, windows
 from onefold.engines.negentropy.bound import INFINITY, Bounds, origin
 from onefold.engines.negentropy.items import Items
 from onefold.engines.negentropy.ranges import Mode, Ranges
@@ -50,14 +52,52 @@ class Writer:
     def write(self, ranges: Ranges, after: Bounds | None = None) -> Written:
         """All of them, behind what was written up to a bound."""
         start = after or origin(self.items.id_size)
+        return self._write_few(ranges, start) if len(ranges) <= FEW else self._write_many(ranges, start)
+
+    def _write_few(self, ranges: Ranges, start: Bounds) -> Written:
+        [end], message, ends = start.one_by_one(), bytearray(), []
+        for lower, upper, mode, body in zip(
+            ranges.lower.one_by_one(),
+            ranges.upper.one_by_one(),
+            ranges.modes.tolist(),
+            self._bodies(ranges),
+            strict=True,
+        ):
+            if lower[:2] != end[:2]:
+                message += _head(lower, end, Mode.SKIP)
+                end = lower
+            message += _head(upper, end, mode) + body
+            end = upper
+            ends.append(len(message))
+        return Written(bytes(message), np.array(ends, dtype=np.int64))
+
+    def _bodies(self, ranges: Ranges) -> list[bytes]:
+        """What each range says: a fingerprint, a list of ids, or the payload of a Response."""
+        bodies = list(ranges.payloads) or [b""] * len(ranges)
+        if len(which := flagged(ranges.modes == Mode.FINGERPRINT)):
+            prints = self.fingerprints(self.items, ranges.first[which], ranges.last[which])
+            for number, value in zip(which.tolist(), blobs(prints), strict=True):
+                bodies[number] = value
+        if len(which := flagged(ranges.modes == Mode.ID_LIST)):
+            ids, at = self._ids(ranges.first[which], ranges.last[which]).tobytes(), 0
+            for number, count in zip(which.tolist(), ranges.sizes()[which].tolist(), strict=True):
+                end = at + count * self.items.id_size
+                bodies[number] = varint.write(count) + ids[at:end]
+                at = end
+        return bodies
+
+    def _ids(self, first: Ints, last: Ints) -> Rows:
+        return self.items.rows(spans(first, last))[1][:, : self.items.id_size]
+
+    def _write_many(self, ranges: Ranges, start: Bounds) -> Written:
         holes = ~ranges.lower.equal(Bounds.join([start, ranges.upper.take(slice(0, -1))]))
-        rows = np.arange(len(ranges)) + np.cumsum(holes)  # of the ranges; a Skip stands in the row before
+        rows = np.arange(len(ranges)) + holes.cumsum()  # of the ranges; a Skip stands in the row before
         heads, used = self._matrix(ranges, rows, holes, start.timestamps)
         sizes = used.sum(axis=1)
         data = heads[used].tobytes()
         if not (ranges.modes >= Mode.ID_LIST).any():
-            return Written(data, np.cumsum(sizes)[rows])
-        return self._with_bodies(ranges, data, np.cumsum(sizes)[rows])
+            return Written(data, sizes.cumsum()[rows])
+        return self._with_bodies(ranges, data, sizes.cumsum()[rows])
 
     def _matrix(self, ranges: Ranges, rows: Ints, holes: Flags, before: Stamps) -> tuple[Rows, Flags]:
         """The heads of all ranges and Skips, and the fingerprints and counts behind them."""
@@ -94,15 +134,15 @@ class Writer:
         bodies[lists] = (last - first) * size
         if ranges.payloads:
             bodies += np.array([len(payload) for payload in ranges.payloads])
-        shifts = np.cumsum(bodies) - bodies
+        shifts = bodies.cumsum() - bodies
         starts = head_ends + shifts
         data = bytearray(len(heads) + int(bodies.sum()))
         lengths = np.diff(head_ends, prepend=0)
-        places = np.arange(len(heads)) + np.repeat(shifts, lengths)
+        places = np.arange(len(heads)) + shifts.repeat(lengths)
         np.frombuffer(data, dtype=np.uint8)[places] = np.frombuffer(heads, dtype=np.uint8)
-        ids = np.ascontiguousarray(self.items.rows(spans(first, last))[1][:, :size])
+        ids = np.ascontiguousarray(self._ids(first, last))
         windows(data, size)[spans_by(starts[lists], last - first, size)] = ids.view(f"V{size}")[:, 0]
-        for number in np.flatnonzero(bodies * ~lists).tolist():
+        for number in flagged(bodies * ~lists).tolist():
             data[starts[number] : starts[number] + bodies[number]] = ranges.payloads[number]
         return Written(bytes(data), starts + bodies)
 
@@ -110,7 +150,7 @@ class Writer:
         """As many as fit into so many bytes: the bytes, and the ranges that are in them."""
         window = self._window(ranges, room)
         written = self.write(window, after)
-        fits = int(np.searchsorted(written.ends, room, side="right"))
+        fits = int(written.ends.searchsorted(room, side="right"))
         data = written.data[: int(written.ends[fits - 1])] if fits else b""
         return data, window.head(fits)
 
@@ -121,15 +161,22 @@ class Writer:
         least[window.modes == Mode.FINGERPRINT] += self.fingerprint_size
         if window.payloads:
             least += np.array([len(payload) for payload in window.payloads])
-        return window.head(int(np.searchsorted(np.cumsum(least), room)) + 1)
+        return window.head(int(np.searchsorted(least.cumsum(), room)) + 1)
 
     def cut_to_fit(self, ranges: Ranges, room: int) -> Ranges:
         """The same ranges, up to the first list that would not fit alone; that one with the records that do."""
         records_max = (room - RANGE_MAX) // self.items.id_size
-        long = np.flatnonzero((ranges.modes == Mode.ID_LIST) & (ranges.sizes() > records_max))
+        long = flagged((ranges.modes == Mode.ID_LIST) & (ranges.sizes() > records_max))
         if not len(long):
             return ranges
         return ranges.head(int(long[0]) + 1).shortened(self.items, records_max)
+
+
+def _head(bound: tuple[int, bytes, int], before: tuple[int, bytes, int], mode: int) -> bytes:
+    """A bound behind another one, and a mode."""
+    timestamp, id, length = bound
+    step = 0 if timestamp == INFINITY else timestamp - before[0] + 1
+    return varint.write(step) + bytes((length,)) + id[:length] + bytes((mode,))
 
 
 def _differences(timestamps: Stamps, before: Stamps) -> Stamps:
