@@ -3,20 +3,24 @@
 Build: sealing the set and its totals, beside sorting the same columns with numpy. Reconcile: 1, 1,000 and 100,000
 differences, half of them on each side, anywhere or in one stretch; with frame limits of 60,000 bytes up and 500,000
 down; with the sparse and with the full reply. The best of some rounds is kept. Memory is what tracemalloc sees at its
-peak, above the two sets. Last, hostile messages of 128 KiB.
+peak, above the two sets. Then hostile messages of 128 KiB, and a server whose records are in a SQLite file.
 """
 
 import argparse
 import gc
 import tracemalloc
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from onefold.engines.negentropy import ItemSet, Session
+from onefold.engines.negentropy import Items, ItemSet, Session
 from onefold.errors import BadInput
+from onefold.stores.sqlite.records import SqliteRecords
 
 RECORDS = 1_000_000
 DIFFERENCES = (1, 1_000, 100_000)
@@ -24,8 +28,8 @@ FRAMES = (60_000, 500_000)
 
 
 class Sides(NamedTuple):
-    client: ItemSet
-    server: ItemSet
+    client: Items
+    server: Items
     have: int
     need: int
 
@@ -64,8 +68,8 @@ def sides(records: int, differences: int, clustered: bool, wire: str = "v1", id_
     half = differences // 2
     kept[0, where[half:]] = False
     kept[1, where[:half]] = False
-    both = [sealed(stamps[here], ids[here], wire) for here in kept]
-    return Sides(*both, half, differences - half)
+    client, server = (sealed(stamps[here], ids[here], wire) for here in kept)
+    return Sides(client, server, half, differences - half)
 
 
 def talk(two: Sides, frames: tuple[int, int] = (0, 0), **how: Any) -> Talked:
@@ -179,16 +183,49 @@ def hostile(rounds: int) -> None:
         print(f"| {name} | {best(refused, rounds).seconds * 1e3:.2f} | {peak(refused):.1f} |", flush=True)
 
 
+def sqlite(records: int, rounds: int) -> None:
+    print("\n## A server whose records are in a SQLite file\n")
+    stamps, ids = columns(records, 32)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "records.db"
+        start = perf_counter()
+        with closing(SqliteRecords(path)) as kept:
+            kept.add_items(stamps, ids)
+            seconds = perf_counter() - start
+        print(f"{records:,} ids loaded in {seconds:.1f} s, a file of {path.stat().st_size / 1e6:.0f} MB\n")
+        print("| differences | ms | round trips | bytes up | down | peak MB |\n|---|---|---|---|---|---|")
+        with closing(SqliteRecords(path)) as kept:
+            for differences in DIFFERENCES:
+                gone = np.random.default_rng(2).choice(records, differences, replace=False)
+                client = sealed(np.delete(stamps, gone), np.delete(ids, gone, axis=0), "v1")
+
+                def way(client: ItemSet = client, differences: int = differences) -> Talked:
+                    start = perf_counter()
+                    with closing(kept.snapshot()) as server:
+                        talked = talk(Sides(client, server, 0, differences))
+                    return talked._replace(seconds=perf_counter() - start)
+
+                it = best(way, rounds)
+                cells = [f"{differences:,}", f"{it.seconds * 1e3:,.1f}", str(it.rounds), f"{it.up:,}", f"{it.down:,}"]
+                print(f"| {' | '.join(cells)} | {peak(way):,.1f} |", flush=True)
+
+
 def main() -> None:
+    parts: dict[str, Callable[[int, int], None]] = {
+        "build": build,
+        "reconcile": reconcile,
+        "changes": lambda records, _: changes(records),
+        "hostile": lambda _, rounds: hostile(rounds),
+        "sqlite": sqlite,
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--records", type=int, default=RECORDS)
+    parser.add_argument("--part", choices=parts, action="append", help="only this one; may be given several times")
     options = parser.parse_args()
     print("# Negentropy\n")
-    build(options.records, options.rounds)
-    reconcile(options.records, options.rounds)
-    changes(options.records)
-    hostile(options.rounds)
+    for name in options.part or parts:
+        parts[name](options.records, options.rounds)
 
 
 if __name__ == "__main__":
