@@ -79,6 +79,7 @@ def test_what_is_told_as_json_is_read_as_it_was_told(said):
         ({"until": 2**64}, "until is 18446744073709551616"),
         ({"since": 1.5}, "since is 1.5"),
         ({"colour": 1}, "unknown field 'colour'"),
+        ({"": 1}, "unknown field ''"),
         ([], "no JSON object"),
     ],
 )

@@ -159,6 +159,18 @@ def test_a_file_of_another_form_is_not_touched(path):
         SqliteRecords(path)
 
 
+def test_a_database_of_something_else_is_not_touched_unless_a_store_is_to_be_made(path):
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("create table orders (number)")
+        db.commit()
+    before = path.read_bytes()
+    with pytest.raises(Misuse, match=r"r\.db: there are no records in this file"):
+        SqliteRecords(path, make=False)
+    assert path.read_bytes() == before
+    SqliteRecords(path).close()
+    SqliteRecords(path, make=False).close()
+
+
 def test_a_rotten_leaf_is_damage_and_not_a_difference(path):
     with closing(SqliteRecords(path, leaf_items=10)) as records:
         records.add_items(*columns(100))

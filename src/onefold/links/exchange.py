@@ -106,9 +106,9 @@ def told(kind: type[Told], frame: bytes) -> Told:
     if not isinstance(document, dict):
         raise BadInput("no JSON object", offset=1)
     names = {field.name: field for field in fields(kind)}
-    if unknown := next((name for name in document if name not in names), None):
-        raise BadInput(f"unknown field {unknown!r:.50}", offset=1, field=unknown)
     for name, value in document.items():
+        if name not in names:
+            raise BadInput(f"unknown field {name!r:.50}", offset=1, field=name)
         _check(name, str(names[name].type), value)
     try:
         return kind(**document)

@@ -1,11 +1,11 @@
-"""A websocket to an ingest server, as bytes both ways: one greeting in text, then requests and replies in order.
+"""A websocket to a server of ours, as bytes both ways: requests and replies in order; an ingest server greets first.
 
 Trouble has kinds, because the one who connects must know which to try again (the first two):
 
     ConnectionError         it was lost, or nobody is there: connect again and send again. `ConnectionRefusedError` says
                             more: the server certainly did not take notice of this connection
     Busy                    the server is there and cannot now (HTTP 429 and 5xx)
-    Misuse                  it will never work like this: no such topic, wrong token, too large, not an ingest server
+    Misuse                  it will never work like this: no such topic, wrong token, too large, not such a server
 """
 
 import logging
@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, W
 from websockets.sync.client import ClientConnection, connect
 
 from onefold.errors import Busy, Misuse
+from onefold.links.plain import plain
 
 SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 REPLY_BYTES_MAX: Final = 16 << 20
@@ -49,14 +50,16 @@ def topic_url(at: str, topic: str, name: str | None) -> str:
 class WebSocket:
     """A connection; sending and receiving may be done by two threads."""
 
-    def __init__(self, url: str, *, token: str | None = None, open_s: float = 10, answer_s: float = 30) -> None:
-        """Connect, and wait for the greeting."""
+    def __init__(
+        self, url: str, *, token: str | None = None, open_s: float = 10, answer_s: float = 30, greeted: bool = True
+    ) -> None:
+        """Connect, and wait for the greeting, if the server gives one."""
         self.url = url
         self._answer_s = answer_s
         self._held = ExitStack()
         self._socket = _open(self._held, url, token, open_s)
         try:
-            self.greeting = self._receive(open_s)
+            self.greeting = self._receive(open_s) if greeted else ""
         except BaseException:
             self.close()
             raise
@@ -108,20 +111,20 @@ def _open(held: ExitStack, url: str, token: str | None, open_s: float) -> Client
         return held.enter_context(opened)
     except InvalidStatus as error:
         raise _refused(url, error) from error
-    except InvalidURI as error:
+    except (InvalidURI, UnicodeError) as error:  # the latter: a name that no host can have
         raise Misuse(f"{url}: {error}", url=url) from error
     except ssl.SSLCertVerificationError as error:
         raise Misuse(f"{url}: {error.verify_message}", url=url) from error
     except (ConnectionRefusedError, gaierror) as error:  # not even a connection: the server knows nothing of it
         raise ConnectionRefusedError(f"{url}: cannot connect: {error.strerror or error}") from error
     except (OSError, EOFError, AssertionError, WebSocketException) as error:
-        raise ConnectionError(f"{url}: cannot connect: {error}") from error
+        raise ConnectionError(f"{url}: cannot connect: {plain(str(error))}") from error
 
 
 def _refused(url: str, error: InvalidStatus) -> Busy | Misuse:
     status = error.response.status_code
-    said = bytes(error.response.body or b"")[:300].decode(errors="replace").strip()
-    text = f"{url}: the server said {status} {error.response.reason_phrase}" + (f": {said}" if said else "")
+    said = plain(bytes(error.response.body or b"").decode(errors="replace").strip())
+    text = f"{url}: the server said {status} {plain(error.response.reason_phrase)}" + (f": {said}" if said else "")
     if status >= 500 or status in LATER:
         return Busy(text, status=status)
     return Misuse(text, status=status)
@@ -130,5 +133,5 @@ def _refused(url: str, error: InvalidStatus) -> Busy | Misuse:
 def _lost(url: str, error: ConnectionClosed) -> ConnectionError | Misuse:
     close = error.rcvd
     if close is not None and close.code in NEVER:
-        return Misuse(f"{url}: the server closed with {close.code}: {close.reason}", code=close.code)
-    return ConnectionError(f"{url}: the connection was lost: {error}")
+        return Misuse(f"{url}: the server closed with {close.code}: {plain(close.reason)}", code=close.code)
+    return ConnectionError(f"{url}: the connection was lost: {plain(str(error))}")

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 from starlette.exceptions import HTTPException
@@ -60,12 +60,19 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-class Socket(WebSocketsSansIOProtocol):
-    """Uvicorn's websocket, with two things mended.
+LINGER_S: Final = 10.0
+"""For what is still to be written when the app is done with a websocket; uvicorn waits as long for a good-bye."""
 
-    To close one waits for what is still to be written: who does not read is cut off by ``scope["state"]["abort"]``. And
-    a refusal is an answer: uvicorn would log each as an app that forgot to answer.
+
+class Socket(WebSocketsSansIOProtocol):
+    """Uvicorn's websocket, with three things mended.
+
+    To close one waits for what is still to be written: who does not read is cut off by ``scope["state"]["abort"]``, and
+    some time after the app has ended. While he does not read, answers to his pings would pile up: only the latest is
+    kept. And a refusal is an answer: uvicorn would log each as an app that forgot to answer.
     """
+
+    _pong = b""
 
     def handle_connect(self, event: Request) -> None:
         """The request for an upgrade came in."""
@@ -73,6 +80,25 @@ class Socket(WebSocketsSansIOProtocol):
         scope: Any = getattr(self, "scope", None)
         if scope is not None:
             scope["state"]["abort"] = self.transport.abort
+
+    def handle_ping(self) -> None:
+        """A ping came in; the protocol has made the answer."""
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self._pong = b"".join(self.conn.data_to_send()) or self._pong
+
+    def resume_writing(self) -> None:
+        """The other side reads again."""
+        super().resume_writing()
+        pong, self._pong = self._pong, b""
+        self.transport.write(pong)
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        """The app has ended."""
+        super().on_task_complete(task)
+        if self.transport.get_write_buffer_size():
+            self.loop.call_later(LINGER_S, self.transport.abort)
 
     async def send(self, message: Any) -> None:
         """What the app says."""

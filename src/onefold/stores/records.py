@@ -18,11 +18,12 @@ from onefold.stores.addresses import masked, sqlite_file
 KINDS = "memory://, sqlite:///file.db, sqlite:////folder/file.db, file.db"
 
 
-def open_records(address: str, id_size: int | None = None) -> Records:
+def open_records(address: str, id_size: int | None = None, *, make: bool = True) -> Records:
     """The records at an address; what is not a URL is the name of a SQLite file.
 
     ``id_size`` is for a store that is made by this; 32 if it is not given. One that is there has an id size already,
-    and it is `Misuse` to ask for another.
+    and it is `Misuse` to ask for another. Without ``make``, a file that holds no records is `Misuse`, and is
+    left as it is.
 
     >>> len(open_records("memory://"))
     0
@@ -40,7 +41,7 @@ def open_records(address: str, id_size: int | None = None) -> Records:
         raise Misuse(f"no records at {masked(address)}; there are some at {KINDS}")
     from onefold.stores.sqlite.records import SqliteRecords
 
-    return SqliteRecords(path, id_size)
+    return SqliteRecords(path, id_size, make=make)
 
 
 def check_id_size(id_size: int) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
@@ -74,6 +74,13 @@ class Beside(Database):
         with self._told():
             self._connection.execute("begin")
             yield self._connection
+
+
+def check_there(path: str, busy_s: float) -> None:
+    """`Misuse` unless the file holds a set of records; nothing is written to it."""
+    with closing(Beside(path, busy_s=busy_s)) as file, file.reading() as db:
+        if db.execute("select 1 from sqlite_master where name = 'record_set'").fetchone() is None:
+            raise Misuse(f"{path}: there are no records in this file", path=path)
 
 
 def founded(database: Database, id_size: int | None) -> int:

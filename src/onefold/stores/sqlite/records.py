@@ -32,6 +32,7 @@ from onefold.stores.sqlite.record_changes import Leaves
 from onefold.stores.sqlite.record_file import (
     SCHEMA,
     Beside,
+    check_there,
     count_of,
     directory_of,
     drop_ids,
@@ -56,15 +57,21 @@ class SqliteRecords:
         path: str | PathLike[str],
         id_size: int | None = None,
         *,
+        make: bool = True,
         leaf_items: int = LEAF_ITEMS,
         items_max: int = ITEMS_MAX,
         busy_s: float = BUSY_S,
     ) -> None:
-        """Open or create the file. ``id_size`` is kept in it: 32 if it is new, and `Misuse` if it has another."""
+        """Open or create the file. ``id_size`` is kept in it: 32 if it is new, and `Misuse` if it has another.
+
+        Without ``make`` nothing is created: `Misuse` if the file is a database of something else, which is not touched.
+        """
         for name, value in (("leaf_items", leaf_items), ("items_max", items_max)):
             if value < 1:
                 raise Misuse(f"{name} is {value}, must be at least 1", **{name: value})
         self._leaf_items, self._items_max, self._busy_s = leaf_items, items_max, busy_s
+        if not make:
+            check_there(abspath(path), busy_s)
         self._database = Database(path, SCHEMA, busy_s=busy_s)
         try:
             self.id_size = founded(self._database, id_size)

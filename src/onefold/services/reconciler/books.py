@@ -1,0 +1,63 @@
+"""What a server keeps account of, over all its connections: the sessions that are open, and what became of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+
+class Books:
+    """Counts, written by any thread.
+
+    >>> books = Books()
+    >>> books.sit(1), books.sit(1)
+    (True, False)
+    >>> books.leave()
+    >>> books.count("fetched", 3)
+    >>> books.sessions, books.of("fetched"), books.of("sessions")
+    (0, 3, 1)
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._troubles: Counter[str] = Counter()
+        self._sessions = 0
+
+    @property
+    def sessions(self) -> int:
+        """How many are open."""
+        return self._sessions
+
+    def sit(self, sessions_max: int) -> bool:
+        """One more session, if there is room for it."""
+        with self._lock:
+            if self._sessions >= sessions_max:
+                return False
+            self._sessions += 1
+            self._counts["sessions"] += 1
+            return True
+
+    def leave(self) -> None:
+        """One session less."""
+        with self._lock:
+            self._sessions -= 1
+
+    def count(self, what: str, many: int = 1) -> None:
+        """So many more of these."""
+        with self._lock:
+            self._counts[what] += many
+
+    def of(self, what: str) -> int:
+        """How many of these there were."""
+        return self._counts[what]
+
+    def trouble(self, name: str) -> None:
+        """One more error of this name was told."""
+        with self._lock:
+            self._troubles[name] += 1
+
+    def troubles(self) -> dict[str, int]:
+        """The errors that were told, by name."""
+        with self._lock:
+            return dict(self._troubles)

@@ -1,0 +1,46 @@
+"""What there is to watch of a reconcile server, for Prometheus: read from its books when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from onefold.links.exchange import Taken
+from onefold.services.figures import Exposed
+from onefold.services.reconciler.books import Books
+
+PREFIX: Final = "onefold_reconcile"
+COUNTERS: Final = {
+    "sessions": "Sessions that were opened.",
+    "bytes_in": "Bytes of messages that came in.",
+    "bytes_out": "Bytes of messages that went out.",
+    "fetched": "Records that were asked for and answered.",
+}
+
+
+class Metrics(Exposed):
+    """The figures of a server, in a registry of their own."""
+
+    def __init__(self, books: Books, connections: Callable[[], int]) -> None:
+        self._books = books
+        self._connections = connections
+        super().__init__()
+
+    def collect(self) -> Iterator[Metric]:
+        """All figures, as they are now."""
+        yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", self._connections())
+        yield GaugeMetricFamily(f"{PREFIX}_open_sessions", "Sessions that are open.", self._books.sessions)
+        for name, told in COUNTERS.items():
+            yield CounterMetricFamily(f"{PREFIX}_{name}", told, self._books.of(name))
+        pushed = CounterMetricFamily(f"{PREFIX}_pushed", "Records that were pushed, by outcome.", labels=["outcome"])
+        for taken in Taken:
+            name = taken.name.lower()
+            pushed.add_metric([name], self._books.of(f"pushed_{name}"))
+        yield pushed
+        errors = CounterMetricFamily(f"{PREFIX}_errors", "Errors that peers were told, by name.", labels=["error"])
+        for name, count in sorted(self._books.troubles().items()):
+            errors.add_metric([name], count)
+        yield errors

@@ -1,0 +1,88 @@
+"""The server process: a store behind a websocket, for many peers at once.
+
+SIGTERM and SIGINT stop it: no more connections, what is in hand is answered, the store is closed. A kill does none of
+that: records that were acknowledged are stored, and a peer that comes back finds out what is still missing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from onefold.ports.records import Records
+from onefold.services import serving
+from onefold.services.bounded_http import config
+from onefold.services.reconciler.app import ReconcileApp
+from onefold.services.reconciler.limits import ReconcileLimits
+from onefold.services.serving import Admission
+
+PORT: Final = 7657
+LOGGERS: Final = ("onefold.reconcile", "onefold.ingest", "uvicorn.error", "asyncio")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileSettings:
+    """Where it listens, for whom, and what they may do."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    """0: any that is free."""
+    token: str | None = field(default=None, repr=False)
+    writable: bool = True
+    """Whether records are taken, or only given."""
+    bodies: bool = True
+    """Whether the store has the bytes of its records, or knows ids alone."""
+    limits: ReconcileLimits = field(default_factory=ReconcileLimits)
+
+
+class ReconcileServer:
+    """Serves a store of records until it is stopped; then closes it.
+
+    ``run`` blocks. In the main thread it listens to signals; in any other, `stop` ends it.
+    """
+
+    def __init__(self, records: Records, settings: ReconcileSettings | None = None) -> None:
+        self.settings = settings or ReconcileSettings()
+        serving.check_host(self.settings.host, self.settings.token)
+        self.ready = threading.Event()
+        self._records = records
+        self._server: serving.Server | None = None
+        self._socket = serving.listen(self.settings.host, self.settings.port)
+
+    @property
+    def url(self) -> str:
+        """Where it is, for a client on this machine."""
+        return serving.url_of(self._socket)
+
+    def run(self, say: Callable[[str], None] = lambda url: None) -> None:
+        """Serve; ``say`` is called with the address as soon as requests are answered."""
+        url = self.url
+
+        def ready() -> None:
+            self.ready.set()
+            say(url)
+
+        try:
+            serving.run(self._serve(ready), LOGGERS)
+        finally:
+            self._records.close()
+
+    def stop(self) -> None:
+        """Ask it to end; from any thread."""
+        if self._server is not None:
+            self._server.should_exit = True
+
+    async def _serve(self, ready: Callable[[], None]) -> None:
+        settings = self.settings
+        app = ReconcileApp(
+            self._records, Admission(settings.token, settings.host), settings.limits,
+            lambda: len(server.server_state.connections), writable=settings.writable, bodies=settings.bodies,
+        )  # fmt: skip
+        bounds = config(app, settings.limits, message_bytes_max=settings.limits.message_bytes_max)
+        server = self._server = serving.Server(bounds, ready, app.close)
+        try:
+            await server.serve([self._socket])
+        finally:
+            app.end()

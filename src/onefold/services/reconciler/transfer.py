@@ -1,0 +1,211 @@
+"""The transfer: once it is known what either side lacks, the records themselves.
+
+    pull    ask for ids, a few frames ahead; the peer answers with the first of them that fit into a frame, and the rest
+            is asked for again. Each record is held against its id before it is kept; a batch is one `add`
+    push    records in frames as large as the peer takes them, a few on their way; it says of each what became of it
+
+A record is booked when its fate is known, once. So a transfer can be cut off anywhere: what was booked is kept, and the
+rest is found again by the next look. Only for what was pushed and not answered a cut leaves doubt: if the next look
+finds it at the peer, it is booked as UNSURE, since nobody can tell by whom it got there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from onefold.engines.negentropy.records import Record
+from onefold.errors import BadInput
+from onefold.links.exchange import (
+    PUSH,
+    PUSHED,
+    RECORDS,
+    Opened,
+    Opening,
+    Taken,
+    carried,
+    carry,
+    fetch,
+    outcomes,
+    size_of,
+)
+from onefold.ports.records import Channel, Records
+from onefold.services.reconciler.asking import answer
+from onefold.tally import Tally
+from onefold.verdict import Answer, Verdict
+
+OUTSTANDING_MAX: Final = 4
+"""Frames on their way: enough to keep a line busy while a store writes, and few enough to hold in memory."""
+FETCH_IDS: Final = 16
+FETCH_IDS_MAX: Final = 4_096
+"""Ids of the first frame, and of any; in between by how large the answers are."""
+FRAME_BYTES: Final = 256 << 10
+"""Of a frame of several records, either way, even if the peer takes or gives more. Frames on their way are held in
+memory, and a ping waits behind them: with a megabyte each, a line of 1 Mbit/s is taken for dead."""
+READ_IDS: Final = 64
+"""Records that are read from the store at once; each may have a megabyte."""
+
+STORED: Final = Answer(Verdict.FIRST, "stored")
+KNOWN: Final = Answer(Verdict.REPEAT, "known")
+UNANSWERED: Final = Answer(Verdict.UNSURE, "unanswered")
+WRONG_ID: Final = Answer(Verdict.REJECT, "wrong_id")
+WRONG_TIME: Final = Answer(Verdict.REJECT, "wrong_time")
+NOT_THERE: Final = Answer(Verdict.REJECT, "not_there")
+TOO_LARGE: Final = Answer(Verdict.REJECT, "too_large")
+
+RULES: Final[Mapping[Answer, str]] = {
+    STORED: "It was not there, and is kept now.",
+    KNOWN: "It came by another way in the meantime.",
+    UNANSWERED: "It was pushed, the connection was lost before the answer, and the next look found it there.",
+    WRONG_ID: "Its time and bytes do not hash to its id; it was not kept.",
+    WRONG_TIME: "It is genuine, and lies outside of the time that was asked about; it was not kept.",
+    NOT_THERE: "The side that is said to have it has no bytes for it: it knows the id alone, or it is gone.",
+    TOO_LARGE: "It is larger than the peer takes a record; it was not sent.",
+}
+"""What can become of a record, for people."""
+
+OUTCOMES: Final[Mapping[Taken, Answer]] = {
+    Taken.STORED: STORED,
+    Taken.KNOWN: KNOWN,
+    Taken.WRONG_ID: WRONG_ID,
+    Taken.TOO_LARGE: TOO_LARGE,
+}
+
+
+class Transfer:
+    """The books of a transfer, over as many connections as it takes."""
+
+    def __init__(self, records: Records, opening: Opening, say: Callable[[str], object]) -> None:
+        self.pulled, self.pushed = Tally(), Tally()
+        self._records, self._opening, self._say = records, opening, say
+        self._refused: set[bytes] = set()  # rejected once: they are not tried again over the next connection
+        self._on_their_way: deque[list[bytes]] = deque()
+
+    @property
+    def moved(self) -> int:
+        """How many records reached the side that lacked them; if it does not grow, nothing goes on."""
+        return sum(books.received - books.count(Verdict.REJECT) for books in (self.pulled, self.pushed))
+
+    def looked(self, have: Sequence[bytes]) -> None:
+        """A new look found what the peer lacks: of what was pushed and not answered, the rest did arrive."""
+        lost = {id for batch in self._on_their_way for id in batch}
+        self._on_their_way.clear()
+        lost.difference_update(have)
+        self.pushed.note(UNANSWERED, len(lost))
+
+    # --- pull ---------------------------------------------------------------------------------------------------
+
+    def pull(self, channel: Channel, opened: Opened, need: Sequence[bytes]) -> None:
+        """Fetch these records, verify and keep them."""
+        ids = self._untried(need)
+        most = min(FETCH_IDS_MAX, max(1, (opened.message_bytes_max - 1) // self._records.id_size))
+        asked: deque[Sequence[bytes]] = deque()
+        again: list[bytes] = []  # asked for, and they did not fit into the answer
+        at, left, size = 0, len(ids), min(FETCH_IDS, most)
+        while asked or again or at < len(ids):
+            while len(asked) < OUTSTANDING_MAX and (again or at < len(ids)):
+                if again:
+                    batch, again = again[:size], again[size:]
+                else:
+                    batch, at = list(ids[at : at + size]), at + size
+                channel.send(fetch(batch))
+                asked.append(batch)
+            wanted = asked.popleft()
+            frame = answer(channel, RECORDS)
+            got = carried(frame, self._records.id_size)
+            self._check(wanted, got)
+            self._keep(got)
+            again += wanted[len(got) :]
+            size = min(2 * size if len(got) == len(wanted) else len(got), most)
+            size = max(1, min(size, len(got) * FRAME_BYTES // len(frame)))
+            left -= len(got)
+            self._say(f"pulled {self.pulled.received:,} records, {left:,} to go")
+
+    def _check(self, wanted: Sequence[bytes], got: Sequence[Record]) -> None:
+        """The first of those that were asked for, at least one: whatever else comes is no answer."""
+        if not got or len(got) > len(wanted):
+            raise BadInput(f"the peer sent {len(got)} records for {len(wanted)} that were asked for")
+        for id, record in zip(wanted, got, strict=False):
+            if id != record.id:
+                raise BadInput(f"the peer sent {record.id.hex()}, asked for was {id.hex()}", id=record.id.hex())
+
+    def _keep(self, got: Sequence[Record]) -> None:
+        good = []
+        for record in got:
+            wrong = self._wrong(record)
+            if wrong is None:
+                good.append(record)
+            else:
+                self._refuse(self.pulled, wrong, record.id)
+        new = sum(self._records.add(good)) if good else 0
+        self.pulled.note(STORED, new)
+        self.pulled.note(KNOWN, len(good) - new)
+
+    def _wrong(self, record: Record) -> Answer | None:
+        if record.body is None:
+            return NOT_THERE
+        if not record.genuine:
+            return WRONG_ID
+        return None if self._opening.since <= record.timestamp <= self._opening.until else WRONG_TIME
+
+    # --- push ---------------------------------------------------------------------------------------------------
+
+    def push(self, channel: Channel, opened: Opened, have: Sequence[bytes]) -> None:
+        """Send these records, those that have bytes and that the peer can take."""
+        ids = self._untried(have)
+        end = self.pushed.received + len(ids)
+        for batch in self._batches(opened, ids):
+            self._on_their_way.append([record.id for record in batch])
+            channel.send(carry(PUSH, batch))
+            if len(self._on_their_way) == OUTSTANDING_MAX:
+                self._settle(channel, end)
+        while self._on_their_way:
+            self._settle(channel, end)
+
+    def _batches(self, opened: Opened, ids: Sequence[bytes]) -> Iterator[list[Record]]:
+        """The records, as many at once as fit into a frame of the peer."""
+        batch: list[Record] = []
+        most = min(opened.message_bytes_max, FRAME_BYTES) - 1
+        room = most
+        for at in range(0, len(ids), READ_IDS):
+            some = ids[at : at + READ_IDS]
+            for id, record in zip(some, self._records.read(some), strict=True):
+                if record is None or record.body is None:
+                    self._refuse(self.pushed, NOT_THERE, id)
+                    continue
+                size = size_of(record)
+                if len(record.body) > opened.record_bytes_max or size > opened.message_bytes_max - 1:
+                    self._refuse(self.pushed, TOO_LARGE, id)
+                    continue
+                if batch and size > room:
+                    yield batch
+                    batch, room = [], most
+                batch.append(record)
+                room -= size
+        if batch:
+            yield batch
+
+    def _settle(self, channel: Channel, end: int) -> None:
+        """Book what the peer says of the oldest batch that is on its way; in the end there are so many in the books."""
+        taken = outcomes(answer(channel, PUSHED))
+        batch = self._on_their_way[0]
+        if len(taken) != len(batch):
+            raise BadInput(f"the peer tells of {len(taken)} records, {len(batch)} were pushed")
+        self._on_their_way.popleft()
+        for id, outcome in zip(batch, taken, strict=True):
+            booked = OUTCOMES[outcome]
+            if booked.verdict is Verdict.REJECT:
+                self._refuse(self.pushed, booked, id)
+            else:
+                self.pushed.note(booked)
+        self._say(f"pushed {self.pushed.received:,} records, {end - self.pushed.received:,} to go")
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _refuse(self, books: Tally, why: Answer, id: bytes) -> None:
+        books.note(why)
+        self._refused.add(id)
+
+    def _untried(self, ids: Sequence[bytes]) -> Sequence[bytes]:
+        return [id for id in ids if id not in self._refused] if self._refused else ids
