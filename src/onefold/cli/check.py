@@ -56,7 +56,7 @@ def check(
             {"--order": (order, "none"), "--payload": (payload, "none"), "--memory": (memory, "gaps")}, "--producer"
         )
         columns = ChainColumns(
-            key=_names(key),
+            key=names_of(key),
             timestamp=timestamp,
             sequence=_maybe(sequence),
             previous_timestamp=_maybe(previous_timestamp),
@@ -68,13 +68,13 @@ def check(
         of_chains = {"--key": (key, _KEY), "--timestamp": (timestamp, "timestamp"), "--arrival": (arrival, "arrival")}
         _refuse(of_chains, "no --producer")
         dump = ProducerColumns(
-            producer=_names(producer), sequence=sequence, order=_maybe(order), payload=_names(_maybe(payload) or "")
+            producer=names_of(producer), sequence=sequence, order=_maybe(order), payload=names_of(_maybe(payload) or "")
         )
         judging = Producers(columns=dump, memory=memory, gap_count_max=gap_count_max)
     with progress(people) as say:
         say("starting Spark")
         spark = session(master)
-        source = jobs.Source(path=path, format=_format(path) if format == "auto" else format)
+        source = jobs.Source(path=path, format=format_of(path) if format == "auto" else format)
         result = jobs.check(spark, source, judging, ranges_max=ranges, say=say).to_dict()
     if _told(result, json):
         raise typer.Exit(1)
@@ -99,7 +99,8 @@ def _refuse(options: dict[str, tuple[str, str]], needed: str) -> None:
             raise Misuse(f"{option} is {value!r}, which needs {needed}", option=option)
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names_of(text: str) -> tuple[str, ...]:
+    """The names in a text, between commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
@@ -107,7 +108,7 @@ def _maybe(name: str) -> str | None:
     return None if name == "none" else name
 
 
-def _format(path: str) -> str:
+def format_of(path: str) -> str:
     """By the ending of the file, or of the first file in the folder that has a known one; a topic has its own file."""
     from pathlib import Path
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from rich.console import Console
+from rich.text import Text
 
 REFRESH_S = 0.25
 
@@ -41,3 +42,21 @@ def _tasks() -> str:
 
     finished, total = running_tasks()
     return f"  {finished} of {total} tasks" if total else ""
+
+
+@contextmanager
+def one_line(console: Console, first: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows a line in the place of the one before; only on a terminal, and without Spark."""
+    if not console.is_terminal:
+        yield lambda line: None
+        return
+    shown_at = monotonic()
+    with console.status(Text(first)) as status:
+
+        def show(line: str) -> None:
+            nonlocal shown_at
+            if monotonic() - shown_at >= REFRESH_S:
+                shown_at = monotonic()
+                status.update(Text(line))
+
+        yield show

@@ -85,24 +85,31 @@ class Place:
                 raise StaleWrite(f"{target.shown} was published by somebody else in between", path=target.shown)
             raise OSError(f"cannot publish {self.shown} as {target.shown}")
 
-    def write_json(self, document: Any) -> None:
-        """Write a document so that it is seen whole or not at all."""
+    def write_bytes(self, data: bytes) -> None:
+        """Write a file so that it is seen whole or not at all."""
         draft = Place(self._spark, f"{self}.new")
-        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
         with draft._named("write"):
             self._files.setWriteChecksum(False)  # no .crc files beside what people read
             stream = self._files.create(draft._path, True)
-            stream.write(bytearray(text.encode()))
+            stream.write(bytearray(data))
             stream.close()
         draft.move_to(self)
 
-    def read_json(self) -> Any:
-        """Read a document back."""
+    def read_bytes(self) -> bytes:
+        """Read a file back."""
         with self._named("read"):
             stream = self._files.open(self._path)
             data = bytes(stream.readAllBytes())
             stream.close()
-        return json.loads(data)
+        return data
+
+    def write_json(self, document: Any) -> None:
+        """Write a document so that it is seen whole or not at all."""
+        self.write_bytes((json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def read_json(self) -> Any:
+        """Read a document back."""
+        return json.loads(self.read_bytes())
 
     @contextmanager
     def _named(self, verb: str) -> Iterator[None]:

@@ -1,0 +1,77 @@
+"""``onefold audit``: the proof that a run published exactly what its source holds."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from onefold.cli.output import emit_json, people
+from onefold.cli.progress import progress
+from onefold.errors import Misuse
+from onefold.report import agreement
+from onefold.settings import Settings, load
+
+
+def audit(
+    run: Annotated[str, typer.Argument(help="The folder that `onefold run` left, or the pipeline's TOML file.")],
+    out: Annotated[str | None, typer.Option(help="Where to write all rows that are wrong, by kind.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
+) -> None:
+    """Compare what the source of a run holds now with what the run published, row by row and id by id.
+
+    Names each row that is missing or surplus, each id that counts twice, each repeat without a first, and where the
+    books say another number than the rows. Exit 1 if there is anything, 0 if all agrees.
+    """
+    with progress(people) as say:
+        say("starting Spark")
+        found = _audited(run, out, say)
+    if json:
+        emit_json(found)
+    for line in agreement.audited(found):
+        people.print(line, soft_wrap=True)
+    for line in found["books"]:
+        people.print(f"  {line}", markup=False, soft_wrap=True)
+    if not found["agrees"] or found["orphans"] or found["books"]:
+        raise typer.Exit(1)
+
+
+def _audited(run: str, out: str | None, say: Any) -> dict[str, Any]:
+    from onefold.cli.pipeline import opened
+    from onefold.spark.audit_runs import audit_run, books, books_differ, keep, prepare_kinds, published
+    from onefold.spark.ingest import read
+    from onefold.spark.place import Place
+
+    settings = load(Path(run), os.environ) if run.endswith(".toml") else _settings(run)
+    if settings.publish.format != "parquet":
+        raise Misuse(f"{run}: published as {settings.publish.format}, only parquet can be audited", run=run)
+    spark, source, judging = opened(settings)
+    place = Place(spark, settings.publish.path if run.endswith(".toml") else run)
+    wrong = None if out is None else prepare_kinds(Place(spark, out))  # what cannot be done is refused first
+    tally = books(spark, place)
+    came = read(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
+    say("auditing")
+    audited = audit_run(judging.shaped(came), place, judging)
+    differ = books_differ(tally, published(spark, place)) if audited.ids is not None else []
+    if wrong is not None:
+        keep(audited, wrong)
+    return {**audited.to_dict(), "books": differ, "run": place.shown}
+
+
+def _settings(run: str) -> Settings:
+    """By what the run was made, as its own run.json says."""
+    from onefold.spark.place import Place
+    from onefold.spark.session import session
+
+    place = Place(session(), run)
+    if (place / "stream.json").exists():
+        raise Misuse(f"{run} is the output of a stream, which does not name its source: give its TOML file", run=run)
+    if not (place / "run.json").exists():
+        raise Misuse(f"{run} is not a complete run: it holds no run.json", run=run)
+    try:
+        return Settings.model_validate((place / "run.json").read_json()["settings"])
+    except (ValidationError, ValueError, KeyError, TypeError) as error:
+        raise Misuse(
+            f"{run}: run.json does not name the run's source; `onefold.spark.audit` takes tables", run=run
+        ) from error

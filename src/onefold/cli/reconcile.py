@@ -1,0 +1,173 @@
+"""``onefold reconcile``: find what two stores lack of each other, and exchange it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import typer
+
+from onefold.cli.outbox_stores import table
+from onefold.cli.output import AsJson, emit_json, fail, people
+from onefold.cli.progress import one_line
+from onefold.cli.record_stores import STORE, count, file_of, opened_records
+from onefold.cli.token import TOKEN, read_token
+from onefold.errors import BadInput, Busy, Misuse
+from onefold.ports.records import Channel
+from onefold.services.reconciler.client import EVER, ClientLimits, Reconciliation
+from onefold.services.reconciler.client import reconcile as run
+from onefold.services.reconciler.dialing import beside, dial, is_server
+from onefold.services.reconciler.transfer import RULES
+from onefold.verdict import Verdict
+
+SHOWN_MAX: Final = 10
+"""Ids that are shown to people; a hundred times as many in JSON."""
+
+
+def reconcile(
+    store: Annotated[str, typer.Argument(metavar="STORE", help=f"{STORE} A new one gets all that the peer has.")],
+    peer: Annotated[
+        str, typer.Argument(metavar="PEER", help="A server, ws://HOST:PORT, or the file of another store.")
+    ],
+    pull: Annotated[bool, typer.Option(help="Fetch what the store lacks.")] = True,
+    push: Annotated[bool, typer.Option(help="Send what the peer lacks.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Move nothing: only tell what differs.")] = False,
+    since: Annotated[int | None, typer.Option(metavar="TIME", help="Only records of this time or later.")] = None,
+    until: Annotated[int | None, typer.Option(metavar="TIME", help="Only records of this time or earlier.")] = None,
+    wire: Annotated[
+        Literal["v1", "xor"], typer.Option(help="v1: as spoken today. xor: for ids of other sizes, and trusted peers.")
+    ] = "v1",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help=f"A file with the server's token; or the variable {TOKEN}."),
+    ] = None,
+    tries: Annotated[int, typer.Option(min=1, help="Give up after so many in a row that moved nothing.")] = 5,
+    as_json: AsJson = False,
+) -> int:
+    """Find what a store and a peer lack of each other, and exchange it.
+
+    Exit 0 if both hold the same now, 1 if something still differs, 3 if the peer was not reached or it could not be
+    finished. What was moved by then is kept: start it again, and it goes on.
+    """
+    first, last = 0 if since is None else since, EVER if until is None else until
+    if not 0 <= first <= last <= EVER:
+        raise Misuse(f"--since is {first} and --until {last}: must be 0 <= since <= until < 2^64 - 1")
+    if dry_run and not (pull and push):
+        raise Misuse("--dry-run moves nothing: with it --no-pull and --no-push have no effect")
+    pull, push = pull and not dry_run, push and not dry_run
+    moved = ""
+
+    def heard(line: str) -> None:
+        nonlocal moved
+        moved = line if line.startswith(("pulled", "pushed")) else moved
+        show(line)
+
+    try:
+        with (
+            _reaching(peer, store, token_file) as (connect, id_size),
+            opened_records(store, make=pull, id_size=id_size) as records,
+            one_line(people, f"connecting to {peer}") as show,
+        ):
+            done = run(
+                records, connect, wire=wire, pull=pull, push=push, since=first, until=last, say=heard,
+                limits=ClientLimits(tries=tries),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        return fail(f"interrupted{_kept(moved)}", 130)
+    except (ConnectionError, Busy) as error:
+        return fail(f"{error}{_kept(moved)}", 3)
+    except BadInput as error:
+        return fail(f"{peer}: {error}", 3)
+    _tell(done, dry_run=dry_run, some=(first, last) != (0, EVER))
+    if as_json:
+        emit_json({"store": store, "peer": peer, "wire": wire, "dry_run": dry_run, **_document(done)})
+    return 0 if done.settled else 1
+
+
+def _kept(moved: str) -> str:
+    return f"; what was moved is kept ({moved}): start it again, and it goes on" if moved else ""
+
+
+@contextmanager
+def _reaching(peer: str, store: str, token_file: Path | None) -> Iterator[tuple[Callable[[], Channel], int | None]]:
+    """What connects to the peer, and the size of its ids if that can be known before."""
+    if is_server(peer):
+        yield dial(peer, read_token(token_file)), None
+        return
+    if token_file is not None:
+        raise Misuse(f"--token-file: {peer} is the file of a store, which asks for no token")
+    if file_of(peer).exists() and file_of(store).exists() and file_of(peer).samefile(file_of(store)):
+        raise Misuse(f"{store} and {peer} are the same store")
+    with opened_records(peer) as records:
+        yield beside(records), records.id_size
+
+
+def _tell(done: Reconciliation, *, dry_run: bool, some: bool) -> None:
+    """In one sentence; then what did not go as it should."""
+    if dry_run and not done.settled:
+        _ids(done)
+    rejects = [(way, *line) for way, books in (("pulled", done.pulled), ("pushed", done.pushed)) for line in books]
+    rejects = [each for each in rejects if each[1].verdict in (Verdict.UNSURE, Verdict.REJECT)]
+    if rejects:
+        shown = table("", "verdict", "reason", ">records", "because")
+        for way, answer, number in rejects:
+            shown.add_row(way, answer.verdict, answer.reason, f"{number:,}", RULES[answer])
+        people.print(shown)
+    people.print(sentence(done, some=some), markup=False, soft_wrap=True)
+
+
+def sentence(done: Reconciliation, *, some: bool = False) -> str:
+    """What was done and how it stands, for people."""
+    many = f" over {done.connections:,} connections" if done.connections > 1 else ""
+    looked = f"{count(done.rounds, 'round trip')}{many}, {done.bytes_up:,} bytes up, {done.bytes_down:,} down"
+    scope = " of that time" if some else ""
+    if done.agrees:
+        return f"{looked}; nothing differs: both hold {done.here:,}{scope}"
+    if not done.pulled.received and not done.pushed.received:
+        return (
+            f"{looked}; {done.unpushed:,} only here, {done.unpulled:,} only there{scope}; nothing was moved{_why(done)}"
+        )
+    pulled = done.pulled.count(Verdict.FIRST)
+    pushed = done.pushed.count(Verdict.FIRST) + done.pushed.count(Verdict.UNSURE)
+    moved = f"{count(pulled, 'record')} pulled, {pushed:,} pushed"
+    if done.settled:
+        holds = f"both hold {done.here:,}" if done.here == done.there else f"{done.here:,} here, {done.there:,} there"
+        return f"{looked}; {moved}; {holds}{scope} now"
+    return f"{looked}; {moved}; still {done.unpushed:,} only here, {done.unpulled:,} only there{_why(done)}"
+
+
+def _why(done: Reconciliation) -> str:
+    opened = done.found.opened
+    if done.unpulled and not opened.bodies:
+        return "; the peer knows ids alone, so there is nothing to pull"
+    if done.unpushed and not opened.writable:
+        return "; the peer takes no records"
+    return ""
+
+
+def _ids(done: Reconciliation) -> None:
+    shown = table("", "id")
+    for where, ids in (("only here", done.found.have), ("only there", done.found.need)):
+        for id in ids[:SHOWN_MAX]:
+            shown.add_row(where, id.hex())
+        if len(ids) > SHOWN_MAX:
+            shown.add_row(where, f"and {len(ids) - SHOWN_MAX:,} more")
+    people.print(shown)
+
+
+def _document(done: Reconciliation) -> dict[str, Any]:
+    most = 100 * SHOWN_MAX
+    numbers = ("have", "need", "rounds", "bytes_up", "bytes_down", "unpulled", "unpushed", "here", "there")
+    return {
+        "agrees": done.agrees,
+        "settled": done.settled,
+        **{name: getattr(done, name) for name in numbers},
+        "have_ids": [id.hex() for id in done.found.have[:most]],
+        "need_ids": [id.hex() for id in done.found.need[:most]],
+        "pulled": done.pulled.to_dict(),
+        "pushed": done.pushed.to_dict(),
+        "connections": done.connections,
+        "seconds": round(done.seconds, 3),
+    }

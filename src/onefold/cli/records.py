@@ -1,0 +1,243 @@
+"""``onefold records``: what is in a store of records, and how it gets in and out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Final, TypeAlias
+
+import numpy as np
+import typer
+
+from onefold.cli.outbox_stores import table
+from onefold.cli.output import AsJson, emit_json, fail, people
+from onefold.cli.progress import one_line
+from onefold.cli.record_lines import BadLine, Form, lines
+from onefold.cli.record_stores import NewStore, Store, count, file_of, opened_records, read_id
+from onefold.engines.negentropy.fingerprint import hashed
+from onefold.engines.negentropy.records import Record
+from onefold.errors import Misuse
+from onefold.ports.records import Records, Snapshot
+from onefold.report.text import foreign
+from onefold.tally import Tally
+from onefold.verdict import Answer, Verdict
+
+BATCH_RECORDS: Final = 10_000
+BATCH_BYTES: Final = 16 << 20
+"""Of one transaction: large enough to be fast, small enough to be held twice."""
+TOLD_MAX: Final = 20
+"""Bad lines that are told one by one; ten times as many in JSON."""
+STORED: Final = Answer(Verdict.FIRST, "stored")
+KNOWN: Final = Answer(Verdict.REPEAT, "known")
+
+Ids: TypeAlias = Annotated[list[str], typer.Argument(metavar="ID", help="Ids, in hex.")]
+
+
+def add(
+    store: NewStore,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Files; - is standard input.")],
+    time: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Lines are JSON, and this field is their time. Else it is 0.")
+    ] = None,
+    ids: Annotated[
+        bool, typer.Option("--ids", help='Lines are "timestamp,id in hex": records whose bytes are elsewhere.')
+    ] = False,
+    id_size: Annotated[
+        int | None, typer.Option(min=8, max=32, help="Of a store that is made: bytes of an id. By default 32.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Keep every line of these files as a record. A line that is there already is not kept twice.
+
+    A record is a line without its newline; its id is the SHA-256 of its time and its bytes. Lines that are no records
+    are named, and the others are kept: exit 1.
+    """
+    if ids and time is not None:
+        raise Misuse("--ids and --time: a line with an id has its time before it")
+    for file in files:  # before the first one is read
+        if str(file) != "-" and (not file.exists() or file.is_dir()):
+            raise Misuse(f"{file}: {'is a folder' if file.is_dir() else 'is not there'}, must be a file")
+    with opened_records(store, make=True, id_size=id_size) as records:
+        adding = Adding(records, Form(records.id_size, time, ids))
+        try:
+            with one_line(people, "reading") as show:
+                for file in files:
+                    for _ in adding.read(file):
+                        show(f"{file}: {adding.tally.received:,} lines, {adding.tally.count(Verdict.FIRST):,} new")
+        except KeyboardInterrupt:
+            return fail(
+                f"interrupted: {count(adding.tally.received, 'line')} done; to add them again does no harm", 130
+            )
+        held = len(records)
+    tally = adding.tally.check()
+    rejected = tally.count(Verdict.REJECT)
+    if rejected > TOLD_MAX:
+        people.print(f"and {count(rejected - TOLD_MAX, 'more line')} that are no records", markup=False)
+    people.print(
+        f"{count(tally.count(Verdict.FIRST), 'record')} stored, {tally.count(Verdict.REPEAT):,} known, "
+        f"{count(rejected, 'line')} rejected; {store} holds {held:,} now",
+        markup=False,
+        soft_wrap=True,
+    )
+    if as_json:
+        emit_json({"store": store, "records": held, "tally": tally.to_dict(), "rejected": adding.rejected})
+    return 1 if rejected else 0
+
+
+class Adding:
+    """Takes lines to a store, in batches, and keeps the books of it."""
+
+    def __init__(self, records: Records, form: Form) -> None:
+        self.tally = Tally()
+        self.rejected: list[dict[str, Any]] = []
+        """The first bad lines: file, line, reason and text."""
+        self._records, self._form = records, form
+        self._batch: dict[bytes, Record] = {}
+        self._bytes = self._again = 0
+
+    def read(self, file: Path) -> Iterator[None]:
+        """Add all lines of a file; yields after each batch."""
+        with _open(file) as opened:
+            for number, line in lines(opened):
+                try:
+                    self._take(self._form.read(line))
+                except BadLine as error:
+                    self._reject(file, number, error)
+                if len(self._batch) >= BATCH_RECORDS or self._bytes >= BATCH_BYTES:
+                    self._store()
+                    yield
+        self._store()
+        yield
+
+    def _take(self, record: Record) -> None:
+        first = self._batch.setdefault(record.id, record)
+        if first.timestamp != record.timestamp:
+            told = f"id {record.id.hex()} has the time {record.timestamp} here, and {first.timestamp} before"
+            raise BadLine("other_time", told)
+        if first is not record:
+            self._again += 1
+        self._bytes += len(record.body or b"")
+
+    def _reject(self, file: Path, number: int, error: BadLine) -> None:
+        self.tally.note(Answer(Verdict.REJECT, error.reason))
+        if len(self.rejected) < TOLD_MAX:
+            people.print(foreign(f"{file}:{number}: {error}", 300), soft_wrap=True)
+        if len(self.rejected) < 10 * TOLD_MAX:
+            self.rejected.append({"file": str(file), "line": number, "reason": error.reason, "text": str(error)})
+
+    def _store(self) -> None:
+        new = sum(self._records.add(list(self._batch.values()))) if self._batch else 0
+        self.tally.note(STORED, new)
+        self.tally.note(KNOWN, len(self._batch) - new + self._again)
+        self._batch, self._bytes, self._again = {}, 0, 0
+
+
+def _open(file: Path) -> AbstractContextManager[BinaryIO]:
+    return nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb")
+
+
+def ls(
+    store: Store,
+    limit: Annotated[int, typer.Option(min=0, max=100_000, help="List so many records, the oldest first.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Show how much a store holds. Two stores with the same fingerprint hold the same records."""
+    with opened_records(store) as records:
+        snapshot = records.snapshot()
+        try:
+            told = {"store": store, "bytes": _size(file_of(store)), "id_size": records.id_size, **_summary(snapshot)}
+            listed = _listed(records, snapshot, limit)
+        finally:
+            snapshot.close()
+    if listed:
+        shown = table(">time", "id", ">bytes")
+        for each in listed:
+            shown.add_row(str(each["timestamp"]), each["id"], "" if each["bytes"] is None else f"{each['bytes']:,}")
+        people.print(shown)
+    span = f", times {told['since']} to {told['until']}" if told["records"] else ""
+    people.print(f"{count(told['records'], 'record')}{span}; the file has {told['bytes']:,} bytes", markup=False)
+    people.print(f"fingerprint {told['fingerprint']}", markup=False)
+    if as_json:
+        emit_json({**told, "listed": listed} if limit else told)
+
+
+def _summary(snapshot: Snapshot) -> dict[str, Any]:
+    many = len(snapshot)
+    ends = np.array([0, many - 1]) if many else np.zeros(0, dtype=np.int64)
+    since, until = snapshot.rows(ends)[0].tolist() if many else (None, None)
+    lower, upper = np.array([0]), np.array([many])
+    fingerprint = hashed(snapshot.sums(lower, upper), upper - lower)[0].tobytes().hex()
+    return {"records": many, "since": since, "until": until, "fingerprint": fingerprint}
+
+
+def _listed(records: Records, snapshot: Snapshot, limit: int) -> list[dict[str, Any]]:
+    stamps, rows = snapshot.rows(np.arange(min(limit, len(snapshot))))
+    ids = [row[: records.id_size].tobytes() for row in rows]
+    found = []
+    for start in range(0, len(ids), 100):  # bodies are read with them, and may be large
+        found += [_length(record) for record in records.read(ids[start : start + 100])]
+    return [
+        {"timestamp": stamp, "id": id.hex(), "bytes": size}
+        for stamp, id, size in zip(stamps.tolist(), ids, found, strict=True)
+    ]
+
+
+def _length(record: Record | None) -> int | None:
+    return None if record is None or record.body is None else len(record.body)
+
+
+def _size(file: Path) -> int:
+    """Of the file, and of what SQLite keeps beside it."""
+    beside = [file, file.with_name(file.name + "-wal")]
+    return sum(path.stat().st_size for path in beside if path.exists())
+
+
+def show(
+    store: Store, id: Annotated[str, typer.Argument(metavar="ID", help="An id, in hex.")], as_json: AsJson = False
+) -> int:
+    """Write the bytes of a record to standard output, as they are. Exit 1 if they are not there."""
+    with opened_records(store) as records:
+        [found] = records.read([read_id(id, records.id_size)])
+    if as_json:
+        emit_json(None if found is None else _document(found))
+    if found is None:
+        return fail(f"{store}: there is no record {id}", 1)
+    if found.body is None:
+        return fail(f"{store}: of {id} only the time is known, {found.timestamp}; its bytes are elsewhere", 1)
+    if not as_json:
+        try:
+            sys.stdout.buffer.write(found.body)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it is flushed once more at the end
+    return 0
+
+
+def _document(record: Record) -> dict[str, Any]:
+    told: dict[str, Any] = {"id": record.id.hex(), "timestamp": record.timestamp}
+    if record.body is not None:
+        told["body_base64"] = b64encode(record.body).decode()
+        with suppress(UnicodeDecodeError):
+            told["text"] = record.body.decode()
+    return told
+
+
+def rm(store: Store, ids: Ids, as_json: AsJson = False) -> int:
+    """Forget records. Exit 1 if one was not there.
+
+    A peer that still has them gives them back at the next reconciliation: remove them there too.
+    """
+    with opened_records(store) as records:
+        wanted: Sequence[bytes] = list(dict.fromkeys(read_id(id, records.id_size) for id in ids))
+        removed = records.remove(wanted)
+        held = len(records)
+    missing = len(wanted) - removed
+    told = f"; {missing:,} {'was' if missing == 1 else 'were'} not there" if missing else ""
+    people.print(f"{count(removed, 'record')} removed{told}; {store} holds {held:,} now", markup=False, soft_wrap=True)
+    if as_json:
+        emit_json({"store": store, "removed": removed, "missing": missing, "records": held})
+    return 1 if missing else 0

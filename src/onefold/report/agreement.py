@@ -1,0 +1,80 @@
+"""A comparison of two tables, and the audit of a run, as a person reads them. Input is the plain form, as in JSON."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from rich.text import Text
+
+from onefold.report.text import foreign
+
+ROW_CHARS_MAX: Final = 200
+"""How much of a row or an id is shown."""
+
+SIDES: Final = {"only_a": "only in A", "only_b": "only in B", "differing": "differs"}
+"""What is wrong with a row of two tables, by where a comparison names it."""
+
+KINDS: Final = {
+    "missing": "in the source, not published",
+    "surplus": "published, not in the source",
+    "twice": "counts more than once",
+    "orphans": "a repeat without a first: it counts nowhere",
+}
+"""What is wrong with a row or an id, by where an audit names it."""
+
+
+def compared(summary: Mapping[str, Any]) -> Text:
+    """Two tables in one line."""
+    rows = f"{summary['rows_a']:,} and {summary['rows_b']:,} rows"
+    if summary["equal"]:
+        return Text(f"equal: {summary['rows_a']:,} rows, fingerprint {summary['fingerprint_a']}", style="bold green")
+    parts = [f"{summary['only_a']:,} only in A", f"{summary['only_b']:,} only in B"]
+    parts += [f"{summary['differing']:,} keys with other content"] if summary["differing"] else []
+    looked = f"{summary['ranges_differing']:,} of {summary['ranges']:,} ranges were looked at row by row"
+    return Text(f"they differ: {', '.join(parts)}; {rows}, {looked}", style="bold red")
+
+
+def samples(summary: Mapping[str, Any]) -> Iterator[Text]:
+    """Some rows of each kind, a line each, and how many more there are."""
+    for kind, rows in summary["shown"].items():
+        for row in rows:
+            yield foreign(f"  {SIDES[kind]}: {told(row)}", ROW_CHARS_MAX)
+        if summary[kind] > len(rows):
+            yield Text(f"  {SIDES[kind]}: and {summary[kind] - len(rows):,} more", style="dim")
+
+
+def told(row: Mapping[str, Any]) -> str:
+    """A row in words.
+
+    >>> told({"device": "a", "ts": 5, "body": None})
+    'device a, ts 5, body null'
+    """
+    return ", ".join(f"{name} {'null' if value is None else value}" for name, value in row.items())
+
+
+def audited(audit: Mapping[str, Any]) -> Iterator[Text]:
+    """What an audit found: whether source and sink agree, what of the ids, and the first that are wrong."""
+    if audit["agrees"]:
+        same = f"{audit['source']:,} rows, fingerprint {audit['fingerprint_source']}"
+        yield Text(f"source and sink agree: {same}", style="bold green")
+    else:
+        wrong = f"{audit['missing']:,} rows missing, {audit['surplus']:,} surplus, {audit['twice']:,} ids twice"
+        yield Text(f"SOURCE AND SINK DO NOT AGREE: {wrong}", style="bold red")
+    if audit["left_out"]:
+        yield foreign(f"  not compared, by their types: {', '.join(audit['left_out'])}", ROW_CHARS_MAX)
+    if audit["ids"] is not None:
+        yield _of_ids(audit)
+    for kind, rows in audit["shown"].items():
+        for row in rows:
+            yield foreign(f"  {told(row)}: {KINDS[kind]}", ROW_CHARS_MAX)
+        if audit[kind] > len(rows):
+            yield Text(f"  and {audit[kind] - len(rows):,} more: {KINDS[kind]}", style="dim")
+
+
+def _of_ids(audit: Mapping[str, Any]) -> Text:
+    once = f"{audit['ids']:,} messages count once" if not audit["twice"] else f"{audit['ids']:,} messages count"
+    of_them = f"{audit['repeats']:,} repeats"
+    if not audit["orphans"] and not audit["orphans_by_rule"]:
+        return Text(f"  {once}, and each of {of_them} has its first")
+    alone = f"{audit['orphans']:,} have no first" if audit["orphans"] else ""
+    rule = f"{audit['orphans_by_rule']:,} have none by the rule of their reason" if audit["orphans_by_rule"] else ""
+    return Text(f"  {once}; of {of_them} {' and '.join(filter(None, (alone, rule)))}")

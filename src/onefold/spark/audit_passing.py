@@ -1,0 +1,63 @@
+"""Rows that are counted and summed up in passing, while another job reads them: the sums cost no pass of their own."""
+
+from collections.abc import Iterable, Sequence
+
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as F
+
+from onefold.errors import Misuse
+from onefold.spark.columns import quoted
+from onefold.spark.diff_forms import row_form
+from onefold.spark.diff_ranges import Fingerprint, aggregates, row_id, with_words
+
+
+class Passing:
+    """Watches a table go by: how many rows there were, and their fingerprint by these columns; None: only counted.
+
+    The figures are those of the first job that reads the table to its end, and wait for it. A stage that Spark has to
+    run twice is seen twice: figures that agree are true, figures that do not are a reason to look again.
+    """
+
+    def __init__(self, names: Sequence[str] | None = None) -> None:
+        self._seen = Observation("onefold")
+        self._names = names
+
+    def watch(self, df: DataFrame) -> DataFrame:
+        """The same rows, seen in passing."""
+        if self._names is None:
+            return df.observe(self._seen, F.count(F.lit(1)).alias(_cell(0)))
+        cells = [cell.alias(_cell(i)) for i, cell in enumerate(aggregates())]
+        words = with_words(df, [whole_row_id(df, self._names)])
+        return words.observe(self._seen, *cells).select(*(F.col(quoted(name)) for name in df.columns))
+
+    @property
+    def rows(self) -> int:
+        """How many there were."""
+        return int(self._seen.get[_cell(0)] or 0)
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Of all of them."""
+        seen = self._seen.get
+        return Fingerprint.of([seen[_cell(i)] for i in range(len(seen))])
+
+
+def whole_row_id(df: DataFrame, names: Iterable[str]) -> Column:
+    """The id of each row, by these columns."""
+    return row_id(row_form((F.col(quoted(name)), df.schema[name].dataType) for name in names))
+
+
+def comparable(df: DataFrame) -> list[str]:
+    """The columns whose values have a form: all but those of a type that nobody can compare."""
+    found = []
+    for name in df.columns:
+        try:
+            whole_row_id(df, [name])
+        except Misuse:
+            continue
+        found.append(name)
+    return found
+
+
+def _cell(i: int) -> str:
+    return f"cell{i}"

@@ -1,0 +1,143 @@
+"""Tables as files: read to be compared, the outcome written, what is missing appended."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from onefold.errors import Misuse
+from onefold.spark.columns import quoted
+from onefold.spark.diff_tables import Diff, diff, sampled, spoken
+from onefold.spark.ingest import read
+from onefold.spark.judging_lorawan import AnyShape
+from onefold.spark.place import Place
+from onefold.spark.validate import CORRUPT
+
+HAVE, NEED, DIFFERING, SUMMARY = "have", "need", "differing", "diff.json"
+KNOWN: Final = {HAVE, NEED, DIFFERING, SUMMARY, f"{SUMMARY}.new"}
+DRAFT: Final = "_onefold_repair"
+"""Where rows are tried before they are appended: Spark passes over names that begin so."""
+
+_JSON: Final = ("json", "jsonl", "ndjson")
+_TEXT: Final[Mapping[str, Mapping[str, str]]] = {
+    "csv": {"mode": "FAILFAST", "inferSchema": "true"},
+    **{name: {"mode": "FAILFAST"} for name in _JSON},
+}
+_APPENDABLE: Final = {
+    "parquet": "parquet",
+    "orc": "orc",
+    "csv": "csv",
+    **dict.fromkeys(_JSON, "json"),
+}
+_WRITTEN: Final[Mapping[str, Mapping[str, str]]] = {
+    "csv": {
+        "header": "true",
+        "ignoreLeadingWhiteSpace": "false",
+        "ignoreTrailingWhiteSpace": "false",
+        "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    },
+    "json": {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"},
+}
+"""As Spark reads it again: left to itself it cuts blanks off a text, and a time to milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Where a table is, and how it is read."""
+
+    path: str
+    format: str = "parquet"
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_table(spark: SparkSession, table: Table) -> DataFrame:
+    """The table as it is. A line that cannot be read ends the comparison: nothing could be said of it."""
+    options = {**_TEXT.get(table.format, {}), **table.options}
+    df = read(spark, table.path, format=table.format, options=options, columns=AnyShape())
+    return df.drop(CORRUPT) if table.format in _TEXT else df
+
+
+def outcome(spark: SparkSession, path: str) -> Place:
+    """A folder for what is found; refused if something lives there that no diff wrote."""
+    place = Place(spark, path)
+    strangers = [name for name in place.names() if name not in KNOWN]
+    if strangers:
+        raise Misuse(f"{place.shown} holds {strangers[0]!r}, which no diff wrote: choose another folder", path=path)
+    return place
+
+
+def write_outcome(place: Place, found: Diff) -> None:
+    """Write what was found: the rows of each kind as parquet, the figures last."""
+    (place / SUMMARY).remove()
+    for name, rows in ((HAVE, found.only_a), (NEED, found.only_b), (DIFFERING, found.differing)):
+        rows.write.mode("overwrite").parquet(str(place / name))
+    (place / SUMMARY).write_json(found.summary.to_dict())
+
+
+def check_appendable(spark: SparkSession, table: Table) -> None:
+    """Raise `Misuse` if rows cannot be appended to the table as files."""
+    if table.format not in _APPENDABLE or any(char in table.path for char in "*?[{"):
+        raise Misuse(
+            f"{table.path} as {table.format} cannot be appended to: repair needs a folder of files", path=table.path
+        )
+    place = Place(spark, table.path)
+    name = table.path.rstrip("/").rpartition("/")[2]
+    if place.names() == [name] and not (place / name).exists():
+        raise Misuse(f"{table.path} is a single file: repair needs a folder of files", path=table.path)
+
+
+def append(spark: SparkSession, rows: DataFrame, table: Table) -> None:
+    """Append rows to a table of files, in its columns and types; all of them, or `Misuse` and none.
+
+    A row that would not be read again as it is, such as a text of two lines in CSV, would be missing still, and be
+    appended again and again. So all are tried beside the table first.
+
+    What becomes visible before a crash is there, and a second comparison finds the rest missing: so it can be tried
+    again at any time.
+    """
+    check_appendable(spark, table)
+    place, fields = Place(spark, table.path), read_table(spark, table).schema.fields
+    for target in fields:
+        if target.name not in rows.columns:
+            raise Misuse(f"column {target.name!r} of {table.path} is not in the other table", column=target.name)
+    wanted = rows.select(*(F.col(quoted(f.name)) for f in fields))
+    fitting = wanted.select(*(F.col(quoted(f.name)).cast(f.dataType).alias(f.name) for f in fields))
+    folders, draft = _folders(place), place / DRAFT
+    try:
+        _write(fitting, table, draft, folders)
+        with diff(wanted, _read_again(spark, table, draft, fields)) as lost:
+            if not lost.equal:
+                (row,) = sampled(lost.only_a, None, 1)
+                raise Misuse(
+                    f"{table.path} as {table.format} cannot keep {lost.summary.only_a:,} rows, such as [{spoken(row)}]:"
+                    " read again they would be others; nothing was appended",
+                    path=table.path,
+                )
+    finally:
+        draft.remove()
+    _write(fitting, table, place, folders)
+
+
+def _write(rows: DataFrame, table: Table, place: Place, folders: list[str]) -> None:
+    kind = _APPENDABLE[table.format]
+    options = {**_WRITTEN.get(kind, {}), **table.options}
+    rows.write.mode("append").options(**options).partitionBy(*folders).format(kind).save(str(place))
+
+
+def _read_again(spark: SparkSession, table: Table, place: Place, fields: list[T.StructField]) -> DataFrame:
+    """What was tried, read as the table is."""
+    kind = _APPENDABLE[table.format]
+    options = {"header": "true", **table.options, "mode": "PERMISSIVE"}
+    return spark.read.schema(T.StructType(fields)).options(**options).format(kind).load(str(place))
+
+
+def _folders(place: Place) -> list[str]:
+    """The columns that are folders, from the outermost."""
+    found: list[str] = []
+    while inner := [name for name in place.names() if "=" in name and not name.startswith(("_", "."))]:
+        found.append(inner[0].partition("=")[0])
+        place = place / inner[0]
+    return found
