@@ -40,7 +40,7 @@ def foreign(value: object, most: int = FOREIGN_MAX) -> Text:
 
 def books(tally: Tally, engine: str = "chains") -> Table:
     """Every verdict and reason with its count, its share and its rule."""
-    rules = RULES[engine]
+    rules = RULES.get(engine, {})
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, justify in (("verdict", "left"), ("reason", "left"), ("messages", "right"), ("share", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]

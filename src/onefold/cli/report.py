@@ -1,0 +1,54 @@
+"""``onefold report``: the page of a run, made again from what the run left."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from onefold.cli.output import AsJson, emit_json, people
+
+PAGE = "report.html"
+
+
+def report(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="The folder that a run, a stream or `diff --out` left, or a file with what --json printed."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help=f"Where the page goes; without it {PAGE} in the folder, or beside the file.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Write one HTML page that shows a run: what was lost or counted twice, where, why, and what it cost.
+
+    It needs no network, holds no script and no data but samples, and stays below 2 MB. The figures come from run.json
+    (diff.json, the batches of a stream) alone; nothing is computed again, and no Spark is started.
+    """
+    from onefold.report.run_report import RunReport
+
+    found = RunReport.load(run)
+    place = out if out is not None else (run if run.is_dir() else run.parent) / PAGE
+    lines = list(found.lines())  # all of the document is looked at before anything is written
+    write(place, found.html())
+    if json:
+        emit_json(found.document)
+    for thing in lines:
+        people.print(thing, soft_wrap=isinstance(thing, Text))
+    people.print(f"report: {place.absolute()}", markup=False, highlight=False, soft_wrap=True)
+    if show:
+        typer.launch(str(place.absolute()))
+
+
+def write(place: Path, page: str) -> None:
+    """Write a page so that a reader sees the old one or the new one, never half of one."""
+    draft = place.with_name(f"{place.name}.new")
+    try:
+        draft.write_text(page, encoding="utf-8")
+        draft.replace(place)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,165 @@
+"""The advice on a window as a person reads it: how late copies come, what each window costs and leaks, which to take.
+
+Input is the plain document of ``onefold window --json``. Spans are rounded up: whoever takes one at its word catches no
+less.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import ceil
+from typing import Any, Final
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from onefold.report.quantities import many
+from onefold.report.text import foreign
+
+WHY: Final = {
+    "malformed": "could not be read",
+    "no_id": "a null in the key",
+    "no_time": "no time",
+    "time_out_of_range": "a time outside of the years 1 to 9999, in milliseconds",
+    "no_order": "no place in the order",
+}
+"""Why rows say nothing, in words."""
+
+UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000))
+TAIL_TIMES: Final = 10
+"""From so many times the window on, it is worth a line that the last copies cost so much."""
+SECONDS_BELOW: Final = 100_000_000_000
+"""Milliseconds until March 1973: times that all lie before were hardly meant as such."""
+COLUMNS_CHARS_MAX: Final = 200
+
+
+def report(advice: Mapping[str, Any]) -> Group:
+    """All of it, the recommendation last."""
+    parts: list[Text | Table] = [*summary(advice)]
+    if advice["windows"]:
+        parts += [Text(), windows(advice), *notes(advice), Text()]
+    return Group(*parts, Text(recommendation(advice), style="bold"))
+
+
+def summary(advice: Mapping[str, Any]) -> Iterator[Text]:
+    """What there is, and what of it could not be used."""
+    copies, usable = advice["copies"], advice["ids"] + advice["copies"]
+    share = f" ({100 * copies / usable:.1f} %)" if copies else ""
+    counts = f"{many(advice['ids'], 'id')}, {many(copies, 'copy', 'copies')}{share}"
+    yield Text(f"{many(advice['rows'], 'row')}: {counts}")
+    order = "" if advice["order"] is None else f"; the order: {advice['order']}"
+    yield foreign(f"an id: {', '.join(advice['key'])}; the time: {advice['time']}{order}", COLUMNS_CHARS_MAX)
+    for reason, count in advice["unusable"].items():
+        yield Text(f"not used: {many(count, 'row')}: {WHY[reason]}", style="yellow")
+    if advice["rows"] and advice["from_ms"] >= 0 and advice["to_ms"] < SECONDS_BELOW:
+        yield Text("all times are before 1973: if they are seconds, every span here is too short", style="yellow")
+    if advice["skewed"]["copies"]:
+        most = span(advice["skewed"]["most_ms"])
+        yield Text(
+            f"copies that bear a time before that of their first: {advice['skewed']['copies']:,}, by up to {most}: "
+            "clocks do not agree; they count as a lag of 0",
+            style="yellow",
+        )
+    if copies:
+        yield Text(f"a copy comes after its first: {_spread(advice['lags'])}")
+    if advice["late"] is not None:
+        yield Text(f"a row is behind the latest time before it: {_spread(advice['late'])}")
+
+
+def windows(advice: Mapping[str, Any]) -> Table:
+    """A window a line."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("to catch", "window", "leaks", "ids at once", "state", "watermark", "state"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in advice["windows"]:
+        table.add_row(
+            _percent(row["share"]),
+            span(row["window_ms"]),
+            f"{row['leaked']:,}",
+            f"{row['ids']:,}",
+            size(row["bytes"]),
+            span(row["watermark_ms"]),
+            size(row["watermark_bytes"]),
+        )
+    return table
+
+
+def notes(advice: Mapping[str, Any]) -> Iterator[Text]:
+    """What stands beside the windows: the other memories, and how to read the figures."""
+    kept = advice["intervals"]
+    if "why_not" in kept:
+        yield Text(f"interval memory: {kept['why_not']}")
+    else:
+        yield Text(
+            f"interval memory: {many(kept['chains'], 'chain')} and {many(kept['gaps'], 'gap')}, {size(kept['bytes'])}; "
+            "nothing leaks, however late"
+        )
+    yield Text(f"a set of all ids: {advice['ids']:,} ids, {size(advice['all_ids_bytes'])} and growing")
+    yield from _tail(*(edge(advice["windows"], key=lambda row: row["share"]) for edge in (min, max)))
+    yield Text("leaks: copies that come after the window, and count again; at most so many", style="dim")
+    yield Text("state: at the peak, 24 bytes an id; a store adds to it, Spark's about 70 bytes an id", style="dim")
+    yield Text("watermark: the delay for dropDuplicatesWithinWatermark, which keeps ids twice as long", style="dim")
+    if advice["order"] is None:
+        yield Text("  if rows come in the order of their time; --order says it if they do not", style="dim")
+
+
+def recommendation(advice: Mapping[str, Any]) -> str:
+    """What to do, in one sentence."""
+    if not advice["windows"]:
+        return "there are no copies: by this data no window is needed"
+    best, kept = max(advice["windows"], key=lambda row: row["share"]), advice["intervals"]
+    ids = f"{many(best['ids'], 'id')} at once"
+    window = f"a window of {span(best['window_ms'])} ({best['window_ms']:,} ms)"
+    catches = f"catches {best['caught']:,} of {many(advice['copies'], 'copy', 'copies')}, leaks {best['leaked']:,}"
+    if "why_not" not in kept and kept["entries"] < best["ids"]:
+        entries = f"{many(kept['entries'], 'entry', 'entries')} {'remembers' if kept['entries'] == 1 else 'remember'}"
+        return f"judge by numbers: {entries} everything and nothing leaks; {window} {catches}, and remembers {ids}"
+    return f"take {window}: it {catches}, and remembers {ids}"
+
+
+def span(ms: int) -> str:
+    """How long it is, in the unit that says it best, rounded up.
+
+    >>> span(950), span(59_983), span(60_000), span(5_400_001), span(0)
+    ('950 ms', '59.99 s', '1 min', '1.51 h', '0 ms')
+    """
+    for unit, length in UNITS:
+        if ms >= length:
+            return (
+                f"{ceil(100 * ms / length) / 100:g} {unit}" if ms < 10_000 * length else f"{ms // length + 1:,} {unit}"
+            )
+    return f"{ms} ms"
+
+
+def size(count: int) -> str:
+    """How many bytes, in the unit that says it best.
+
+    >>> size(960), size(156_000), size(7_200_000_000)
+    ('960 B', '156.0 kB', '7.2 GB')
+    """
+    for unit, length in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= length:
+            return f"{count / length:,.1f} {unit}"
+    return f"{count} B"
+
+
+def _tail(low: Mapping[str, Any], high: Mapping[str, Any]) -> Iterator[Text]:
+    """What the last copies cost, if it is much."""
+    times = high["window_ms"] / max(1, low["window_ms"])
+    if times >= TAIL_TIMES:
+        shares = f"from {_percent(low['share'])} to {_percent(high['share'])}"
+        more = high["ids"] / max(1, low["ids"])
+        yield Text(f"the tail is long: {shares} the window grows {times:,.0f} times, its state {more:,.1f} times")
+
+
+def _spread(told: Mapping[str, Any]) -> str:
+    half, most = span(told["quantiles"]["0.5"]), span(told["most_ms"])
+    return f"half within {half}, 90 % within {span(told['quantiles']['0.9'])}, all within {most}"
+
+
+def _percent(share: float) -> str:
+    """The share as it was asked for.
+
+    >>> _percent(0.9999), _percent(0.29), _percent(1)
+    ('99.99 %', '29 %', '100 %')
+    """
+    return f"{100 * share:.10g} %"

@@ -1,0 +1,135 @@
+"""``RunReport``: a run as a page, as text, as charts and as figures, from the one document that it left.
+
+    from onefold.report import RunReport
+
+    report = RunReport.load("out/run")     # the folder of a run or a stream, or a file with the document
+    report                                 # in a notebook: the page
+    report.charts["timeline"]              # in a notebook: one chart
+    Path("report.html").write_text(report.html(), encoding="utf-8")
+
+Made from that document alone: nothing is read again, nothing computed.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from typing import Any
+
+from markupsafe import Markup
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from onefold.errors import BadInput
+from onefold.report import agreement, page, pictures, text
+from onefold.report.charts import WIDE, Chart
+from onefold.report.comparison import is_diff, read_comparison
+from onefold.report.documents import read_document
+from onefold.report.gap_map import read_gap_map
+from onefold.report.ledger import engine_of, read_ledger
+from onefold.report.reading import Part
+from onefold.report.secrets import without_secrets
+from onefold.report.standing import Standing, compared, standing
+from onefold.tally import Tally
+
+FRAME = Markup('<iframe srcdoc="{}" sandbox title="onefold report" width="100%" height="720" frameborder="0"></iframe>')
+
+
+class RunReport:
+    """What a run left, to look at. Settings that are secrets are hidden in all of its forms."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.document: dict[str, Any] = dict(document)
+        """All figures, for JSON."""
+        for name in ("settings", "path"):
+            if name in self.document:
+                self.document[name] = without_secrets(self.document[name])
+        self._part = Part(self.document)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> RunReport:
+        """The report of a folder that a run, a stream or a diff left, or of a file with its document."""
+        return cls(read_document(path))
+
+    def html(self) -> str:
+        """One page that needs nothing else."""
+        return page.html(self.document)
+
+    @property
+    def charts(self) -> dict[str, Chart]:
+        """The charts that this document has figures for, by name."""
+        return dict(self._charts())
+
+    def text(self, width: int = 100) -> str:
+        """The same for a terminal, as plain text."""
+        out = io.StringIO()
+        console = Console(file=out, width=width, color_system=None, highlight=False, emoji=False)
+        for thing in self.lines():
+            console.print(thing, soft_wrap=isinstance(thing, Text))
+        return "".join(f"{line.rstrip()}\n" for line in out.getvalue().split("\n")).rstrip("\n") + "\n"
+
+    def lines(self) -> Iterator[RenderableType]:
+        """The same for a console of rich."""
+        try:
+            yield from self._lines()
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise BadInput(f"not the document of a run: {text.foreign(repr(error)).plain}") from error
+
+    def _lines(self) -> Iterator[RenderableType]:
+        if is_diff(self._part):
+            yield from self._compared()
+            return
+        ledger = read_ledger(self._part)
+        if ledger.problem is None:
+            tally = Tally.from_dict(self.document["tally"])
+            yield text.books(tally, engine_of(self._part))
+            if "missing_ranges_shown" in self.document:
+                yield text.ranges(self.document)
+            yield text.banner(tally)
+        if self._part["audit"]:
+            yield from agreement.audited({"left_out": [], **self.document["audit"]})
+        yield from self._told(standing(self._part, ledger))
+
+    def _compared(self) -> Iterator[Text]:
+        found = read_comparison(self._part)
+        yield from self._told(compared(found))
+        for words, count, rows in found.shown:
+            yield from (text.foreign(f"  {words}: {row}", agreement.ROW_CHARS_MAX) for row in rows)
+            if count > len(rows):
+                yield Text(f"  {words}: and {count - len(rows):,} more", style="dim")
+
+    def _told(self, found: Standing) -> Iterator[Text]:
+        colours = {"ok": "green", "note": "blue", "warn": "yellow", "bad": "red"}
+        yield Text(f"{found.headline}.", style=f"bold {colours[found.level]}")
+        for check in found.checks:
+            yield Text(f"  {check.question} {check.answer} [{check.word}]", style=colours[check.level])
+        yield Text(found.exit)
+
+    def _charts(self) -> Iterator[tuple[str, Chart]]:
+        part = self._part
+        figures = part["figures"]
+        if is_diff(part):
+            chart = read_comparison(part).chart(WIDE)
+            yield chart.name, chart
+            return
+        ledger = read_ledger(part)
+        yield "law", pictures.law(ledger, WIDE)
+        if figures["timeline"]:
+            yield "timeline", pictures.timeline(figures["timeline"], WIDE)
+        if figures["strips"]:
+            yield "gap_map", read_gap_map(part).chart(WIDE)
+        if figures["lags"]["count"]:
+            yield "lags", pictures.lags(figures["lags"], WIDE)
+        if part["state_entries"]:
+            yield "state", pictures.state(part, ledger, WIDE)
+        if figures["phases"].each():
+            yield "phases", pictures.phases(figures["phases"], WIDE)
+        if part["batches"].each():
+            yield "batches", pictures.batches(part["batches"], WIDE)
+
+    def _repr_html_(self) -> str:
+        return str(FRAME.format(self.html()))
+
+    def __repr__(self) -> str:
+        return f"<RunReport {read_ledger(self._part).law if not is_diff(self._part) else 'of a diff'}>"

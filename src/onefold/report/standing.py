@@ -1,0 +1,213 @@
+"""How a run stands: was anything lost, was anything counted twice, is anything missing. The banner of the report.
+
+Three things are told apart that look alike in a list of numbers. What is *wrong* (bad): onefold lost or doubled a
+message, or source and sink do not agree; nothing of such a run may be used. What is *open* (warn): messages that never
+arrived, rows that were refused; the run is right, and somebody should look. What was *not looked at* (note) is never
+called right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from onefold.report.comparison import Comparison
+from onefold.report.ledger import Ledger
+from onefold.report.quantities import many
+from onefold.report.reading import Part
+
+Level: TypeAlias = Literal["ok", "note", "warn", "bad"]
+WORDS: Final = {"ok": "good", "note": "not known", "warn": "look at this", "bad": "wrong"}
+"""What a level is called, beside its colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A question that a reader has, and its answer."""
+
+    level: Level
+    question: str
+    answer: str
+
+    @property
+    def word(self) -> str:
+        """Its level in words."""
+        return WORDS[self.level]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The banner: one sentence, what it rests on, and the exit code with its reason."""
+
+    level: Level
+    headline: str
+    checks: list[Check]
+    exit: str
+    but: str = ""
+    """What is open all the same."""
+
+    @property
+    def word(self) -> str:
+        """Its level in words."""
+        return WORDS[self.level]
+
+
+def standing(document: Part, ledger: Ledger) -> Standing:
+    """How a run stands, from its books, its audit and its missing ranges."""
+    checks = [
+        _lost(document["audit"], ledger),
+        _twice(document["audit"], ledger),
+        *_orphans(document["audit"]),
+        _missing(document),
+        _refused(ledger),
+    ]
+    bad = any(check.level == "bad" for check in checks)
+    proven = checks[0].level == checks[1].level == "ok"
+    alone = any(check.level == "warn" for check in checks[2:-2])
+    level: Level = "bad" if bad else "warn" if alone else "ok" if proven else "note"
+    left = _open_things(document, ledger)
+    but = f"{'But look' if proven else 'Look'} at {_and(left)}." if left and not bad else ""
+    listed = bool(document["missing_ranges"])
+    return Standing(level, _headline(ledger, level), checks, _exit(left, level, listed), but)
+
+
+def compared(found: Comparison) -> Standing:
+    """How two sides stand to each other."""
+    rows = f"{found.rows[0]:,} and {many(found.rows[1], 'row')}"
+    if found.equal:
+        told = Check("ok", "Do both hold the same rows?", f"Yes: {rows}.")
+        return Standing("ok", "The two are equal", [told], "Exit code 0: they are equal.")
+    checks = [
+        Check("bad" if count else "ok", f"What is only {side}?", f"{many(count, 'row')}." if count else "Nothing.")
+        for side, count in zip(found.sides, found.only, strict=True)
+    ]
+    if found.wire is None:
+        keys = f"{many(found.differing, 'key')}." if found.differing else "Nothing."
+        checks.append(Check("bad" if found.differing else "ok", "What do both have, differently?", keys))
+    return Standing("bad", "The two differ", checks, f"Exit code 1: they differ ({rows}).")
+
+
+def _lost(audit: Part, ledger: Ledger) -> Check:
+    question = "Was anything lost in this run?"
+    unjudged = ledger.received - ledger.judged
+    if ledger.problem is not None:
+        return Check("bad", question, f"Cannot be told: the books cannot be right. {ledger.problem}")
+    if unjudged > 0:
+        return Check("bad", question, f"Yes: {many(unjudged, 'row')} came in and got no verdict.")
+    if audit and (missing := audit["missing"].count()):
+        return Check("bad", question, f"Yes: {many(missing, 'row')} of the source cannot be read in the output.")
+    if unjudged < 0:
+        return Check("bad", question, "The books do not balance: see below.")
+    if audit and audit["agrees"].value is False and not audit["surplus"].count() + audit["twice"].count():
+        return Check("bad", question, "Cannot be told: source and output do not agree, and the audit does not say why.")
+    every = f"{'All' if ledger.received > 1 else 'The'} {many(ledger.received, 'row')} that came in"
+    if audit and audit["agrees"].value is True:
+        but = (
+            f" {many(left_out, 'column')} could not be compared." if (left_out := len(audit["left_out"].each())) else ""
+        )
+        return Check("ok", question, f"No. {every} got a verdict and can be read in the output.{but}")
+    if audit and audit["surplus"].count() + audit["twice"].count():
+        return Check("ok", question, f"No. {every} got a verdict, and no row of the source is missing in the output.")
+    return Check("note", question, f"{every} got a verdict. Source and output were not compared.")
+
+
+def _twice(audit: Part, ledger: Ledger) -> Check:
+    question = "Was anything counted twice?"
+    if ledger.judged > ledger.received and ledger.problem is None:
+        more = ledger.judged - ledger.received
+        return Check("bad", question, f"There {'is' if more == 1 else 'are'} {many(more, 'verdict')} more than rows.")
+    if not audit:
+        return Check("note", question, "The copies that were found do not count. The output was not audited.")
+    wrong = [
+        f"{many(count, thing)} {what}"
+        for count, thing, what in (
+            (audit["twice"].count(), "message", "counted more than once"),
+            (audit["surplus"].count(), "row", "in the output that the source does not have"),
+        )
+        if count
+    ]
+    if wrong:
+        return Check("bad", question, f"Yes: {' and '.join(wrong)}.")
+    if not audit["ids"]:
+        return Check("note", question, "The output carries no verdicts, so its ids were not looked at.")
+    ids = audit["ids"].count()
+    return Check("ok", question, f"No. {many(ids, 'message')} {'counts' if ids == 1 else 'count'}, each once.")
+
+
+def _orphans(audit: Part) -> Iterator[Check]:
+    """Only asked where the ids were looked at."""
+    if not audit["ids"]:
+        return
+    question = "Does every copy have its original?"
+    repeats, orphans, by_rule = (audit[name].count() for name in ("repeats", "orphans", "orphans_by_rule"))
+    if orphans:
+        yield Check("warn", question, f"No: {many(orphans, 'repeat')} of {repeats:,} have no first, and count nowhere.")
+    elif by_rule:
+        yield Check(
+            "ok", question, f"Yes, but for {by_rule:,} of {repeats:,} that need none by the rule of their reason."
+        )
+    elif repeats:
+        yield Check("ok", question, f"Yes: each of {many(repeats, 'repeat')} has its first.")
+
+
+def _missing(document: Part) -> Check:
+    question = "Did everything arrive?"
+    if not document["missing_ranges"]:
+        return Check("note", question, "Not listed here: what is missing now may come yet.")
+    ranges = document["missing_ranges"].count()
+    if ranges:
+        return Check("warn", question, f"No: {many(ranges, 'range')} of messages never came. Ask the senders again.")
+    return Check("ok", question, "Yes, as far as can be known.")
+
+
+def _refused(ledger: Ledger) -> Check:
+    question = "Was anything refused or left open?"
+    parts = [
+        f"{many(count, thing)} {what}"
+        for count, thing, what in (
+            (ledger["reject"], "row", "rejected"),
+            (ledger["unsure"], "message", "unsure"),
+        )
+        if count
+    ]
+    return Check("warn", question, f"Yes: {' and '.join(parts)}.") if parts else Check("ok", question, "No.")
+
+
+def _headline(ledger: Ledger, level: Level) -> str:
+    if not ledger.balanced:
+        return "The books do not balance" if ledger.problem is None else "The books cannot be right"
+    if level == "bad":
+        return "Source and output do not agree"
+    if level == "warn":
+        return "Some messages count nowhere"
+    return "Nothing lost, nothing counted twice" if level == "ok" else "The books balance"
+
+
+def _exit(left: list[str], level: Level, listed: bool) -> str:
+    """``listed``: whether what is missing is known; a stream counts it while it goes."""
+    if level == "bad":
+        return "Exit code 3: a run like this is not complete. Do not use its output."
+    if left:
+        return f"Exit code 0{': the run is complete' if listed else ''}. With --strict it is 1: {_and(left)}."
+    if not listed:
+        return "Exit code 0. With --strict it is 1 if gaps are open when it ends."
+    return "Exit code 0, with --strict too: there is nothing to look at."
+
+
+def _open_things(document: Part, ledger: Ledger) -> list[str]:
+    """What somebody should look at, as ``onefold run --strict`` counts it."""
+    return [
+        many(count, thing, things)
+        for count, thing, things in (
+            (document["missing_ranges"].count(), "missing range", None),
+            (ledger["reject"], "rejected row", None),
+            (ledger["unsure"], "unsure message", None),
+            (document["audit"]["orphans"].count(), "repeat without a first", "repeats without a first"),
+        )
+        if count
+    ]
+
+
+def _and(things: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(things[:-1]), things[-1])))
