@@ -1,0 +1,107 @@
+"""``onefold window``: how long copies must be remembered, by the data itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onefold.cli.check import format_of, names_of
+from onefold.cli.output import AsJson, emit_json, people
+from onefold.cli.progress import progress
+from onefold.errors import Misuse
+from onefold.report import advice
+
+if TYPE_CHECKING:
+    from onefold.spark.columns import ChainColumns
+
+
+def window(
+    path: Annotated[str, typer.Argument(help="A file or folder that Spark can read.")],
+    key: Annotated[
+        str | None,
+        typer.Option(
+            help="The columns of a message's id, with commas. Without: its chain and number, if they have their usual "
+            "names or are given; else all columns but the time and the order."
+        ),
+    ] = None,
+    time: Annotated[
+        str, typer.Option(help="Column of the time that the window is measured by: whole ms, or a timestamp.")
+    ] = "arrival",
+    order: Annotated[
+        str | None,
+        typer.Option(help="Column that says which row came first, if the time does not; tells how late rows are."),
+    ] = None,
+    quantile: Annotated[
+        list[float] | None,
+        typer.Option(help="Another share of the copies to catch, such as 0.95; may be repeated."),
+    ] = None,
+    chain: Annotated[
+        str | None, typer.Option(help="The columns that name a chain of numbered messages, with commas.")
+    ] = None,
+    number: Annotated[
+        str | None, typer.Option(help="Its number: the columns of timestamp and sequence, or one of them.")
+    ] = None,
+    previous: Annotated[str | None, typer.Option(help="The number before it: as many columns.")] = None,
+    format: Annotated[
+        str, typer.Option(help='"parquet", "json", "csv", "onefold-log", ...; "auto": by the ending of the names.')
+    ] = "auto",
+    master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
+    json: AsJson = False,
+) -> None:
+    """Measure how long after their firsts copies come, and say which window catches 99, 99.9 and 99.99 % of them.
+
+    With what each leaks and has to remember, and what interval memory needs instead. The lags are exact.
+    """
+    from onefold.spark.ingest import read
+    from onefold.spark.session import session
+    from onefold.spark.window_advice import SHARES, advise_window
+    from onefold.spark.window_lags import WindowColumns
+
+    columns = WindowColumns(key=None if key is None else names_of(key), time=time, order=order)
+    chains = _chains(chain, number, previous)
+    with progress(people) as say:
+        say("starting Spark")
+        df = read(session(master), path, format=format_of(path) if format == "auto" else format, columns=columns)
+        found = advise_window(
+            df,
+            key=columns.key,
+            time=time,
+            order=order,
+            shares=(*SHARES, *(quantile or ())),
+            chains=chains,
+            say=say,
+        ).to_dict()
+    if json:
+        emit_json({"path": path, **found, "recommendation": advice.recommendation(found)})
+    people.print(advice.report(found), soft_wrap=True)
+
+
+def _chains(chain: str | None, number: str | None, previous: str | None) -> ChainColumns | None:
+    from onefold.spark.columns import ChainColumns
+
+    if chain is None:
+        for option, value in (("--number", number), ("--previous", previous)):
+            if value is not None:
+                raise Misuse(f"{option} is {value!r}, which needs --chain", option=option)
+        return None
+    usual = ChainColumns(arrival=None)
+    own = (usual.timestamp, usual.sequence) if number is None else _pair("--number", number)
+    before = (usual.previous_timestamp, usual.previous_sequence) if previous is None else _pair("--previous", previous)
+    if (own[1] is None) != (before[1] is None):
+        raise Misuse("--number and --previous must have as many columns", number=number, previous=previous)
+    return ChainColumns(
+        key=names_of(chain),
+        timestamp=str(own[0]),
+        sequence=own[1],
+        previous_timestamp=before[0],
+        previous_sequence=before[1],
+        arrival=None,
+    )
+
+
+def _pair(option: str, text: str) -> tuple[str, str | None]:
+    names = names_of(text)
+    if not 1 <= len(names) <= 2:
+        raise Misuse(f"{option} is {text!r}, must be one column or two with a comma", option=option)
+    return names[0], names[1] if len(names) == 2 else None
