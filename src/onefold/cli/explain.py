@@ -1,0 +1,90 @@
+"""``onefold explain``: what became of a message, and why."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from onefold.cli.output import AsJson, emit_json, people
+from onefold.cli.progress import progress
+from onefold.errors import Misuse
+from onefold.report import explanation
+from onefold.settings import Settings
+
+LIMIT = 100
+
+
+def explain(
+    run: Annotated[str, typer.Argument(help="The folder that `onefold run` left.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ID...",
+            help="What to explain: values of the columns that name a message, all of which must match; such as a "
+            "device, a chain, a number (1700000000000, or with its sequence 1700000000000|3).",
+        ),
+    ] = None,
+    key: Annotated[
+        list[str] | None, typer.Option(metavar="COL=VALUE", help="The value of one column; can be given again.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many rows, and missing ranges, are shown.")] = 100,
+    json: AsJson = False,
+) -> None:
+    """Show every copy of a message, or all of a chain, a device or a producer: when it came, what was said of it, why.
+
+    Also what of it never arrived. A word is compared, as it is, with each column that names a message: the key of the
+    chain and the number; the producer and the sequence; the device, the counter and the frame. Exit 1 if nothing
+    matches.
+    """
+    with progress(people) as say:
+        found = explained(run, words or [], pairs=pairs_of(key or []), limit=limit, say=say)
+    if json:
+        emit_json(found)
+    for line in explanation.told(found):
+        people.print(line, soft_wrap=True)
+    if not found["rows"] and not found["missing_ranges"]:
+        raise typer.Exit(1)
+
+
+def explained(
+    run: str, words: Sequence[str], *, pairs: Mapping[str, str] | None = None, limit: int = LIMIT,
+    say: Callable[[str], None] = lambda step: None,
+) -> dict[str, Any]:  # fmt: skip
+    """The explanation as a plain form, with the rules in it."""
+    say("starting Spark")
+    from onefold.spark.explaining import explain as look
+    from onefold.spark.session import session
+
+    spark = session()
+    say("looking")
+    return explanation.with_rules(look(spark, run, words, pairs=pairs, judging=_judging(spark, run), limit=limit))
+
+
+def pairs_of(given: Sequence[str]) -> dict[str, str]:
+    """Columns and values.
+
+    >>> pairs_of(["device=a=b"])
+    {'device': 'a=b'}
+    """
+    pairs = {}
+    for pair in given:
+        name, sign, value = pair.partition("=")
+        if not sign or not name or name in pairs:
+            raise Misuse(f"--key is {pair!r}, must be COLUMN=VALUE, once for a column", key=pair)
+        pairs[name] = value
+    return pairs
+
+
+def _judging(spark: Any, run: str) -> Any:
+    """How the run was judged, if it says so: a stream does not, nor one that was made with the library."""
+    from onefold.cli.pipeline import judging
+    from onefold.spark.place import Place
+
+    document = Place(spark, run) / "run.json"
+    if not document.exists():
+        return None
+    try:
+        return judging(Settings.model_validate(document.read_json()["settings"]))
+    except (ValidationError, ValueError, KeyError, TypeError):
+        return None
