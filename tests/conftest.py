@@ -6,6 +6,9 @@ import pytest
 
 IN_CI = os.environ.get("CI") == "true"
 
+# Tests are many small plans. The JVM's second compiler takes half of the processors for them, and never pays it back.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):

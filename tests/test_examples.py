@@ -107,8 +107,22 @@ round trips: 1, bytes up 337, down 1
 now both are equal: True
 """
 
+RECONCILE = """\
+a few notes differ
+  only here 1, only there 2
+  pulled: 2 in = 2 first + 0 repeat + 0 unsure + 0 reject
+  pushed: 1 in = 1 first + 0 repeat + 0 unsure + 0 reject
+  both hold 10,003 now: True
+killed: 16 of 500 notes are here
+  only here 0, only there 484
+  pulled: 484 in = 484 first + 0 repeat + 0 unsure + 0 reject
+  pushed: 0 in = 0 first + 0 repeat + 0 unsure + 0 reject
+  both hold 10,503 now: True
+"""
+
 PRINTS = {
     "negentropy": NEGENTROPY,
+    "reconcile": RECONCILE,
     "lorawan": LORAWAN,
     "chain_detector": CHAIN_DETECTOR,
     "ordered_chain": ORDERED_CHAIN,

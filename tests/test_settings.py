@@ -69,7 +69,7 @@ def test_the_template_documents_every_key_with_its_default():
         ('[judge]\nflor = "open"', 'pipeline.toml: judge.flor: unknown key, did you mean "floor"?'),
         ("[jugde]", 'pipeline.toml: jugde: unknown table, did you mean "judge"?'),
         ("[report]\npath = 1", 'pipeline.toml: report.path: unknown key, did you mean "source.path"?'),
-        ("[report]\nx = 1", "pipeline.toml: report.x: unknown key, the keys are ranges_max"),
+        ("[report]\nx = 1", "pipeline.toml: report.x: unknown key, the keys are ranges_max, page"),
         ("[judge]\ngap_count_max = 0", "pipeline.toml: judge.gap_count_max: is 0, must be greater than or equal to 1"),
         ('[judge]\ngap_count_max = "5"', 'pipeline.toml: judge.gap_count_max: is "5", must be a whole number'),
         ("[judge]\ngap_count_max = true", "pipeline.toml: judge.gap_count_max: is true, must be a whole number"),

@@ -23,8 +23,9 @@ def python(code: str, **environ: str) -> subprocess.CompletedProcess:
 def test_help_names_every_command_with_what_it_does():
     done = onefold("--help")
     assert (done.returncode, done.stderr) == (0, "")
+    width = max(map(len, COMMANDS))
     for name, line in COMMANDS.items():
-        assert f"  {name:8}  {line}\n" in done.stdout
+        assert f"  {name:{width}}  {line}\n" in done.stdout
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["init", "--help"], ["simulate", "--help"], ["doctor"]])

@@ -36,17 +36,28 @@ def test_the_demo_ends_with_balanced_books_and_the_truth_found(tmp_path):
     assert figures["tally"]["balanced"] is True
     assert figures["truth"]["counted_twice"] == figures["truth"]["lost"] == 0
     assert "the books balance: 5,000 in =" in done.stderr
+    assert "source and sink agree: 5,000 rows, fingerprint " in done.stderr
+    assert figures["audit"]["agrees"] is True
     assert "WARN" not in done.stderr
     assert (tmp_path / "onefold-demo" / "run" / "run.json").exists()
+    report = tmp_path / "onefold-demo" / "run" / "report.html"
+    assert done.stderr.endswith(f"report: {report}\n")
+    assert "Nothing lost, nothing counted twice" in report.read_text(encoding="utf-8")
 
 
 def test_run_publishes_and_check_then_finds_the_firsts_clean_of_repeats(traffic, tmp_path):
     pipeline(tmp_path, traffic / "messages")
     done = onefold("run", "pipeline.toml", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["tally"]["in"] == 3_000
+    told = json.loads(done.stdout)
+    assert told["tally"]["in"] == 3_000
+    assert told["report"] == str(tmp_path / "out" / "report.html")
+    assert "Nothing lost, nothing counted twice" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    pipeline(tmp_path, traffic / "messages", '[report]\npage = "off"\n')
     strict = onefold("run", "pipeline.toml", "--strict", cwd=tmp_path)
     assert strict.returncode == 1, strict.stderr
+    assert not (tmp_path / "out" / "report.html").exists()
+    assert "figures" not in json.loads((tmp_path / "out" / "run.json").read_text())
     checked = onefold("check", tmp_path / "out" / "firsts", "--json", cwd=tmp_path)
     assert json.loads(checked.stdout)["tally"]["repeat"] == 0
 

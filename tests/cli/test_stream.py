@@ -45,6 +45,10 @@ def test_a_start_goes_on_where_the_last_one_ended_and_a_lost_checkpoint_is_refus
     assert end["keys"] == 20
     assert "the books balance: 2,000 in =" in first.stderr
     assert "WARN" not in first.stderr
+    told = [json.loads(line) for line in (folder / "out" / "progress.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in told] == ["batch", "end"]
+    assert told[0]["tally"] == end["tally"]
+    assert "2,000" in (folder / "out" / "report.html").read_text()
 
     again = run(folder, "--strict")
     assert again.returncode == 1, again.stderr  # there are rejects

@@ -44,6 +44,8 @@ def test_a_run_finds_the_truth_and_its_books_balance(spark, traffic, tmp_path):
     assert Tally.from_dict(json.loads((tmp_path / "out" / "tally.json").read_text())) == result.tally
     written = json.loads((tmp_path / "out" / "run.json").read_text())
     assert written["complete"] is True
+    assert written["audit"]["agrees"] is True
+    assert written["audit"]["fingerprint_source"] == written["audit"]["fingerprint_published"]
     assert written["missing_ranges"] == pq.read_table(traffic / "truth" / "missing.parquet").num_rows
 
 
@@ -68,12 +70,13 @@ def test_mark_keeps_every_row_with_its_verdict(spark, traffic, tmp_path):
     table = pq.read_table(tmp_path / "out" / "messages")
     assert table.num_rows == 4_000
     counts = {row["values"]: row["counts"] for row in table["verdict"].value_counts().to_pylist()}
-    assert counts["FIRST"] == result.tally.to_dict()["first"]
+    assert counts["FIRST"] == result.audit.ids == result.tally.to_dict()["first"]
     assert not (tmp_path / "out" / "firsts").exists()
 
 
 def test_none_passes_every_row_on_as_it_came(spark, traffic, tmp_path):
-    run(spark, traffic, tmp_path / "out", strategy="none")
+    result = run(spark, traffic, tmp_path / "out", strategy="none")
+    assert (result.audit.published, result.audit.ids) == (4_000, None)
     came, went = pq.read_table(traffic / "messages"), pq.read_table(tmp_path / "out" / "messages")
     assert went.schema.names == came.schema.names
     assert went.sort_by("offset").equals(came.sort_by("offset").cast(went.schema))

@@ -1,6 +1,7 @@
 """``onefold audit``: the proof that a run published exactly what its source holds."""
 
 import os
+from json import loads
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,8 +10,10 @@ from pydantic import ValidationError
 
 from onefold.cli.output import emit_json, people
 from onefold.cli.progress import progress
+from onefold.cli.telling import local_folder
 from onefold.errors import Misuse
 from onefold.report import agreement
+from onefold.report.text import foreign
 from onefold.settings import Settings, load
 
 
@@ -32,14 +35,14 @@ def audit(
     for line in agreement.audited(found):
         people.print(line, soft_wrap=True)
     for line in found["books"]:
-        people.print(f"  {line}", markup=False, soft_wrap=True)
+        people.print(foreign(f"  {line}", agreement.ROW_CHARS_MAX), soft_wrap=True)
     if not found["agrees"] or found["orphans"] or found["books"]:
         raise typer.Exit(1)
 
 
 def _audited(run: str, out: str | None, say: Any) -> dict[str, Any]:
     from onefold.cli.pipeline import opened
-    from onefold.spark.audit_runs import audit_run, books, books_differ, keep, prepare_kinds, published
+    from onefold.spark.audit_runs import audit_run, books, books_differ, keep, prepare_kinds
     from onefold.spark.ingest import read
     from onefold.spark.place import Place
 
@@ -53,24 +56,31 @@ def _audited(run: str, out: str | None, say: Any) -> dict[str, Any]:
     came = read(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
     say("auditing")
     audited = audit_run(judging.shaped(came), place, judging)
-    differ = books_differ(tally, published(spark, place)) if audited.ids is not None else []
+    differ = books_differ(tally, spark, place) if audited.ids is not None else []
     if wrong is not None:
         keep(audited, wrong)
     return {**audited.to_dict(), "books": differ, "run": place.shown}
 
 
-def _settings(run: str) -> Settings:
-    """By what the run was made, as its own run.json says."""
+def _folder(run: str) -> Any:
+    """The folder, by Python's own means if they reach it: a Spark must not be started before its settings are known."""
+    if (folder := local_folder(run)) is not None:
+        return folder
     from onefold.spark.place import Place
     from onefold.spark.session import session
 
-    place = Place(session(), run)
+    return Place(session(), run)
+
+
+def _settings(run: str) -> Settings:
+    """By what the run was made, as its own run.json says."""
+    place = _folder(run)
     if (place / "stream.json").exists():
         raise Misuse(f"{run} is the output of a stream, which does not name its source: give its TOML file", run=run)
     if not (place / "run.json").exists():
         raise Misuse(f"{run} is not a complete run: it holds no run.json", run=run)
     try:
-        return Settings.model_validate((place / "run.json").read_json()["settings"])
+        return Settings.model_validate(loads((place / "run.json").read_bytes())["settings"])
     except (ValidationError, ValueError, KeyError, TypeError) as error:
         raise Misuse(
             f"{run}: run.json does not name the run's source; `onefold.spark.audit` takes tables", run=run

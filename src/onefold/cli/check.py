@@ -13,7 +13,7 @@ from onefold.tally import Tally
 if TYPE_CHECKING:
     from onefold.spark.judging import Judging
 
-_FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".orc": "orc"}
+_FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".orc": "orc", ".parquet": "parquet"}
 _KEY = "stream,partition,publisher,chain"
 
 
@@ -109,11 +109,15 @@ def _maybe(name: str) -> str | None:
 
 
 def format_of(path: str) -> str:
-    """By the ending of the file, or of the first file in the folder that has a known one; a topic has its own file."""
+    """By the ending of the file, or of the first file in the folder that has a known one; a topic has its own file.
+
+    As for Spark, what begins with a dot or an underscore is not there: an index has files of its own.
+    """
     from pathlib import Path
 
     place = Path(path)
     if (place / "topic.json").is_file():
         return "onefold-log"
     files = sorted(place.rglob("*")) if place.is_dir() else [place]
-    return next((_FORMATS[file.suffix] for file in files if file.suffix in _FORMATS), "parquet")
+    seen = (f for f in files if not any(part.startswith((".", "_")) for part in f.relative_to(place).parts))
+    return next((_FORMATS[file.suffix] for file in seen if file.suffix in _FORMATS), "parquet")

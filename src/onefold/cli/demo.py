@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from onefold.cli.demo_live import FILES, STREAM, open_console, stream_live
 from onefold.cli.output import emit_json, people
 from onefold.cli.run import execute
-from onefold.report import text
+from onefold.report import agreement, text
 from onefold.settings import Settings
 from onefold.tally import Tally
 
@@ -21,6 +22,10 @@ def demo(
     rows: Annotated[int, typer.Option(min=1_000, help="How many rows arrive.")] = 200_000,
     chains: Annotated[int, typer.Option(min=1, help="From how many chains.")] = 500,
     seed: Annotated[int, typer.Option(help="Other seed, other traffic.")] = 1,
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Show it live in a browser, then the same traffic as a stream, until Ctrl-C."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
     """Make a faulty stream whose truth is known, run the pipeline over it, and compare."""
@@ -32,9 +37,10 @@ def demo(
 
     started = monotonic()
     _clear(out)
+    console = open_console(out) if serve else None
     faults = Faults(poisoned=0.05, malformed=0.005)
     made = make(Traffic(seed=seed, rows=rows, chains=chains, faults=faults))
-    write(made, out / "traffic")
+    write(made, out / "traffic", files=FILES if serve else 1)
     people.print(
         f"[bold]1[/] A faulty stream: {rows:,} rows from {chains:,} chains. {faults.copies:.0%} of the messages "
         f"come again, {faults.reorder:.0%} come late, {faults.losses:.1%} never come, {faults.malformed:.1%} of the "
@@ -54,11 +60,17 @@ def demo(
     )
     people.print(f"  {text.memory(result)}", highlight=False)
     people.print(text.banner(tally))
+    for line in agreement.audited(result["audit"]):
+        people.print(line, soft_wrap=True)
     people.print(
         f"outputs: {(out / 'run').absolute()}   ({monotonic() - started:.0f} s)", highlight=False, soft_wrap=True
     )
+    if result["report"]:
+        people.print(f"report: {result['report']}", markup=False, highlight=False, soft_wrap=True)
     if json:
         emit_json({**result, "truth": asdict(mark)})
+    if console is not None:
+        stream_live(out, console)
     if not mark.perfect:
         raise typer.Exit(1)
 
@@ -77,7 +89,7 @@ def _clear(out: Path) -> None:
 
     if out.exists() and any(out.iterdir()) and not (out / _MARK).exists():
         raise Misuse(f"{out} is not empty and not a demo's folder: choose another with --out", path=str(out))
-    for name in ("traffic", "run"):
+    for name in ("traffic", "run", STREAM, f"{STREAM}.checkpoint"):
         shutil.rmtree(out / name, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
     (out / _MARK).touch()

@@ -60,6 +60,8 @@ def diff(
     from onefold.services.reconciler.dialing import is_server
     from onefold.spark.session import session
 
+    if is_server(a):
+        raise Misuse("the peer is given second: onefold diff TABLE ws://HOST:PORT")
     if is_server(b):
         for_tables = {
             "--format-b": format_b != "auto",

@@ -32,7 +32,7 @@ TimeOption: TypeAlias = Annotated[
     str | None, typer.Option(help="With a peer: the column that records are sorted by. Without: by their ids.")
 ]
 IndexOption: TypeAlias = Annotated[
-    str | None, typer.Option(help="With a peer: where the index is kept. Without: beside A, in A.onefold-index.")
+    str | None, typer.Option(help="With a peer: where the index is kept. Without: beside A, in .A.onefold-index.")
 ]
 TokenOption: TypeAlias = Annotated[
     Path | None,

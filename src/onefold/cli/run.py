@@ -9,8 +9,9 @@ import typer
 from onefold.cli.output import emit_json, people
 from onefold.cli.progress import progress
 from onefold.cli.stream import stream
+from onefold.cli.telling import local_folder, steps_told
 from onefold.errors import Misuse
-from onefold.report import text
+from onefold.report import agreement, text
 from onefold.settings import Settings, load
 from onefold.tally import Tally
 from onefold.verdict import Verdict
@@ -19,7 +20,8 @@ from onefold.verdict import Verdict
 def run(
     pipeline: Annotated[Path, typer.Argument(help="The pipeline's TOML file; `onefold init` writes one.")],
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 1 if anything was unsure, rejected or missing.")
+        bool,
+        typer.Option("--strict", help="Exit 1 if anything was unsure, rejected or missing, or a repeat has no first."),
     ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print the figures as JSON on standard output; of a stream, a line a batch.")
@@ -30,8 +32,10 @@ def run(
 ) -> None:
     """Judge every message of a source, and publish firsts, repeats, unsure, rejects, gaps and the books.
 
-    A batch run is complete when its folder holds run.json; running again replaces it. A stream publishes each of its
-    batches once; starting it again goes on where it ended. Ctrl-C and SIGTERM let the batch in hand finish.
+    A batch run is complete when its folder holds run.json; running again replaces it. It ends with an audit: what can
+    now be read there is compared with what was read from the source; if they do not agree it is not complete, the rows
+    that are wrong are named, and kept in audit/. A stream publishes each of its batches once; starting it again goes
+    on where it ended. Ctrl-C and SIGTERM let the batch in hand finish.
     """
     settings = load(pipeline, os.environ)
     if settings.source.mode == "stream":
@@ -49,28 +53,55 @@ def run(
         people.print(
             f"{result['others']:,} rows of the source are no messages: not judged, in no book", highlight=False
         )
+    for line in agreement.audited(result["audit"]):
+        people.print(line, soft_wrap=True)
     people.print(f"published in {result['path']}", highlight=False)
-    # Repeats are what a pipeline is there to remove; they are no finding.
-    if strict and (tally.count(Verdict.UNSURE) or tally.count(Verdict.REJECT) or result["missing_ranges"]):
+    if result["report"]:
+        people.print(f"report: {result['report']}", markup=False, highlight=False, soft_wrap=True)
+    # Repeats are what a pipeline is there to remove; they are no finding, if each has its first.
+    unknown = tally.count(Verdict.UNSURE) or tally.count(Verdict.REJECT) or result["missing_ranges"]
+    if strict and (unknown or result["audit"]["orphans"]):
         raise typer.Exit(1)
 
 
 def execute(settings: Settings) -> dict[str, Any]:
-    """Run the pipeline of these settings, showing progress; its figures."""
+    """Run the pipeline of these settings, showing progress, and leave its page; its figures, and where the page is."""
     from onefold.cli.pipeline import opened
     from onefold.spark import jobs
+    from onefold.spark.figures import Figures
 
-    with progress(people) as say:
+    page = settings.report.page
+    samples = {} if page == "samples" else {"samples_max": 0}
+    with progress(people) as say, steps_told(local_folder(settings.publish.path), say) as begin:
         say("starting Spark")
         spark, source, judging = opened(settings)
+        told = settings.model_dump(mode="json")
         result = jobs.run(
             spark,
             source,
             judging,
             settings.publish.path,
             strategy=settings.publish.strategy,
-            settings=settings.model_dump(mode="json"),
+            settings=told,
             ranges_max=settings.report.ranges_max,
-            say=say,
+            figures=None if page == "off" else Figures(**samples),
+            say=begin,
         )
-    return result.to_dict()
+        found = result.to_dict()
+        report = None if page == "off" else _leave_page(spark, settings.publish.path, {**found, "settings": told})
+    return {**found, "report": report}
+
+
+def _leave_page(spark: Any, path: str, document: dict[str, Any]) -> str | None:
+    """Write the page of a complete run beside its rows, wherever they are; None, and a line, if that cannot be."""
+    from onefold.report.run_report import RunReport
+    from onefold.spark.place import Place
+    from onefold.spark.publish import REPORT
+
+    place = Place(spark, path) / REPORT
+    try:
+        place.write_bytes(RunReport(document).html().encode())
+    except OSError as error:  # the run is complete, and its page can be made again
+        people.print(f"no page: {error}; `onefold report` makes one", style="yellow", markup=False, soft_wrap=True)
+        return None
+    return place.shown

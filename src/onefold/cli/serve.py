@@ -7,11 +7,13 @@ from typing import Annotated, Literal
 import typer
 
 from onefold.cli.output import people
+from onefold.cli.serve_console import console
 from onefold.cli.serve_desk import desk
 from onefold.cli.serve_gateway import gateway
+from onefold.cli.serve_reconcile import reconcile
 from onefold.cli.token import TOKEN, make_folder, read_token
 
-__all__ = ["desk", "gateway", "ingest", "read_token"]
+__all__ = ["console", "desk", "gateway", "ingest", "read_token", "reconcile"]
 
 
 def ingest(

@@ -29,7 +29,7 @@ Time: TypeAlias = Annotated[
     str | None, typer.Option(help="With --spark: the column that records are sorted by. Without: by their ids.")
 ]
 Index: TypeAlias = Annotated[
-    str | None, typer.Option(help="With --spark: where the index is kept. Without: beside it, in TABLE.onefold-index.")
+    str | None, typer.Option(help="With --spark: where the index is kept. Without: beside it: .TABLE.onefold-index.")
 ]
 RowsMax: TypeAlias = Annotated[
     int | None, typer.Option(min=1, help="With --spark: rows that a session may read, 72 bytes each; else a million.")

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from onefold.cli.output import people
+from onefold.cli.telling import BatchLines, local_folder
 from onefold.errors import Misuse
 from onefold.report import text
 from onefold.settings import Settings
@@ -36,6 +37,7 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
             tellers.append(lambda progress: _line({"event": "batch", **progress.to_dict()}))
         if metrics is not None:
             tellers.append(ways.enter_context(_metrics(metrics)))
+        tellers.append(ways.enter_context(_written(settings, stop)))
         last = _run(settings, stop, lambda progress: [tell(progress) for tell in tellers])
     if json:
         _line({"event": "stopped" if stop.is_set() else "end", **last.to_dict()})
@@ -44,8 +46,26 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
     people.print(f"{'stopped' if stop.is_set() else 'all read'}; published in {_place(settings)}", highlight=False)
     if last.held:
         people.print(f"{last.held:,} messages are held back in the checkpoint, in no book yet", highlight=False)
+    _leave_page(settings)
     unsure = last.tally.count(Verdict.UNSURE) or last.tally.count(Verdict.REJECT)
     return 1 if strict and (unsure or last.gaps) else 0
+
+
+def _leave_page(settings: Settings) -> None:
+    """Write the page of a stream beside its batches, from which it is made, if they are in a folder of this machine."""
+    from onefold.cli.report import PAGE, write
+    from onefold.report.documents import STREAM
+    from onefold.report.run_report import RunReport
+
+    folder = local_folder(settings.publish.path) if settings.publish.format == "parquet" else None
+    if folder is None or not (folder / STREAM).exists():
+        return
+    try:
+        write(folder / PAGE, RunReport.load(folder).html())
+    except OSError as error:  # every batch is published, and the page can be made again
+        people.print(f"no page: {error}; `onefold report` makes one", style="yellow", markup=False, soft_wrap=True)
+        return
+    people.print(f"report: {(folder / PAGE).absolute()}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], Any]) -> Progress:
@@ -123,6 +143,30 @@ def _table(progress: Progress, keys: str) -> Table:
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+@contextmanager
+def _written(settings: Settings, stop: threading.Event) -> Iterator[Callable[[Progress], None]]:
+    """A line in the folder of the stream for each batch, and one for the end; other sinks are no folders."""
+    folder = local_folder(settings.publish.path) if settings.publish.format == "parquet" else None
+    if folder is None:
+        yield lambda progress: None
+        return
+    lines = BatchLines(folder)
+    told = False  # not before the first batch is the folder known to be a stream's
+
+    def tell(progress: Progress) -> None:
+        nonlocal told
+        told = True
+        lines.tell({"event": "batch", **progress.to_dict()})
+
+    end = "failed"
+    try:
+        yield tell
+        end = "stopped" if stop.is_set() else "end"
+    finally:
+        if told:
+            lines.tell({"event": end})
 
 
 @contextmanager

@@ -186,6 +186,9 @@ class Report(Table):
 
     ranges_max: Annotated[int, Field(ge=0), BATCH] = 20
     """Of a batch run: how many of the missing ranges are shown; the output always has all of them."""
+    page: Annotated[Literal["samples", "figures", "off"], BATCH] = "samples"
+    """Of a batch run: "samples": it leaves report.html, a page with all figures and some of the rejected rows.
+    "figures": without those rows. "off": no page, and no figures for one, which saves a few seconds."""
 
 
 class Spark(Table):

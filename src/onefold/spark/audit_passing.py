@@ -1,7 +1,9 @@
 """Rows that are counted and summed up in passing, while another job reads them: the sums cost no pass of their own."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
 
@@ -15,7 +17,8 @@ class Passing:
     """Watches a table go by: how many rows there were, and their fingerprint by these columns; None: only counted.
 
     The figures are those of the first job that reads the table to its end, and wait for it. A stage that Spark has to
-    run twice is seen twice: figures that agree are true, figures that do not are a reason to look again.
+    run twice is seen twice: figures that agree are true, figures that do not are a reason to look again. Where Spark
+    finds that nothing comes out of a job it forgets what was seen on the way.
     """
 
     def __init__(self, names: Sequence[str] | None = None) -> None:
@@ -32,14 +35,20 @@ class Passing:
 
     @property
     def rows(self) -> int:
-        """How many there were."""
-        return int(self._seen.get[_cell(0)] or 0)
+        """How many there were; 0 too if that was forgotten."""
+        return int(self._figures().get(_cell(0)) or 0)
 
     @property
-    def fingerprint(self) -> Fingerprint:
-        """Of all of them."""
-        seen = self._seen.get
-        return Fingerprint.of([seen[_cell(i)] for i in range(len(seen))])
+    def fingerprint(self) -> Fingerprint | None:
+        """Of all of them; None if it was forgotten."""
+        seen = self._figures()
+        return Fingerprint.of([seen[_cell(i)] for i in range(len(seen))]) if seen else None
+
+    def _figures(self) -> Mapping[str, Any]:
+        try:
+            return self._seen.get
+        except Py4JJavaError:  # a row without any cells, which cannot be handed over
+            return {}
 
 
 def whole_row_id(df: DataFrame, names: Iterable[str]) -> Column:

@@ -7,7 +7,11 @@ time, to name what is missing or surplus. So a source that grows while the run i
 ``onefold audit`` comes later and knows no fingerprint: it reads both.
 """
 
+from collections import Counter
+
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
 from onefold.spark.audit_ids import identity
@@ -17,33 +21,51 @@ from onefold.spark.diff_ranges import Fingerprint
 from onefold.spark.judging import Judging
 from onefold.spark.place import Place
 from onefold.spark.publish import FOLDERS, MESSAGES, RUN
-from onefold.spark.publish import books as counted
 from onefold.spark.sinks import open_sink
 from onefold.spark.sinks.parquet import BATCHES, STREAM
+from onefold.spark.table import REASON, VERDICT
 from onefold.tally import Tally
 
 KINDS = {"missing", "surplus", "twice", "orphans"}
 """The folders that hold what is wrong."""
+NO_FILES = "UNABLE_TO_INFER_SCHEMA"
+"""What Spark says of folders without a single file."""
+
+_FOLDER = "_onefold_folder"
 
 
 def audit_run(source: DataFrame, place: Place, judging: Judging, sent: Fingerprint | None = None) -> Audit:
     """Compare the messages of a source with what a run published at a place."""
-    rows = published(source.sparkSession, place)
+    rows = _found(source.sparkSession, place)
+    if rows is None:
+        rows = source.limit(0).withColumns({name: F.lit("") for name in (VERDICT, REASON)})
     return audit(source, rows, identity(judging), columns=comparable(source), sent=sent)
 
 
 def published(spark: SparkSession, place: Place) -> DataFrame:
-    """All rows that a run published, under whatever verdict, or all batches of a stream; a folder that is gone has
-    none.
+    """All rows that a run published, under whatever verdict, or all batches of a stream; `Misuse` if there is no file
+    of any.
     """
-    names = [MESSAGES, *FOLDERS.values()]
-    there = [str(place / name) for name in names if (place / name).exists()]
-    batches = [place / BATCHES / name for name in (place / BATCHES).names()]
-    if batches:  # a batch has the folders of its stream's strategy, all of them
-        there = [str(place / BATCHES / "*" / name) for name in names if (batches[0] / name).exists()]
-    if not there:
+    rows = _found(spark, place)
+    if rows is None:
         raise Misuse(f"{place.shown} holds no rows of a run", path=place.shown)
-    return spark.read.parquet(*there)
+    return rows
+
+
+def _found(spark: SparkSession, place: Place) -> DataFrame | None:
+    """The rows of all folders that are there; None if they hold no file."""
+    names = [MESSAGES, *FOLDERS.values()]
+    batches = [place / BATCHES / name for name in (place / BATCHES).names()]
+    if batches:  # a batch has the folders of its stream's strategy; of one that is damaged, some
+        there = [str(place / BATCHES / "*" / name) for name in names if any((b / name).exists() for b in batches)]
+    else:
+        there = [str(place / name) for name in names if (place / name).exists()]
+    try:
+        return spark.read.parquet(*there) if there else None
+    except AnalysisException as error:
+        if error.getCondition() != NO_FILES:
+            raise
+        return None
 
 
 def books(spark: SparkSession, place: Place) -> Tally:
@@ -56,14 +78,22 @@ def books(spark: SparkSession, place: Place) -> Tally:
     return Tally.from_dict((place / RUN).read_json()["tally"])
 
 
-def books_differ(run: Tally, published_rows: DataFrame) -> list[str]:
-    """Where the books of a run say another number than its rows; one line each."""
-    found = counted(published_rows, run.received)
-    said, there = dict(run), dict(found)
-    return [
-        f"the books say {said.get(answer, 0):,} {answer}, the rows {there.get(answer, 0):,}"
+def books_differ(run: Tally, spark: SparkSession, place: Place) -> list[str]:
+    """Where the books of a run say another number than its rows, or rows lie in a folder of another verdict; one line
+    each.
+    """
+    folder = F.element_at(F.split(F.col("_metadata.file_path"), "/"), -2)
+    rows = _found(spark, place)
+    counted = [] if rows is None else rows.groupBy(VERDICT, REASON, folder.alias(_FOLDER)).count().collect()
+    said, there, lines = {str(answer): count for answer, count in run}, Counter[str](), []
+    for verdict, reason, name, count in counted:
+        there[f"{verdict} {reason}"] += count
+        if name in FOLDERS.values() and name != FOLDERS.get(verdict):
+            lines.append(f"{count:,} rows that are {verdict} lie in {name}/")
+    return lines + [
+        f"the books say {said.get(answer, 0):,} {answer}, the rows {there[answer]:,}"
         for answer in {**said, **there}
-        if said.get(answer, 0) != there.get(answer, 0)
+        if said.get(answer, 0) != there[answer]
     ]
 
 

@@ -35,6 +35,10 @@ WRONG: Final = {"missing": "missing in the sink", "surplus": "not in the source"
 """The kinds that make an audit fail, in words."""
 
 
+UNSORTED: Final = ("map<", "variant")
+"""Types that Spark does not sort by; with one among them, what is wrong is named as it comes."""
+
+
 class AuditFailed(OnefoldError):
     """What was published is not what the source holds: do not use it. The text names the first of what is wrong."""
 
@@ -150,13 +154,17 @@ class _Wrong:
         """Keep the rows of a kind, if there are any."""
         if count:
             columns = [quoted(name) for name in self._names]
+            named = rows.select(*columns)
+            if not any(word in field.dataType.simpleString() for field in named.schema for word in UNSORTED):
+                named = named.distinct().orderBy(*columns)
             self.tables[kind] = rows
-            self.shown[kind] = sampled(rows.select(*columns).distinct().orderBy(*columns), self._names, SHOWN_MAX)
+            self.shown[kind] = sampled(named, self._names, SHOWN_MAX)
 
 
 def _there(published: DataFrame, names: Sequence[str], passing: Passing | None) -> Fingerprint:
     """The fingerprint of what was published: as it was seen in passing, or by a pass of its own."""
-    return passing.fingerprint if passing is not None else fingerprint(published, [whole_row_id(published, names)])
+    seen = None if passing is None else passing.fingerprint
+    return fingerprint(published, [whole_row_id(published, names)]) if seen is None else seen
 
 
 def _looked_at(source: DataFrame, published: DataFrame, names: Sequence[str], wrong: _Wrong) -> Summary:

@@ -1,6 +1,6 @@
 """Tables as files: read to be compared, the outcome written, what is missing appended."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,8 +16,8 @@ from onefold.spark.judging_lorawan import AnyShape
 from onefold.spark.place import Place
 from onefold.spark.validate import CORRUPT
 
-HAVE, NEED, DIFFERING, SUMMARY = "have", "need", "differing", "diff.json"
-KNOWN: Final = {HAVE, NEED, DIFFERING, SUMMARY, f"{SUMMARY}.new"}
+HAVE, NEED, DIFFERING, SUMMARY, REPORT = "have", "need", "differing", "diff.json", "report.html"
+KNOWN: Final = {HAVE, NEED, DIFFERING, SUMMARY, f"{SUMMARY}.new", REPORT}
 DRAFT: Final = "_onefold_repair"
 """Where rows are tried before they are appended: Spark passes over names that begin so."""
 
@@ -69,9 +69,15 @@ def outcome(spark: SparkSession, path: str) -> Place:
     return place
 
 
+def begin_outcome(place: Place) -> None:
+    """Take away what is said of an earlier outcome, before its rows are replaced."""
+    for name in (SUMMARY, REPORT):
+        (place / name).remove()
+
+
 def write_outcome(place: Place, found: Diff) -> None:
     """Write what was found: the rows of each kind as parquet, the figures last."""
-    (place / SUMMARY).remove()
+    begin_outcome(place)
     for name, rows in ((HAVE, found.only_a), (NEED, found.only_b), (DIFFERING, found.differing)):
         rows.write.mode("overwrite").parquet(str(place / name))
     (place / SUMMARY).write_json(found.summary.to_dict())
@@ -104,8 +110,10 @@ def append(spark: SparkSession, rows: DataFrame, table: Table) -> None:
         if target.name not in rows.columns:
             raise Misuse(f"column {target.name!r} of {table.path} is not in the other table", column=target.name)
     wanted = rows.select(*(F.col(quoted(f.name)) for f in fields))
-    fitting = wanted.select(*(F.col(quoted(f.name)).cast(f.dataType).alias(f.name) for f in fields))
-    folders, draft = _folders(place), place / DRAFT
+    # A number that is too large for its column becomes null here, and so is found when it is read again.
+    fitting = wanted.select(*(F.col(quoted(f.name)).try_cast(f.dataType).alias(f.name) for f in fields))
+    folders, draft = _folders(place, {f.name for f in fields}), place / DRAFT
+    draft.remove()  # of one that died
     try:
         _write(fitting, table, draft, folders)
         with diff(wanted, _read_again(spark, table, draft, fields)) as lost:
@@ -134,10 +142,10 @@ def _read_again(spark: SparkSession, table: Table, place: Place, fields: list[T.
     return spark.read.schema(T.StructType(fields)).options(**options).format(kind).load(str(place))
 
 
-def _folders(place: Place) -> list[str]:
-    """The columns that are folders, from the outermost."""
+def _folders(place: Place, columns: Set[str]) -> list[str]:
+    """Which of the columns are folders, from the outermost."""
     found: list[str] = []
-    while inner := [name for name in place.names() if "=" in name and not name.startswith(("_", "."))]:
+    while inner := [name for name in place.names() if "=" in name and name.partition("=")[0] in columns]:
         found.append(inner[0].partition("=")[0])
         place = place / inner[0]
     return found

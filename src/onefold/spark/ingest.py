@@ -80,8 +80,13 @@ def _kind(spark: SparkSession, format: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What a Spark error says, without its stack."""
-    text = str(error).strip().splitlines()
+    """What a Spark error says, without its stack; of one out of the JVM, what began it."""
+    said: object = error
+    if isinstance(error, Py4JJavaError):
+        cause = error.java_exception
+        while cause is not None:
+            said, cause = cause.getMessage() or said, cause.getCause()
+    text = str(said).strip().splitlines()
     return text[0] if text else type(error).__name__
 
 

@@ -1,6 +1,7 @@
 """The two batch jobs: ``run`` publishes a judged source, ``check`` only tells what is wrong with one.
 
-Each room is passed once, in this order: ingest, judge, publish, tally. Both jobs return the same `Run`.
+Each room is passed once, in this order: ingest, judge, tally, figures, publish, audit. Both jobs return the same `Run`.
+A run whose audit does not find its rows as its source sent them is not complete, and says which.
 """
 
 import shutil
@@ -10,11 +11,15 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, TypeAlias
 
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from onefold.spark import publish
+from onefold.spark.audit_passing import Passing, comparable
+from onefold.spark.audit_runs import audit_run, keep
+from onefold.spark.audit_tables import Audit
 from onefold.spark.columns import quoted
+from onefold.spark.figures import Figures, Phases, circumstances
 from onefold.spark.ingest import read
 from onefold.spark.judging import Judging
 from onefold.spark.place import Place
@@ -51,6 +56,10 @@ class Run:
     others: int = 0
     """How many rows of the source were no messages: counted, not judged."""
     path: str | None = None
+    audit: Audit | None = None
+    """What was published against what the source sent; None of a check."""
+    figures: Mapping[str, Any] | None = None
+    """What a report shows besides, see `Figures`; None: they were not taken."""
 
     @property
     def state_entries(self) -> int:
@@ -71,26 +80,42 @@ class Run:
             "others": self.others,
             "seconds": round(self.seconds, 3),
             "path": self.path,
+            "audit": None if self.audit is None else self.audit.to_dict(),
+            **({} if self.figures is None else {"figures": self.figures}),
         }
 
 
 def run(
     spark: SparkSession, source: Source, judging: Judging, path: str, *, strategy: publish.Strategy = "drop",
-    settings: Mapping[str, Any] | None = None, ranges_max: int = 20, say: Say = print,
+    settings: Mapping[str, Any] | None = None, ranges_max: int = 20, figures: Figures | None = None, say: Say = print,
 ) -> Run:  # fmt: skip
-    """Judge a source and publish the result at ``path``; complete or not at all."""
-    started = monotonic()
+    """Judge a source and publish the result at ``path``; complete or not at all. ``figures``: to take for a report."""
+    phases = Phases("opening the source", say)
     came = read(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
     df = judging.shaped(came)
     place = publish.prepare(spark, path)
+    sent = Passing(comparable(df))
     try:
-        found, rows = _judge(df, place, judging, strategy, ranges_max, say)
+        found, rows, gaps = _judge(df, place, judging, strategy, ranges_max, phases.begin, sent)
         extras = judging.extras(rows)
         publish.stage_extras(place, extras)
         others = judging.others(came)
-        say("publishing")
+        taken = None
+        if figures is not None:
+            phases.begin("taking figures")
+            taken = figures.take(rows, gaps, judging, found["tally"], found["keys"])
+        phases.begin("publishing")
         publish.commit(place, rows, strategy, _columns(df), extras=extras)
-        result = Run(**found, others=others, seconds=monotonic() - started, path=place.shown)
+        phases.begin("auditing")
+        audited = audit_run(df, place, judging, sent.fingerprint)
+        if not audited.agrees:
+            keep(audited, place / publish.AUDIT)
+        audited.check()
+        if taken is not None:
+            taken |= circumstances(came, phases)
+        result = Run(
+            **found, others=others, seconds=phases.seconds, path=place.shown, audit=audited, figures=taken
+        )  # fmt: skip
         publish.finish(place, result.tally, {**result.to_dict(), "settings": dict(settings or {})})
     finally:
         (place / publish.STAGING).remove()
@@ -107,21 +132,20 @@ def check(spark: SparkSession, source: Source, judging: Judging, *, ranges_max: 
         place = publish.prepare(spark, folder)
         judged_columns = {name for _, name in judging.columns.named} | {"_corrupt_record"}
         narrow = df.select(*(F.col(quoted(name)) for name in df.columns if name in judged_columns))
-        found, _ = _judge(narrow, place, judging, "mark", ranges_max, say)
+        found, _, _ = _judge(narrow, place, judging, "mark", ranges_max, say, Passing())
         return Run(**found, others=judging.others(came), seconds=monotonic() - started)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _judge(
-    df: DataFrame, place: Place, judging: Judging, strategy: publish.Strategy, ranges_max: int, say: Say
-) -> tuple[dict[str, Any], DataFrame]:
+    df: DataFrame, place: Place, judging: Judging, strategy: publish.Strategy, ranges_max: int, say: Say, sent: Passing
+) -> tuple[dict[str, Any], DataFrame, DataFrame]:
     say("judging")
-    came_in = Observation("onefold")
-    judged = df.observe(came_in, F.count(F.lit(1)).alias("rows")).transform(judging.table())
+    judged = df.transform(sent.watch).transform(judging.table())
     rows = publish.stage(judged, place, strategy)
     say("keeping the books")
-    tally = publish.books(rows, int(came_in.get["rows"]))
+    tally = publish.books(rows, sent.rows)
     if not tally.balanced:  # a stage that Spark ran twice was observed twice: count again before crying out
         tally = publish.books(rows, df.count())
     tally.check()
@@ -132,7 +156,7 @@ def _judge(
     gaps = df.sparkSession.read.parquet(gaps_path)
     ranges = [row.asDict() for row in gaps.orderBy(*_columns(gaps)).limit(ranges_max).collect()]
     found = {"tally": tally, "engine": judging.engine, "keys": judging.keys(rows), "gaps": gaps.count()}
-    return {**found, "ranges": ranges}, rows
+    return {**found, "ranges": ranges}, rows, gaps
 
 
 def _columns(df: DataFrame) -> list[Column]:

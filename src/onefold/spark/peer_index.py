@@ -24,10 +24,13 @@ from uuid import uuid4
 from zipfile import BadZipFile
 
 import numpy as np
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from onefold.errors import Misuse
 from onefold.spark.diff_files import Table, read_table
+from onefold.spark.ingest import first_line
 from onefold.spark.peer_buckets import Buckets, total
 from onefold.spark.peer_build import Build
 from onefold.spark.peer_files import Files, files_of, only
@@ -61,6 +64,7 @@ class Part:
 class _State:
     """An index as it was last brought up to date."""
 
+    made_from: Mapping[str, Any]
     layout_name: str
     layout: Layout
     parts: Sequence[Part]
@@ -81,12 +85,17 @@ class TableIndex:
             raise Misuse(f"bucket_rows is {bucket_rows}, must be at least 1", bucket_rows=bucket_rows)
         self._spark, self._table, self._naming, self._bucket_rows = spark, table, naming, bucket_rows
         named = any(sign in table.path for sign in "*?[{")  # a name for many paths: there is no "beside it"
-        self._folder = folder or (None if named else table.path.rstrip("/") + SUFFIX)
+        self._folder = folder or (None if named else _beside(table.path))
         self._state: _State | None = None
 
     def refresh(self) -> Indexed:
         """The table as it is now, with an index that knows all its rows. Cost: one pass over the new files."""
-        df = read_table(self._spark, self._table)
+        try:
+            return self._refreshed(read_table(self._spark, self._table))
+        except (PySparkException, Py4JJavaError) as error:
+            raise OSError(f"cannot read {self._table.path}: {first_line(error)}") from error
+
+    def _refreshed(self, df: DataFrame) -> Indexed:
         files = files_of(df, self._table)
         build = Build(self._naming, self._table.path, self._bucket_rows)
         if not files or self._folder is None:
@@ -94,8 +103,11 @@ class TableIndex:
             return Indexed(self._table.path, df, self._naming, layout, buckets)
         made_from = {**self._naming.made_from(df), **self._source(), "bucket_rows": self._bucket_rows}
         store = _Store(Place(self._spark, self._folder) / _digest(made_from), made_from)
-        self._state = self._updated(df, files, self._state or store.read(), store, build)
-        return Indexed(self._table.path, df, self._naming, self._state.layout, self._state.buckets)
+        state = self._state
+        if state is None or state.made_from != made_from:  # a new file may bring a column, or a wider type
+            state = store.read()
+        self._state = state = self._updated(df, files, state, store, build)
+        return Indexed(self._table.path, df, self._naming, state.layout, state.buckets)
 
     def _source(self) -> dict[str, Any]:
         """Which table it is, and how it is read; of options a digest, for one may be a secret."""
@@ -124,9 +136,15 @@ class TableIndex:
         parts = [*kept, *([store.add(found, new)] if new else [])]
         name = state.layout_name if layout is state.layout else store.add_layout(layout)
         both = total((before, found), size)
-        updated = _State(name, layout, _folded(parts, store, size), both)
+        updated = _State(store.made_from, name, layout, _folded(parts, store, size), both)
         store.write(updated)
         return updated
+
+
+def _beside(path: str) -> str:
+    """A hidden folder: as another one it would be read as a part of the table that this one is a partition of."""
+    above, slash, name = path.rstrip("/").rpartition("/")
+    return f"{above}{slash}.{name}{SUFFIX}"
 
 
 def _digest(document: Any) -> str:
@@ -135,7 +153,7 @@ def _digest(document: Any) -> str:
 
 def _made(df: DataFrame, files: Files, store: _Store, build: Build) -> _State:
     layout, buckets = build.made(df)
-    state = _State(store.add_layout(layout), layout, [store.add(buckets, files)], buckets)
+    state = _State(store.made_from, store.add_layout(layout), layout, [store.add(buckets, files)], buckets)
     store.write(state)
     return state
 
@@ -155,13 +173,13 @@ class _Store:
     """The folder that an index is kept in."""
 
     def __init__(self, place: Place, made_from: Mapping[str, Any]) -> None:
-        self._place, self._made_from = place, made_from
+        self._place, self.made_from = place, made_from
 
     def read(self) -> _State | None:
         """What is kept; None if there is nothing, or nothing that can be read."""
         try:
             head = (self._place / HEAD).read_json()
-            if head["version"] != VERSION or head["made_from"] != self._made_from:
+            if head["version"] != VERSION or head["made_from"] != self.made_from:
                 return None
             with np.load(BytesIO((self._place / head["layout"]).read_bytes()), allow_pickle=False) as columns:
                 layout = Layout(columns["starts"], columns["bits"], int(columns["rows"]))
@@ -172,7 +190,7 @@ class _Store:
         except UNREADABLE:
             return None
         buckets = self.total(parts, len(layout))
-        return None if buckets is None else _State(head["layout"], layout, parts, buckets)
+        return None if buckets is None else _State(self.made_from, head["layout"], layout, parts, buckets)
 
     def total(self, parts: Sequence[Part], size: int) -> Buckets | None:
         """The sums of these parts; None if one cannot be read, as after another process has folded it."""
@@ -200,8 +218,9 @@ class _Store:
             {"name": part.name, "rows": part.rows, "files": [[name, *told] for name, told in part.files.items()]}
             for part in state.parts
         ]
-        head = {"version": VERSION, "made_from": self._made_from, "layout": state.layout_name, "parts": parts}
+        head = {"version": VERSION, "made_from": self.made_from, "layout": state.layout_name, "parts": parts}
         (self._place / HEAD).write_json(head)
+        kept = {HEAD, state.layout_name, *(part.name for part in state.parts)}
         for name in self._place.names():
-            if name not in {HEAD, state.layout_name, *(part.name for part in state.parts)}:
+            if name not in kept and not name.endswith(".new"):  # another process may be writing one
                 (self._place / name).remove()

@@ -5,7 +5,7 @@ records are listed, its rows are read: those of all buckets that a message touch
 starts. Rows that were read stay until the session is over. Ranges of ours are cut where buckets begin, if the bucket is
 not there yet, so that a cut never needs a job.
 
-The rows that are read must be as many as the index knows of: if files changed in between, that is a `StaleWrite`, not a
+The rows that are read must be those that the index knows of: if files changed in between, that is a `StaleWrite`, not a
 wrong answer. An id that is there twice is an error that names it.
 """
 
@@ -231,6 +231,7 @@ class TableItems:
         found = index.read(wanted)
         self._check(found, wanted)
         merged = self._read.merged(found)
+        self._check_once(merged.ids)
         known = np.union1d(np.flatnonzero(self._offsets >= 0), wanted)
         counts = index.buckets.counts[known]
         offsets = self._offsets.copy()
@@ -238,7 +239,7 @@ class TableItems:
         self._read, self._offsets = merged, offsets
 
     def _check(self, found: Columns, wanted: Ints) -> None:
-        """Whether these are the rows that the index knows of, each id once."""
+        """Whether these are the rows that the index knows of."""
         index = self._index
         places = index.layout.places(found.timestamps, first_words(found.bounds()))
         counts = np.bincount(np.searchsorted(wanted, places), minlength=len(wanted))
@@ -248,7 +249,16 @@ class TableItems:
                 f"{index.shown} changed during the session: {len(found)} rows where the index knows {known}",
                 rows=len(found), known=known,
             )  # fmt: skip
-        ids = np.sort(texts(found.ids))
+        ends = np.cumsum(counts)
+        if (found.xors[ends] ^ found.xors[ends - counts] != index.buckets.xors[wanted]).any():
+            raise StaleWrite(
+                f"{index.shown} changed during the session: as many rows, but others than the index knows",
+                rows=len(found),
+            )
+
+    def _check_once(self, ids: Rows) -> None:
+        """Whether each id that was read is there once: at two times it may be in two buckets."""
+        index, ids = self._index, np.sort(texts(ids))
         if len(twice := np.flatnonzero(ids[1:] == ids[:-1])):
             id = ids[twice[0]].ljust(self.id_size, b"\0").hex()
             raise BadInput(f"{index.shown}: id {id} is there twice: name the columns that tell rows apart", id=id)

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from onefold.engines.negentropy.arrays import Rows, Stamps
 from onefold.spark.columns import quoted
-from onefold.spark.diff_files import HAVE, NEED, SUMMARY
+from onefold.spark.diff_files import HAVE, NEED, SUMMARY, begin_outcome
 from onefold.spark.peer_items import Indexed
 from onefold.spark.peer_naming import ID, TIME, rows_of, words
 from onefold.spark.place import Place
@@ -37,7 +37,7 @@ def write_found(
     place: Place, index: Indexed, have: Sequence[bytes], need: Sequence[bytes], figures: Mapping[str, Any]
 ) -> None:
     """Write what a peer lacks, as rows, what we lack, as ids, and the figures last."""
-    (place / SUMMARY).remove()
+    begin_outcome(place)
     for name, rows in ((HAVE, rows_with(index, have)), (NEED, as_table(index.df.sparkSession, need))):
         rows.write.mode("overwrite").parquet(str(place / name))
     (place / SUMMARY).write_json(dict(figures))

@@ -49,12 +49,12 @@ class Place:
             return bool(self._files.exists(self._path))
 
     def names(self) -> list[str]:
-        """What lies in the folder; nothing if there is no folder. Hadoop's own checksum files do not count."""
+        """What lies in the folder; nothing if there is no folder. Hidden names do not count: Spark passes over them."""
         with self._named("list"):
             if not self._files.exists(self._path):
                 return []
             found = [str(status.getPath().getName()) for status in self._files.listStatus(self._path)]
-        return sorted(name for name in found if not name.endswith(".crc"))
+        return sorted(name for name in found if not name.startswith("."))
 
     def make(self) -> None:
         """Make the folder, and those above it."""

@@ -31,7 +31,11 @@ Strategy: TypeAlias = Literal["drop", "mark", "none"]
 FOLDERS = {Verdict.FIRST: "firsts", Verdict.REPEAT: "repeats", Verdict.UNSURE: "unsure", Verdict.REJECT: "rejects"}
 MESSAGES, GAPS, STAGING, TALLY, RUN = "messages", "gaps", "_staging", "tally.json", "run.json"
 EXTRAS = ("uplinks",)
-KNOWN = {*FOLDERS.values(), *EXTRAS, MESSAGES, GAPS, STAGING, TALLY, RUN, f"{TALLY}.new", f"{RUN}.new", "report.html"}
+AUDIT = "audit"
+"""Where a run whose audit failed keeps the rows that are wrong."""
+PROGRESS, REPORT = "progress.json", "report.html"
+FILES = {name + end for name in (TALLY, RUN, PROGRESS, REPORT) for end in ("", ".new")}
+KNOWN = {*FOLDERS.values(), *EXTRAS, MESSAGES, GAPS, STAGING, AUDIT, *FILES}
 
 _FOLDER = "_onefold_folder"
 
@@ -79,13 +83,14 @@ def commit(
 
     A stream's batch has no ``run.json``: it is made out of sight, by the same steps, and moved as a whole.
     """
-    (place / RUN).remove()
+    for name in (RUN, REPORT):
+        (place / name).remove()
     staged = place / STAGING / "rows"
     if strategy == "none":
         rows.select(*original).write.mode("overwrite").parquet(str(place / STAGING / MESSAGES))
         staged = place / STAGING
     wanted = [MESSAGES] if strategy != "drop" else list(FOLDERS.values())
-    for name in {*FOLDERS.values(), *EXTRAS, MESSAGES} - set(wanted):
+    for name in {*FOLDERS.values(), *EXTRAS, MESSAGES, AUDIT} - set(wanted):
         (place / name).remove()
     for name in wanted:
         source = staged / name if strategy == "none" else staged / f"{_FOLDER}={name}"

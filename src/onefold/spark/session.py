@@ -64,7 +64,7 @@ def session(master: str = "local[*]", *, memory: str = "auto", config: Mapping[s
     ``memory`` is the driver's heap; "auto" takes a quarter of the machine, between 1 and 8 GB. On a cluster the
     executors get this package, and are asked for the libraries that it needs.
     """
-    spark = SparkSession.getActiveSession()
+    spark = SparkSession.getActiveSession() or _of_another_thread()
     if spark is None:
         own = dict(config or {})
         ours = {"spark.master": master, "spark.driver.memory": _memory(memory), **DEFAULTS}
@@ -72,6 +72,11 @@ def session(master: str = "local[*]", *, memory: str = "auto", config: Mapping[s
     if shipping.ship(spark):
         shipping.require_libraries(spark)
     return spark
+
+
+def _of_another_thread() -> SparkSession | None:
+    """The session that this process has already: it is active only where it was made, and in threads begun there."""
+    return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()
 
 
 def is_here(master: str) -> bool:

@@ -110,11 +110,17 @@ def _label(engine: Hosted, part: int) -> Column:
     return F.get(F.array(*(F.lit(str(answer[part])) for answer in engine.answers)), F.col(REASON))
 
 
+def believed_bytes(df: DataFrame) -> int | None:
+    """What Spark believes of the size of a table; None if its source tells nothing."""
+    believed = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+    return None if believed >= _SIZE_UNKNOWN else believed
+
+
 def _task_count(df: DataFrame) -> int:
     """By what Spark believes of the input's size, and no fewer than four per core: they need not be equally long."""
     spark = df.sparkSession
-    believed = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
-    if believed >= _SIZE_UNKNOWN:
+    believed = believed_bytes(df)
+    if believed is None:
         return int(str(spark.conf.get("spark.sql.shuffle.partitions")))
     return max(4 * spark.sparkContext.defaultParallelism, min(believed // TASK_BYTES, TASKS_MAX))
 

@@ -4,6 +4,7 @@
     PATH/batches/000000000012/firsts/           and repeats/ unsure/ rejects/ (drop), or messages/ (mark, none)
                               gaps/             if gaps were given
                               tally.json        the books of the batch
+    PATH/progress.jsonl                         what `onefold run` tells of the batches; report.html: their report
     PATH/_staging/                              what is being written, or was when a driver died
 
 ``PATH/batches/*/firsts`` is what the next step reads, with any reader of parquet. The last batch is the highest name:
@@ -28,7 +29,8 @@ from onefold.tally import Tally
 
 FORMAT = 1
 STREAM, BATCHES = "stream.json", "batches"
-KNOWN = {STREAM, f"{STREAM}.new", BATCHES, publish.STAGING}
+PROGRESS = "progress.jsonl"
+KNOWN = {STREAM, f"{STREAM}.new", BATCHES, publish.STAGING, PROGRESS, f"{PROGRESS}.new", "report.html"}
 # Here a folder is only a part of many names: a rename is a copy per file, and a crash would show half a batch.
 OBJECT_STORES = {"s3", "s3a", "s3n", "gs", "oss", "obs", "cos", "cosn", "wasb", "wasbs", "swift"}
 

@@ -1,0 +1,92 @@
+"""``onefold audit``: a good run agrees with its source; what is done to its folder later is found, and named."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from onefold.sim.faults import Faults
+from onefold.sim.traffic import Traffic, make
+from onefold.sim.writing import write
+from tests.commands import here as onefold
+
+
+@pytest.fixture(scope="module")
+def traffic(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("audit") / "t"
+    write(make(Traffic(rows=1_000, chains=10, faults=Faults(malformed=0.02))), folder)
+    return folder / "messages"
+
+
+def pipeline(folder, source, *, mode="batch"):
+    (folder / "pipeline.toml").write_text(
+        f'[source]\npath = "{source}"\nmode = "{mode}"\n[judge]\nfloor = "open"\n[publish]\npath = "out"\n'
+        "[spark]\npartitions = 1\n"
+    )
+
+
+def rewrite(file, change):
+    """Change a file behind Spark's back; what Hadoop knows of its content goes too."""
+    file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+    pq.write_table(change(pq.read_table(file)), file)
+
+
+def tampered(table):
+    """One row gone, one doubled, one changed."""
+    changed = table.slice(2, 1)
+    at = table.schema.get_field_index("arrival")
+    changed = changed.set_column(at, "arrival", pa.array([7], table.schema.field("arrival").type))
+    return pa.concat_tables([table.slice(1, 1), table.slice(1, 1), changed, table.slice(3)])
+
+
+def test_a_good_run_agrees_and_what_is_done_to_it_later_is_named(traffic, tmp_path, spark):
+    pipeline(tmp_path, traffic)
+    (tmp_path / "out" / "audit" / "missing").mkdir(parents=True)
+    done = onefold("run", "pipeline.toml", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["audit"]["agrees"] is True
+    assert "source and sink agree: 1,000 rows, fingerprint " in done.stderr
+    assert not (tmp_path / "out" / "audit").exists()
+    (first,) = (tmp_path / "out" / "firsts").glob("*.parquet")
+    (repeat,) = (tmp_path / "out" / "repeats").glob("*.parquet")
+    lost = pq.read_table(repeat).num_rows
+    rewrite(first, tampered)
+    repeat.unlink()
+    bad = onefold("audit", tmp_path / "out", cwd=tmp_path)
+    assert bad.returncode == 1, bad.stderr
+    assert f"SOURCE AND SINK DO NOT AGREE: {lost + 2:,} rows missing, 2 surplus, 1 ids twice" in bad.stderr
+    assert "in the source, not published" in bad.stderr
+    assert "counts more than once" in bad.stderr
+    assert " REPEAT seen, the rows 0\n" in bad.stderr
+
+
+def test_the_batches_of_a_stream_are_audited_by_its_pipeline(traffic, tmp_path, spark):
+    pipeline(tmp_path, traffic, mode="stream")
+    streamed = onefold("run", "pipeline.toml", cwd=tmp_path)
+    assert streamed.returncode == 0, streamed.stderr
+    good = onefold("audit", "pipeline.toml", "--json", cwd=tmp_path)
+    assert good.returncode == 0, good.stderr
+    told = json.loads(good.stdout)
+    assert (told["agrees"], told["books"], told["source"], told["published"]) == (True, [], 1_000, 1_000)
+    refused = onefold("audit", tmp_path / "out", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "is the output of a stream" in refused.stderr
+
+
+def test_what_is_no_run_is_refused_in_one_line(traffic, tmp_path, spark):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "by-hand").mkdir()
+    (tmp_path / "by-hand" / "run.json").write_text('{"settings": {}}')
+    pipeline(tmp_path, traffic)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    for words, said in [
+        ((tmp_path / "empty",), "is not a complete run: it holds no run.json"),
+        ((tmp_path / "by-hand",), "does not name the run's source"),
+        (("pipeline.toml", "--out", tmp_path / "full"), "holds 'mine', which no audit wrote"),
+    ]:
+        done = onefold("audit", *words, cwd=tmp_path)
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert len(done.stderr.splitlines()) <= 2
