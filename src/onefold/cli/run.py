@@ -10,7 +10,7 @@ from onefold.cli.output import emit_json, people
 from onefold.cli.progress import progress
 from onefold.cli.stream import stream
 from onefold.cli.telling import local_folder, steps_told
-from onefold.errors import Misuse
+from onefold.errors import Misuse, OnefoldError
 from onefold.report import agreement, text
 from onefold.settings import Settings, load
 from onefold.tally import Tally
@@ -101,7 +101,7 @@ def _leave_page(spark: Any, path: str, document: dict[str, Any]) -> str | None:
     place = Place(spark, path) / REPORT
     try:
         place.write_bytes(RunReport(document).html().encode())
-    except OSError as error:  # the run is complete, and its page can be made again
+    except (OSError, OnefoldError) as error:  # the run is complete, and its page can be made again
         people.print(f"no page: {error}; `onefold report` makes one", style="yellow", markup=False, soft_wrap=True)
         return None
     return place.shown
