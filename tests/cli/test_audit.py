@@ -15,14 +15,15 @@ from tests.commands import here as onefold
 @pytest.fixture(scope="module")
 def traffic(tmp_path_factory):
     folder = tmp_path_factory.mktemp("audit") / "t"
-    write(make(Traffic(rows=1_000, chains=10, faults=Faults(malformed=0.02))), folder)
+    write(make(Traffic(rows=400, chains=4, faults=Faults(malformed=0.02))), folder)
     return folder / "messages"
 
 
 def pipeline(folder, source, *, mode="batch"):
     (folder / "pipeline.toml").write_text(
         f'[source]\npath = "{source}"\nmode = "{mode}"\n[judge]\nfloor = "open"\n[publish]\npath = "out"\n'
-        "[spark]\npartitions = 1\n"
+        + ('strategy = "mark"\n' if mode == "stream" else '[report]\npage = "off"\n')
+        + "[spark]\npartitions = 1\n"
     )
 
 
@@ -33,11 +34,13 @@ def rewrite(file, change):
 
 
 def tampered(table):
-    """One row gone, one doubled, one changed."""
+    """One row gone, one doubled, one changed, and one that has a verdict which there is not."""
     changed = table.slice(2, 1)
     at = table.schema.get_field_index("arrival")
     changed = changed.set_column(at, "arrival", pa.array([7], table.schema.field("arrival").type))
-    return pa.concat_tables([table.slice(1, 1), table.slice(1, 1), changed, table.slice(3)])
+    at = table.schema.get_field_index("verdict")
+    odd = table.slice(3, 1).set_column(at, "verdict", pa.array(["MAYBE\n"], pa.string()))
+    return pa.concat_tables([table.slice(1, 1), table.slice(1, 1), changed, odd, table.slice(4)])
 
 
 def test_a_good_run_agrees_and_what_is_done_to_it_later_is_named(traffic, tmp_path, spark):
@@ -46,19 +49,24 @@ def test_a_good_run_agrees_and_what_is_done_to_it_later_is_named(traffic, tmp_pa
     done = onefold("run", "pipeline.toml", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["audit"]["agrees"] is True
-    assert "source and sink agree: 1,000 rows, fingerprint " in done.stderr
+    assert "source and sink agree: 400 rows, fingerprint " in done.stderr
     assert not (tmp_path / "out" / "audit").exists()
     (first,) = (tmp_path / "out" / "firsts").glob("*.parquet")
     (repeat,) = (tmp_path / "out" / "repeats").glob("*.parquet")
     lost = pq.read_table(repeat).num_rows
     rewrite(first, tampered)
     repeat.unlink()
+    (reject,) = (tmp_path / "out" / "rejects").glob("*.parquet")
+    (reject.with_name(f".{reject.name}.crc")).unlink(missing_ok=True)
+    reject.rename(tmp_path / "out" / "unsure" / "moved.parquet")
     bad = onefold("audit", tmp_path / "out", cwd=tmp_path)
     assert bad.returncode == 1, bad.stderr
     assert f"SOURCE AND SINK DO NOT AGREE: {lost + 2:,} rows missing, 2 surplus, 1 ids twice" in bad.stderr
     assert "in the source, not published" in bad.stderr
     assert "counts more than once" in bad.stderr
     assert " REPEAT seen, the rows 0\n" in bad.stderr
+    assert "the books say 0 MAYBE?" in bad.stderr
+    assert " rows that are REJECT lie in unsure/\n" in bad.stderr
 
 
 def test_the_batches_of_a_stream_are_audited_by_its_pipeline(traffic, tmp_path, spark):
@@ -68,7 +76,7 @@ def test_the_batches_of_a_stream_are_audited_by_its_pipeline(traffic, tmp_path, 
     good = onefold("audit", "pipeline.toml", "--json", cwd=tmp_path)
     assert good.returncode == 0, good.stderr
     told = json.loads(good.stdout)
-    assert (told["agrees"], told["books"], told["source"], told["published"]) == (True, [], 1_000, 1_000)
+    assert (told["agrees"], told["books"], told["source"], told["published"]) == (True, [], 400, 400)
     refused = onefold("audit", tmp_path / "out", cwd=tmp_path)
     assert refused.returncode == 2
     assert "is the output of a stream" in refused.stderr

@@ -5,6 +5,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from onefold.cli.check import format_of
 from tests.commands import here as onefold
 
 
@@ -15,21 +16,31 @@ def folder_of(path, rows):
 
 
 def test_the_command_finds_writes_and_repairs_and_then_finds_nothing_to_copy(spark, tmp_path):
-    a = folder_of(tmp_path / "a", [(1, "x"), (2, "y"), (3, "z"), (4, "w")])
-    b = folder_of(tmp_path / "b", [(1, "x"), (3, "z"), (4, "other"), (5, "v")])
-    out = tmp_path / "out"
+    """B is a table of JSON with a column that is folders."""
+    (tmp_path / "a").mkdir()
+    rows = {"id": [1, 2, 3, 4], "name": ["x", "two\nlines", "z", "w"], "day": [1, 2, 1, 1]}
+    pq.write_table(pa.table(rows), tmp_path / "a" / "x.parquet")
+    (tmp_path / "b" / "day=1").mkdir(parents=True)
+    lines = ({"id": id, "name": name} for id, name in ((1, "x"), (3, "z"), (4, "other"), (5, "v")))
+    (tmp_path / "b" / "day=1" / "x.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
+    out.mkdir()
+    (out / "report.html").write_text("of another comparison")
     found = onefold("diff", a, b, "--key", "id", "--out", out, "--repair", "--json", "--samples", 0, cwd=tmp_path)
     assert found.returncode == 1, found.stderr
     assert json.loads((out / "diff.json").read_text())["only_a"] == 1
-    assert pq.read_table(out / "have").to_pylist() == [{"id": 2, "name": "y"}]
-    assert pq.read_table(out / "need").to_pylist() == [{"id": 5, "name": "v"}]
+    assert not (out / "report.html").exists()
+    assert pq.read_table(out / "have").to_pylist() == [{"id": 2, "name": "two\nlines", "day": 2}]
+    assert pq.read_table(out / "need").to_pylist() == [{"id": 5, "name": "v", "day": 1}]
     assert pq.read_table(out / "differing")["id"].to_pylist() == [4]
     told = json.loads(found.stdout)
     assert (told["copied"], told["only_a"], told["only_b"], told["differing"]) == (1, 0, 1, 1)
     assert told["shown"] == {}
     assert "repaired: 1 rows were appended to B" in found.stderr
     assert "they differ: 0 only in A, 1 only in B, 1 keys with other content" in found.stderr
-    assert pq.read_table(b)["id"].to_pylist().count(2) == 1
+    assert {place.name for place in b.iterdir() if place.is_dir()} == {"day=1", "day=2"}
+    (copied,) = (b / "day=2").glob("*.json")
+    assert json.loads(copied.read_text()) == {"id": 2, "name": "two\nlines"}
     again = onefold("diff", a, b, "--key", "id", "--repair", "--json", cwd=tmp_path)
     assert again.returncode == 1
     assert (json.loads(again.stdout)["copied"], json.loads(again.stdout)["shown"]["only_b"]) == (0, [{"id": 5}])
@@ -44,6 +55,15 @@ def test_equal_tables_of_other_formats_are_equal(spark, tmp_path):
     assert "equal: 2 rows, fingerprint " in done.stderr
 
 
+def test_the_format_is_that_of_the_files_that_spark_sees(tmp_path):
+    folder_of(tmp_path / "t", [(1, "x")])
+    for hidden in (".t.onefold-index", "_onefold_repair"):
+        (tmp_path / "t" / hidden).mkdir()
+        (tmp_path / "t" / hidden / "index.json").touch()
+    assert format_of(str(tmp_path / "t")) == "parquet"
+    assert format_of(str(tmp_path / "t" / "_onefold_repair" / "index.json")) == "json"
+
+
 def test_what_cannot_be_read_compared_or_repaired_is_refused_in_one_line(spark, tmp_path):
     a = folder_of(tmp_path / "a", [(1, "x"), (2, "y")])
     b = folder_of(tmp_path / "b", [(1, "x")])
@@ -54,6 +74,7 @@ def test_what_cannot_be_read_compared_or_repaired_is_refused_in_one_line(spark, 
         ((a, b, "--format-b", "delta", "--repair"), "cannot be appended to"),
         ((a, b, "--key", "nope"), "no column 'nope'"),
         ((a, b, "--option-a", "x"), "NAME=VALUE"),
+        (("ws://127.0.0.1:1", b), "the peer is given second"),
         ((a, b, "--out", tmp_path / "a"), "holds 'x.parquet'"),
     ]:
         done = onefold("diff", *words, cwd=tmp_path)

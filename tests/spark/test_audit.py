@@ -5,15 +5,19 @@ import pytest
 
 from onefold.cli.main import describe
 from onefold.errors import Misuse
-from onefold.services.topics import Topics
 from onefold.sim.faults import Faults
 from onefold.sim.traffic import Traffic, make
 from onefold.sim.writing import write
 from onefold.spark import audit, jobs
 from onefold.spark.audit_ids import Identity, Ids
-from onefold.spark.audit_tables import AuditFailed
-from onefold.spark.columns import ProducerColumns
-from onefold.spark.judging import Chains, Producers
+from onefold.spark.audit_passing import whole_row_id
+from onefold.spark.audit_runs import books_differ, published
+from onefold.spark.audit_tables import AuditFailed, Wrong
+from onefold.spark.diff_ranges import fingerprint
+from onefold.spark.judging import Chains
+from onefold.spark.place import Place
+from onefold.tally import Tally
+from onefold.verdict import Answer, Verdict
 
 SCHEMA = "device string, ts long, before long"
 ROWS = [("a", 1, None), ("a", 2, 1), ("a", 2, 1), ("b", 7, None), (None, 8, None)]
@@ -31,6 +35,29 @@ def test_source_and_sink_agree_when_every_row_is_there_once(spark):
     assert found.clean
     assert found.check() is found
     assert (found.source, found.ids, found.repeats, found.fingerprint_source) == (5, 3, 1, found.fingerprint_published)
+
+
+def test_a_source_without_a_single_good_message_agrees_with_its_sink(spark):
+    """Spark leaves a job off that nothing comes out of, and with it what was to be seen in passing."""
+    source = spark.createDataFrame(ROWS[4:], SCHEMA)
+    sent = fingerprint(source, [whole_row_id(source, source.columns)])
+    found = audit(source, judged(spark, ROWS[4:], GOOD[4:]), IDENTITY, sent=sent)
+    assert (found.clean, found.published, found.ids) == (True, 1, 0)
+
+
+def test_what_cannot_be_sorted_is_named_as_it_comes(spark):
+    wrong = Wrong(["tags"])
+    wrong.add("missing", spark.createDataFrame([({"a": 1},)], "tags map<string, int>"), 1)
+    assert wrong.shown == {"missing": [{"tags": {"a": 1}}]}
+
+
+def test_folders_without_a_file_hold_no_rows(spark, tmp_path):
+    (tmp_path / "messages").mkdir()
+    place = Place(spark, str(tmp_path))
+    with pytest.raises(Misuse, match="holds no rows of a run"):
+        published(spark, place)
+    said = Tally(2, {Answer(Verdict.FIRST, "new"): 2})
+    assert books_differ(said, spark, place) == ["the books say 2 FIRST new, the rows 0"]
 
 
 def test_what_is_lost_invented_counted_twice_or_counted_nowhere_is_named(spark):
@@ -74,35 +101,18 @@ def test_columns_that_are_not_published_are_misuse(spark):
 
 
 def test_a_run_that_lost_a_row_is_not_complete_and_names_it(spark, tmp_path):
-    write(make(Traffic(rows=500, chains=5, faults=Faults(malformed=0.02))), tmp_path / "t")
+    write(make(Traffic(rows=200, chains=3, faults=Faults(malformed=0.02))), tmp_path / "t")
     out = tmp_path / "out"
 
     def lose(step):
         if step == "auditing":
-            largest = max((out / "firsts").glob("*.parquet"), key=lambda file: file.stat().st_size)
+            largest = max((out / "messages").glob("*.parquet"), key=lambda file: file.stat().st_size)
             largest.with_name(f".{largest.name}.crc").unlink(missing_ok=True)
             pq.write_table(pq.read_table(largest).slice(1), largest)
 
     source = jobs.Source(path=str(tmp_path / "t" / "messages"))
     with pytest.raises(AuditFailed, match=r"1 missing in the sink: \[stream") as caught:
-        jobs.run(spark, source, Chains(floor="open", partitions=1), str(out), say=lose)
+        jobs.run(spark, source, Chains(floor="open", partitions=1), str(out), strategy="mark", say=lose)
     assert describe(caught.value) == (3, str(caught.value))
     assert pq.read_table(out / "audit" / "missing").num_rows == 1
     assert not (out / "run.json").exists()
-
-
-def test_a_log_that_grows_while_it_is_judged_is_no_trouble(spark, tmp_path):
-    with Topics(tmp_path / "log") as topics:
-        topic = topics.topic("orders")
-        topic.publish("p", [(0, b"x"), (1, b"y")])
-
-        def say(step):
-            if step == "auditing":
-                topic.publish("p", [(2, b"z")])
-
-        judging = Producers(columns=ProducerColumns(), partitions=1)
-        source = jobs.Source(path=str(tmp_path / "log" / "orders"), format="onefold-log")
-        result = jobs.run(spark, source, judging, str(tmp_path / "out"), say=say)
-    assert result.tally.received == 2
-    assert result.audit is not None
-    assert (result.audit.agrees, result.audit.ids) == (True, 2)

@@ -113,6 +113,11 @@ def test_an_id_that_is_there_twice_is_named():
     pairs = [(0, id_of(number)) for number in range(50)] + [(0, id_of(7))]
     with pytest.raises(BadInput, match=f"id {id_of(7).hex()} is there twice"):
         TableItems(Listed.of(Layout.by_id(1), pairs)).rows(np.arange(51))
+    far = [(number, id_of(number)) for number in range(10)] + [(900 + number, id_of(number)) for number in (7, 98, 99)]
+    items = TableItems(Listed.of(Layout.by_time(np.array([0, 900], np.uint64), 13, 1), far))
+    items.rows(np.arange(10))
+    with pytest.raises(BadInput, match=f"id {id_of(7).hex()} is there twice"):
+        items.rows(np.arange(13))
 
 
 def test_rows_that_came_or_went_since_the_index_was_made_are_no_answer():
@@ -120,6 +125,11 @@ def test_rows_that_came_or_went_since_the_index_was_made_are_no_answer():
     index = Listed.of(Layout.by_id(1), pairs)
     index.pairs.pop()
     with pytest.raises(StaleWrite, match="49 rows where the index knows 50"):
+        TableItems(index).rows(np.arange(50))
+    first = min(index.pairs)  # in its place another one, in the same bucket
+    index.pairs[index.pairs.index(first)] = (0, first[1][:31] + b"?")
+    index.pairs.append((0, id_of(49)))
+    with pytest.raises(StaleWrite, match="as many rows, but others"):
         TableItems(index).rows(np.arange(50))
 
 

@@ -119,7 +119,7 @@ def audit(
     rows = published if sent is None else passing.watch(published)
     ids = None if known is None or VERDICT not in published.columns else Ids(rows, known)
     counts = {} if ids is None else ids.counts()
-    wrong = _Wrong(names if known is None else known.columns)
+    wrong = Wrong(names if known is None else known.columns)
     if sent is not None and sent == _there(published, names, passing if ids is not None else None):
         same = str(sent)
         compared = Summary(rows_a=sent.count, rows_b=sent.count, fingerprint_a=same, fingerprint_b=same)
@@ -142,7 +142,7 @@ def audit(
     )
 
 
-class _Wrong:
+class Wrong:
     """Tables of what is wrong, by kind, and the first ids of each."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -167,7 +167,7 @@ def _there(published: DataFrame, names: Sequence[str], passing: Passing | None) 
     return fingerprint(published, [whole_row_id(published, names)]) if seen is None else seen
 
 
-def _looked_at(source: DataFrame, published: DataFrame, names: Sequence[str], wrong: _Wrong) -> Summary:
+def _looked_at(source: DataFrame, published: DataFrame, names: Sequence[str], wrong: Wrong) -> Summary:
     """Compare source and sink row by row where they differ."""
     # By SHA-256: what a source holds, somebody else may have chosen.
     with diff(source, published, columns=names, hash="sha256") as found:
