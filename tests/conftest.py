@@ -7,7 +7,8 @@ import pytest
 IN_CI = os.environ.get("CI") == "true"
 
 # Tests are many small plans. The JVM's second compiler takes half of the processors for them, and never pays it back.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+# Without it Java keeps 48 MB for compiled code, which thousands of plans fill: then it dies.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -34,7 +35,7 @@ def spark():
     """One SparkSession for the whole run: a second JVM costs more than all tests of a file."""
     from onefold.spark.session import session
 
-    return session("local[2]", memory="1g", config={"spark.sql.shuffle.partitions": "4"})
+    return session("local[2]", memory="2g", config={"spark.sql.shuffle.partitions": "4"})
 
 
 @pytest.fixture(scope="session")
