@@ -33,11 +33,11 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
     with ExitStack() as ways:
         show = ways.enter_context(_shown(REMEMBERED.get(settings.judge.engine, settings.judge.engine)))
         tellers: list[Callable[[Progress], None]] = [show]
-        if json:
-            tellers.append(lambda progress: _line({"event": "batch", **progress.to_dict()}))
         if metrics is not None:
             tellers.append(ways.enter_context(_metrics(metrics)))
         tellers.append(ways.enter_context(_written(settings, stop)))
+        if json:  # last: who reads the line finds the batch everywhere else
+            tellers.append(lambda progress: _line({"event": "batch", **progress.to_dict()}))
         last = _run(settings, stop, lambda progress: [tell(progress) for tell in tellers])
     if json:
         _line({"event": "stopped" if stop.is_set() else "end", **last.to_dict()})
