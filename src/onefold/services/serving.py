@@ -13,8 +13,9 @@ import signal
 import socket
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import uvicorn
 from starlette.exceptions import HTTPException
@@ -58,6 +59,47 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+class Listening(ABC):
+    """What the server processes have in common: a socket, a start that is told, and a stop.
+
+    ``run`` blocks. In the main thread it listens to signals; in any other, `stop` ends it. A subclass says what is
+    served, by `_serve`.
+    """
+
+    loggers: ClassVar[Sequence[str]] = ("uvicorn.error", "asyncio")
+    """Whose errors are told, a line each."""
+
+    def __init__(self, host: str, port: int, token: str | None) -> None:
+        check_host(host, token)
+        self.ready = threading.Event()
+        self._server: Server | None = None
+        self._socket = listen(host, port)
+
+    @property
+    def url(self) -> str:
+        """Where it is, for a client on this machine."""
+        return url_of(self._socket)
+
+    def run(self, say: Callable[[str], None] = lambda url: None) -> None:
+        """Serve; ``say`` is called with the address as soon as requests are answered."""
+        url = self.url
+
+        def ready() -> None:
+            self.ready.set()
+            say(url)
+
+        run(self._serve(ready), self.loggers)
+
+    def stop(self) -> None:
+        """Ask it to end; from any thread."""
+        if self._server is not None:
+            self._server.should_exit = True
+
+    @abstractmethod
+    async def _serve(self, ready: Callable[[], None]) -> None:
+        """Answer on the socket until the end; ``ready`` is called when that begins."""
 
 
 LINGER_S: Final = 10.0

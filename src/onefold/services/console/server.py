@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,43 +32,19 @@ class ConsoleSettings:
     """Each page that is open holds one connection."""
 
 
-class ConsoleServer:
-    """Shows what is watched until it is stopped.
+class ConsoleServer(serving.Listening):
+    """Shows what is watched until it is stopped."""
 
-    ``run`` blocks. In the main thread it listens to signals; in any other, `stop` ends it.
-    """
+    loggers = LOGGERS
 
     def __init__(
         self, watched: Sequence[Watched], pages: Pages, settings: ConsoleSettings | None = None,
         explain: Explain | None = None,
     ) -> None:  # fmt: skip
         self.settings = settings or ConsoleSettings()
-        serving.check_host(self.settings.host, self.settings.token)
         self._watch = Watch(watched)
         self._pages, self._explain = pages, explain
-        self.ready = threading.Event()
-        self._server: serving.Server | None = None
-        self._socket = serving.listen(self.settings.host, self.settings.port)
-
-    @property
-    def url(self) -> str:
-        """Where it is, for a browser on this machine."""
-        return serving.url_of(self._socket)
-
-    def run(self, say: Callable[[str], None] = lambda url: None) -> None:
-        """Serve; ``say`` is called with the address as soon as requests are answered."""
-        url = self.url
-
-        def ready() -> None:
-            self.ready.set()
-            say(url)
-
-        serving.run(self._serve(ready), LOGGERS)
-
-    def stop(self) -> None:
-        """Ask it to end; from any thread."""
-        if self._server is not None:
-            self._server.should_exit = True
+        super().__init__(self.settings.host, self.settings.port, self.settings.token)
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         settings = self.settings

@@ -70,12 +70,14 @@ class ServerSettings:
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
 
 
-class GatewayServer:
+class GatewayServer(serving.Listening):
     """Serves stations until it is stopped.
 
     ``run`` blocks. In the main thread it listens to signals; in any other, `stop` ends it. ``links`` makes the other
     protocols' links, for a service.
     """
+
+    loggers = LOGGERS
 
     def __init__(
         self,
@@ -87,25 +89,18 @@ class GatewayServer:
         counters: CounterStore | None = None,
     ) -> None:
         self.settings = settings or ServerSettings()
-        serving.check_host(self.settings.host, self.settings.token)
+        serving.check_host(self.settings.host, self.settings.token)  # before anything is opened or made
         self.registry = RegistryFile(devices)
-        self.ready = threading.Event()
         self.links: Mapping[str, Link] = {}
         self.service: GatewayService | None = None
         self._make_links = links
-        self._server: serving.Server | None = None
         folder.mkdir(parents=True, exist_ok=True)
         self._topics = Topics(folder, self.settings.topics)
         self._shared = counters
         if counters is None and self.settings.coordinator is not None:
             self._shared = open_counters(self.settings.coordinator)
         self._local = SqliteCounters(folder / COUNTERS, wall_ms)
-        self._socket = serving.listen(self.settings.host, self.settings.port)
-
-    @property
-    def url(self) -> str:
-        """Where it is, for a client on this machine."""
-        return serving.url_of(self._socket)
+        super().__init__(self.settings.host, self.settings.port, self.settings.token)
 
     def warnings(self) -> list[str]:
         """What the coordinator is set up to lose, or why it does not say; one sentence each. Blocks."""
@@ -119,21 +114,10 @@ class GatewayServer:
 
     def run(self, say: Callable[[str], None] = lambda url: None) -> None:
         """Serve; ``say`` is called with the address as soon as stations are answered."""
-        url = self.url
-
-        def ready() -> None:
-            self.ready.set()
-            say(url)
-
         try:
-            serving.run(self._serve(ready), LOGGERS)
+            super().run(say)
         finally:
             self._topics.close()
-
-    def stop(self) -> None:
-        """Ask it to end; from any thread."""
-        if self._server is not None:
-            self._server.should_exit = True
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         service = self.service = GatewayService(

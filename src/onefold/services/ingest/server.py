@@ -5,7 +5,6 @@ remember and let go of their logs. A kill does none of that, and loses nothing t
 """
 
 import asyncio
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -35,39 +34,15 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
 
 
-class IngestServer:
-    """Serves the topics of a folder until it is stopped; then closes them.
+class IngestServer(serving.Listening):
+    """Serves the topics of a folder until it is stopped; then closes them."""
 
-    ``run`` blocks. In the main thread it listens to signals; in any other, `stop` ends it.
-    """
+    loggers = LOGGERS
 
     def __init__(self, topics: Topics, settings: ServerSettings | None = None) -> None:
         self.settings = settings or ServerSettings()
-        serving.check_host(self.settings.host, self.settings.token)
         self._topics = topics
-        self._server: serving.Server | None = None
-        self._socket = serving.listen(self.settings.host, self.settings.port)
-        self.ready = threading.Event()
-
-    @property
-    def url(self) -> str:
-        """Where it is, for a client on this machine."""
-        return serving.url_of(self._socket)
-
-    def run(self, say: Callable[[str], None] = lambda url: None) -> None:
-        """Serve; ``say`` is called with the address as soon as requests are answered."""
-        url = self.url
-
-        def ready() -> None:
-            self.ready.set()
-            say(url)
-
-        serving.run(self._serve(ready), LOGGERS)
-
-    def stop(self) -> None:
-        """Ask it to end; from any thread."""
-        if self._server is not None:
-            self._server.should_exit = True
+        super().__init__(self.settings.host, self.settings.port, self.settings.token)
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         limits = self.settings.limits

@@ -41,50 +41,31 @@ class DeskSettings:
     limits: Limits = field(default_factory=lambda: Limits(body_bytes_max=BODY_BYTES_MAX, in_hand_bytes_max=64 << 20))
 
 
-class DeskServer:
-    """Serves a desk until it is stopped; then closes it.
+class DeskServer(serving.Listening):
+    """Serves a desk until it is stopped; then closes it."""
 
-    ``run`` blocks. In the main thread it listens to signals; in any other, `stop` ends it.
-    """
+    loggers = LOGGERS
 
     def __init__(self, desk: Desk, settings: DeskSettings | None = None) -> None:
         self.settings = settings or DeskSettings()
-        serving.check_host(self.settings.host, self.settings.token)
+        serving.check_host(self.settings.host, self.settings.token)  # before anything is opened or made
         self.desk = desk
         desk.endpoint.world  # noqa: B018 # opens the stores: what is wrong with them is told before anybody asks
-        self.ready = threading.Event()
         self._problem: str | None = None
         self._consumer: Consumer | None = None
         self._ending = threading.Event()
-        self._server: serving.Server | None = None
-        self._socket = serving.listen(self.settings.host, self.settings.port)
-
-    @property
-    def url(self) -> str:
-        """Where it is, for a client on this machine."""
-        return serving.url_of(self._socket)
+        super().__init__(self.settings.host, self.settings.port, self.settings.token)
 
     def run(self, say: Callable[[str], None] = lambda url: None) -> None:
         """Serve; ``say`` is called with the address as soon as requests are answered."""
-        url = self.url
-
-        def ready() -> None:
-            self.ready.set()
-            say(url)
-
         consuming = threading.Thread(target=self._consume, name="onefold-desk-answers")
         consuming.start()
         try:
-            serving.run(self._serve(ready), LOGGERS)
+            super().run(say)
         finally:
             self._ending.set()
             consuming.join()
             self.desk.close()
-
-    def stop(self) -> None:
-        """Ask it to end; from any thread."""
-        if self._server is not None:
-            self._server.should_exit = True
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         settings = self.settings

@@ -6,7 +6,6 @@ that: records that were acknowledged are stored, and a peer that comes back find
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -37,42 +36,22 @@ class ReconcileSettings:
     limits: ReconcileLimits = field(default_factory=ReconcileLimits)
 
 
-class ReconcileServer:
-    """Serves a store of records until it is stopped; then closes it.
+class ReconcileServer(serving.Listening):
+    """Serves a store of records until it is stopped; then closes it."""
 
-    ``run`` blocks. In the main thread it listens to signals; in any other, `stop` ends it.
-    """
+    loggers = LOGGERS
 
     def __init__(self, records: Records, settings: ReconcileSettings | None = None) -> None:
         self.settings = settings or ReconcileSettings()
-        serving.check_host(self.settings.host, self.settings.token)
-        self.ready = threading.Event()
         self._records = records
-        self._server: serving.Server | None = None
-        self._socket = serving.listen(self.settings.host, self.settings.port)
-
-    @property
-    def url(self) -> str:
-        """Where it is, for a client on this machine."""
-        return serving.url_of(self._socket)
+        super().__init__(self.settings.host, self.settings.port, self.settings.token)
 
     def run(self, say: Callable[[str], None] = lambda url: None) -> None:
         """Serve; ``say`` is called with the address as soon as requests are answered."""
-        url = self.url
-
-        def ready() -> None:
-            self.ready.set()
-            say(url)
-
         try:
-            serving.run(self._serve(ready), LOGGERS)
+            super().run(say)
         finally:
             self._records.close()
-
-    def stop(self) -> None:
-        """Ask it to end; from any thread."""
-        if self._server is not None:
-            self._server.should_exit = True
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         settings = self.settings
