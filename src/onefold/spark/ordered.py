@@ -51,6 +51,7 @@ from onefold.spark.stateful import (
     to_blob,
 )
 from onefold.spark.table import Transform, refuse_taken
+from onefold.spark.workers import settle
 
 GAP_COLUMN = "__onefold_gap"
 
@@ -145,6 +146,7 @@ def _fold(
             watch(int(key[0]), {**bucket.figures(), "bytes": len(blob), "rows": arrived, "at_ms": now_ms})
         if len(out.codes):
             yield _lines(out)
+        settle()
 
     return fold
 
@@ -174,3 +176,4 @@ def _unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             gap = gaps.take(pa.array(np.cumsum(code == GAP) - 1, mask=code != GAP))
             columns = [*rows.columns, *(label.take(message) for label in labels), gap]
             yield pa.RecordBatch.from_arrays(columns, names=[*rows.schema.names, *LABELS, GAP_COLUMN])
+    settle()

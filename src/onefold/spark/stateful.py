@@ -26,6 +26,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from onefold.errors import Misuse
+from onefold.spark.workers import settle
 from onefold.verdict import Answer
 
 BUCKETS = 32
@@ -123,6 +124,7 @@ def _pack(names: list[str], buckets: int) -> Callable[[Iterator[pa.RecordBatch]]
                 held, rows, size = [], 0, 0
         if rows:
             yield _split(held, names, buckets)
+        settle()
 
     return pack
 
@@ -175,6 +177,7 @@ def _fold(
             watch(int(key[0]), {**engine.figures(), "bytes": len(blob), "rows": len(codes), "at_ms": now_ms})
         parts = np.split(codes, np.cumsum([part.shape[1] for part in integers])[:-1])
         yield pd.DataFrame({"codes": [part.astype(np.int8).tobytes() for part in parts], "rows": rows})
+        settle()
 
     return fold
 
@@ -208,5 +211,6 @@ def _unpack(answers: Sequence[Answer]) -> Callable[[Iterator[pa.RecordBatch]], I
                 code = pa.array(np.frombuffer(codes.as_buffer(), np.int8))
                 columns = [*rows.columns, *(label.take(code) for label in labels)]
                 yield pa.RecordBatch.from_arrays(columns, names=[*rows.schema.names, *LABELS])
+        settle()
 
     return unpack

@@ -22,6 +22,7 @@ from onefold.spark.ordering import Columns
 from onefold.spark.shipping import ship
 from onefold.spark.spill import Codes
 from onefold.spark.stateful import LABELS, Hosted, Watch, judge_stream
+from onefold.spark.workers import settle
 
 TASK_BYTES = 64 << 20
 """Spark's own advisory size of a task's input, spark.sql.adaptive.advisoryPartitionSizeInBytes."""
@@ -100,6 +101,7 @@ def _judge_udf(judge_partition: JudgePartition) -> Callable[..., Column]:
         parts = (Columns.of(column.to_numpy(zero_copy_only=False) for column in batch) for batch in batches)
         for codes in judge_partition(parts):
             yield pa.array(codes)
+        settle()
 
     # "Not deterministic" keeps the optimizer from moving it across the shuffle, or evaluating it twice.
     return F.arrow_udf(judge, T.ByteType()).asNondeterministic()  # type: ignore[no-any-return,attr-defined]
