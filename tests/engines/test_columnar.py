@@ -11,6 +11,8 @@ SMALL = st.integers(0, 40).map(lambda n: pack((n // 3, n % 3)))
 WIDE = st.integers(0, 2**63 - 1)
 MESSAGE = st.tuples(st.integers(0, 3), st.one_of(st.just(NO_PREVIOUS), SMALL, SMALL), SMALL)
 WIDE_MESSAGE = st.tuples(st.integers(0, 3), st.one_of(st.just(NO_PREVIOUS), WIDE), WIDE)
+LONG = st.tuples(st.integers(0, 2**43 - 1), st.integers(0, 2)).map(pack)
+LONG_MESSAGE = st.tuples(st.integers(0, 3), st.one_of(st.just(NO_PREVIOUS), LONG), LONG)
 SETTINGS = st.fixed_dictionaries(
     {
         "gap_count_max": st.sampled_from([1, 2, 3, 10_000]),
@@ -47,6 +49,36 @@ def test_columns_answer_as_the_scalar_detector_does_however_they_are_cut(data, m
 def test_numbers_may_span_all_63_bits(messages, options):
     rows = sorted(messages, key=lambda row: row[0])
     assert columnar(rows, options) == list(scalar(rows, options))
+
+
+@settings(deadline=None)
+@given(st.lists(LONG_MESSAGE, max_size=30), SETTINGS)
+def test_timestamps_may_span_centuries(messages, options):
+    rows = sorted(messages, key=lambda row: row[0])
+    assert columnar(rows, options) == list(scalar(rows, options))
+
+
+def test_a_copy_is_a_repeat_until_what_it_copies_is_forgotten():
+    head, copy, opens_gap, opens_another = (0, NO_PREVIOUS, 5), (0, 5, 6), (0, 8, 9), (0, 12, 13)
+    rows = [
+        head,
+        copy,
+        copy,
+        opens_gap,
+        copy,
+        opens_another,
+        copy,
+        (0, 8, 9),
+        (0, 12, 13),
+        (1, NO_PREVIOUS, 5),
+        (1, 5, 6),
+    ]
+    answers = columnar([*rows, (1, 5, 6)], {"gap_count_max": 2})
+    assert [answer.reason for answer in answers] == [
+        *("new_chain", "in_order", "seen", "opens_gap", "seen", "opens_gap", "forgotten", "seen", "seen"),
+        *("new_chain", "in_order", "seen"),
+    ]
+    assert answers == list(scalar([*rows, (1, 5, 6)], {"gap_count_max": 2}))
 
 
 @settings(max_examples=200, deadline=None)

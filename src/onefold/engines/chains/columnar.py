@@ -2,8 +2,8 @@
 
 The scalar `ChainDetector` is the truth; this form gives the same answers faster. Most messages are newer than all seen
 of their chain, and for those one number decides, the newest seen: numpy finds it for all rows at once, as the running
-maximum of each chain. What is left is few: messages that open a gap, and messages behind the newest. Only those meet
-the gaps, one by one.
+maximum of each chain. A copy of such a message, previous number and all, is a repeat, and is found among them. What is
+left is few: messages that open a gap, and the other ones behind the newest. Only those meet the gaps, one by one.
 
 The running maximum is the newest number *counted* only while no message ahead of it is refused. Chains in which one is
 (its previous number lies below the newest, or it jumps too far) are judged row by row: rare, and exact.
@@ -31,6 +31,7 @@ from onefold.engines.chains.number import SEQUENCE_BITS, SEQUENCE_MAX
 Int64s: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
 Codes: TypeAlias = NDArray[np.int8]
+Order: TypeAlias = Int64s | NDArray[np.object_]
 
 NO_PREVIOUS = P.NO_PREVIOUS
 _TO_JUDGE = 127  # judge this row by the whole rule
@@ -118,17 +119,23 @@ class ColumnarDetector:
 def classify(rows: Rows, jump_max_ms: int | None = None) -> tuple[Codes, Int64s]:
     """The codes of all rows that one comparison decides, and the newest number up to and with each row."""
     begins, previous, number = rows
-    ahead = _ahead(rows)
-    newest = number[np.maximum.accumulate(np.where(ahead, np.arange(len(number)), 0))]
+    order, number_of = _in_chain_order(rows)
+    top = np.maximum.accumulate(order)
+    newest = number_of(top)
+    ahead = np.concatenate(([True], order[1:] > top[:-1]))  # of all rows of their chain before them
     head = np.concatenate(([P.START], newest[:-1]))
-    codes = np.full(len(number), _BEHIND, np.int8)
-    codes[ahead] = P.IN_ORDER
-    codes[ahead & (previous > head)] = P.OPENS_GAP
-    codes[ahead & (previous == NO_PREVIOUS)] = P.AHEAD
-    refusal = ahead & ~begins & (previous < head) & (previous != NO_PREVIOUS)
+    codes = np.full(len(number), P.IN_ORDER, np.int8)
+    odd = np.flatnonzero(~ahead | (previous != head))
+    odd_ahead, below, above = ahead[odd], previous[odd] < head[odd], previous[odd] > head[odd]
+    alone = previous[odd] == NO_PREVIOUS
+    codes[odd] = np.where(odd_ahead, np.where(above, P.OPENS_GAP, P.AHEAD), _BEHIND)
+    codes[_copies(odd[~odd_ahead & ~alone], previous, order, top)] = P.SEEN
+    refusal = odd[odd_ahead & below & ~alone]
     if jump_max_ms is not None:
-        refusal |= ahead & ~begins & ((number >> SEQUENCE_BITS) - (head >> SEQUENCE_BITS) > jump_max_ms)
-    if refusal.any():
+        jump = (number >> SEQUENCE_BITS) - (head >> SEQUENCE_BITS)
+        refusal = np.concatenate((refusal, np.flatnonzero(ahead & (jump > jump_max_ms))))
+    refusal = refusal[~begins[refusal]]
+    if len(refusal):
         rank = np.cumsum(begins)
         codes[np.isin(rank, rank[refusal])] = _TO_JUDGE
     codes[begins] = P.NEW_CHAIN
@@ -143,8 +150,9 @@ def walk(rows: Rows, codes: Codes, newest: Int64s, begin: Callable[[int], P.Pack
     """
     begins, previous, number = rows
     visits = np.flatnonzero((codes == P.OPENS_GAP) | (codes >= _BEHIND))
-    start = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), 0))
-    columns = (start[visits], codes[visits], newest[visits - 1], previous[visits], number[visits])
+    starts = np.flatnonzero(begins)
+    reaches: list[tuple[int, int]] = []
+    columns = (_last(starts, visits), codes[visits], newest[visits - 1], previous[visits], number[visits])
     current = -1
     judged = set()
     answered: list[int] = []
@@ -152,6 +160,7 @@ def walk(rows: Rows, codes: Codes, newest: Int64s, begin: Callable[[int], P.Pack
         if first != current:
             detector, current = begin(first), first
             behind = detector.behind
+            detector.forgetting = lambda reach: reaches.append((len(answered), reach))
         if code == _BEHIND:
             code = behind(before, own)
         elif code == _TO_JUDGE:
@@ -160,25 +169,55 @@ def walk(rows: Rows, codes: Codes, newest: Int64s, begin: Callable[[int], P.Pack
         else:
             detector.open_gap(head, before)
         answered.append(code)
+    if reaches:
+        at, reach = np.array(reaches, np.int64).T
+        _forget_copies(codes, number, starts, visits[at], reach)
     codes[visits] = answered
     return judged
 
 
-def _ahead(rows: Rows) -> Bools:
-    """Which rows are newer than all rows of their chain before them."""
-    order = _in_chain_order(rows)
-    ahead = np.ones(len(order), np.bool_)
-    np.greater(order[1:], np.maximum.accumulate(order)[:-1], out=ahead[1:])
-    return ahead
+def _copies(rows: Int64s, previous: Int64s, order: Order, top: Order) -> Int64s:
+    """Which of these rows repeat, previous number and all, one that was newer than all before it.
+
+    Between that row's previous number and its own there is nothing unseen any more, so the copy was seen, whatever the
+    gaps are.
+    """
+    same = np.searchsorted(top, order[rows])  # the row that got so far first: theirs, or one that jumped over it
+    copies: Int64s = rows[(order[same] == order[rows]) & (previous[same] == previous[rows])]
+    return copies
 
 
-def _in_chain_order(rows: Rows) -> Int64s | NDArray[np.object_]:
-    """One integer per row that rises from chain to chain, and within a chain as the number does."""
-    timestamp, sequence = rows.number >> SEQUENCE_BITS, rows.number & SEQUENCE_MAX
-    timestamp -= timestamp.min()
+def _forget_copies(codes: Codes, number: Int64s, starts: Int64s, rows: Int64s, reach: Int64s) -> None:
+    """A copy that lies within what was forgotten before it came is no longer known to be one."""
+    copies = np.flatnonzero(codes == P.SEEN)
+    last = np.searchsorted(rows, copies) - 1
+    elsewhere = (last < 0) | (rows[last] < _last(starts, copies))
+    codes[copies[~elsewhere & (number[copies] <= reach[last])]] = P.FORGOTTEN
+
+
+def _last(starts: Int64s, rows: Int64s) -> Int64s:
+    """The first row of each row's chain."""
+    return starts[np.searchsorted(starts, rows, "right") - 1]
+
+
+def _in_chain_order(rows: Rows) -> tuple[Order, Callable[[Order], Int64s]]:
+    """One integer per row that rises from chain to chain, and within a chain as the number does; and the way back."""
     rank = np.cumsum(rows.begins)
+    rank_bits = int(rank[-1]).bit_length()
+    least = int(rows.number.min())
+    bits = (int(rows.number.max()) - least).bit_length()
+    if bits + rank_bits <= 63:
+        return rank << bits | rows.number - least, lambda order: (order & (1 << bits) - 1) + least
+    # Days of traffic, or chains by the thousand: do without the bits of the sequence that no message uses.
+    timestamp, sequence = rows.number >> SEQUENCE_BITS, rows.number & SEQUENCE_MAX
+    least = int(timestamp.min())
     sequence_bits = int(sequence.max()).bit_length()
-    number_bits = int(timestamp.max()).bit_length() + sequence_bits
-    if number_bits + int(rank[-1]).bit_length() > 63:  # decades of traffic with long ties: exact, but slower
-        return rank.astype(object) << number_bits | (timestamp.astype(object) << sequence_bits) | sequence
-    return rank << number_bits | timestamp << sequence_bits | sequence
+    bits = (int(timestamp.max()) - least).bit_length() + sequence_bits
+    if bits + rank_bits > 63:  # decades of traffic with long ties: exact, but slower
+        rank, timestamp = rank.astype(object), timestamp.astype(object)
+
+    def number_of(order: Order) -> Int64s:
+        timestamp = ((order & (1 << bits) - 1) >> sequence_bits) + least
+        return (timestamp << SEQUENCE_BITS | order & (1 << sequence_bits) - 1).astype(np.int64)
+
+    return rank << bits | timestamp - least << sequence_bits | sequence, number_of

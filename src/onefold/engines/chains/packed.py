@@ -7,6 +7,7 @@ property tests hold it equal to the scalar detector, message by message.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 
 from onefold.engines.chains.answers import ANSWERS
 from onefold.engines.chains.number import SEQUENCE_BITS
@@ -33,7 +34,7 @@ class PackedDetector:
     (0, 2, 3, 5)
     """
 
-    __slots__ = ("_first", "_forgotten", "_gap_count_max", "_gaps", "_jump_max_ms", "head")
+    __slots__ = ("_first", "_forgotten", "_gap_count_max", "_gaps", "_jump_max_ms", "forgetting", "head")
 
     def __init__(self, gap_count_max: int, floor: str, jump_max_ms: int | None) -> None:
         self._gap_count_max = gap_count_max
@@ -42,6 +43,7 @@ class PackedDetector:
         self._gaps: Gaps[int] = Gaps()
         self._forgotten = START
         self.head = START
+        self.forgetting: Callable[[int], None] | None = None  # is told how far the forgotten reaches, when it grows
 
     def resume(self, head: int, forgotten: int, lowers: list[int], uppers: list[int]) -> None:
         """Go on where another detector stood: with its head and its `memory`."""
@@ -81,8 +83,10 @@ class PackedDetector:
 
     def open_gap(self, head: int, previous: int) -> None:
         """A message is ahead of the head, and its previous one too."""
-        self._gaps.append(head, previous)
-        if len(self._gaps.lowers) >= self._gap_count_max:
+        gaps = self._gaps
+        gaps.lowers.append(head)
+        gaps.uppers.append(previous)
+        if len(gaps.lowers) >= self._gap_count_max:
             self._forget()
 
     def behind(self, previous: int, number: int) -> int:
@@ -115,3 +119,5 @@ class PackedDetector:
             if hidden:
                 gaps.drop_lowest()
             self._forgotten = gaps.drop_lowest()
+            if self.forgetting is not None:
+                self.forgetting(self._forgotten)
