@@ -11,7 +11,7 @@ A chain's name is 128 bits of hash. The first 64 number the chains and the other
 number; should two ever do so, all 128 bits are compared.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -78,16 +78,44 @@ def chains(columns: Columns) -> Int64s:
 def order(chain: Int64s, columns: Columns) -> Int64s:
     """The rows, sorted by chain, arrival, number, previous and tie."""
     rows: Int64s = np.argsort(columns.arrival, kind="stable")
-    for shift in range(0, int(chain.max(initial=0)).bit_length() or 1, 16):  # numpy sorts 16-bit integers by digits
-        rows = rows[np.argsort((chain[rows] >> shift & 0xFFFF).astype(np.uint16), kind="stable")]
-    same = (chain[rows[1:]] == chain[rows[:-1]]) & (columns.arrival[rows[1:]] == columns.arrival[rows[:-1]])
+    for digit in _digits(chain):
+        rows = rows[np.argsort(digit[rows], kind="stable")]
+    chain, arrival = chain[rows], columns.arrival[rows]
+    same = (chain[1:] == chain[:-1]) & (arrival[1:] == arrival[:-1])
     if same.any():
         _settle_ties(rows, same, columns)
     return rows
 
 
+def _digits(chain: Int64s) -> Iterator[NDArray[np.unsignedinteger]]:
+    """The lowest digit first; small ones, for numpy sorts integers of 8 and 16 bits without comparing them."""
+    most = int(chain.max(initial=0))
+    if most < 1 << 8:
+        yield chain.astype(np.uint8)
+    else:
+        for shift in range(0, most.bit_length(), 16):
+            yield (chain >> shift).astype(np.uint16)
+
+
 def _settle_ties(rows: Int64s, same: NDArray[np.bool_], columns: Columns) -> None:
-    block = np.concatenate(([0], np.cumsum(~same)))
-    tied = np.flatnonzero(np.concatenate((same, [False])) | np.concatenate(([False], same)))
-    row = rows[tied]
-    rows[tied] = row[np.lexsort((columns.tie[row], columns.previous[row], columns.number[row], block[tied]))]
+    """Put rows that came at the same time in order; ``same``: is it so of a row and the next one?"""
+    before, after = np.concatenate(([False], same[:-1])), np.concatenate((same[1:], [False]))
+    alone = same & ~before & ~after  # most are two, and a comparison settles them
+    one = np.flatnonzero(alone)
+    wrong = one[_is_behind(rows[one], rows[one + 1], columns)]
+    rows[wrong], rows[wrong + 1] = rows[wrong + 1], rows[wrong]
+    more = same & ~alone
+    if more.any():
+        block = np.concatenate(([0], np.cumsum(~more)))
+        tied = np.flatnonzero(np.concatenate((more, [False])) | np.concatenate(([False], more)))
+        row = rows[tied]
+        rows[tied] = row[np.lexsort((columns.tie[row], columns.previous[row], columns.number[row], block[tied]))]
+
+
+def _is_behind(one: Int64s, other: Int64s, columns: Columns) -> NDArray[np.bool_]:
+    """Does the one row belong behind the other?"""
+    behind = columns.tie[one] > columns.tie[other]
+    for column in (columns.previous, columns.number):
+        left, right = column[one], column[other]
+        behind = (left > right) | (left == right) & behind
+    return behind
