@@ -101,7 +101,7 @@ def _state(rows: int, faults: Any) -> tuple[float, float]:
     return sum(sizes) / 20, sum(len(detector.missing()) for detector in detectors.values()) / 20
 
 
-def spark(rows: int, rounds: int) -> None:
+def spark(rows: int, rounds: int, counts: list[int]) -> None:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -121,12 +121,12 @@ def spark(rows: int, rounds: int) -> None:
     }
     print(f"\n## Spark, {rows:,} rows of 11 columns, verdict and reason on every row\n")
     print("| chains | dropDuplicates | row_number | judge_chains | shuffle alone |\n|---|---|---|---|---|")
-    for chains in CHAINS:
+    for chains in counts:
         with tempfile.TemporaryDirectory() as folder:
             write(make(Traffic(rows=rows, chains=min(chains, rows))), Path(folder) / "traffic", files=4)
             df = context.read.parquet(f"{folder}/traffic/messages")
             judged = {name: df.transform(step) for name, step in steps.items()}
-            times = best({name: partial(to_nowhere, table) for name, table in judged.items()}, rounds, 3)
+            times = best({name: partial(to_nowhere, table) for name, table in judged.items()}, rounds, 6)
         peer = times["dropDuplicates"]
         cells = [f"{seconds:.2f} s, {peer / seconds:.2f}x" for seconds in times.values()]
         print(f"| {chains:,} | {' | '.join(cells)} |", flush=True)
@@ -175,7 +175,8 @@ def _peak_kb(reset: bool = False) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--chains", type=int, nargs="+", default=CHAINS, help="how many chains, with Spark")
     parser.add_argument("--only", choices=["scalar", "spark", "state", "memory"])
     options = parser.parse_args()
     if options.only in (None, "scalar"):
@@ -184,7 +185,7 @@ def main() -> None:
     if options.only in (None, "state"):
         state()
     if options.only in (None, "spark"):
-        spark(options.rows, options.rounds)
+        spark(options.rows, options.rounds, options.chains)
     if options.only in (None, "memory"):
         memory()
 
