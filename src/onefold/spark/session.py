@@ -53,8 +53,8 @@ DEFAULTS = {
     "spark.sql.maxConcurrentOutputFileWriters": "8",
     "spark.driver.extraJavaOptions": _JVM_OPTIONS,
     "spark.executor.extraJavaOptions": _JVM_OPTIONS,
-    # A Python worker keeps up to 64 MB that it does not need just now. It would give back what numpy is done with, and
-    # ask for it again at once, many times a task: a third of the time of a judgement went into zeroing those pages.
+    # A Python worker keeps up to 64 MB that it does not need just now. Else it gives back what numpy is done with and
+    # asks for it again at once, many times a task, and much of its time goes into pages that are new and zeroed.
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(64 << 20),
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 << 20),
 }
