@@ -71,7 +71,9 @@ class LocalServer:
 
     def freeze(self) -> None:
         """It keeps its connections, and says nothing any more."""
+        assert self.process is not None
         self._signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)  # its threads stop one by one: a moment it may yet answer
 
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
