@@ -132,30 +132,6 @@ def spark(rows: int, rounds: int, counts: list[int]) -> None:
         print(f"| {chains:,} | {' | '.join(cells)} |", flush=True)
 
 
-def workers(rounds: int) -> None:
-    """What a task costs besides its rows: 64 tasks of a row each, before Python's workers have settled and after."""
-    from onefold.sim.traffic import Traffic, make
-    from onefold.spark import judge_chains
-    from onefold.spark.session import session
-
-    context = session()
-    rows = context.range(0, 64, 1, 64)
-
-    def same(batches: Any) -> Any:
-        yield from batches
-
-    def timed() -> float:
-        return best({"x": lambda: to_nowhere(rows.mapInArrow(same, rows.schema))}, rounds)["x"]
-
-    before = timed()
-    messages = context.createDataFrame(make(Traffic(rows=1_000, chains=100)).messages)
-    to_nowhere(messages.transform(judge_chains(partitions=64)))
-    after = timed()
-    print("\n## 64 tasks of a row each through Python\n")
-    print("| workers | seconds |\n|---|---|")
-    print(f"| as Spark starts them | {before:.2f} |\n| settled, after a first judgement | {after:.2f} |", flush=True)
-
-
 def to_nowhere(table: Any) -> None:
     table.write.format("noop").mode("overwrite").save()
 
@@ -201,15 +177,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--chains", type=int, nargs="+", default=CHAINS, help="how many chains, with Spark")
-    parser.add_argument("--only", choices=["scalar", "spark", "workers", "state", "memory"])
+    parser.add_argument("--only", choices=["scalar", "spark", "state", "memory"])
     options = parser.parse_args()
     if options.only in (None, "scalar"):
         scalar(options.rows // 2, options.rounds)
         old_duplicates(options.rounds)
     if options.only in (None, "state"):
         state()
-    if options.only in (None, "workers"):
-        workers(options.rounds)
     if options.only in (None, "spark"):
         spark(options.rows, options.rounds, options.chains)
     if options.only in (None, "memory"):

@@ -1,8 +1,8 @@
 """The Python processes in which Spark runs our functions.
 
 A worker serves task after task, and after each it searches everything it has loaded for garbage: with pandas and
-pyarrow that can take longer than the task did (`./run bench chains --only workers`). What is loaded never becomes
-garbage, so after its first task a worker is told to search it no more.
+pyarrow that can take longer than a small task did. What is loaded never becomes garbage, so after its first task a
+worker is told to search it no more.
 """
 
 import gc
