@@ -152,7 +152,7 @@ def walk(rows: Rows, codes: Codes, newest: Int64s, begin: Callable[[int], P.Pack
     visits = np.flatnonzero((codes == P.OPENS_GAP) | (codes >= _BEHIND))
     starts = np.flatnonzero(begins)
     reaches: list[tuple[int, int]] = []
-    columns = (_last(starts, visits), codes[visits], newest[visits - 1], previous[visits], number[visits])
+    columns = (_first_rows(starts, visits), codes[visits], newest[visits - 1], previous[visits], number[visits])
     current = -1
     judged = set()
     answered: list[int] = []
@@ -191,11 +191,11 @@ def _forget_copies(codes: Codes, number: Int64s, starts: Int64s, rows: Int64s, r
     """A copy that lies within what was forgotten before it came is no longer known to be one."""
     copies = np.flatnonzero(codes == P.SEEN)
     last = np.searchsorted(rows, copies) - 1
-    elsewhere = (last < 0) | (rows[last] < _last(starts, copies))
+    elsewhere = (last < 0) | (rows[last] < _first_rows(starts, copies))
     codes[copies[~elsewhere & (number[copies] <= reach[last])]] = P.FORGOTTEN
 
 
-def _last(starts: Int64s, rows: Int64s) -> Int64s:
+def _first_rows(starts: Int64s, rows: Int64s) -> Int64s:
     """The first row of each row's chain."""
     return starts[np.searchsorted(starts, rows, "right") - 1]
 
