@@ -38,3 +38,14 @@ def process(*words: object, cwd: Path, **environ: str) -> Done:
         command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, **environ}
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def lines_after_kill(process: subprocess.Popen[str]) -> list[str]:
+    """Kill it; the whole lines that it had said and nobody has read yet.
+
+    Not by communicate(), which passes over what readline() has read ahead.
+    """
+    with process:
+        process.kill()
+        assert process.stdout is not None
+        return [line.removesuffix("\n") for line in process.stdout if line.endswith("\n")]

@@ -18,6 +18,7 @@ from onefold.ports import Delivery, Parcel
 from onefold.stores.nats.queue import NatsQueue
 from onefold.stores.nats.sending import IN_FLIGHT_MAX
 from onefold.stores.queues import open_queue
+from tests.commands import lines_after_kill
 from tests.local_server import free_ports
 from tests.nats_server import NatsServer
 
@@ -116,9 +117,9 @@ def test_processes_share_the_parcels_and_kill_9_of_one_loses_none(nats_url):
     first = workers[0]
     assert first.stdout is not None
     heard = [first.stdout.readline() for _ in range(4)]
-    first.kill()
-    outs = ["".join(heard[1:]), *(worker.communicate(timeout=60)[0].removeprefix("ready\n") for worker in workers)]
-    came = {word for out in outs for line in out.splitlines() for word in line.split()}
+    heard += lines_after_kill(first)
+    outs = [*heard, *(worker.communicate(timeout=60)[0] for worker in workers[1:])]
+    came = {word for out in outs for word in out.split()}
     while queue.waiting():  # what it held, if the others had gone home before its lease ran out
         found = queue.lease(["orders"], 5, LONG_MS, wait_ms=5_000)
         queue.acknowledge(found)

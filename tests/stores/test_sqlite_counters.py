@@ -14,6 +14,7 @@ from onefold.engines.lorawan.server import Claim, Claimed, Counters, Unfinished
 from onefold.errors import Damaged, Misuse, StoreFailed
 from onefold.stores.sqlite.counter_store import SCHEMA, SqliteCounters
 from onefold.stores.sqlite.database import Database
+from tests.commands import lines_after_kill
 
 RACER = """
 import json, sys
@@ -84,10 +85,7 @@ def test_kill_9_loses_no_claim_that_was_answered_and_holds_nobody_up(tmp_path):
     for _ in range(200):
         assert process.stdout is not None
         last = json.loads(process.stdout.readline())
-    process.kill()
-    out, _ = process.communicate(timeout=20)
-    for line in out.splitlines(keepends=True):
-        last = json.loads(line) if line.endswith("\n") else last
+    last = [last, *map(json.loads, lines_after_kill(process))][-1]
     [(device, up, down)] = last
     began = time.monotonic()
     counters = SqliteCounters(tmp_path / "x.db", clock)

@@ -21,6 +21,7 @@ from onefold.stores.memory.ledger import MemoryLedger
 from onefold.stores.outboxes import open_ledger, open_tokens
 from onefold.stores.sqlite.counter_store import SqliteCounters
 from onefold.stores.sqlite.ledger import SqliteLedger
+from tests.commands import lines_after_kill
 
 KEY = Key("shop", "7")
 STEP = Finish(KEY, "t1")
@@ -117,10 +118,7 @@ def test_kill_9_loses_no_settle_that_was_answered_and_holds_nobody_up(tmp_path):
     go(process)
     assert process.stdout is not None
     answered = [process.stdout.readline().strip() for _ in range(200)]
-    process.kill()
-    # Not by communicate(): it passes over what readline() has read ahead.
-    answered += [line.strip() for line in process.stdout if line.endswith("\n")]
-    process.communicate(timeout=20)
+    answered += lines_after_kill(process)
     began = time.monotonic()
     with closing(SqliteLedger(tmp_path / "x.db")) as ledger:
         assert not any(ledger.holds(answered))
