@@ -11,6 +11,17 @@ IN_CI = os.environ.get("CI") == "true"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m")
 
 
+def pytest_xdist_auto_num_workers():
+    """One more than there are cores, because the tests of services wait a lot; at most four, each has a Spark."""
+    return min(4, len(os.sched_getaffinity(0)) + 1)
+
+
+def pytest_collection_modifyitems(items):
+    """The files that take the longest first: at the end, one of them would leave all other processes waiting."""
+    spark, commands = (lambda path: "spark" in path.parts), (lambda path: path.parent.name in ("cli", "tests"))
+    items.sort(key=lambda item: (not spark(item.path), not commands(item.path)))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     return no_skip((yield))

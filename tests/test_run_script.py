@@ -92,7 +92,7 @@ def test_onefold_works_where_the_caller_stands_and_the_tests_in_the_tree(tree, t
 
 def test_check_runs_every_tool_and_the_tests_last(tree):
     done = call("check", run=tree / "run")
-    tests = "python -m pytest -n auto --maxprocesses 4 --dist loadfile"
+    tests = "python -m pytest -n auto --dist loadfile --no-loadscope-reorder"
     tools = ["ruff format --check .", "ruff check .", "mypy", "lint-imports", tests]
     assert [line for line in done.stdout.splitlines() if line != str(tree)] == tools
     assert done.returncode == 0

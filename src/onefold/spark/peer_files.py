@@ -26,9 +26,10 @@ def files_of(df: DataFrame, table: Table) -> Files:
         return {}
     jvm: Any = df.sparkSession.sparkContext._jvm
     configuration = df.sparkSession.sparkContext._jsc.hadoopConfiguration()
+    to_path, to_uri = getattr(jvm, "org.apache.hadoop.fs.Path"), getattr(jvm, "java.net.URI")
     found = {}
     for name in df.inputFiles():
-        path = jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(name))
+        path = to_path(to_uri(name))
         status = path.getFileSystem(configuration).getFileStatus(path)
         found[_as_in_rows(name)] = (int(status.getLen()), int(status.getModificationTime()))
     return found

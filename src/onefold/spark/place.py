@@ -26,7 +26,8 @@ class Place:
     def __init__(self, spark: SparkSession, path: str) -> None:
         self._spark = spark
         jvm: Any = spark.sparkContext._jvm
-        self._path = jvm.org.apache.hadoop.fs.Path(path)
+        # By its whole name: of jvm.org.apache... each step is looked for as a class, in every jar there is.
+        self._path = getattr(jvm, "org.apache.hadoop.fs.Path")(path)
         with self._named("open"):
             configuration = spark.sparkContext._jsc.hadoopConfiguration()
             self._files = self._path.getFileSystem(configuration)
