@@ -82,6 +82,18 @@ def test_the_batches_of_a_stream_are_audited_by_its_pipeline(traffic, tmp_path, 
     assert "is the output of a stream" in refused.stderr
 
 
+def test_a_secret_of_the_settings_is_not_kept_and_the_audit_asks_for_the_file_that_has_it(traffic, tmp_path, spark):
+    pipeline(tmp_path, traffic)
+    file = tmp_path / "pipeline.toml"
+    file.write_text(file.read_text().replace("[judge]", '[source.options]\npassword = "hunter2"\n[judge]'))
+    assert onefold("run", "pipeline.toml", cwd=tmp_path).returncode == 0
+    assert "hunter2" not in (tmp_path / "out" / "run.json").read_text()
+    refused = onefold("audit", "out", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "out: run.json keeps no secrets, and so lacks source.options.password: give the TOML file" in refused.stderr
+    assert onefold("audit", "pipeline.toml", cwd=tmp_path).returncode == 0
+
+
 def test_what_is_no_run_is_refused_in_one_line(traffic, tmp_path, spark):
     (tmp_path / "empty").mkdir()
     (tmp_path / "by-hand").mkdir()

@@ -13,6 +13,7 @@ from onefold.cli.progress import progress
 from onefold.cli.telling import local_folder
 from onefold.errors import Misuse
 from onefold.report import agreement
+from onefold.report.secrets import hidden_in
 from onefold.report.text import foreign
 from onefold.settings import Settings, load
 
@@ -80,7 +81,10 @@ def _settings(run: str) -> Settings:
     if not (place / "run.json").exists():
         raise Misuse(f"{run} is not a complete run: it holds no run.json", run=run)
     try:
-        return Settings.model_validate(loads((place / "run.json").read_bytes())["settings"])
+        told = loads((place / "run.json").read_bytes())["settings"]
+        if secrets := hidden_in(told):
+            raise Misuse(f"{run}: run.json keeps no secrets, and so lacks {secrets[0]}: give the TOML file", run=run)
+        return Settings.model_validate(told)
     except (ValidationError, ValueError, KeyError, TypeError) as error:
         raise Misuse(
             f"{run}: run.json does not name the run's source; `onefold.spark.audit` takes tables", run=run

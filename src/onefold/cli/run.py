@@ -12,6 +12,7 @@ from onefold.cli.stream import stream
 from onefold.cli.telling import local_folder, steps_told
 from onefold.errors import Misuse, OnefoldError
 from onefold.report import agreement, text
+from onefold.report.secrets import without_secrets
 from onefold.settings import Settings, load
 from onefold.tally import Tally
 from onefold.verdict import Verdict
@@ -75,7 +76,7 @@ def execute(settings: Settings) -> dict[str, Any]:
     with progress(people) as say, steps_told(local_folder(settings.publish.path), say) as begin:
         say("starting Spark")
         spark, source, judging = opened(settings)
-        told = settings.model_dump(mode="json")
+        told = without_secrets(settings.model_dump(mode="json"))  # run.json lies beside the rows, for all their readers
         result = jobs.run(
             spark,
             source,

@@ -1,4 +1,4 @@
-"""What must not be shown: passwords and their like, which the settings of a run may hold in options of readers."""
+"""What must be neither shown nor kept: passwords and their like, which settings may hold in options of readers."""
 
 import re
 from collections.abc import Mapping
@@ -29,3 +29,18 @@ def without_secrets(value: Any, name: str = "") -> Any:
     if value is not None and not isinstance(value, bool) and _NAMES.search(name):
         return HIDDEN
     return _PAIR.sub(rf"\1{HIDDEN}", _LOGIN.sub(rf"\1:{HIDDEN}@", value)) if isinstance(value, str) else value
+
+
+def hidden_in(value: Any, name: str = "") -> list[str]:
+    """Where something is hidden, by its dotted name: what is made of this has to come from elsewhere.
+
+    >>> hidden_in({"source": {"path": "t", "options": {"password": "(hidden)", "url": "jdbc://me:(hidden)@db/t"}}})
+    ['source.options.password', 'source.options.url']
+    """
+    if isinstance(value, dict):
+        inner = ((f"{name}.{key}" if name else str(key), each) for key, each in value.items())
+    elif isinstance(value, list | tuple):
+        inner = ((name, each) for each in value)
+    else:
+        return [name] if isinstance(value, str) and HIDDEN in value else []
+    return [found for key, each in inner for found in hidden_in(each, key)]
