@@ -136,13 +136,39 @@ def to_nowhere(table: Any) -> None:
     table.write.format("noop").mode("overwrite").save()
 
 
+def tasks() -> None:
+    """What a judging task costs besides its rows: a small table in eight of them, in processes of their own."""
+    print("\n## 400 rows of 100 chains in 8 tasks\n")
+    print("| the JVM and its workers talk over | seconds |\n|---|---|")
+    for talk, enabled in (("Unix sockets, the default on one machine", "true"), ("TCP", "false")):
+        print(f"| {talk} | {_alone(f'small({enabled!r})')} |", flush=True)
+
+
+def small(unix_sockets: str) -> None:
+    """Judge a small table again and again, and print the best time."""
+    from onefold.sim.traffic import Traffic, make
+    from onefold.sim.writing import write
+    from onefold.spark import judge_chains
+    from onefold.spark.session import session
+
+    context = session(config={"spark.python.unix.domain.socket.enabled": unix_sockets})
+    with tempfile.TemporaryDirectory() as folder:
+        write(make(Traffic(rows=400, chains=100)), Path(folder) / "traffic", files=4)
+        judged = context.read.parquet(f"{folder}/traffic/messages").transform(judge_chains(partitions=8))
+        print(f"{best({'x': partial(to_nowhere, judged)}, rounds=40, warm_up=20)['x']:.3f}")
+
+
+def _alone(call: str) -> str:
+    """What a function of this file prints in a process of its own."""
+    code = f"import sys; sys.path.insert(0, 'benchmarks'); import chains; chains.{call}"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def memory() -> None:
     print("\n## Memory of a task's Python side, one chain, at most 500,000 rows in memory\n")
     print("| rows in the partition | peak MB |\n|---|---|")
     for rows in (500_000, 2_000_000, 8_000_000):
-        code = f"import sys; sys.path.insert(0, 'benchmarks'); import chains; chains.spill({rows})"
-        peak = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        print(f"| {rows:,} | {peak.strip()} |", flush=True)
+        print(f"| {rows:,} | {_alone(f'spill({rows})')} |", flush=True)
 
 
 def spill(rows: int) -> None:
@@ -177,7 +203,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--chains", type=int, nargs="+", default=CHAINS, help="how many chains, with Spark")
-    parser.add_argument("--only", choices=["scalar", "spark", "state", "memory"])
+    parser.add_argument("--only", choices=["scalar", "spark", "state", "tasks", "memory"])
     options = parser.parse_args()
     if options.only in (None, "scalar"):
         scalar(options.rows // 2, options.rounds)
@@ -186,6 +212,8 @@ def main() -> None:
         state()
     if options.only in (None, "spark"):
         spark(options.rows, options.rounds, options.chains)
+    if options.only in (None, "tasks"):
+        tasks()
     if options.only in (None, "memory"):
         memory()
 

@@ -4,7 +4,7 @@ Ours shows no UI and no progress bars, keeps time in UTC and writes Spark's own 
 terminal. What else is set depends on where the executors are:
 
 * on this machine (local, local-cluster, a standalone master on loopback): all talk is on loopback, and they run the
-  driver's Python;
+  driver's Python. If they are started by the session itself (the first two), they talk to it over `sockets`;
 * elsewhere: neither the driver's address nor its Python need mean anything there. Spark finds the address, the Python
   is what ``spark.pyspark.python`` or ``PYSPARK_PYTHON`` says, else their ``python3``.
 
@@ -29,6 +29,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from onefold.spark import java, shipping
+from onefold.spark.sockets import unix_sockets
 
 _JVM_OPTIONS = " ".join(
     (
@@ -111,7 +112,8 @@ def _started(ours: Mapping[str, str], own: Mapping[str, str]) -> SparkSession:
     """A session with a JVM of its own."""
     master = own.get("spark.master", ours["spark.master"])
     here = is_here(master)
-    conf = SparkConf().setAll(list({**ours, **(LOOPBACK if here else {}), **own}.items()))
+    talk = {**(LOOPBACK if here else {}), **(unix_sockets() if master.startswith("local") else {})}
+    conf = SparkConf().setAll(list({**ours, **talk, **own}.items()))
     with _environment(_variables(here, own)):
         gateway = _launch(conf)
         try:
