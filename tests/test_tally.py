@@ -17,7 +17,8 @@ NOTES = st.lists(st.tuples(st.sampled_from(ANSWERS), st.integers(0, 1000)), max_
 def tally_of(notes) -> Tally:
     tally = Tally()
     for answer, n in notes:
-        tally.note(answer, n)
+        tally.arrive(n)
+        tally.judge(answer, n)
     return tally
 
 
@@ -47,7 +48,9 @@ def test_adding_is_associative_and_commutative_and_has_a_zero(a, b, c):
 @given(TALLIES, TALLIES)
 def test_adding_leaves_both_sides_as_they_were(a, b):
     before = a.to_dict(), b.to_dict()
-    (a + b).note(SEEN, 5)
+    whole = a + b
+    whole.arrive(5)
+    whole.judge(SEEN, 5)
     assert (a.to_dict(), b.to_dict()) == before
 
 
@@ -64,6 +67,16 @@ def test_a_message_without_a_verdict_breaks_the_law_and_both_sides_are_named(tal
     assert caught.value.values == {"received": tally.received, "judged": tally.received - lost}
     assert not tally.balanced
     assert Tally.from_dict(tally.to_dict()) == tally  # an honest account of a broken law can be read
+
+
+@given(TALLIES, st.integers(1, 50), st.integers(1, 50))
+def test_each_column_is_counted_by_itself_so_that_the_law_can_break_either_way(tally, lost, doubled):
+    tally.arrive(lost)
+    assert (tally.pending, tally.balanced) == (lost, False)
+    tally.judge(SEEN, lost)
+    assert (tally.pending, tally.balanced) == (0, True)
+    tally.judge(SEEN, doubled)
+    assert (tally.pending, tally.balanced) == (-doubled, False)
 
 
 def test_a_broken_part_breaks_the_whole():
@@ -89,9 +102,10 @@ def test_a_negative_count_is_refused_wherever_it_comes_from():
     with pytest.raises(BadInput, match="-2"):
         Tally(0, {SEEN: -2})
     tally = Tally()
-    with pytest.raises(Misuse, match="-3") as caught:
-        tally.note(SEEN, -3)
-    assert caught.value.values == {"n": -3}
+    for add in (tally.arrive, lambda n: tally.judge(SEEN, n), lambda n: tally.note(SEEN, n)):
+        with pytest.raises(Misuse, match="-3") as caught:
+            add(-3)
+        assert caught.value.values == {"n": -3}
     assert tally == Tally()
 
 

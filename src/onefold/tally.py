@@ -1,8 +1,10 @@
 """The tally: the books of a run, and the law that they keep.
 
-Two columns are kept apart on purpose. ``received`` counts what came in, where it came in; ``counts`` counts the
-verdicts that went out. ``check()`` compares the two: ``in = first + repeat + unsure + reject``. Tallies of parts add up
-to the tally of the whole, so workers, batches and days can be merged in any order.
+Two columns are kept apart on purpose. `arrive` counts what came in, where it comes in (the transport); `judge` counts
+the verdicts, where they are given. Neither touches the other's column, so a message that is lost or answered twice
+between the two places shows: ``check()`` compares them, ``in = first + repeat + unsure + reject``. In between, messages
+are under way: `pending` says how many, and only at rest it must be 0. Tallies of parts add up to the tally of the
+whole, so workers, batches and days can be merged in any order.
 """
 
 from __future__ import annotations
@@ -23,8 +25,11 @@ class Tally:
     """Counts per verdict and reason, beside the count of what came in.
 
     >>> tally = Tally()
-    >>> tally.note(Answer(Verdict.FIRST, "in_order"), 3)
-    >>> tally.note(Answer(Verdict.REPEAT, "seen"))
+    >>> tally.arrive(4)
+    >>> tally.judge(Answer(Verdict.FIRST, "in_order"), 3)
+    >>> str(tally), tally.pending
+    ('4 in != 3 first + 0 repeat + 0 unsure + 0 reject', 1)
+    >>> tally.judge(Answer(Verdict.REPEAT, "seen"))
     >>> str(tally)
     '4 in = 3 first + 1 repeat + 0 unsure + 0 reject'
     >>> (tally + tally).received
@@ -39,12 +44,18 @@ class Tally:
         self.received = received
         self._counts = Counter(counts or {})
 
+    def arrive(self, n: int = 1) -> None:
+        """Count ``n`` messages that came in: called where they arrive, before anybody judges them."""
+        self.received += _increment(n)
+
+    def judge(self, answer: Answer, n: int = 1) -> None:
+        """Count ``n`` messages that were given this answer: called where they are judged."""
+        self._counts[answer] += _increment(n)
+
     def note(self, answer: Answer, n: int = 1) -> None:
-        """Book ``n`` messages that came in and were given this answer."""
-        if n < 0:
-            raise Misuse(f"n is {n}, must not be negative: what is in the books stays there", n=n)
-        self.received += n
-        self._counts[answer] += n
+        """Count ``n`` messages as arrived and as judged at once: a tally of one column, which cannot fail."""
+        self.arrive(n)
+        self.judge(answer, n)
 
     def count(self, verdict: Verdict, reason: str | None = None) -> int:
         """How many messages got this verdict, for this reason or for any."""
@@ -56,9 +67,14 @@ class Tally:
         return sum(self._counts.values())
 
     @property
+    def pending(self) -> int:
+        """How many messages arrived and have no verdict yet; below 0, more verdicts were given than messages came."""
+        return self.received - self.judged
+
+    @property
     def balanced(self) -> bool:
-        """Whether the law holds."""
-        return self.received == self.judged
+        """Whether the law holds: every message that arrived has one verdict. At rest it must."""
+        return not self.pending
 
     def check(self) -> Tally:
         """Return self if the law holds; raise `BooksDoNotBalance` with both sides if not."""
@@ -113,6 +129,13 @@ class Tally:
         if balanced is not tally.balanced:
             raise BadInput(f"this tally lies: it claims balanced = {balanced!r} of {tally}", balanced=balanced)
         return tally
+
+
+def _increment(n: int) -> int:
+    """``n`` if it may be added: what is in the books stays there."""
+    if n < 0:
+        raise Misuse(f"n is {n}, must not be negative: what is in the books stays there", n=n)
+    return n
 
 
 def _count(value: object) -> int:
