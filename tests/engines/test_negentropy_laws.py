@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from hashlib import sha256
 from itertools import product
 from typing import Any
 
@@ -15,7 +16,8 @@ from onefold.engines.negentropy.reading import Layout, _read_few, read_ranges
 from onefold.engines.negentropy.wire_v1 import WireV1
 from onefold.engines.negentropy.writing import Writer
 from onefold.errors import Misuse
-from tests.negentropy_peer import PlainPeer
+from tests.negentropy_peer import PlainPeer, Reader
+from tests.negentropy_peer import Writer as PlainWriter
 
 SHAPES = {"one second": 1, "few seconds": 5, "seconds": 10**6, "milliseconds": 10**11, "shared prefixes": 3}
 SHARES = (0.0, 0.001, 0.01, 0.1, 0.5, 1.0)
@@ -338,3 +340,65 @@ def test_a_session_that_makes_no_sense_is_misuse():
     assert client.reconcile(b"\x61").reply is None
     with pytest.raises(Misuse, match="the session is done"):
         client.reconcile(b"\x61")
+
+
+def with_empty_ranges(message, wire, id_size, rng, most):
+    """The same message with ranges of no width put in: at the beginning, between any two ranges, and at the end."""
+    head = 1 if wire == "v1" else 0
+    reader, writer = Reader(message, head), PlainWriter()
+    print_size = 16 if wire == "v1" else id_size
+
+    def put_in(bound):
+        for _ in range(rng.randint(0, most)):
+            mode = rng.choice((Mode.SKIP, Mode.FINGERPRINT, Mode.ID_LIST))
+            payload = {Mode.SKIP: b"", Mode.FINGERPRINT: rng.randbytes(print_size), Mode.ID_LIST: b"\0"}[mode]
+            writer.range(bound, mode, payload)
+
+    put_in((0, b""))
+    while reader.at < len(message):
+        bound, mode, start = reader.bound(), reader.number(), reader.at
+        if mode == Mode.FINGERPRINT:
+            reader.take(print_size)
+        elif mode != Mode.SKIP:
+            reader.take(reader.number() * id_size)
+        if mode == Mode.RESPONSE:
+            reader.take(reader.number())
+        writer.range(bound, mode, message[start : reader.at])
+        put_in(bound)
+    return message[:head] + b"".join(writer.parts)
+
+
+@pytest.mark.parametrize(("most", "frame"), [(1, 0), (1, 4_096), (40, 0)])
+@pytest.mark.parametrize("wire", ["v1", "xor"])
+def test_ranges_of_no_width_anywhere_in_a_message_change_nothing(wire, most, frame):
+    """Few ranges are read one by one and many as columns: with 40 at each place it is the latter."""
+    rng = random.Random(f"{wire} {most} {frame}")
+    for _ in range(20):
+        id_size = 32 if wire == "v1" else rng.choice((8, 16))
+        sides = two_sides(rng, rng.choice((0, 1, 40, 300, 900)), id_size, rng.choice(list(SHAPES)))
+        items = [sealed(side, id_size) for side in sides]
+        client, server = (Session(item, wire, frame_size_max=frame) for item in items)
+        other_client, other_server = (Session(item, wire, frame_size_max=frame) for item in items)
+        found: list[set[bytes]] = [set(), set()]
+        message: Any = client.initiate()
+        assert other_client.initiate() == message
+        while message is not None:
+            reply = server.reconcile(message).reply
+            assert other_server.reconcile(with_empty_ranges(message, wire, id_size, rng, most)).reply == reply
+            learnt = client.reconcile(reply)
+            assert other_client.reconcile(with_empty_ranges(reply, wire, id_size, rng, most)) == learnt
+            message = learnt.reply
+            found = [found[0] | set(learnt.have), found[1] | set(learnt.need)]
+        assert found == [ids_of(sides[0]) - ids_of(sides[1]), ids_of(sides[1]) - ids_of(sides[0])]
+
+
+@pytest.mark.parametrize("wire", ["v1", "xor"])
+def test_a_server_that_closes_a_full_frame_with_a_range_of_no_width_is_understood(wire):
+    """As published: a list that fills the frame up to infinity, and behind it the fingerprint of the rest: nothing."""
+    ids = [bytes([number]) * 32 for number in range(1, 9)]
+    items = sealed((list(range(4)), np.frombuffer(b"".join(ids[:4]), dtype=np.uint8).reshape(-1, 32)), 32)
+    client = Session(items, wire)
+    client.initiate()
+    head, empty = (b"\x61", sha256(bytes(33)).digest()[:16]) if wire == "v1" else (b"", bytes(32))
+    reply = head + b"\x00\x00\x02\x08" + b"".join(ids) + b"\x00\x00\x01" + empty
+    assert client.reconcile(reply) == (None, [], ids[4:])
