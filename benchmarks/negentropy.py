@@ -1,9 +1,10 @@
 """./run bench negentropy: two sets of a million records, both sides in this process, one core.
 
-Build: sealing the set and its totals, beside sorting the same columns with numpy. Reconcile: 1, 1,000 and 100,000
-differences, half of them on each side, anywhere or in one stretch; with frame limits of 60,000 bytes up and 500,000
-down; with the sparse and with the full reply. The best of some rounds is kept. Memory is what tracemalloc sees at its
-peak, above the two sets. Then hostile messages of 128 KiB, and a server whose records are in a SQLite file.
+Build: sealing the set and its totals, beside sorting the same columns with numpy; then with distinct timestamps and
+with 63 % of them tied, by turns, as a ratio of medians. Reconcile: 1, 1,000 and 100,000 differences, half of them on
+each side, anywhere or in one stretch; with frame limits of 60,000 bytes up and 500,000 down; with the sparse and with
+the full reply. The best of some rounds is kept. Memory is what tracemalloc sees at its peak, above the two sets. Then
+hostile messages of 128 KiB, and a server whose records are in a SQLite file.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -119,6 +121,26 @@ def build(records: int, rounds: int) -> None:
     one = least["`np.lexsort` of timestamp and four limbs"]
     for name, seconds in least.items():
         print(f"| {name} | {seconds:.3f} | {seconds / one:.2f} |", flush=True)
+
+    ties(records, ids, rounds)
+
+
+def ties(records: int, ids: Any, rounds: int) -> None:
+    """Distinct timestamps and tied ones, in any order, by turns."""
+    print("\n| timestamps | seconds, median | distinct = 1 |\n|---|---|---|")
+    grow = np.random.default_rng(5)
+    tied = grow.integers(0, records, records).astype(np.uint64)
+    share = np.mean(np.bincount(tied.astype(np.int64))[tied.astype(np.int64)] > 1)
+    ways = {"distinct": grow.permutation(31 * records)[:records].astype(np.uint64), f"{share:.0%} tied": tied}
+    spent: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, stamps in ways.items():
+            gc.collect()
+            start = perf_counter()
+            ItemSet.from_arrays(stamps, ids).seal()
+            spent[name].append(perf_counter() - start)
+    for name, seconds in spent.items():
+        print(f"| {name} | {median(seconds):.3f} | {median(seconds) / median(spent['distinct']):.2f} |", flush=True)
 
 
 def reconcile(records: int, rounds: int) -> None:

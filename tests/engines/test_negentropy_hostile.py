@@ -184,7 +184,17 @@ def test_damaged_and_cut_messages_never_do_more_than_raise_bad_input(wire):
         random.Random(9).randbytes(HOSTILE_SIZE),
         b"\x00\x00\x02\xa0\x00" + bytes(32 * 4_096),
     ],
-    ids=["ones", "zero digits", "skips", "empty lists", "no width", "fingerprints", "huge count", "noise", "one id, often"],
+    ids=[
+        "ones",
+        "zero digits",
+        "skips",
+        "empty lists",
+        "no width",
+        "fingerprints",
+        "huge count",
+        "noise",
+        "one id, often",
+    ],
 )
 def test_a_long_hostile_message_is_refused_in_no_time_and_little_memory(hostile):
     server = side("server")

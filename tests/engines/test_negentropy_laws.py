@@ -383,7 +383,7 @@ def test_ranges_of_no_width_anywhere_in_a_message_change_nothing(wire, most, fra
         message: Any = client.initiate()
         assert other_client.initiate() == message
         while message is not None:
-            reply = server.reconcile(message).reply
+            reply: Any = server.reconcile(message).reply
             assert other_server.reconcile(with_empty_ranges(message, wire, id_size, rng, most)).reply == reply
             learnt = client.reconcile(reply)
             assert other_client.reconcile(with_empty_ranges(reply, wire, id_size, rng, most)) == learnt

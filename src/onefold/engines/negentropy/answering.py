@@ -63,7 +63,8 @@ def _within_frame(received: Received, differing: Ints, lists: Ints) -> tuple[Int
     id_size = setting.items.id_size
     lacking = np.maximum(sizes[lists] - received.incoming.counts(lists), 0) * id_size
     huge = lacking > room
-    differing, lists, lacking = np.union1d(differing, lists[huge]), lists[~huge], lacking[~huge]
+    differing = np.sort(np.concatenate((differing, lists[huge])))
+    lists, lacking = lists[~huge], lacking[~huge]
     least = np.zeros(len(sizes), dtype=np.int64)
     few = sizes[differing] < setting.list_below
     pieces = setting.split * (HEAD_MIN + setting.wire.fingerprint_size(id_size))

@@ -3,8 +3,9 @@
 Nothing here changes after it was built. The totals that fingerprints are made of, and the sorted beginnings of the ids
 by which a known id is found, are made when they are first asked for.
 
-Cost: building sorts the timestamps once, and the ids only where timestamps are equal; finding a bound is a binary
-search over the timestamps, and one over the ids where timestamps are equal, for all bounds at once.
+Cost: building is one sort of numbers, each a timestamp and the beginning of an id, so ties cost what distinct
+timestamps cost; finding a bound is a binary search over the timestamps, and one over the ids where timestamps are
+equal, for all bounds at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from onefold.engines.negentropy.arrays import Flags, Ints, Limbs, Rows, Stamps, flagged, texts
+from onefold.engines.negentropy.arrays import Ints, Limbs, Rows, Stamps, flagged, texts
 from onefold.engines.negentropy.bound import Bounds
 from onefold.engines.negentropy.fingerprint import running_sums, running_xors
 
@@ -35,14 +36,10 @@ class Columns:
     @staticmethod
     def sorted_from(timestamps: Stamps, ids: Rows) -> Columns:
         """The same records in order; ids are whole limbs wide."""
-        order = timestamps.argsort(kind="stable")
-        stamps = timestamps[order]
-        tied = flagged(stamps[1:] == stamps[:-1])
-        if len(tied):
-            tied = np.union1d(tied, tied + 1)
-            group = np.cumsum(np.concatenate(([False], stamps[1:] != stamps[:-1])))[tied]
-            order[tied] = order[tied][_by_id(group, ids[order[tied]])]
-        return Columns(stamps, ids.take(order, axis=0))
+        if len(timestamps) < 2:
+            return Columns(timestamps, ids)
+        order = _order(timestamps - timestamps.min(), ids)
+        return Columns(timestamps[order], ids.take(order, axis=0))
 
     @cached_property
     def sums(self) -> Limbs:
@@ -125,16 +122,41 @@ class Columns:
         return Columns(timestamps, ids)
 
 
-def _by_id(group: Ints, ids: Rows) -> Ints:
-    """The order of ids inside their groups. The first limb decides, but for ids made to look alike."""
-    limbs = ids.view(BIG)
-    order = np.lexsort((limbs[:, 0].astype(np.uint64), group))
-    first = limbs[order, 0]
-    if (_same(first) & _same(group[order])).any():
+def _order(leading: Stamps, ids: Rows) -> Ints:
+    """The order of records by a number, and by their ids where that is equal."""
+    keys = _keys(leading, ids)
+    order = keys.argsort()
+    tied = _tied(keys[order])
+    if len(tied):
+        order[tied] = order[tied][_by_id(keys[order[tied]], ids[order[tied]])]
+    return order
+
+
+def _by_id(ascending: Limbs, ids: Rows) -> Ints:
+    """The order of records that come by ascending numbers, by their ids where those are equal."""
+    group = np.cumsum(np.concatenate(([0], ascending[1:] != ascending[:-1]))).astype(np.uint64)
+    keys = _keys(group, ids)
+    order = keys.argsort()
+    if len(_tied(keys[order])):  # ids that were made to look alike: every byte counts
+        limbs = ids.view(BIG)
         columns = [limbs[:, k].astype(np.uint64) for k in reversed(range(limbs.shape[1]))]
         order = np.lexsort((*columns, group))
-    return np.asarray(order, dtype=np.int64)
+    return order
 
 
-def _same(values: Stamps | Ints) -> Flags:
-    return np.asarray(values[1:] == values[:-1])
+def _keys(leading: Limbs, ids: Rows) -> Limbs:
+    """One number for each record: the leading one, and behind it as much of the id's beginning as there is room for."""
+    bits = int(leading.max()).bit_length()
+    if bits == 64:
+        return leading
+    beginnings = ids.view(BIG)[:, 0].astype(np.uint64)
+    return np.asarray(leading << np.uint64(64 - bits) | beginnings >> np.uint64(bits)) if bits else beginnings
+
+
+def _tied(ascending: Limbs) -> Ints:
+    """The places of all numbers that are there more than once."""
+    same = ascending[1:] == ascending[:-1]
+    tied = np.zeros(len(ascending), dtype=np.bool_)
+    tied[1:] = same
+    tied[:-1] |= same
+    return flagged(tied)

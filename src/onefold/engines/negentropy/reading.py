@@ -92,7 +92,13 @@ def read_ranges(message: bytes, at: int, layout: Layout) -> Incoming:
         _check_empty(buffer, starts[empty], modes[empty], bodies[empty])
         kept = np.ones(len(starts), dtype=np.bool_)
         kept[empty] = False
-        starts, lower, upper, modes, bodies = starts[kept], lower.take(kept), upper.take(kept), modes[kept], bodies[kept]
+        starts, lower, upper, modes, bodies = (
+            starts[kept],
+            lower.take(kept),
+            upper.take(kept),
+            modes[kept],
+            bodies[kept],
+        )
     return Incoming(message, buffer, layout, starts, lower, upper, modes, bodies)
 
 
