@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +14,7 @@ from onefold import Endpoint, Out
 from onefold.cli import doctor as module
 from onefold.cli.doctor import PACKAGES, examine
 from onefold.engines.outbox.steps import Birth
+from onefold.stores.counters import wall_ms
 from tests.commands import here
 from tests.cut_off import cut_off
 
@@ -121,6 +123,7 @@ def test_an_outbox_at_rest_is_fine(shop, tmp_path):
         "orphans": ["none"],
         "leaks": ["none"],
         "dead letters": ["none"],
+        "due times": ["none that cannot be"],
     }
 
 
@@ -137,6 +140,46 @@ def test_what_is_young_is_under_way(shop, tmp_path):
     cut_off(shop, "orders")
     shop.world.tokens.create([Birth("gone", "a", (("orphan", "orders"),), guarded=False)])
     assert found(tmp_path, "--older-than-s", 600, code=0)["tokens"][0]["found"].startswith("2, the oldest made")
+
+
+@contextmanager
+def a_month_ahead(shop):
+    """The shop's queue and ledger with a clock that is wrong for a while."""
+    stores = (shop.world.queue, shop.world.entities)
+    honest = [store._clock_ms for store in stores]
+    for store in stores:
+        store._clock_ms = lambda: wall_ms() + 30 * 86_400_000
+    yield
+    for store, clock in zip(stores, honest, strict=True):
+        store._clock_ms = clock
+
+
+def test_what_a_clock_that_was_ahead_left_is_shown_and_mended_when_asked(shop, tmp_path):
+    shop.take("orders.csv", 1, [Out("orders", {"order": str(n)}) for n in range(30)])
+    with a_month_ahead(shop):
+        assert len(shop.world.queue.lease(["orders"], 30, 30_000)) == 30
+    told = found(tmp_path, "--older-than-s", 600, code=1)["due times"]
+    assert [one["found"] for one in told] == ["30 in orders due in 30.0 days, beyond their lease or delay"]
+    assert "--mend" in told[0]["advice"]
+    told = found(tmp_path, "--older-than-s", 600, "--mend", code=0)["due times"]
+    assert [one["found"] for one in told] == ["30 in orders due in 30.0 days, beyond their lease or delay: due now"]
+    found(tmp_path, "--older-than-s", 600, code=0)
+    assert shop.world.queue.strayed() == []
+
+
+def test_what_is_dated_later_than_now_is_not_young(shop, tmp_path):
+    shop.take("orders.csv", 1, [Out("orders", {"order": "7"})])
+    with a_month_ahead(shop):
+        cut_off(shop, "orders")
+        shop.world.tokens.create([Birth("gone", "a", (("orphan", "orders"),), guarded=False)])
+    told = found(tmp_path, "--older-than-s", 600, code=1)
+    assert told["outbox entries"][0]["found"].startswith("1 of shop")
+    assert told["orphans"][0]["found"] == "1: orphan"
+
+
+def test_mending_is_for_an_outbox():
+    done = doctor("--mend")
+    assert (done.returncode, "--mend is for an outbox" in done.stderr) == (2, True)
 
 
 def test_a_token_whose_message_is_gone_is_a_leak(shop, tmp_path):

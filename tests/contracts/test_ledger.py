@@ -235,6 +235,20 @@ def test_stranded_entries_of_one_endpoint(ledgers):
     assert len(ledger.stranded(later_ms, 10)) == 3
 
 
+def test_entries_dated_later_than_a_time_are_stranded_too_if_asked_for(ledgers):
+    ledger, clock = ledgers.store, ledgers.clock
+    now_ms = clock.now_ms
+    ledger.persist([Entity(KEY).keeping("t1", entry("c1"))])
+    clock.pass_ms(30 * 86_400_000)
+    ledger.persist([Entity(OTHER).keeping("t2", entry("c2"))])
+    clock.now_ms = now_ms
+    strayed = Stranded(OTHER, "t2", now_ms + 30 * 86_400_000, entry("c2"))
+    assert ledger.stranded(now_ms, 10) == []
+    assert ledger.stranded(now_ms, 10, after_ms=now_ms) == [strayed]
+    assert ledger.stranded(now_ms, 10, "shop", after_ms=strayed.at_ms) == [], "later than that time, not at it"
+    assert [each.name for each in ledger.stranded(now_ms + 1, 10, after_ms=now_ms)] == ["t1", "t2"]
+
+
 def test_an_entry_of_a_settle_is_stranded_until_it_is_finished(ledgers):
     ledger, clock = ledgers.store, ledgers.clock
     ledger.settle([Settle(Entity(KEY, 0, 1).keeping("s#1", entry("c1")), "s#1", None)])

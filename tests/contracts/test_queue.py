@@ -4,16 +4,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 from uuid import uuid4
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from onefold.errors import BadInput, Misuse
-from onefold.ports import Buried, Delivery, Parcel, Queue
+from onefold.ports import Buried, Delivery, Parcel, Queue, Strayed
 from onefold.stores.memory.queue import MemoryQueue
 from onefold.stores.nats.queue import NatsQueue
-from onefold.stores.queues import REASON_MAX, open_queue
+from onefold.stores.queues import REASON_MAX, STEP_MS, open_queue
 from onefold.stores.sqlite.queue import SqliteQueue
 
 LONG_MS = 60_000
@@ -231,6 +236,153 @@ def test_what_is_given_back_with_a_delay_is_given_out_after_it(place):
     assert [(each.payload, each.times) for each in lease(place.queue, wait_ms=1_000)] == [(b"a", 2)]
 
 
+MONTH_MS = 30 * 86_400_000
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def stepping(request, tmp_path):
+    """Queues whose clock is ours to set. (NATS goes by the clock of its server.)"""
+    with PLACES[request.param](tmp_path, "") as place:
+        yield place
+
+
+def test_after_a_clock_was_a_month_ahead_leases_and_delays_end_at_once(stepping):
+    queue = stepping.queue
+    queue.send(parcels("leased", "extended", "delayed"))
+    stepping.pass_ms(MONTH_MS)
+    leased, extended, delayed = lease(queue)
+    queue.extend([extended], LONG_MS)
+    queue.release([delayed], 300_000)
+    stepping.pass_ms(-MONTH_MS)
+    assert payloads(lease(stepping.again())) == ["leased", "extended", "delayed"]
+    queue.acknowledge([leased])
+    assert queue.waiting() == {"orders": 3}, "the lease of a month ago is no lease any more"
+
+
+def test_a_clock_that_is_set_back_by_a_moment_ends_no_lease(stepping):
+    stepping.queue.send(parcels("a"))
+    [held] = lease(stepping.queue)
+    stepping.pass_ms(-STEP_MS)
+    assert lease(stepping.queue) == []
+    stepping.pass_ms(-1)
+    assert [each.times for each in lease(stepping.queue)] == [2]
+    stepping.queue.acknowledge([held])
+
+
+def test_who_is_at_it_while_the_clock_comes_back_keeps_the_lease_by_extending_it(stepping):
+    stepping.queue.send(parcels("a"))
+    stepping.pass_ms(MONTH_MS)
+    held = lease(stepping.queue)
+    stepping.pass_ms(-MONTH_MS)
+    stepping.queue.extend(held, LONG_MS)
+    assert lease(stepping.again()) == []
+    stepping.queue.acknowledge(held)
+    assert stepping.queue.waiting() == {}
+
+
+def test_who_waits_while_the_clock_comes_back_is_given_what_it_frees(stepping):
+    stepping.queue.send(parcels("a"))
+    stepping.pass_ms(MONTH_MS)
+    lease(stepping.queue)
+    found: list[Delivery] = []
+    waiter = threading.Thread(target=lambda: found.extend(lease(stepping.queue, wait_ms=60_000)))
+    waiter.start()
+    stepping.pass_ms(-MONTH_MS)
+    waiter.join(60)
+    assert [(each.payload, each.times) for each in found] == [(b"a", 2)]
+
+
+def test_what_a_clock_that_was_ahead_left_is_counted_and_mended(stepping):
+    queue = stepping.queue
+    queue.send([*parcels("a", "b"), *parcels("c", to="other"), *parcels("d", to="third")])
+    lease(queue, "third")
+    stepping.pass_ms(MONTH_MS)
+    lease(queue, lease_ms=30_000)
+    lease(queue, "other")
+    assert queue.strayed() == []
+    stepping.pass_ms(-MONTH_MS)
+    expected = [Strayed("orders", 2, MONTH_MS + 30_000), Strayed("other", 1, MONTH_MS + LONG_MS)]
+    assert stepping.again().strayed() == expected
+    assert stepping.again().strayed(mend=True) == expected
+    assert queue.strayed() == []
+    stepping.pass_ms(MONTH_MS + 20_000)  # back where it was: what was mended stays so, what was honest ran out
+    assert payloads(lease(queue, "orders", "other", "third")) == ["a", "b", "c", "d"]
+
+
+def test_a_queue_with_an_honest_clock_has_nothing_that_strayed(place):
+    place.queue.send(parcels("a", "b"))
+    place.queue.release(lease(place.queue, limit=1), LONG_MS)
+    lease(place.queue)
+    assert place.queue.strayed() == place.queue.strayed(mend=True) == []
+    assert lease(place.queue) == []
+
+
+class EverythingIsDueInTheEnd(RuleBasedStateMachine):
+    """Whatever a clock does: from when it is honest on, nothing waits longer than the longest lease or delay."""
+
+    SPAN_MS = st.sampled_from([1, 1_000, 30_000, 300_000])
+    LONGEST_MS = 300_000 + STEP_MS
+
+    def __init__(self):
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.clock = Clock()
+        self.sqlite = SqliteQueue(Path(self.folder.name) / "q.db", self.clock)
+        with self.sqlite._database.reading() as db:
+            db.execute("pragma synchronous=off")  # the power stays on here
+        self.queues = (MemoryQueue(self.clock), self.sqlite)
+        self.held: dict[str, list[Delivery]] = {"memory": [], "sqlite": []}
+
+    def each(self):
+        return zip(self.queues, self.held.values(), strict=True)
+
+    @rule(name=st.sampled_from("ab"), many=st.integers(1, 3))
+    def send(self, name, many):
+        for queue in self.queues:
+            queue.send([Parcel(name, b"x")] * many)
+
+    @rule(names=st.sampled_from(["a", "b", "ab"]), limit=st.integers(1, 3), span_ms=SPAN_MS)
+    def lease(self, names, limit, span_ms):
+        for queue, held in self.each():
+            held += queue.lease(list(names), limit, span_ms)
+
+    @rule(which=st.integers(0, 5), span_ms=SPAN_MS)
+    def extend(self, which, span_ms):
+        for queue, held in self.each():
+            queue.extend(held[which : which + 2], span_ms)
+
+    @rule(which=st.integers(0, 5), span_ms=SPAN_MS)
+    def release(self, which, span_ms):
+        for queue, held in self.each():
+            queue.release(held[which : which + 2], span_ms)
+
+    @rule(which=st.integers(0, 5))
+    def acknowledge(self, which):
+        for queue, held in self.each():
+            queue.acknowledge(held[which : which + 1])
+
+    @rule(ms=st.one_of(st.integers(-5_000, 5_000), st.sampled_from([-MONTH_MS, MONTH_MS, -7 * MONTH_MS, 400_000])))
+    def step(self, ms):
+        self.clock.pass_ms(ms)
+
+    def teardown(self):
+        # A reader of the clock looks now, as consumers do four times a second; then time passes as it should.
+        for queue in self.queues:
+            wanted = sum(queue.waiting().values())
+            found = queue.lease(["a", "b"], 1_000, 1)
+            began_ms = self.clock.now_ms
+            self.clock.pass_ms(self.LONGEST_MS)
+            found += queue.lease(["a", "b"], 1_000, 1_000_000)
+            assert len({each.receipt.partition("-")[0] for each in found}) == wanted
+            self.clock.now_ms = began_ms
+        self.sqlite.close()
+        self.folder.cleanup()
+
+
+EverythingIsDueInTheEnd.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+test_whatever_the_clock_does_everything_is_due_in_the_end = EverythingIsDueInTheEnd.TestCase
+
+
 def test_a_dead_letter_is_given_to_nobody_and_keeps_what_it_was(place):
     place.queue.send([*parcels("a", "b"), *parcels("c", to="other")])
     for each in lease(place.queue, "orders", "other"):
@@ -388,6 +540,7 @@ def test_a_closed_queue_does_nothing_more(queue):
         lambda: queue.release([held]),
         lambda: queue.bury([held], ""),
         queue.buried,
+        queue.strayed,
         lambda: queue.dig_up([], deliver=True),
         queue.waiting,
     ):

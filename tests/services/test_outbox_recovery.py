@@ -5,7 +5,7 @@ import pytest
 
 from onefold import Endpoint, Message, Out, Outcome
 from onefold.engines.outbox import PLANS, Taken, sourced, sourced_at_once
-from onefold.engines.outbox.record import Outgoing, unpack_message
+from onefold.engines.outbox.record import Entity, Outgoing, unpack_message
 from onefold.engines.outbox.steps import Acknowledge, Birth, Create, Persist
 from onefold.errors import Misuse, StoreFailed
 from onefold.services.outbox.calling import calling
@@ -14,6 +14,7 @@ from onefold.stores.memory.queue import MemoryQueue
 from onefold.stores.sqlite.ledger import SqliteLedger
 
 START_MS = 1_000_000
+MONTH_MS = 30 * 86_400_000
 
 
 class Clock:
@@ -187,7 +188,7 @@ def test_the_pump_of_a_consumer_recovers_and_does_the_chores(shop):
 
 def test_a_chore_that_fails_keeps_nobody_from_the_others(tmp_path, caplog):
     class Stuck(SqliteLedger):
-        def stranded(self, *_):
+        def stranded(self, *_, **__):
             raise StoreFailed("it does not answer")
 
     stop, ledger = threading.Event(), Stuck(tmp_path / "s.db")
@@ -204,3 +205,46 @@ def test_a_chore_that_fails_keeps_nobody_from_the_others(tmp_path, caplog):
 def test_an_age_that_cannot_be_is_misuse(shop, age_s):
     with pytest.raises(Misuse, match=f"older_than_s is {age_s}"):
         shop.app.recover(age_s)
+
+
+def test_what_a_clock_that_was_ahead_left_is_finished_when_it_is_back(shop):
+    shop.clock.now_ms += MONTH_MS
+    strand(shop, 1)
+    shop.clock.now_ms -= MONTH_MS
+    assert shop.app.recover(60).finished == 1
+    assert len(shop.sent()) == 1
+
+
+def test_orphans_of_a_clock_that_was_ahead_are_swept_when_it_is_back(shop):
+    shop.clock.now_ms += MONTH_MS
+    shop.tokens.create([Birth("gone", "a", (("orphan", "orders"),), guarded=False)])
+    shop.clock.now_ms -= MONTH_MS
+    assert shop.app.recover(60).swept == 1
+    assert shop.tokens.listed() == []
+
+
+def test_a_clock_that_jumps_ahead_while_a_consumer_runs_does_not_make_its_tombstones_old(shop):
+    key = shop.app.key("o1")
+    shop.ledger.persist([Entity(key, 0, {"n": 1})])
+    shop.ledger.persist([Entity(key, 1, None)])
+    stop = threading.Event()
+
+    def jump():
+        shop.clock.now_ms += MONTH_MS
+
+    pumped: list[int] = []
+
+    def note():
+        """Called by the pump after each recovery: let it recover once before the jump and once after."""
+        pumped.append(1)
+        if len(pumped) == 1:
+            jump()
+        elif len(pumped) == 3:
+            stop.set()
+
+    shop.app.chores.append(note)
+    shop.app.consume(stop=stop, recover_s=0.01)
+    assert len(pumped) >= 3
+    assert shop.ledger.load([key])[0].version == 2, "it is remembered"
+    shop.app.consume(stop=stop, recover_s=0.01)  # what begins now has no other clock to believe
+    assert shop.ledger.load([key])[0].version == 0

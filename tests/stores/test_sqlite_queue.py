@@ -165,6 +165,23 @@ def test_a_lease_costs_what_it_gives_out_however_many_wait_or_are_on_loan_or_ran
     queue.close()
 
 
+def test_a_file_of_an_earlier_version_is_taken_over_and_what_strayed_in_it_is_found(tmp_path):
+    now_ms, month_ms = 1_700_000_000_000, 30 * 86_400_000
+    with sqlite3.connect(tmp_path / "q.db") as db:  # as 0.1 made it
+        db.execute(
+            "create table outbox_queue (position integer primary key autoincrement, queue text not null,"
+            " due_ms integer not null default 0, loan integer not null default 0, times integer not null default 0,"
+            " payload blob not null)"
+        )
+        rows = [(0, b"waits"), (now_ms + 60_000, b"leased"), (now_ms + month_ms, b"strayed")]
+        db.executemany("insert into outbox_queue (queue, due_ms, payload) values ('orders', ?, ?)", rows)
+    db.close()
+    queue = SqliteQueue(tmp_path / "q.db", lambda: now_ms)
+    assert payloads(queue.lease(["orders"], 10, LONG_MS)) == ["waits", "strayed"]
+    SqliteQueue(tmp_path / "q.db").close()
+    queue.close()
+
+
 def test_what_came_back_goes_before_what_never_was_out(tmp_path):
     clock = [1_000]
     queue = SqliteQueue(tmp_path / "q.db", lambda: clock[0])

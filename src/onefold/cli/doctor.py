@@ -48,12 +48,16 @@ def doctor(
     older_than_s: Annotated[
         float | None, typer.Option(min=0, help="With --store: what is younger is still under way. By default 600.")
     ] = None,
+    mend: Annotated[
+        bool,
+        typer.Option("--mend", help="With --store: make due at once what a clock that was ahead left due too late."),
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Look at Python, Java, Spark and the machine. Exit code 1 if something has to be done.
 
     With --store and --transport, look at an outbox instead: for messages that were left unfinished, tokens without a
-    message, and dead letters.
+    message, dead letters, and messages that are due later than their lease or delay allows.
     """
     # The variables alone do not change what it looks at: they may be set for other commands.
     named = [name for name in ("store", "tokens", "transport") if _is_on_command_line(context, name)]
@@ -62,9 +66,9 @@ def doctor(
 
         if store is None or transport is None:
             raise Misuse(f"--{named[0]}: to look at an outbox it needs --store and --transport")
-        findings = examine_outbox(store, tokens, transport, OLD_S if older_than_s is None else older_than_s)
-    elif older_than_s is not None:
-        raise Misuse("--older-than-s is for an outbox: name it by --store and --transport")
+        findings = examine_outbox(store, tokens, transport, OLD_S if older_than_s is None else older_than_s, mend=mend)
+    elif mend or older_than_s is not None:
+        raise Misuse(f"--{'mend' if mend else 'older-than-s'} is for an outbox: name it by --store and --transport")
     else:
         findings = list(examine())
     fine = all(finding.fine for finding in findings)

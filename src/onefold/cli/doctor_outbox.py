@@ -4,9 +4,12 @@
     orphans     tokens that were made for a message whose own token is gone, and for which there is no entry
     leaks       tokens without a message: it is in no outbox, no queue, and is no dead letter
     letters     dead letters: nobody processes them until somebody decides
+    due times   messages that nobody is given for longer than their lease or delay: a clock was ahead and came back
 
 A queue tells how many messages it holds, not which. So of n old tokens for a queue that holds m messages at least n - m
 have none; which ones can only be said where m is 0. Where nothing can be concluded, nothing is.
+
+What is dated later than now is counted as old: only a wrong clock can have dated it.
 
 What the doctor sees changes while it looks. So outboxes and dead letters are read before the queues are asked, and once
 more after that: a message that moves in between is seen in one of its places. Suspects must still be there at the end.
@@ -19,9 +22,10 @@ from typing import Final
 
 from onefold.cli.finding import Finding
 from onefold.cli.outbox_stores import LOOKED_MAX, Letter, age, all_tokens, letters, opened
-from onefold.ports import Stranded, Token, TokenStore
+from onefold.ports import Queue, Stranded, Token, TokenStore
 from onefold.report.text import foreign
 from onefold.stores.counters import wall_ms
+from onefold.stores.queues import STEP_MS
 
 OLD_S: Final = 600.0
 """A consumer's pump finishes after 90 s what was left; who is ten minutes old was left by the pump, too."""
@@ -30,13 +34,19 @@ TOKENS_MAX: Final = 1_000_000
 NAMED_MAX: Final = 5
 
 
-def examine_outbox(store: str, tokens: str | None, transport: str, older_than_s: float) -> list[Finding]:
-    """Every finding, of all endpoints that keep their things there."""
+def examine_outbox(
+    store: str, tokens: str | None, transport: str, older_than_s: float, *, mend: bool = False
+) -> list[Finding]:
+    """Every finding, of all endpoints that keep their things there; ``mend``: due times that cannot be are now."""
     with opened(store, tokens, transport) as stores:
         assert stores.queue is not None
-        before_ms = wall_ms() - round(older_than_s * 1000)
+        now_ms = wall_ms()
+
+        def is_old(at_ms: int) -> bool:
+            return at_ms <= now_ms - round(older_than_s * 1000) or at_ms > now_ms + STEP_MS
+
         seen = list(islice(all_tokens(stores.tokens), TOKENS_MAX))
-        old = [token for token in seen if token.at_ms <= before_ms]
+        old = [token for token in seen if is_old(token.at_ms)]
         entries, dead = stores.entries(), letters(stores.queue)
         waiting = stores.queue.waiting()
         entries_then, dead_then = stores.entries(), letters(stores.queue)
@@ -44,10 +54,11 @@ def examine_outbox(store: str, tokens: str | None, transport: str, older_than_s:
         suspects = _suspects(old, [*entries, *entries_then], [*dead, *dead_then])
         return [
             _tokens(stores.tokens),
-            _entries([entry for entry in entries_then if entry.at_ms <= before_ms]),
+            _entries([entry for entry in entries_then if is_old(entry.at_ms)]),
             _orphans(stores.tokens, old, seen, entries, blind or len(seen) == TOKENS_MAX),
             *_leaks(stores.tokens, suspects, waiting, blind),
             *_letters(dead_then),
+            *_due_times(stores.queue, mend=mend),
         ]
 
 
@@ -126,6 +137,18 @@ def _letters(dead: Sequence[Letter]) -> Iterator[Finding]:
         least = "at least " if len(dead) >= LOOKED_MAX else ""
         found = f"{least}{len(those):,} in {_name(queue)}; the last one: {foreign(those[-1].buried.reason, 200).plain}"
         yield Finding("dead letters", found, "mend it, then `onefold tokens revive`; or `tokens discard`")
+
+
+def _due_times(queue: Queue, *, mend: bool) -> Iterator[Finding]:
+    strayed = queue.strayed(mend=mend)
+    if not strayed:
+        yield Finding("due times", "none that cannot be")
+    for each in strayed:
+        found = f"{each.parcels:,} in {_name(each.queue)} due in {age(each.ahead_ms)}, beyond their lease or delay"
+        if mend:
+            yield Finding("due times", f"{found}: due now")
+        else:
+            yield Finding("due times", found, "a clock was ahead: the same with --mend, or start a consumer of it")
 
 
 def _still(tokens: TokenStore, names: Sequence[str], *, orphans: bool = False) -> list[str]:

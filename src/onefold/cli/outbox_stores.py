@@ -18,13 +18,12 @@ from rich.table import Table
 from onefold.cli.serve_desk import VARIABLE, check_lasting
 from onefold.engines.outbox.record import Entry, Message, unpack_message
 from onefold.errors import BadInput, Misuse
-from onefold.ports import Buried, EntityStore, Queue, Stranded, Token, TokenStore
+from onefold.ports import FOREVER_MS, Buried, EntityStore, Queue, Stranded, Token, TokenStore
 from onefold.stores.outboxes import open_ledger, open_tokens
 from onefold.stores.queues import open_queue
 
 LOOKED_MAX: Final = 10_000
 """Outbox entries and dead letters that are read: there are few, or something is very wrong."""
-FOREVER_MS: Final = 2**62
 PAGE: Final = 1_000
 
 MaybeStore: TypeAlias = Annotated[

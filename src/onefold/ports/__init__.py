@@ -7,6 +7,7 @@ port, so that the suite, not the adapter, is what a caller may rely on.
 from onefold.ports.append_log import AppendLog, Draft, Record
 from onefold.ports.counter_store import CounterStore
 from onefold.ports.outbox import (
+    FOREVER_MS,
     Buried,
     Delivery,
     EntityStore,
@@ -15,12 +16,14 @@ from onefold.ports.outbox import (
     Parcel,
     Queue,
     Stranded,
+    Strayed,
     Token,
     TokenStore,
 )
 from onefold.ports.records import Channel, Records, Snapshot
 
 __all__ = [
+    "FOREVER_MS",
     "AppendLog",
     "Buried",
     "Channel",
@@ -36,6 +39,7 @@ __all__ = [
     "Records",
     "Snapshot",
     "Stranded",
+    "Strayed",
     "Token",
     "TokenStore",
 ]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from onefold.engines.outbox.record import Entity, Entry, Key
 from onefold.engines.outbox.steps import Birth, Finish, Open, Opened, Removal, Settle, Settled
+
+FOREVER_MS: Final = 2**62
+"""A time that no clock reaches."""
 
 
 class Stranded(NamedTuple):
@@ -39,8 +42,13 @@ class EntityStore(Protocol):
         """
         ...
 
-    def stranded(self, before_ms: int, limit: int, endpoint: str | None = None) -> list[Stranded]:
-        """Outbox entries first written before this time, oldest first; of one endpoint or of all."""
+    def stranded(
+        self, before_ms: int, limit: int, endpoint: str | None = None, *, after_ms: int = FOREVER_MS
+    ) -> list[Stranded]:
+        """Outbox entries first written before this time, oldest first; of one endpoint or of all.
+
+        Those written after ``after_ms`` come too: what is dated later than now has a wrong date, and may be old.
+        """
         ...
 
     def purge(self, before_ms: int, endpoint: str | None = None) -> int:
@@ -170,11 +178,23 @@ class Buried(NamedTuple):
     at_ms: int
 
 
+class Strayed(NamedTuple):
+    """Parcels of a queue that wait for a time that only a wrong clock can have set."""
+
+    queue: str
+    parcels: int
+    ahead_ms: int
+    """How far ahead of now the last of them is due."""
+
+
 class Queue(Protocol):
     """A transport that delivers at least once (outbox).
 
     A parcel is given out under a lease. If it is not acknowledged until that runs out it is given out again, to
     anybody, while the first may still work on it. Copies, late acknowledgements and any order are normal.
+
+    A clock may step: a lease or delay that began later than it is now (by more than `STEP_MS` of `stores.queues`) is
+    over, so no parcel waits longer than the longest lease or delay that was asked for, by whatever clock.
     """
 
     def send(self, parcels: Sequence[Parcel]) -> None:
@@ -214,6 +234,10 @@ class Queue(Protocol):
 
     def waiting(self) -> dict[str, int]:
         """How many parcels each queue holds, on loan or not; dead letters are not counted."""
+        ...
+
+    def strayed(self, *, mend: bool = False) -> list[Strayed]:
+        """Parcels whose lease or delay began later than it is now, by queue; ``mend``: they are due from now on."""
         ...
 
     def close(self) -> None:

@@ -11,6 +11,9 @@ from onefold.stores.addresses import masked, sqlite_file
 from onefold.stores.counters import wall_ms
 
 KINDS = "memory://, sqlite:///file.db, sqlite:////folder/file.db, nats://host:4222, tls://host:4222"
+STEP_MS = 1_000
+"""A clock that is set back by no more leaves leases alone: they last that much longer. (Time daemons step a clock that
+is off by more than 128 ms, ntpd, or 1 s, chrony as most systems set it up, and slew it below that.)"""
 REASON_MAX = 2_000
 """Characters of the reason of a dead letter: the end of a long traceback; NATS keeps it in a header."""
 

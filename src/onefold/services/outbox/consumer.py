@@ -91,6 +91,7 @@ class Consumer:
         self.ending = threading.Event()
         """Set when it ends: what is in hand is finished."""
         self._errors: list[BaseException] = []
+        self._epoch_ms = app.clock_ms() - round(1000 * monotonic())  # what the clock says when monotonic() is 0
 
     def run(self, on_start: Callable[[], object] | None = None) -> Tally:
         """Consume; blocks. What cannot be mended by waiting is raised."""
@@ -194,4 +195,6 @@ class Consumer:
                 return
 
     def _recover(self) -> None:
-        self.recovered += recover(self.app, self.settings.stranded_s, self.settings.tombstone_s)
+        latest_ms = self._epoch_ms + round(1000 * monotonic())  # a clock that was set ahead since makes nothing older
+        settings = self.settings
+        self.recovered += recover(self.app, settings.stranded_s, settings.tombstone_s, latest_ms=latest_ms)

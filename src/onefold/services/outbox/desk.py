@@ -170,7 +170,7 @@ class Desk:
 
     def expire(self) -> int:
         """Remove the requests that ended an hour ago; how many there were."""
-        return self._pages.expire(self.endpoint.world.entities, self.endpoint.clock_ms() - SLACK_S * 1_000)
+        return self._pages.expire(self.endpoint.world.entities, self.endpoint.clock_ms(), SLACK_S * 1_000)
 
     def close(self) -> None:
         """Let go of the stores."""
@@ -178,7 +178,7 @@ class Desk:
 
     def _tend(self) -> None:
         now = self.endpoint.clock_ms()
-        if now - self._tended_ms >= TEND_S * 1_000:
+        if not 0 <= now - self._tended_ms < TEND_S * 1_000:  # also when the clock was set back since
             self._tended_ms = now
             self.expire()
 

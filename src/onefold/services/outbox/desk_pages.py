@@ -5,6 +5,9 @@ requests that end within the same ten seconds, spread over a few leaves so that 
 is on its page before the request is made. A cursor says up to which page all is removed, and from which time on ids can
 be taken: a desk whose window becomes longer does not remember what was forgotten before.
 
+A clock that was ahead for a while moves both into the future. When it is back, the cursor goes back too, and a time
+that is still to come becomes now: what lies before is forgotten, as it would be, and what is made from now on is taken.
+
 Cost: one more write for each request, of some 40 bytes for each id on the same leaf.
 """
 
@@ -24,6 +27,8 @@ AT_ONCE: Final = 500
 """Entities that are read or written in one call."""
 PAGES_MAX: Final = 8_640
 """That are gone through in one go: a day. After a month of silence, or of a wrong clock, the next goes on."""
+BACK_MS: Final = 7 * 86_400_000
+"""So far a cursor goes back that a wrong clock put into the future: a desk is tended every minute, unless it is off."""
 TRIES_MAX: Final = 10
 MARK: Final = "~"
 """Begins the names of pages: no id does."""
@@ -44,7 +49,7 @@ class Pages:
     def begin(self, entities: EntityStore, now_ms: int) -> int:
         """See that there is a cursor, once: nothing that is made from now on ends before now. Ids must be younger than
         what this returns."""
-        if self._oldest_ms is not None:
+        if self._oldest_ms is not None and self._oldest_ms <= now_ms:
             return self._oldest_ms
         for _ in range(TRIES_MAX):
             cursor = entities.load([self._cursor])[0]
@@ -52,15 +57,19 @@ class Pages:
             if kept["window_ms"] < self._window_ms:
                 kept["oldest_ms"] = max(kept["oldest_ms"], now_ms - kept["window_ms"])
             kept["window_ms"] = self._window_ms
+            kept["oldest_ms"] = min(kept["oldest_ms"], now_ms)
             if kept == cursor.state or entities.persist([cursor.changed(kept)])[0]:
                 self._oldest_ms = int(kept["oldest_ms"])
                 return self._oldest_ms
         raise _contended(self._cursor)
 
-    def expire(self, entities: EntityStore, before_ms: int) -> int:
-        """Remove the requests that ended before this time, of a day at most; how many there were."""
+    def expire(self, entities: EntityStore, now_ms: int, slack_ms: int) -> int:
+        """Remove the requests that ended so long ago, of a day at most; how many there were."""
+        before_ms = now_ms - slack_ms
         cursor = entities.load([self._cursor])[0]
         first = mark_of(cursor.state) + 1
+        if first > now_ms // PAGE_MS + 1:
+            first = (before_ms - BACK_MS) // PAGE_MS
         last = min(before_ms // PAGE_MS, first + PAGES_MAX) - 1
         if cursor.state is None or first > last:
             return 0

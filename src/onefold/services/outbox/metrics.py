@@ -8,13 +8,13 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from onefold.ports import FOREVER_MS
 from onefold.services.figures import Exposed
 from onefold.services.outbox.books import log
 from onefold.services.outbox.calling import describe
 from onefold.services.outbox.consumer import Consumer
 
 PREFIX: Final = "onefold_outbox"
-FOREVER_MS: Final = 2**62
 COUNTED_MAX: Final = 1_000
 """Outbox entries and dead letters are counted up to here: they are read for it, and more is as bad."""
 

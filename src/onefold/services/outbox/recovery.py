@@ -11,20 +11,23 @@ Orphans are tokens whose parent is gone and did not free them: garbage, of two k
 - *of a message*, whoever's it was: whoever removes its token frees those that count in the same step. But the plan
   `transactional` frees none, so what a worker of another plan made and lost with, on the same database, stays. They
   have to be as old as a stranded entry: a parent that was discarded by hand may have somebody at it still.
+
+What is dated later than now was written by a clock that was ahead: how old it is cannot be known, so it is old.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from onefold.engines.outbox.attempt import MARK, RECOVERIES
 from onefold.engines.outbox.record import Key
 from onefold.engines.outbox.steps import Outcome
 from onefold.errors import Misuse
-from onefold.ports import Stranded, Token, TokenStore
+from onefold.ports import FOREVER_MS, Stranded, Token, TokenStore
 from onefold.stores.attempts import Job, World, run
+from onefold.stores.queues import STEP_MS
 
 if TYPE_CHECKING:
     from onefold.services.outbox.endpoint import Endpoint
@@ -57,28 +60,46 @@ class Recovered:
         )
 
 
-def recover(app: Endpoint, older_than_s: float, tombstone_s: float) -> Recovered:
-    """One look at all that an endpoint left behind."""
+def recover(app: Endpoint, older_than_s: float, tombstone_s: float, *, latest_ms: int = FOREVER_MS) -> Recovered:
+    """One look at all that an endpoint left behind; ``latest_ms``: no later than this is believed of the clock.
+
+    That is for tombstones alone. To finish an entry too early does no harm, but what a tombstone remembers is gone with
+    it: a request that was forgotten could be made again.
+    """
     if not (0 <= older_than_s <= SECONDS_MAX and 0 <= tombstone_s <= SECONDS_MAX):
         raise Misuse(f"older_than_s is {older_than_s}, tombstone_s {tombstone_s}: must be from 0 to {SECONDS_MAX:,}")
     world, now = app.world, app.clock_ms()
-    before_ms = now - round(older_than_s * 1000) + 1
-    done = _finish(world, app.plan, app.name, before_ms)
-    swept = _sweep(world, app.name, before_ms)
-    purged = world.entities.purge(now - round(tombstone_s * 1000), app.name)
+    old = _Old.at(now, older_than_s)
+    done = _finish(world, app.plan, app.name, old)
+    swept = _sweep(world, app.name, old)
+    purged = world.entities.purge(min(now, latest_ms) - round(tombstone_s * 1000), app.name)
     return replace(done, swept=swept, purged=purged)
 
 
 def recover_left(world: World, now_ms: int, older_than_s: float, endpoint: str | None = None) -> Recovered:
     """The same without the endpoint itself, for one or for all; tombstones stay, for their time is the endpoint's."""
-    before_ms = now_ms - round(older_than_s * 1000) + 1
-    done = _finish(world, "parented", endpoint, before_ms)
-    return replace(done, swept=_sweep(world, endpoint, before_ms))
+    old = _Old.at(now_ms, older_than_s)
+    done = _finish(world, "parented", endpoint, old)
+    return replace(done, swept=_sweep(world, endpoint, old))
 
 
-def _finish(world: World, plan: str, endpoint: str | None, before_ms: int) -> Recovered:
+class _Old(NamedTuple):
+    """The dates that are old enough: before one time, or later than now can be."""
+
+    before_ms: int
+    after_ms: int
+
+    @classmethod
+    def at(cls, now_ms: int, older_than_s: float) -> _Old:
+        return cls(now_ms - round(older_than_s * 1000) + 1, now_ms + STEP_MS)
+
+    def covers(self, at_ms: int) -> bool:
+        return at_ms < self.before_ms or at_ms > self.after_ms
+
+
+def _finish(world: World, plan: str, endpoint: str | None, old: _Old) -> Recovered:
     done = Recovered()
-    while found := world.entities.stranded(before_ms, PAGE, endpoint):
+    while found := world.entities.stranded(old.before_ms, PAGE, endpoint, after_ms=old.after_ms):
         outcomes = [each for entries in _rounds(found) for each in _finished(world, plan, entries)]
         conflicts = outcomes.count(Outcome.CONFLICT)
         done += Recovered(len(outcomes) - conflicts, conflicts)
@@ -105,10 +126,10 @@ def _rounds(found: Iterable[Stranded]) -> Iterator[list[Stranded]]:
         left = later
 
 
-def _sweep(world: World, endpoint: str | None, before_ms: int) -> int:
+def _sweep(world: World, endpoint: str | None, old: _Old) -> int:
     swept, prefix = 0, "" if endpoint is None else f"{endpoint}/"
     for page in _orphans(world.tokens):
-        garbage = [token for token in page if MARK not in token.parent and token.at_ms < before_ms]
+        garbage = [token for token in page if MARK not in token.parent and old.covers(token.at_ms)]
         ours = [token for token in page if MARK in token.parent and token.parent.startswith(prefix)]
         keys = [_source_of(token.parent) for token in ours]
         entities = world.entities.load(keys) if keys else []

@@ -16,7 +16,7 @@ from threading import Lock
 from onefold.engines.outbox.record import Entity, Key, pack_entry, unpack_entry
 from onefold.engines.outbox.steps import Birth, Finish, Open, Opened, Removal, Settle, Settled
 from onefold.errors import Misuse
-from onefold.ports import Live, Stranded, Token
+from onefold.ports import FOREVER_MS, Live, Stranded, Token
 from onefold.stores.counters import wall_ms
 from onefold.stores.packing import pack_outbox, pack_state, settled_birth, settled_entry, unpack
 
@@ -70,8 +70,10 @@ class MemoryLedger:
             now_ms = self._clock_ms()
             return [self._persist(entity, now_ms) for entity in entities]
 
-    def stranded(self, before_ms: int, limit: int, endpoint: str | None = None) -> list[Stranded]:
-        """Outbox entries first written before this time, oldest first; of one endpoint or of all."""
+    def stranded(
+        self, before_ms: int, limit: int, endpoint: str | None = None, *, after_ms: int = FOREVER_MS
+    ) -> list[Stranded]:
+        """Outbox entries first written before one time or after the other, oldest first; of one endpoint or of all."""
         with self._lock:
             self._check_open()
             found = (
@@ -79,7 +81,7 @@ class MemoryLedger:
                 for key, kept in self._entities.items()
                 if endpoint in (None, key.endpoint)
                 for name, (text, at_ms) in kept.outbox.items()
-                if at_ms < before_ms
+                if at_ms < before_ms or at_ms > after_ms
             )
             oldest = nsmallest(limit, found)
         return [Stranded(key, name, at_ms, unpack_entry(text)) for at_ms, key, name, text in oldest]

@@ -11,9 +11,9 @@ from threading import Condition
 from time import monotonic
 
 from onefold.errors import Misuse
-from onefold.ports import Buried, Delivery, Parcel
+from onefold.ports import Buried, Delivery, Parcel, Strayed
 from onefold.stores.counters import wall_ms
-from onefold.stores.queues import REASON_MAX, check_lease, check_least, check_parcels, letter_number, numbered
+from onefold.stores.queues import REASON_MAX, STEP_MS, check_lease, check_least, check_parcels, letter_number, numbered
 
 # How often a waiter looks at the clock while something is on loan or delayed. It is a clock that tests may turn.
 POLL_S = 0.02
@@ -28,6 +28,12 @@ class _Held:
     """Which delivery holds it: 0 while it waits."""
     due_ms: int = 0
     """When the lease or the delay ends: 0 while it waits."""
+    since_ms: int = 0
+    """When it began."""
+
+    def strayed(self, now_ms: int) -> bool:
+        """Whether it waits for a time that only a wrong clock can have set."""
+        return self.due_ms > 0 and self.since_ms > now_ms + STEP_MS
 
 
 class MemoryQueue:
@@ -48,6 +54,7 @@ class MemoryQueue:
         # Heaps: by queue, which wait; and when which lease or delay ends. Both may name what has moved on since.
         self._ready: dict[str, list[int]] = defaultdict(list)
         self._later: list[tuple[int, int]] = []
+        self._latest_ms = 0  # when the last lease or delay began, as the clock said
         self._letters: dict[int, Buried] = {}
         self._positions, self._numbers = count(1), count(1)
         self._changed = Condition()
@@ -91,7 +98,7 @@ class MemoryQueue:
             now_ms = self._clock_ms()
             for position, held in self._lent(deliveries):
                 if held.due_ms > now_ms:
-                    self._postpone(position, held, now_ms + lease_ms)
+                    self._postpone(position, held, now_ms, lease_ms)
 
     def release(self, deliveries: Sequence[Delivery], delay_ms: int = 0) -> None:
         """Give them out again, after so long; this receipt is worth nothing any more."""
@@ -101,7 +108,7 @@ class MemoryQueue:
             now_ms = self._clock_ms()
             for position, held in self._lent(deliveries):
                 held.loan = 0
-                self._postpone(position, held, now_ms + delay_ms)
+                self._postpone(position, held, now_ms, delay_ms)
             self._changed.notify_all()
 
     def bury(self, deliveries: Sequence[Delivery], reason: str) -> None:
@@ -137,6 +144,20 @@ class MemoryQueue:
             self._check_open()
             return dict(Counter(held.queue for held in self._held.values()))
 
+    def strayed(self, *, mend: bool = False) -> list[Strayed]:
+        """Parcels whose lease or delay began later than it is now."""
+        with self._changed:
+            self._check_open()
+            now_ms = self._clock_ms()
+            ahead: dict[str, list[int]] = defaultdict(list)
+            for held in self._held.values():
+                if held.strayed(now_ms):
+                    ahead[held.queue].append(held.due_ms - now_ms)
+            if mend:
+                self._free(now_ms)
+                self._changed.notify_all()
+            return [Strayed(queue, len(those), max(those)) for queue, those in sorted(ahead.items())]
+
     def close(self) -> None:
         """Let go of it; what it held is gone with it."""
         with self._changed:
@@ -157,7 +178,7 @@ class MemoryQueue:
             held = self._held[position]
             held.times += 1
             held.loan = held.times
-            self._postpone(position, held, now_ms + lease_ms)
+            self._postpone(position, held, now_ms, lease_ms)
             leased.append(Delivery(held.queue, held.payload, f"{position}-{held.loan}", held.times))
         return leased
 
@@ -168,11 +189,22 @@ class MemoryQueue:
             heappop(ready)
         return ready
 
-    def _postpone(self, position: int, held: _Held, due_ms: int) -> None:
-        held.due_ms = due_ms
-        heappush(self._later, (due_ms, position))
+    def _postpone(self, position: int, held: _Held, now_ms: int, span_ms: int) -> None:
+        held.since_ms, held.due_ms = now_ms, now_ms + span_ms
+        self._latest_ms = max(self._latest_ms, now_ms)
+        heappush(self._later, (held.due_ms, position))
+
+    def _free(self, now_ms: int) -> None:
+        """Make due what waits for a time that only a wrong clock can have set."""
+        for position, held in self._held.items():
+            if held.strayed(now_ms):
+                held.due_ms = 0
+                heappush(self._ready[held.queue], position)
+        self._latest_ms = now_ms
 
     def _wake(self, now_ms: int) -> None:
+        if self._latest_ms > now_ms + STEP_MS:  # the clock was set back
+            self._free(now_ms)
         while self._later and self._later[0][0] <= now_ms:
             due_ms, position = heappop(self._later)
             held = self._held.get(position)

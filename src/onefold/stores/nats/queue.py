@@ -29,7 +29,7 @@ from nats.js.errors import NotFoundError
 
 from onefold.engines.outbox.handling import check_queue
 from onefold.errors import Misuse
-from onefold.ports import Buried, Delivery, Parcel
+from onefold.ports import Buried, Delivery, Parcel, Strayed
 from onefold.stores.addresses import check_timeout
 from onefold.stores.nats.address import Address, parse
 from onefold.stores.nats.link import Link
@@ -170,6 +170,11 @@ class NatsQueue:
 
         return self._link.run(work)
 
+    def strayed(self, *, mend: bool = False) -> list[Strayed]:
+        """None that can be seen: leases and delays go by the server's clock, and it does not tell when they end."""
+        self._link.run(_nothing)
+        return []
+
     def close(self) -> None:
         """Let go of the connection; what is on loan to us comes again when its lease runs out."""
         self._link.close()
@@ -203,6 +208,10 @@ class NatsQueue:
     def _more_s(self, many: int) -> float:
         """The time that so many may take beyond that of one."""
         return many / IN_FLIGHT_MAX * self._timeout_s
+
+
+async def _nothing(_client: Client) -> None:
+    """Only whether the server answers."""
 
 
 def _check_credentials(address: Address, file: str) -> None:

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from onefold.engines.outbox.record import Entity, Key
 from onefold.engines.outbox.steps import Birth, Finish, Open, Opened, Removal, Settle, Settled
 from onefold.errors import Misuse
-from onefold.ports import Live, Stranded, Token
+from onefold.ports import FOREVER_MS, Live, Stranded, Token
 from onefold.stores.addresses import check_timeout
 from onefold.stores.counters import wall_ms
 from onefold.stores.postgres import outbox_entities as entities_table
@@ -87,9 +87,11 @@ class PostgresLedger:
             return []
         return self._connections.run(lambda db: entities_table.persist(db, entities, self._clock_ms()))
 
-    def stranded(self, before_ms: int, limit: int, endpoint: str | None = None) -> list[Stranded]:
-        """Outbox entries first written before this time, oldest first; of one endpoint or of all."""
-        return self._connections.run(lambda db: entities_table.stranded(db, before_ms, limit, endpoint))
+    def stranded(
+        self, before_ms: int, limit: int, endpoint: str | None = None, *, after_ms: int = FOREVER_MS
+    ) -> list[Stranded]:
+        """Outbox entries first written before one time or after the other, oldest first; of one endpoint or of all."""
+        return self._connections.run(lambda db: entities_table.stranded(db, before_ms, after_ms, limit, endpoint))
 
     def purge(self, before_ms: int, endpoint: str | None = None) -> int:
         """Remove the tombstones that were written before this time, and say how many there were."""

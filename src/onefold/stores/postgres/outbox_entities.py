@@ -118,7 +118,8 @@ _SETTLE: Final = f"""
 _FINISH: Final = "delete from outbox_entries where endpoint = %s and name = %s and entry_name = %s"
 _STRANDED: Final = """
     select endpoint, name, entry_name, at_ms, entry from outbox_entries
-    where at_ms < %(before_ms)s and (%(endpoint)s::text is null or endpoint = %(endpoint)s)
+    where (at_ms < %(before_ms)s or at_ms > %(after_ms)s)
+        and (%(endpoint)s::text is null or endpoint = %(endpoint)s)
     order by at_ms, endpoint, name, entry_name limit %(limit)s
 """
 # A tombstone that somebody else is at is no old one any more.
@@ -187,9 +188,10 @@ def finish(db: Connection, steps: Sequence[Finish]) -> None:
         cursor.executemany(_FINISH, sorted({(*step.key, step.name) for step in steps}))
 
 
-def stranded(db: Connection, before_ms: int, limit: int, of: str | None) -> list[Stranded]:
+def stranded(db: Connection, before_ms: int, after_ms: int, limit: int, of: str | None) -> list[Stranded]:
     """Old entries. There are as many as messages under way, so all are looked at: an index would cost each write."""
-    rows = db.execute(_STRANDED, {"before_ms": before_ms, "limit": limit, "endpoint": of})
+    asked = {"before_ms": before_ms, "after_ms": after_ms, "limit": limit, "endpoint": of}
+    rows = db.execute(_STRANDED, asked)
     return [
         Stranded(Key(endpoint, entity), name, at_ms, read_entry(Key(endpoint, entity), name, entry))
         for endpoint, entity, name, at_ms, entry in rows

@@ -18,7 +18,7 @@ from threading import Lock
 from onefold.engines.outbox.record import Entity, Key
 from onefold.engines.outbox.steps import Birth, Finish, Open, Opened, Removal, Settle, Settled
 from onefold.errors import Misuse
-from onefold.ports import Live, Stranded, Token
+from onefold.ports import FOREVER_MS, Live, Stranded, Token
 from onefold.stores.counters import wall_ms
 from onefold.stores.sqlite import outbox_entities as entities_table
 from onefold.stores.sqlite import outbox_tokens as tokens_table
@@ -76,10 +76,12 @@ class SqliteLedger:
         with self._writing() as (db, now_ms):
             return [entities_table.persist(db, entity, now_ms) for entity in entities]
 
-    def stranded(self, before_ms: int, limit: int, endpoint: str | None = None) -> list[Stranded]:
-        """Outbox entries first written before this time, oldest first; of one endpoint or of all."""
+    def stranded(
+        self, before_ms: int, limit: int, endpoint: str | None = None, *, after_ms: int = FOREVER_MS
+    ) -> list[Stranded]:
+        """Outbox entries first written before one time or after the other, oldest first; of one endpoint or of all."""
         with self._reading() as db:
-            return entities_table.stranded(db, before_ms, limit, endpoint)
+            return entities_table.stranded(db, before_ms, after_ms, limit, endpoint)
 
     def purge(self, before_ms: int, endpoint: str | None = None) -> int:
         """Remove the tombstones that were written before this time, and say how many there were."""

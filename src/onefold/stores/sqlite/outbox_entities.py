@@ -47,8 +47,8 @@ KEEP: Final = """
 _DROP: Final = "delete from outbox_entries where endpoint = ? and name = ? and entry_name = ?"
 _STRANDED: Final = """
     select endpoint, name, entry_name, at_ms, entry from outbox_entries
-    where at_ms < ?1 and (?2 is null or endpoint = ?2)
-    order by at_ms, endpoint, name, entry_name limit ?3
+    where (at_ms < ?1 or at_ms > ?2) and (?3 is null or endpoint = ?3)
+    order by at_ms, endpoint, name, entry_name limit ?4
 """
 _PURGE: Final = """
     delete from outbox_entities
@@ -91,9 +91,9 @@ def finish(db: sqlite3.Connection, steps: Sequence[Finish]) -> None:
     db.executemany(_DROP, [(*step.key, step.name) for step in steps])
 
 
-def stranded(db: sqlite3.Connection, before_ms: int, limit: int, endpoint: str | None) -> list[Stranded]:
+def stranded(db: sqlite3.Connection, before_ms: int, after_ms: int, limit: int, endpoint: str | None) -> list[Stranded]:
     """Old entries. There are as many as messages under way, so all are looked at: an index would cost each write."""
-    rows = db.execute(_STRANDED, (before_ms, endpoint, limit))
+    rows = db.execute(_STRANDED, (before_ms, after_ms, endpoint, limit))
     found = [(Key(*key), name, at_ms, entry) for *key, name, at_ms, entry in rows]
     return [Stranded(key, name, at_ms, read_entry(key, name, entry)) for key, name, at_ms, entry in found]
 

@@ -10,8 +10,11 @@ Positions are never used twice (``autoincrement``): else a late acknowledgement 
 Each verb is one transaction, one sync for the whole batch; with nothing to write there is none. Who waits asks SQLite
 for ``data_version``, which changes when another connection wrote, and is woken at once by threads of its own process.
 
-The clock must be the same for all that share the file. One that is set back makes leases longer, one that is set
-forward ends them early: then there are copies, which a queue may always deliver.
+The clock must be the same for all that share the file. One that is set forward ends leases early: then there are
+copies, which a queue may always deliver. One that comes back again would leave rows due in months. So a row keeps how
+long its lease or delay is (``span_ms``), and one that began later than it is now is due. To find those without another
+index, each look asks when the row of each queue that is due last began. If that is no time to come, no row of the queue
+waits longer than that one does, which is at most its own lease or delay; if it is, all such rows are made due.
 """
 
 from __future__ import annotations
@@ -25,23 +28,28 @@ from threading import Condition
 from time import monotonic
 
 from onefold.errors import Misuse
-from onefold.ports import Buried, Delivery, Parcel
+from onefold.ports import Buried, Delivery, Parcel, Strayed
 from onefold.stores.counters import wall_ms
-from onefold.stores.queues import REASON_MAX, check_lease, check_least, check_parcels, letter_number, numbered
+from onefold.stores.queues import REASON_MAX, STEP_MS, check_lease, check_least, check_parcels, letter_number, numbered
 from onefold.stores.sqlite.database import BUSY_S, Database
 
 POLL_S = 0.02
 """How long a parcel of another process may lie unseen: a fiftieth of a second; a look costs some microseconds."""
 
+SPAN_MS = 3_600_000
+"""Taken for the length of a lease that an earlier version gave, which did not say: an hour, a dozen times the longest
+delay by default."""
+
 SCHEMA = (
-    """
+    f"""
     create table if not exists outbox_queue (
         position integer primary key autoincrement,
         queue text not null,
         due_ms integer not null default 0,
         loan integer not null default 0,
         times integer not null default 0,
-        payload blob not null
+        payload blob not null,
+        span_ms integer not null default {SPAN_MS}
     )
     """,
     "create index if not exists outbox_queue_due on outbox_queue (queue, due_ms)",
@@ -67,14 +75,22 @@ _FIND = """
     ) order by position limit ?3
 """
 _LEND = """
-    update outbox_queue set due_ms = ?, times = times + 1, loan = times + 1
-    where position in (select value from json_each(?))
+    update outbox_queue set due_ms = ?1 + ?2, span_ms = ?2, times = times + 1, loan = times + 1
+    where position in (select value from json_each(?3))
     returning position, queue, payload, times
 """
 _NEXT = "select min(due_ms) from outbox_queue where queue = ? and due_ms > 0"
+_BEGAN = "select due_ms - span_ms from outbox_queue where queue = ? and due_ms > 0 order by due_ms desc limit 1"
+_FREE = "update outbox_queue set due_ms = 0 where queue = ?1 and due_ms > ?2 and due_ms - span_ms > ?2"
+_STRAYED = """
+    select queue, count(*), max(due_ms) - ?1 from outbox_queue where due_ms - span_ms > ?1 + ?2
+    group by queue order by queue
+"""
 _REMOVE = "delete from outbox_queue where position = ? and loan = ?"
-_EXTEND = "update outbox_queue set due_ms = ? where position = ? and loan = ? and due_ms > ?"
-_RELEASE = "update outbox_queue set due_ms = ?, loan = 0 where position = ? and loan = ?"
+_EXTEND = """
+    update outbox_queue set due_ms = ?1 + ?2, span_ms = ?2 where position = ?3 and loan = ?4 and due_ms > ?1
+"""
+_RELEASE = "update outbox_queue set due_ms = ?, span_ms = ?, loan = 0 where position = ? and loan = ?"
 _BURY = """
     insert into outbox_buried (queue, reason, at_ms, payload)
     select queue, ?, ?, payload from outbox_queue where position = ? and loan = ?
@@ -111,6 +127,7 @@ class SqliteQueue:
         self._clock_ms = clock_ms
         self._poll_s = poll_s
         self._database = Database(path, SCHEMA, busy_s=busy_s)
+        self._add_span()
         self._changed = Condition()  # its lock guards the connection: one transaction at a time
         self._changes = 0
         self._open = True
@@ -130,6 +147,7 @@ class SqliteQueue:
             self._check_open()
             while True:
                 seen = self._seen()  # before looking: what comes while we look is noticed after it
+                self._free(queues)
                 if self._find(queues, 1) and (leased := self._lend(queues, limit, lease_ms)):
                     return leased
                 if not self._wait(deadline, queues, seen):
@@ -147,7 +165,7 @@ class SqliteQueue:
         lent = [numbered(delivery) for delivery in deliveries]
         with self._writing(lent) as db:
             now_ms = self._clock_ms()
-            db.executemany(_EXTEND, [(now_ms + lease_ms, *loan, now_ms) for loan in lent])
+            db.executemany(_EXTEND, [(now_ms, lease_ms, *loan) for loan in lent])
 
     def release(self, deliveries: Sequence[Delivery], delay_ms: int = 0) -> None:
         """Give them out again, after so long; this receipt is worth nothing any more."""
@@ -155,7 +173,7 @@ class SqliteQueue:
         lent = [numbered(delivery) for delivery in deliveries]
         with self._writing(lent) as db:
             due_ms = self._clock_ms() + delay_ms if delay_ms else 0
-            db.executemany(_RELEASE, [(due_ms, *loan) for loan in lent])
+            db.executemany(_RELEASE, [(due_ms, delay_ms, *loan) for loan in lent])
             self._tell()
 
     def bury(self, deliveries: Sequence[Delivery], reason: str) -> None:
@@ -191,6 +209,16 @@ class SqliteQueue:
             with self._database.reading() as db:
                 return dict(db.execute(_WAITING).fetchall())
 
+    def strayed(self, *, mend: bool = False) -> list[Strayed]:
+        """Rows whose lease or delay began later than it is now; all are looked at. Mended in one transaction."""
+        with self._writing([mend] if mend else []) as db:
+            now_ms = self._clock_ms()
+            found = [Strayed(*row) for row in db.execute(_STRAYED, [now_ms, STEP_MS])]
+            if mend and found:
+                db.executemany(_FREE, [(each.queue, now_ms + STEP_MS) for each in found])
+                self._tell()
+        return found
+
     def close(self) -> None:
         """Let go of the file."""
         with self._changed:
@@ -206,6 +234,30 @@ class SqliteQueue:
             with self._database.writing() if rows else self._database.reading() as db:
                 yield db
 
+    def _add_span(self) -> None:
+        """A file of an earlier version has no such column."""
+        with self._database.reading() as db:
+            if _has_span(db):
+                return
+        with self._database.writing() as db:
+            if not _has_span(db):  # nobody else was faster
+                db.execute(f"alter table outbox_queue add column span_ms integer not null default {SPAN_MS}")
+
+    def _free(self, queues: Sequence[str]) -> None:
+        """Make due what waits for a time that only a wrong clock can have set."""
+        now_ms = self._clock_ms()
+        strayed = [queue for queue, began_ms in self._began(queues).items() if began_ms > now_ms + STEP_MS]
+        if strayed:
+            with self._database.writing() as db:
+                now_ms = self._clock_ms()  # with the write lock in hand: others went on while we waited for it
+                db.executemany(_FREE, [(queue, now_ms + STEP_MS) for queue in strayed])
+
+    def _began(self, queues: Sequence[str]) -> dict[str, int]:
+        """When the lease or delay began that ends last; of those queues that have one."""
+        with self._database.reading() as db:
+            found = {queue: db.execute(_BEGAN, [queue]).fetchone() for queue in queues}
+        return {queue: row[0] for queue, row in found.items() if row is not None}
+
     def _find(self, queues: Sequence[str], limit: int) -> list[int]:
         """Positions that may be given out, the oldest first."""
         now_ms = self._clock_ms()
@@ -216,7 +268,7 @@ class SqliteQueue:
     def _lend(self, queues: Sequence[str], limit: int, lease_ms: int) -> list[Delivery]:
         with self._database.writing() as db:
             found = json.dumps(self._find(queues, limit))
-            rows = db.execute(_LEND, [self._clock_ms() + lease_ms, found]).fetchall()
+            rows = db.execute(_LEND, [self._clock_ms(), lease_ms, found]).fetchall()
         return [Delivery(queue, payload, f"{at}-{times}", times) for at, queue, payload, times in sorted(rows)]
 
     def _wait(self, deadline: float, queues: Sequence[str], seen: tuple[int, int]) -> bool:
@@ -224,10 +276,12 @@ class SqliteQueue:
         with self._database.reading() as db:
             dues = [db.execute(_NEXT, [queue]).fetchone()[0] for queue in queues]
         next_ms = min((due for due in dues if due is not None), default=None)
+        began_ms = max(self._began(queues).values(), default=0)
         while (left := deadline - monotonic()) > 0:
             self._changed.wait(min(left, self._poll_s))
             self._check_open()
-            if self._seen() != seen or (next_ms is not None and next_ms <= self._clock_ms()):
+            now_ms = self._clock_ms()
+            if self._seen() != seen or (next_ms is not None and next_ms <= now_ms) or began_ms > now_ms + STEP_MS:
                 return True
         return False
 
@@ -243,3 +297,7 @@ class SqliteQueue:
     def _check_open(self) -> None:
         if not self._open:
             raise Misuse(f"{self._database.path}: this queue was closed")
+
+
+def _has_span(db: sqlite3.Connection) -> bool:
+    return any(name == "span_ms" for _, name, *_ in db.execute("pragma table_info(outbox_queue)"))
