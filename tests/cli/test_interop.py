@@ -130,6 +130,7 @@ def test_a_small_conversation_reads_like_this(interop):
         (["seal", "msg,6105"], (), "line 2 (msg,6105): byte 2: the message ends inside a range"),
         ([], ("--id-size", "16"), "--id-size is 16; ids of wire v1 have 32 bytes"),
         (["seal"], ("--frame-limit", "100"), "frame_size_max is 100, must be 0 or at least 4096"),
+        (["seal"], ("--wire", "xor", "--frame-limit", "100"), "frame_size_max is 100, must be 0 or at least 1024"),
         ([], ("--wire", "v2"), "Invalid value for '--wire'"),
     ],
 )

@@ -177,3 +177,15 @@ def test_what_makes_no_sense_is_one_line_and_exit_2(stores, words, text):
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert text in done.stderr
     assert "secret" not in done.stderr
+
+
+def test_an_id_that_both_have_at_two_times_is_left_out_of_xor_and_told(onefold, tmp_path):
+    for name, time in (("c.db", 0), ("d.db", 500)):
+        records = open_records(str(tmp_path / name))
+        records.add([Record(number or time, id_of(number, b"elsewhere")) for number in range(100)])
+        records.close()
+    done = onefold("reconcile", "c.db", "d.db", "--wire", "xor", "--dry-run", "--json")
+    assert (done.returncode, json.loads(done.stdout)["both_ways"]) == (0, 1)
+    assert done.stderr.endswith("; 1 id known to both at two times, and left out; nothing differs: both hold 100\n")
+    named = onefold("reconcile", "c.db", "d.db", "--dry-run")
+    assert named.stderr.endswith("; 1 only here, 1 only there; nothing was moved\n")

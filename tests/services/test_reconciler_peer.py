@@ -49,11 +49,11 @@ def ids(records):
     return {record.id for record in records}
 
 
-@pytest.mark.parametrize(("wire", "id_size"), [("v1", 32), ("xor", 32), ("xor", 16)])
-def test_a_client_finds_what_differs_fetches_it_and_pushes_the_rest(wire, id_size):
+@pytest.mark.parametrize(("wire", "id_size", "frame"), [("v1", 32, 4_096), ("xor", 32, 1_024), ("xor", 16, 1_024)])
+def test_a_client_finds_what_differs_fetches_it_and_pushes_the_rest(wire, id_size, frame):
     records = store(range(200, 2_000), id_size)
     talk = Talk(records)
-    have, need = talk.client.find(items(range(1_800), id_size), wire, frame_size_max=4_096)
+    have, need = talk.client.find(items(range(1_800), id_size), wire, frame_size_max=frame)
     assert (have, need) == (ids(some(range(200), id_size)), ids(some(range(1_800, 2_000), id_size)))
     opened = talk.client.open(id_size=id_size, wire="xor")
     assert (opened.records, opened.bodies, opened.writable) == (1_800, True, True)

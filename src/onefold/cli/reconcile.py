@@ -122,6 +122,8 @@ def sentence(done: Reconciliation, *, some: bool = False) -> str:
     """What was done and how it stands, for people."""
     many = f" over {done.connections:,} connections" if done.connections > 1 else ""
     looked = f"{count(done.rounds, 'round trip')}{many}, {done.bytes_up:,} bytes up, {done.bytes_down:,} down"
+    if done.found.both_ways:
+        looked += f"; {count(done.found.both_ways, 'id')} known to both at two times, and left out"
     scope = " of that time" if some else ""
     if done.agrees:
         return f"{looked}; nothing differs: both hold {done.here:,}{scope}"
@@ -164,6 +166,7 @@ def _document(done: Reconciliation) -> dict[str, Any]:
         "agrees": done.agrees,
         "settled": done.settled,
         **{name: getattr(done, name) for name in numbers},
+        "both_ways": done.found.both_ways,
         "have_ids": [id.hex() for id in done.found.have[:most]],
         "need_ids": [id.hex() for id in done.found.need[:most]],
         "pulled": done.pulled.to_dict(),

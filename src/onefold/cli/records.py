@@ -44,7 +44,12 @@ def add(
         str | None, typer.Option(metavar="FIELD", help="Lines are JSON, and this field is their time. Else it is 0.")
     ] = None,
     ids: Annotated[
-        bool, typer.Option("--ids", help='Lines are "timestamp,id in hex": records whose bytes are elsewhere.')
+        bool,
+        typer.Option(
+            "--ids",
+            help='Lines are "timestamp,id in hex": records whose bytes are elsewhere. The ids must be hashes or '
+            "random: of ids that count up, differences are missed.",
+        ),
     ] = False,
     id_size: Annotated[
         int | None, typer.Option(min=8, max=32, help="Of a store that is made: bytes of an id. By default 32.")

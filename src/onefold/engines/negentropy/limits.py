@@ -1,8 +1,9 @@
 """What a session may cost, whatever the peer sends: rounds, bytes and ids that it says we lack.
 
-An honest session has few rounds: the logarithm of the records, and what frame limits force. A forced round carries at
-least half a frame in one direction, 2,048 bytes. So one more round is allowed for every 1,024 bytes that passed, and
-bytes have a limit of their own. Time is the caller's to limit; an engine has no clock.
+An honest session has few rounds: the logarithm of the records, and what frame limits force. Of two forced rounds one
+after the other, what did not fit into the first is in the second: together they carry a frame in one direction. So one
+more round is allowed for every quarter of the smallest frame that passed (v1: 1,024 bytes, xor: 256), and bytes have a
+limit of their own. Time is the caller's to limit; an engine has no clock.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from onefold.engines.negentropy.violation import SessionLimit
 from onefold.errors import Misuse
 
 FRAME_SIZE_MIN: Final = 4_096  # as the published v1 implementations have it
-FORCED_BYTES: Final = FRAME_SIZE_MIN // 4
+FRAME_SIZE_MIN_XOR: Final = 1_024  # as the published implementation of that wire has it
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,17 @@ class Spent:
     bytes_out: int = 0
     needs: int = 0
 
-    def received(self, size: int, limits: Limits) -> "Spent":
-        """With one more message from the peer; SessionLimit if that is too much."""
+    def received(self, size: int, limits: Limits, frame_size_min: int = FRAME_SIZE_MIN) -> "Spent":
+        """With one more message from the peer, whose frames are no smaller; SessionLimit if that is too much."""
         passed = self.bytes_in + size + self.bytes_out
         if passed > limits.bytes_max:
             raise SessionLimit(f"the session is over: {passed} bytes passed, bytes_max is {limits.bytes_max}")
-        rounds_max = limits.rounds_max + passed // FORCED_BYTES
+        forced_bytes = frame_size_min // 4
+        rounds_max = limits.rounds_max + passed // forced_bytes
         if self.rounds >= rounds_max:
             raise SessionLimit(
                 f"the session is over: {self.rounds} rounds, rounds_max is {limits.rounds_max} (and one more for every "
-                f"{FORCED_BYTES} bytes)",
+                f"{forced_bytes} bytes)",
                 rounds=self.rounds,
             )
         return Spent(self.rounds + 1, self.bytes_in + size, self.bytes_out, self.needs)

@@ -41,8 +41,20 @@ SPLIT: Final = 16
 LIST_BELOW: Final = 32
 
 
+def frame_size_min(wire: str) -> int:
+    """The smallest frame limit of a wire.
+
+    >>> frame_size_min("v1"), frame_size_min("xor")
+    (4096, 1024)
+    """
+    return WIRES[wire].frame_size_min
+
+
 class Reconciled(NamedTuple):
-    """What came of a message: the reply (None: the client is done), ids that only we have, ids that only they have."""
+    """What came of a message: the reply (None: the client is done), ids that only we have, ids that only they have.
+
+    In wire xor the ids are told with the last message, all at once.
+    """
 
     reply: bytes | None
     have: list[bytes]
@@ -80,12 +92,15 @@ class Session:
             raise Misuse(f"wire is {wire!r}, must be 'v1' or 'xor'", wire=wire)
         if id_size is not None and id_size != items.id_size:
             raise Misuse(f"id_size is {id_size}, and the ids have {items.id_size} bytes", id_size=id_size)
-        self._setting = Setting(items.snapshot(), WIRES[wire], frame_size_max, reply, split, list_below)
+        self._setting = Setting(items.snapshot(), WIRES[wire], frame_size_max, reply, split, list_below).fitted()
         self._limits = limits or Limits()
         self.spent = Spent()
         self._asked: Ranges | None = None
         self._waiting: list[Ranges] = []  # the first ranges of the universe are in the last of them
         self._initiator = False
+        self._held: tuple[list[bytes], list[bytes]] = [], []
+        self.both_ways = 0
+        """Ids that the peer named in both directions; known at the end of the session. See `wire_xor`."""
 
     def initiate(self) -> bytes:
         """The client's first message; with it this side is the client."""
@@ -100,7 +115,7 @@ class Session:
 
     def reconcile(self, message: bytes) -> Reconciled:
         """Take in a message of the peer; the reply to it, and on the client the ids that were found."""
-        spent = self.spent.received(len(message), self._limits)
+        spent = self.spent.received(len(message), self._limits, self._setting.wire.frame_size_min)
         if not self._initiator:
             reply = answer(self._setting, message)
             self.spent = spent.sent(len(reply))
@@ -113,12 +128,29 @@ class Session:
         spent = spent.found(sum(map(len, learnt.need)), self._limits)
         waiting = [*self._waiting, learnt.ranges] if len(learnt.ranges) else self._waiting
         have, need = _ids(learnt.have), _ids(learnt.need)
-        if not waiting:
+        question: bytes | None = None
+        if waiting:
+            question, self._asked, self._waiting = self._ask(waiting)
+            self.spent = spent.sent(len(question))
+        else:
             self.spent, self._asked = spent, None
-            return Reconciled(None, have, need)
-        question, self._asked, self._waiting = self._ask(waiting)
-        self.spent = spent.sent(len(question))
-        return Reconciled(question, have, need)
+        return Reconciled(question, *self._once(have, need, last=question is None))
+
+    def _once(self, have: list[bytes], need: list[bytes], last: bool) -> tuple[list[bytes], list[bytes]]:
+        """What may be told now: at once, or with the last message, less the ids that were named in both directions."""
+        if not self._setting.wire.both_ways:
+            return have, need
+        held_have, held_need = self._held
+        held_have += have
+        held_need += need
+        if not last:
+            return [], []
+        self._held = [], []
+        both = set(held_have).intersection(held_need)
+        self.both_ways = len(both)
+        if not both:
+            return held_have, held_need
+        return [id for id in held_have if id not in both], [id for id in held_need if id not in both]
 
     def _ask(self, waiting: list[Ranges]) -> tuple[bytes, Ranges, list[Ranges]]:
         """A message with as many of the waiting ranges as fit, these ranges, and those that still wait."""

@@ -1,17 +1,17 @@
 """How a session is played: the records, the wire and the sizes; the same for both sides of it, and checked once.
 
 ``split`` and ``list_below`` are 16 and 32 as in the published implementations: more pieces mean fewer rounds and more
-bytes for the same difference. A range of ours is never fingerprinted when it is empty: an empty fingerprint would match
-an empty range elsewhere and say nothing. So every piece must get a record: ``list_below`` is at least ``split``.
+bytes for the same difference. In a small frame lists are as long as fit into it. A range of ours is never fingerprinted
+when it is empty: an empty fingerprint would match an empty range elsewhere and say nothing. So every piece must get a
+record: ``list_below`` is at least ``split``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from onefold.engines.negentropy.items import Items
-from onefold.engines.negentropy.limits import FRAME_SIZE_MIN
 from onefold.engines.negentropy.reading import Layout
 from onefold.engines.negentropy.wire import Wire
 from onefold.engines.negentropy.writing import HEAD_MAX, RANGE_MAX, Writer
@@ -39,14 +39,21 @@ class Setting:
             raise Misuse(f"split is {self.split}, must be at least 2", split=self.split)
         if self.list_below < self.split:
             raise Misuse(f"list_below is {self.list_below}, must be at least split, {self.split}")
-        size = self.frame_size_max
-        if size and size < FRAME_SIZE_MIN:
-            raise Misuse(f"frame_size_max is {size}, must be 0 or at least {FRAME_SIZE_MIN}", frame_size_max=size)
-        longest = RANGE_MAX + self.list_below * self.items.id_size
-        if size and 2 * longest > size:
-            raise Misuse(
-                f"a list of {self.list_below} ids may take {longest} bytes: too many for half a frame of {size}"
-            )
+        size, least = self.frame_size_max, self.wire.frame_size_min
+        if size and size < least:
+            raise Misuse(f"frame_size_max is {size}, must be 0 or at least {least}", frame_size_max=size)
+        if size and self.split > self._list_below_max():
+            most = self._list_below_max()
+            raise Misuse(f"split is {self.split}, must be at most {most}: a frame of {size} bytes lists fewer ids")
+
+    def fitted(self) -> Setting:
+        """The same, with lists no longer than a frame has room for."""
+        if not self.frame_size_max:
+            return self
+        return replace(self, list_below=min(self.list_below, self._list_below_max()))
+
+    def _list_below_max(self) -> int:
+        return (self.room() - RANGE_MAX) // self.items.id_size + 1
 
     def layout(self, initiator: bool) -> Layout:
         """What this side reads."""

@@ -31,6 +31,16 @@ class Wire(Protocol):
         """What every message begins with."""
         ...
 
+    @property
+    def frame_size_min(self) -> int:
+        """The smallest frame limit that published implementations take."""
+        ...
+
+    @property
+    def both_ways(self) -> bool:
+        """Whether a peer may name an id in both directions, though both sides have it."""
+        ...
+
     def check(self, id_size: int) -> None:
         """Misuse, if this wire has no ids of that size."""
         ...

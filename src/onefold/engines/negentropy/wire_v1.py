@@ -17,6 +17,7 @@ from typing import Final
 from onefold.engines.negentropy.arrays import Ints, Rows
 from onefold.engines.negentropy.fingerprint import HASHED_SIZE, hashed
 from onefold.engines.negentropy.items import Items
+from onefold.engines.negentropy.limits import FRAME_SIZE_MIN
 from onefold.engines.negentropy.ranges import Mode, Ranges
 from onefold.engines.negentropy.sparse import Answered, full_reply, sparse_reply
 from onefold.engines.negentropy.violation import Violation
@@ -32,6 +33,8 @@ class WireV1:
     """Version 1 of the protocol."""
 
     head: Final = bytes([VERSION])
+    frame_size_min: Final = FRAME_SIZE_MIN
+    both_ways: Final = False
 
     def check(self, id_size: int) -> None:
         """Misuse, if ids do not have 32 bytes."""

@@ -13,6 +13,12 @@ of the first byte on, that says whether the server lacks it. Bytes behind the la
 For trusted peers only. Exclusive or is linear: among 264 records of his choice an attacker finds some whose exclusive
 or is whatever he likes, in milliseconds, and so hides a difference behind an equal fingerprint. v1 does not have this
 flaw.
+
+The published implementation counts a record that equals a bound as below it, against its own text. That matters where
+ids differ in their last byte alone: it has such a record on one side of the bound and we on the other, and it is named
+in both directions, as one that it lacks and as one that we do. Both have it then, so a session takes both back; that is
+why it tells what it found only with its last message. Of such ids it may also name one in a single direction, or miss
+one: ids should be hashes.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ import numpy as np
 from onefold.engines.negentropy import varint
 from onefold.engines.negentropy.arrays import Ints, Rows, flagged
 from onefold.engines.negentropy.items import ID_SIZES, Items
+from onefold.engines.negentropy.limits import FRAME_SIZE_MIN_XOR
 from onefold.engines.negentropy.matching import NOBODY
 from onefold.engines.negentropy.ranges import Mode, Ranges, split
 from onefold.engines.negentropy.sparse import Answered
@@ -37,6 +44,8 @@ class WireXor:
     """The unversioned protocol of the source document."""
 
     head: Final = b""
+    frame_size_min: Final = FRAME_SIZE_MIN_XOR
+    both_ways: Final = True
 
     def check(self, id_size: int) -> None:
         """Misuse, if ids have a size that this wire does not know."""

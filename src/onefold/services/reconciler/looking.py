@@ -10,7 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from onefold.engines.negentropy import FRAME_SIZE_MIN, INFINITY, Items, Limits, Session, SessionLimit, Window
+from onefold.engines.negentropy import (
+    FRAME_SIZE_MIN_XOR,
+    INFINITY,
+    Items,
+    Limits,
+    Session,
+    SessionLimit,
+    Window,
+    frame_size_min,
+)
 from onefold.errors import BadInput, Misuse
 from onefold.links.exchange import MESSAGE, OPEN, OPENED, Opened, Opening, tell, told
 from onefold.ports.records import Channel
@@ -29,7 +38,8 @@ class ClientLimits:
     look_s_max: float = 600
     """Of one look. A server gives it a minute; this is against one that never ends."""
     frame_size_max: int = 500_000
-    """Of a message of ours and of the peer's; published relays have the same. The peer may want less."""
+    """Of a message of ours and of the peer's; published relays have the same. The peer may want less. Wire v1 needs
+    4,096."""
     tries: int = 5
     """In a row that moved no record; then it is given up."""
     pause_s: float = 0.25
@@ -37,7 +47,7 @@ class ClientLimits:
     pause_s_max: float = 5
 
     def __post_init__(self) -> None:
-        for name, least in (("look_s_max", 0), ("tries", 1), ("pause_s", 0), ("frame_size_max", FRAME_SIZE_MIN)):
+        for name, least in (("look_s_max", 0), ("tries", 1), ("pause_s", 0), ("frame_size_max", FRAME_SIZE_MIN_XOR)):
             if not getattr(self, name) >= least:
                 raise Misuse(
                     f"{name} is {getattr(self, name)}, must be at least {least}", **{name: getattr(self, name)}
@@ -56,6 +66,9 @@ class Found:
     """Ids that only this side has."""
     need: list[bytes] = field(default_factory=list)
     """Ids that only the peer has."""
+    both_ways: int = 0
+    """Ids of wire xor that were named in both directions, and are in neither list: both sides have them, at two times,
+    or one side counts bounds otherwise."""
     rounds: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
@@ -87,7 +100,8 @@ def find_ids(
     opened = told(Opened, answer(channel, OPENED))
     some = items if (opening.since, opening.until) == (0, EVER) else Window(items, opening.since, opening.until)
     session = Session(
-        some, opening.wire, opening.id_size, frame_size_max=_frame_size(limits, opened), limits=limits.session
+        some, opening.wire, opening.id_size, frame_size_max=_frame_size(limits, opened, opening.wire),
+        limits=limits.session,
     )  # fmt: skip
     found = Found(opened, len(some))
     message: bytes | None = session.initiate()
@@ -102,11 +116,12 @@ def find_ids(
         spent = session.spent
         found.rounds, found.bytes_up, found.bytes_down = spent.rounds, spent.bytes_out, spent.bytes_in
         say(str(found))
+    found.both_ways = session.both_ways
     return found
 
 
-def _frame_size(limits: ClientLimits, opened: Opened) -> int:
+def _frame_size(limits: ClientLimits, opened: Opened, wire: str) -> int:
     """How large our messages may be: one byte before them tells their kind."""
-    if opened.message_bytes_max <= FRAME_SIZE_MIN:
+    if opened.message_bytes_max <= frame_size_min(wire):
         raise BadInput(f"the peer takes {opened.message_bytes_max} bytes at once, fewer than the protocol needs")
     return min(limits.frame_size_max, opened.message_bytes_max - 1)
