@@ -174,6 +174,70 @@ def test_verify_finds_damage_and_salvage_saves_the_rest(topics, log, tmp_path):
     assert log("salvage", orders, tmp_path / "new" / "orders")[0] == 2
 
 
+def test_reset_producer_forgets_the_sequences_of_one_and_that_lasts(topics, log):
+    orders = topics.root / "orders"
+    topics.topic("orders").publish("wild", [(2**62, b"")])
+    code, _, err = log("reset-producer", orders, "wild")
+    assert (code, "another process writes this log" in err) == (3, True)
+    topics.close()
+    code, out, err = log("reset-producer", orders, "wild", "--json")
+    assert (code, json.loads(out)["last_sequence_id"]) == (0, 2**62)
+    assert "its next one is new" in err
+    assert log("reset-producer", orders, "nobody")[0] == 2
+    assert log("reset-producer", topics.root, "wild")[0] == 2
+    kinds = [line.get("kind") for line in lines(log("tail", orders, "--all", "--max", 1, "--json")[1])]
+    assert kinds == ["reset"]
+    with Topics(topics.root) as again:
+        assert [str(r.verdict) for r in again.topic("orders").publish("wild", [(0, b""), (1, b"")])] == ["FIRST"] * 2
+        assert again.topic("orders").last_sequence_id("till") == 11
+
+
+def test_verify_tells_a_beginning_that_is_lost_from_one_that_retention_removed(tmp_path, log):
+    settings = TopicSettings(snapshot_entries=5)
+    with Topics(tmp_path / "other", settings, segment_bytes=200) as topics:
+        for name in ("lost", "removed"):
+            for i in range(30):
+                topics.topic(name).publish("p", [(i, b"x" * 50)])
+        kept = topics.topic("removed").log.retain(bytes=500)
+    lost, removed = tmp_path / "other" / "lost", tmp_path / "other" / "removed"
+    assert kept > 0
+    code, out, _ = log("verify", removed, "--json")
+    assert (code, json.loads(out)["start"], json.loads(out)["damages"]) == (0, kept, [])
+    assert log("verify", lost)[0] == 0
+    oldest, second = sorted(lost.glob("*.log"))[:2]
+    oldest.unlink()
+    code, out, err = log("verify", lost, "--json")
+    (damage,) = json.loads(out)["damages"]
+    assert (code, damage["first"], damage["last"]) == (1, 0, int(second.stem) - 1)
+    assert "all is whole" not in err
+    with Topics(tmp_path / "other") as topics:
+        topics.topic("lost").publish("p", [(99, b"")])
+    assert log("verify", lost)[0] == 1  # to write on does not make it whole
+    assert log("salvage", lost, tmp_path / "saved")[0] == 0
+    assert log("verify", tmp_path / "saved")[0] == 0
+
+
+def test_verify_of_a_log_of_before_its_beginning_was_written_down_says_so(tmp_path, log):
+    with Topics(tmp_path / "other", TopicSettings(snapshot_entries=5), segment_bytes=200) as topics:
+        for i in range(30):
+            topics.topic("t").publish("p", [(i, b"x" * 50)])
+        kept = topics.topic("t").log.retain(bytes=500)
+    (tmp_path / "other" / "t" / "start").unlink()
+    code, _, err = log("verify", tmp_path / "other" / "t")
+    assert (code, f"it begins at {kept}, and nothing says whether" in err) == (0, True)
+    with Topics(tmp_path / "other") as topics:
+        topics.topic("t")
+    assert "nothing says" not in log("verify", tmp_path / "other" / "t")[2]
+
+
+def test_verify_tells_of_records_of_the_future(tmp_path, log):
+    with Topics(tmp_path / "other", clock=lambda: 4_000_000_000_000) as topics:
+        topics.topic("t").publish("p", [(0, b""), (1, b"")])
+    code, out, err = log("verify", tmp_path / "other" / "t", "--json")
+    assert (code, json.loads(out)["ahead"]) == (0, 2)
+    assert "2 with a time that is yet to come, from offset 0 on, up to 2096-10-02" in err
+
+
 @pytest.mark.parametrize("command", ["tail", "verify", "producers"])
 def test_a_folder_without_a_log_is_one_line_and_exit_2(log, tmp_path, command):
     (tmp_path / "nothing").mkdir()

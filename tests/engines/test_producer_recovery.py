@@ -27,6 +27,8 @@ ENTRIES = st.one_of(
     st.builds(Entry, st.just(Kind.OPEN), NAMES, st.just(0), st.integers(1, 4), st.just(-1), TIMES),
     st.builds(Entry, st.just(Kind.PURGE), st.just(""), TIMES),
     st.builds(Entry, st.just(Kind.SWITCH), st.just(""), st.sampled_from([0, 1, 1])),
+    st.builds(Entry, st.just(Kind.RESET), NAMES, st.just(0), st.just(0), st.just(-1), TIMES),
+    st.builds(Entry, st.just(Kind.CLOCK), st.just(""), TIMES, st.just(0), st.just(-1), TIMES),
     st.builds(Entry, st.just(Kind.KEYED), NAMES, st.just(0), st.just(0), st.integers(0, 9), TIMES),
 )
 

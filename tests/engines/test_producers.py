@@ -1,5 +1,7 @@
 """The rules of the producers engine, one by one."""
 
+from zlib import crc32
+
 import pytest
 
 from onefold import Answer, Sequences, Verdict
@@ -149,6 +151,76 @@ def test_an_epoch_fences_off_the_ones_before_it():
     assert s.push("p", 0, epoch=3) == ("REPEAT", "behind_highest")
     assert s.push("q", 2, epoch=1) == ("REJECT", "unknown_epoch")
     assert s.push("p", 2, epoch=-1) == s.push("p", 2, epoch="3") == ("REJECT", "unknown_epoch")
+
+
+@MEMORIES
+def test_a_sequence_too_far_ahead_is_rejected_and_leaves_no_trace(memory):
+    s = stored(memory, (0, 7), jump_max=100)
+    before = s.snapshot()
+    assert s.push("p", 2**62) == s.push("p", 108) == ("REJECT", "jump_too_far")
+    assert (s.snapshot(), s.pending) == (before, 0)
+    assert s.push("p", 8) == ("FIRST", "new")
+    assert s.push("p", 108, high=500).parts == ((108, 500),)  # measured from what is pushed; a batch from its beginning
+    assert s.push("p", 601) == ("REJECT", "jump_too_far")
+
+
+@MEMORIES
+def test_the_first_sequence_of_a_producer_may_be_any_and_by_default_every_other_too(memory):
+    s = Sequences(memory, jump_max=1)
+    assert s.push("p", 2**62) == ("FIRST", "new")
+    assert stored(memory, (0, 0)).push("p", 2**62) == ("FIRST", "new")
+
+
+@MEMORIES
+def test_after_a_reset_the_next_sequence_is_new_and_zombies_stay_shut_out(memory):
+    s = stored(memory, (2**62, 2**62))
+    s.apply(Entry(Kind.OPEN, "p", epoch=2))
+    s.apply(Entry(Kind.RESET, "p", time_ms=9))
+    assert (s.last_sequence_id("p"), s.floor("p"), s.epoch("p")) == (-1, -1, 2)
+    assert s.push("p", 0, epoch=1) == ("REJECT", "stale_epoch")
+    assert s.push("p", 0, epoch=2) == ("FIRST", "new")
+    assert Sequences.restore(s.snapshot()) == s
+
+
+@MEMORIES
+def test_a_reset_lifts_the_floor_of_a_producer_that_was_forgotten(memory):
+    s = stored(memory, (0, 50), floors_count=1)
+    s.apply(Entry(Kind.PURGE, sequence=1))
+    assert s.push("p", 3) == s.push("q", 3) == ("UNSURE", "forgotten")
+    s.apply(Entry(Kind.RESET, "p"))
+    assert s.push("p", 3) == ("FIRST", "new")
+    assert s.push("q", 3) == ("UNSURE", "forgotten")
+
+
+def test_a_clock_that_is_set_ahead_ages_no_key_and_one_set_back_keeps_none_for_longer_than_its_time():
+    s = Sequences(keys_ms=100)
+    s.apply(Entry(Kind.KEYED, "a", digest=1, time_ms=1_000))
+    s.apply(Entry(Kind.CLOCK, sequence=1_040, time_ms=9_040))
+    assert s.push_key("a", 1, 9_099).verdict == "REPEAT"
+    s.apply(Entry(Kind.CLOCK, sequence=9_050, time_ms=50))
+    assert s.push_key("a", 1, 149).verdict == "REPEAT"
+    assert s.push_key("a", 1, 150).verdict == "FIRST"
+
+
+def test_an_expired_key_is_known_again_when_the_clock_comes_back_unless_its_room_was_needed():
+    s = Sequences(keys_ms=100, keys_max=2)
+    for key, time_ms in (("a", 0), ("b", 10), ("c", 5_000)):
+        s.apply(Entry(Kind.KEYED, key, digest=1, time_ms=time_ms))
+    s.apply(Entry(Kind.CLOCK, sequence=5_000, time_ms=20))
+    assert [s.push_key(key, 1, 20).reason for key in "abc"] == ["keys_full", "known_key", "known_key"]
+
+
+def test_a_snapshot_keeps_the_guard_and_one_of_before_there_was_a_guard_has_none():
+    s = stored("gaps", (0, 3), (9, 9), jump_max=100)
+    s.apply(Entry(Kind.KEYED, "k", digest=5, time_ms=7))
+    assert Sequences.restore(s.snapshot()).push("p", 110) == ("REJECT", "jump_too_far")
+    assert Sequences.restore(s.snapshot(), jump_max=None).push("p", 110) == ("FIRST", "new")
+    body = s.snapshot()[8:]
+    body = body[:50] + body[58:]  # the header of the first format has no jump_max
+    old = b"OFP1" + crc32(body).to_bytes(4, "little") + body
+    restored = Sequences.restore(old)
+    assert restored == s
+    assert restored.push("p", 110) == ("FIRST", "new")
 
 
 @MEMORIES

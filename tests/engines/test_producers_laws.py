@@ -27,8 +27,9 @@ def ranges(numbers):
 class Model:
     """A topic that remembers everything: what was stored, in a set, and what is pending, in a list."""
 
-    def __init__(self, memory):
+    def __init__(self, memory, jump_max=None):
         self.memory = memory
+        self.jump_max = jump_max
         self.stored = defaultdict(set)
         self.pending = []
         self.fenced = False
@@ -48,6 +49,9 @@ class Model:
         flying = {n for start, end in out for n in range(start, end + 1)}
         if self.memory == "highest":
             flying = set(range(max(flying, default=-1) + 1))
+        highest = max(head, *(end for _, end in out), -1)
+        if self.jump_max is not None and highest >= 0 and min(new) - highest > self.jump_max:
+            return "REJECT", "jump_too_far", ()
         if new & flying:
             return "UNSURE", "in_flight", ()
         parts = ranges(new)
@@ -65,14 +69,15 @@ class Model:
 
 def play(memory, ops, **limits):
     """Run ops on engine and model side by side; yield both after each."""
-    s, model = Sequences(memory, **limits), Model(memory)
+    s, model = Sequences(memory, **limits), Model(memory, limits.get("jump_max"))
     for op, *args in ops:
         if op == "push":
             producer, low, extra = args
             found, wanted = s.push(producer, low, high=low + extra), model.push(producer, low, low + extra)
             assert (*found, found.parts) == wanted
         elif op == "crash":
-            s, model.pending, model.fenced = recover(None, enumerate(model.log), memory=memory).sequences, [], False
+            s = recover(None, enumerate(model.log), memory=memory, **limits).sequences
+            model.pending, model.fenced = [], False
         elif model.pending:
             producer, (low, high) = model.land(args[0])
             sequence = low + args[0] % (high - low + 1)  # any sequence of the part names it
@@ -89,9 +94,9 @@ def play(memory, ops, **limits):
 
 @MEMORIES
 @FAST
-@given(ops=st.lists(st.one_of(PUSH, PUSH, STORE, STORE, CRASH), max_size=60))
-def test_the_engine_answers_like_the_plain_set(memory, ops):
-    for s, model in play(memory, ops):
+@given(ops=st.lists(st.one_of(PUSH, PUSH, STORE, STORE, CRASH), max_size=60), jump_max=st.none() | st.integers(1, 9))
+def test_the_engine_answers_like_the_plain_set(memory, ops, jump_max):
+    for s, model in play(memory, ops, jump_max=jump_max):
         heads = {name: max(stored) for name, stored in model.stored.items() if stored}
         assert s.persisted == heads
         assert s.pending == len(model.pending)

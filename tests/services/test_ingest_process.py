@@ -14,6 +14,7 @@ from websockets.exceptions import WebSocketException
 from onefold.cli import serve
 from onefold.cli.main import main
 from onefold.links.batch import CONTENT_TYPE, Status, decode_reply, encode_request
+from onefold.services.producer import Producer
 from onefold.verdict import Verdict
 from tests.services.ingesting import Process, Running, stored
 
@@ -224,6 +225,25 @@ def test_the_help_needs_no_server_packages():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, "--token-file" in done.stdout) == (0, True)
+
+
+def test_one_wrong_sequence_cannot_make_honest_ones_repeats(tmp_path):
+    process = Process(tmp_path)
+    assert process.server.publish("t", "p", (0, 0)).status == 200
+    jumped = process.server.publish("t", "p", (2**62, 0))
+    assert (jumped.status, jumped.body["receipts"][0]["reason"]) == (409, "jump_too_far")
+    with Producer("t", at=process.server.url, name="q") as producer:
+        reasons = [producer.send(b"x", sequence_id=at).reason for at in (7, 2**62)]
+        assert (reasons, producer.last_sequence_id) == (["new", "jump_too_far"], 7)  # told at once, not tried again
+    with Producer("t", at=process.server.url, name="q") as producer:
+        assert producer.send(b"x").reason == "new"
+    assert process.server.publish("t", "p", (1, 0)).body["receipts"][0]["verdict"] == "FIRST"
+    process.process.terminate()
+    assert process.end()[0] == 0
+    process = Process(tmp_path, "--jump-max", "0")
+    assert process.server.publish("t", "p", (2**62, 0)).body["receipts"][0]["verdict"] == "FIRST"
+    process.process.terminate()
+    assert process.end()[0] == 0
 
 
 def test_a_switch_of_the_server_holds_for_new_topics(tmp_path):

@@ -74,6 +74,19 @@ def test_a_write_that_fails_is_no_receipt_and_its_retry_is_no_repeat():
     assert str(t.tally) == "4 in = 2 first + 1 repeat + 1 unsure + 0 reject"
 
 
+def test_one_wrong_sequence_does_not_make_honest_ones_repeats():
+    log = MemoryLog()
+    t = topic(log, jump_max=1 << 40)
+    t.publish("p", messages(0, 1))
+    assert said(t.publish("p", messages(2**62))) == ["REJECT jump_too_far -1"]
+    assert said(t.publish("p", messages(2, 3))) == ["FIRST new 2", "FIRST new 3"]
+    assert said(topic(log, jump_max=1 << 40).publish("p", messages(3, 2**62))) == [
+        "REPEAT behind_highest -1",
+        "REJECT jump_too_far -1",
+    ]  # after a restart as before it: the log holds nothing of a jump
+    assert stored(t) == [("p", n) for n in range(4)]
+
+
 def test_a_failed_write_takes_what_was_judged_after_it_along():
     disk = SimDisk()
     t = open_topic(disk)

@@ -64,8 +64,8 @@ class Scalar:
         return answer
 
 
-def judged(rows, memory, gap_count_max, cuts=(), rows_in_memory_max=ALL):
-    judge = _Judge(memory, gap_count_max, rows_in_memory_max, payload=True)
+def judged(rows, memory, gap_count_max, cuts=(), rows_in_memory_max=ALL, jump_max=None):
+    judge = _Judge(memory, gap_count_max, rows_in_memory_max, payload=True, jump_max=jump_max)
     edges = [0, *sorted(cuts), len(rows)]
     codes = list(judge(columns_of(rows[a:b]) for a, b in pairwise(edges)))
     return words(np.concatenate(codes)) if codes else []
@@ -86,22 +86,27 @@ def batches_of(rows, cuts):
 
 
 CUTS = st.lists(st.integers(0, 50), max_size=6)
+JUMPS = st.none() | st.integers(1, 6) | st.sampled_from([BIG // 2, BIG])
 
 
 @settings(max_examples=300, deadline=None)
-@given(ROWS | ONE_PRODUCER, MEMORIES, st.integers(1, 5), CUTS, st.integers(1, 20))
-def test_a_table_is_answered_as_by_the_scalar_engine_however_it_comes_in(rows, memory, gaps, cuts, rows_in_memory_max):
-    truth = Scalar(memory, gap_count_max=gaps, digests_max=ALL).judge(rows)
-    assert judged(rows, memory, gaps) == truth
-    assert judged(rows, memory, gaps, [cut for cut in cuts if cut < len(rows)], rows_in_memory_max) == truth
+@given(ROWS | ONE_PRODUCER, MEMORIES, st.integers(1, 5), CUTS, st.integers(1, 20), JUMPS)
+def test_a_table_is_answered_as_by_the_scalar_engine_however_it_comes_in(
+    rows, memory, gaps, cuts, rows_in_memory_max, jump_max
+):
+    truth = Scalar(memory, gap_count_max=gaps, digests_max=ALL, jump_max=jump_max).judge(rows)
+    assert judged(rows, memory, gaps, jump_max=jump_max) == truth
+    cuts = [cut for cut in cuts if cut < len(rows)]
+    assert judged(rows, memory, gaps, cuts, rows_in_memory_max, jump_max) == truth
 
 
 @settings(max_examples=300, deadline=None)
-@given(ROWS | ONE_PRODUCER, MEMORIES, st.integers(1, 5), CUTS)
-def test_a_stream_is_answered_as_by_the_scalar_engine_whatever_its_batches(rows, memory, gaps, cuts):
+@given(ROWS | ONE_PRODUCER, MEMORIES, st.integers(1, 5), CUTS, JUMPS)
+def test_a_stream_is_answered_as_by_the_scalar_engine_whatever_its_batches(rows, memory, gaps, cuts, jump_max):
     batches = batches_of(rows, [cut for cut in cuts if cut < len(rows)])
-    scalar = Scalar(memory, gap_count_max=gaps, digests_max=ALL)
-    assert streamed(batches, Resume(memory, gaps, ALL, None, None)) == [scalar.judge(batch) for batch in batches]
+    scalar = Scalar(memory, gap_count_max=gaps, digests_max=ALL, jump_max=jump_max)
+    resume = Resume(memory, gaps, ALL, None, None, jump_max)
+    assert streamed(batches, resume) == [scalar.judge(batch) for batch in batches]
 
 
 @settings(max_examples=200, deadline=None)
@@ -144,6 +149,11 @@ def test_beyond_state_rows_max_new_producers_are_unsure_and_leave_nothing_behind
     for batch in batches:
         fold.judge(np.array(batch, np.int64).T, 0)
     assert fold.figures() == {"keys": 2, "gaps": 1}
+
+
+def test_a_producer_that_there_is_no_room_for_has_no_sequence_to_jump_from():
+    answers = streamed([one([1], producer=1), one([3, 99], producer=0)], Resume("highest", 10, 4, None, 1, 10))
+    assert answers == [["FIRST new"], ["UNSURE state_full"] * 2]
 
 
 def test_an_idle_producer_gives_up_its_gaps_and_nothing_else():

@@ -1,5 +1,6 @@
 """``onefold check``: what is wrong with a data set, without writing anything."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -39,6 +40,7 @@ def check(
     memory: Annotated[
         Literal["highest", "gaps"], typer.Option(help="Of producers: is a lower sequence that was never seen new?")
     ] = "gaps",
+    jump_max: Annotated[int, typer.Option(min=0, help="Of producers: reject jumps beyond it; 0: none is too far.")] = 0,
     gap_count_max: Annotated[int, typer.Option(min=1, help="Gaps remembered per chain or producer.")] = 10_000,
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
     ranges: Annotated[int, typer.Option(min=0, help="How many missing ranges to show.")] = 20,
@@ -52,16 +54,11 @@ def check(
 
     judging: Judging
     if producer is None:
-        _refuse(
-            {"--order": (order, "none"), "--payload": (payload, "none"), "--memory": (memory, "gaps")}, "--producer"
-        )
+        texts = {"--order": (order, "none"), "--payload": (payload, "none"), "--memory": (memory, "gaps")}
+        _refuse({**texts, "--jump-max": (jump_max, 0)}, "--producer")
+        before = {"previous_timestamp": _maybe(previous_timestamp), "previous_sequence": _maybe(previous_sequence)}
         columns = ChainColumns(
-            key=names_of(key),
-            timestamp=timestamp,
-            sequence=_maybe(sequence),
-            previous_timestamp=_maybe(previous_timestamp),
-            previous_sequence=_maybe(previous_sequence),
-            arrival=_maybe(arrival),
+            key=names_of(key), timestamp=timestamp, sequence=_maybe(sequence), arrival=_maybe(arrival), **before
         )
         judging = Chains(columns=columns, floor=floor, gap_count_max=gap_count_max)
     else:
@@ -70,7 +67,7 @@ def check(
         dump = ProducerColumns(
             producer=names_of(producer), sequence=sequence, order=_maybe(order), payload=names_of(_maybe(payload) or "")
         )
-        judging = Producers(columns=dump, memory=memory, gap_count_max=gap_count_max)
+        judging = Producers(columns=dump, memory=memory, gap_count_max=gap_count_max, jump_max=jump_max or None)
     with progress(people) as say:
         say("starting Spark")
         spark = session(master)
@@ -93,7 +90,7 @@ def _told(result: dict[str, Any], json: bool) -> bool:
     return bool(found)
 
 
-def _refuse(options: dict[str, tuple[str, str]], needed: str) -> None:
+def _refuse(options: Mapping[str, tuple[object, object]], needed: str) -> None:
     for option, (value, default) in options.items():
         if value != default:
             raise Misuse(f"{option} is {value!r}, which needs {needed}", option=option)

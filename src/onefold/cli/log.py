@@ -1,4 +1,4 @@
-"""``onefold log``: looks at the logs of topics, while a server writes them or not; nothing here takes the lock."""
+"""``onefold log``: looks at the logs of topics, while a server writes them or not; only ``reset-producer`` writes."""
 
 import json as json_
 import os
@@ -25,9 +25,10 @@ from onefold.errors import Misuse, OnefoldError
 from onefold.ports import Record
 from onefold.services.ingest.documents import record_document
 from onefold.services.requests import entries
-from onefold.services.topics import FILE, memory_of, topic_names
+from onefold.services.topic_settings import wall_ms
+from onefold.services.topics import FILE, Topics, memory_of, topic_names
 from onefold.stores.segments.reader import LogReader
-from onefold.stores.segments.salvage import Findings
+from onefold.stores.segments.salvage import Findings, moment
 from onefold.stores.segments.salvage import salvage as salvage_log
 from onefold.stores.segments.salvage import verify as verify_log
 
@@ -184,13 +185,37 @@ def _memory(folder: Path) -> Sequences:
 
 def verify(topic: Folder, json: AsJson = False) -> None:
     """Read a topic's whole log and tell every damaged place. Exit 1 if there is one, 0 if all is whole."""
-    findings = verify_log(topic)
+    findings = verify_log(topic, now_ms=wall_ms())
     if json:
         emit_json(_findings_document(findings))
     people.print(str(findings), markup=False, soft_wrap=True)
     people.print("damaged: `onefold log salvage` saves the rest" if not findings.ok else "all is whole", markup=False)
     if not findings.ok:
         raise typer.Exit(1)
+
+
+def reset_producer(
+    topic: Folder,
+    name: Annotated[str, typer.Argument(help="The producer's name; `onefold log producers` shows them.")],
+    json: AsJson = False,
+) -> None:
+    """Forget the sequences of one producer, so that its next one is new, whatever it is. No server may have the topic.
+
+    For a producer that stored a wrong sequence far ahead, after which all honest ones are repeats or jumps. What is
+    stored stays stored, and the reset is a record of the log. Exit 2 if the topic does not know the producer, 3 if
+    another process writes the topic.
+    """
+    folder = topic.absolute()
+    memory_of(folder)  # a folder that is no topic is refused before anything is made in it
+    with Topics(folder.parent) as topics:
+        opened = topics.topic(folder.name, create=False)
+        last, floor = opened.last_sequence_id(name), opened.floor(name)
+        if last < 0 and floor < 0:
+            raise Misuse(f"{topic}: no sequence of a producer {name!r} is remembered", producer=name)
+        opened.reset(name)
+    if json:
+        emit_json({"topic": str(topic), "producer": name, "last_sequence_id": last, "floor": floor})
+    people.print(f"{name}: forgotten, up to sequence {max(last, floor)}; its next one is new", soft_wrap=True)
 
 
 def salvage(
@@ -220,8 +245,4 @@ def _table(*columns: str) -> Table:
 
 
 def _clock(time_ms: int | None) -> str:
-    if time_ms is None:
-        return ""
-    return (
-        datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
-    )
+    return "" if time_ms is None else moment(time_ms)

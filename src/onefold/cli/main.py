@@ -2,9 +2,10 @@
 
     0 clean   1 findings   2 usage or configuration   3 could not complete   130 interrupted
 
-A command is the function of the same name in the module of the same name; ``log ls`` is the function ``ls`` in the
-module ``log``. It returns its exit code, or None for 0, and raises on trouble. Its module is imported when it is
-called: ``onefold --help`` answers at once and without Spark. ``ONEFOLD_DEBUG=1`` shows where an error came from.
+A command is the function of the same name (with _ for -) in the module of the same name; ``log ls`` is the function
+``ls`` in the module ``log``. It returns its exit code, or None for 0, and raises on trouble. Its module is imported
+when it is called: ``onefold --help`` answers at once and without Spark. ``ONEFOLD_DEBUG=1`` shows where an error came
+from.
 """
 
 import os
@@ -49,6 +50,7 @@ GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "verify": "Read a topic's whole log and tell what is damaged.",
             "salvage": "Copy all that is whole out of a damaged log.",
             "producers": "Who published to a topic, and how far.",
+            "reset-producer": "Forget the sequences of one producer.",
         },
     ),
     "tokens": (
@@ -130,7 +132,7 @@ class LazyGroup(TyperGroup):
 
 def _load(module: str, name: str) -> Any:
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name)(getattr(import_module(f"onefold.cli.{module}"), name))
+    single.command(name)(getattr(import_module(f"onefold.cli.{module}"), name.replace("-", "_")))
     return typer.main.get_command(single)
 
 

@@ -47,6 +47,7 @@ def judging(settings: Settings) -> Judging:
             ),
             memory=judge.memory,
             gap_count_max=judge.gap_count_max,
+            jump_max=None if judge.jump_max == "off" else judge.jump_max,
             partitions=partitions,
         )
     return Chains(

@@ -12,6 +12,7 @@ from onefold.cli.serve_desk import desk
 from onefold.cli.serve_gateway import gateway
 from onefold.cli.serve_reconcile import reconcile
 from onefold.cli.token import TOKEN, make_folder, read_token
+from onefold.engines.producers.bounds import JUMP_MAX
 
 __all__ = ["console", "desk", "gateway", "ingest", "read_token", "reconcile"]
 
@@ -30,6 +31,9 @@ def ingest(
         Literal["highest", "gaps"],
         typer.Option(help="Of new topics: remember the highest sequence of a producer, or also what is missing below."),
     ] = "highest",
+    jump_max: Annotated[
+        int, typer.Option(min=0, help="Reject sequences further above their producer's highest; 0: none is too far.")
+    ] = JUMP_MAX,
     create: Annotated[bool, typer.Option(help="Make a topic when somebody publishes to it.")] = True,
     idle_ms: Annotated[
         int | None, typer.Option(min=1, help="Forget producers not heard from for so long, down to a floor.")
@@ -59,6 +63,7 @@ def ingest(
         deduplicate=deduplicate,
         memory=memory,
         producers_max=producers_max,
+        jump_max=jump_max or None,
         idle_ms=idle_ms,
         snapshot_entries=snapshot_entries,
         snapshot_ms=snapshot_ms,

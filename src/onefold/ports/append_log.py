@@ -75,6 +75,7 @@ class AppendLog(Protocol):
     def retain(self, *, bytes: int | None = None, before_ms: int | None = None) -> int:
         """Remove old records: while all together have more than ``bytes``, or older than ``before_ms``.
 
+        No record is younger than one behind it, whatever its own time says: a clock that was once ahead keeps nothing.
         What the kept snapshots need stays, and more may stay (a log on disk removes whole files). Returns the new
         ``start``.
         """

@@ -242,9 +242,19 @@ def purge(memory: Sequences, before_ms: int) -> Request[None]:
     return _control(memory, Kind.PURGE, before_ms)
 
 
-def _control(memory: Sequences, kind: Kind, value: int) -> Request[None]:
+def reset(memory: Sequences, producer: str) -> Request[None]:
+    """Drop what is remembered of a producer's sequences: the next one is new, whatever it is."""
+    return _control(memory, Kind.RESET, 0, producer)
+
+
+def set_clock(memory: Sequences, before_ms: int) -> Request[None]:
+    """What was this time until now is the time of the record from now on."""
+    return _control(memory, Kind.CLOCK, before_ms)
+
+
+def _control(memory: Sequences, kind: Kind, value: int, producer: str = "") -> Request[None]:
     def settle(first: int, time_ms: int) -> None:
-        memory.apply(Entry(kind, "", value, 0, 0, time_ms))
+        memory.apply(Entry(kind, producer, value, 0, 0, time_ms))
 
     text = kind.name.encode()
-    return Request([Draft(kind, "", value, 0, crc32(text), text)], [], settle)
+    return Request([Draft(kind, producer, value, 0, crc32(text), text)], [], settle)

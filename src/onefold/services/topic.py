@@ -27,7 +27,7 @@ from onefold.ports import AppendLog, Draft
 from onefold.services import requests
 from onefold.services.fence import Fence
 from onefold.services.requests import Batch, Message, Receipt, Request, Session
-from onefold.services.topic_settings import Clock, TopicSettings, wall_ms
+from onefold.services.topic_settings import Clock, TopicSettings, TopicTime, elapsed_ms, wall_ms
 from onefold.tally import Tally
 
 __all__ = ["Clock", "Receipt", "Session", "Topic", "TopicSettings", "wall_ms"]
@@ -54,13 +54,26 @@ class Topic:
     ['REPEAT -1', 'FIRST 2']
     """
 
-    def __init__(self, log: AppendLog, settings: TopicSettings | None = None, *, clock: Clock = wall_ms) -> None:
+    def __init__(
+        self,
+        log: AppendLog,
+        settings: TopicSettings | None = None,
+        *,
+        clock: Clock = wall_ms,
+        elapsed: Clock | None = None,
+    ) -> None:
+        """Recover what the log says. ``clock`` is Unix time, ``elapsed`` what cannot be set; both in milliseconds.
+
+        A ``clock`` that is given alone is taken for both: time passes as it says.
+        """
         self.settings = settings or TopicSettings()
         self.log = log
         self.tally = Tally()
         self.problem: str | None = None
         """Why the last snapshot or trim did not work; None: it did. Publishing goes on without."""
         self._clock = clock
+        self._elapsed = elapsed or (elapsed_ms if clock is wall_ms else clock)
+        self._timing = threading.Lock()
         self._judging = threading.Lock()
         self._committing = threading.Lock()
         self._queue: list[_Ticket] = []
@@ -77,12 +90,29 @@ class Topic:
         tail = requests.entries(self.log.read(snapshot.position if snapshot else 0))
         recovered = recover(snapshot, tail, **self.settings.of_memory())
         self._memory = recovered.sequences
-        self._time_ms = max(
-            (record.time_ms for record in self.log.read(max(self.log.start, self.log.end - 1))), default=0
-        )
+        last = next(self.log.read(max(self.log.start, self.log.end - 1)), None)
+        self._time = TopicTime(last.time_ms if last else 0, self._clock(), self._elapsed())
         self._cadence = Cadence(self.settings.snapshot_entries, self.settings.snapshot_ms)
-        self._cadence.done(self._clock())
-        self._cadence.note(recovered.since_snapshot, self._clock())
+        self._cadence.done(self._elapsed())
+        self._cadence.note(recovered.since_snapshot, self._elapsed())
+
+    def _now(self) -> int:
+        """The topic's time."""
+        with self._timing:
+            return self._time.read(self._clock(), self._elapsed())
+
+    def _set_clock(self) -> None:
+        """If the wall clock was set and has stayed so: note it in the log, and go by it."""
+        self._now()
+        if not self._time.due:
+            return
+        now_ms = self._time.time_ms + self._time.off_ms
+        request = requests.set_clock(self._memory, self._time.time_ms)
+        offset = self.log.append(request.drafts, now_ms)
+        with self._judging:
+            request.settle(offset, now_ms)
+            with self._timing:
+                self._time.follow()
 
     def connect(self, name: str | None = None) -> Session:
         """Open a producer's session: a new epoch, which fences off whoever used the name before.
@@ -111,8 +141,9 @@ class Topic:
     def submit_keyed(self, key: str, payload: bytes) -> Future[Receipt]:
         """Judge a message by its key now; its receipt comes with the next `flush` of anybody."""
         bytes_max = self.settings.message_bytes_max
-        now_ms = self._clock()
-        return self._ask(lambda: requests.publish_keyed(self._memory, key, payload, now_ms, bytes_max), len(payload))
+        return self._ask(
+            lambda: requests.publish_keyed(self._memory, key, payload, self._now(), bytes_max), len(payload)
+        )
 
     def publish(self, producer: str, messages: Sequence[Message], epoch: int | None = None) -> list[Receipt]:
         """Store messages of one producer, those that are new; what became of each, when it is on disk."""
@@ -128,6 +159,12 @@ class Topic:
         with self._judging:
             self._fence.clear()
 
+    def reset(self, producer: str) -> None:
+        """Forget the sequences of one producer: its next one is new, whatever it is. What is stored stays stored."""
+        self._settled(self._ask(lambda: requests.reset(self._memory, producer), 0))
+        with self._judging:
+            self._fence.lift(producer)
+
     @property
     def deduplicates(self) -> bool:
         """Is deduplication on?"""
@@ -137,6 +174,11 @@ class Topic:
         """The highest sequence of this producer that is stored; -1: none."""
         with self._judging:
             return self._memory.last_sequence_id(producer)
+
+    def floor(self, producer: str) -> int:
+        """Sequences at or below it may have been stored by somebody who was forgotten; -1: nothing was."""
+        with self._judging:
+            return self._memory.floor(producer)
 
     def books(self) -> Tally:
         """A copy of the tally, taken between two groups."""
@@ -153,6 +195,8 @@ class Topic:
                 "groups": self._groups,
                 "start": self.log.start,
                 "end": self.log.end,
+                "clock_off_ms": self._time.off_ms,
+                "clock_steps": self._time.steps,
             }
 
     def _ask(self, judge: Callable[[], Request[T]], size: int) -> Future[T]:
@@ -197,9 +241,11 @@ class Topic:
         drafts: list[Draft] = []
         for ticket in tickets:
             drafts += ticket.request.drafts
-        time_ms = self._time_ms = max(self._time_ms, self._clock())  # a clock set back must not unsort the log
         end = self.log.end
         try:
+            self._set_clock()
+            time_ms = self._now()
+            end = self.log.end
             offset = self.log.append(drafts, time_ms)
             with self._judging:
                 settled = []
@@ -208,7 +254,7 @@ class Topic:
                     self._book(ticket.request)
                     offset += len(ticket.request.drafts)
                 self._groups += 1
-                self._cadence.note(len(drafts), time_ms)
+                self._cadence.note(len(drafts), self._elapsed())
             answers += settled
         except BaseException as error:
             self._give_up(tickets, error, answers)
@@ -238,23 +284,27 @@ class Topic:
     def tend(self) -> None:
         """What is due by the clock alone: for topics that nobody publishes to."""
         with self._committing:
-            if not self._closed:
-                self._keep_house()
-                self._retain()
+            if self._closed:
+                return
+            try:
+                self._set_clock()
+            except (OnefoldError, OSError) as error:
+                self.problem = str(error)
+            self._keep_house()
+            self._retain()
 
     def _keep_house(self) -> None:
         """If it is due: forget idle producers, save what is remembered, drop what need not be kept."""
-        now_ms = self._clock()
-        if not self._cadence.due(now_ms):
+        if not self._cadence.due(self._elapsed()):
             return
         try:
             if self.settings.idle_ms is not None:
-                self._purge(now_ms - self.settings.idle_ms)
+                self._purge(self.settings.idle_ms)
             self._save()
             self.problem = None
         except (OnefoldError, OSError) as error:
             self.problem = str(error)
-            self._cadence.done(now_ms)  # and again when the next one is due
+            self._cadence.done(self._elapsed())  # and again when the next one is due
         self._retain()
 
     def _retain(self) -> None:
@@ -262,16 +312,17 @@ class Topic:
         if limit is None and age is None:
             return
         try:
-            self.log.retain(bytes=limit, before_ms=None if age is None else self._clock() - age)
+            self.log.retain(bytes=limit, before_ms=None if age is None else self._now() - age)
         except (OnefoldError, OSError) as error:
             self.problem = str(error)
 
-    def _purge(self, before_ms: int) -> None:
+    def _purge(self, idle_ms: int) -> None:
+        now_ms = self._now()
         with self._judging:
-            request = requests.purge(self._memory, before_ms)
-        offset = self.log.append(request.drafts, self._time_ms)
+            request = requests.purge(self._memory, now_ms - idle_ms)
+        offset = self.log.append(request.drafts, now_ms)
         with self._judging:
-            request.settle(offset, self._time_ms)
+            request.settle(offset, now_ms)
 
     def save(self) -> None:
         """Save what is remembered, with its position: the next opening reads only the records behind it."""
@@ -282,7 +333,7 @@ class Topic:
         with self._judging:
             snapshot = Snapshot(self.log.end, self._memory.snapshot())
         self.log.save(snapshot)
-        self._cadence.done(self._clock())
+        self._cadence.done(self._elapsed())
 
     def close(self) -> None:
         """Store what is queued, save what is remembered, and let go of the log."""

@@ -32,13 +32,13 @@ class Topics:
 
     def __init__(
         self, root: str | PathLike[str], defaults: TopicSettings | None = None, *, topics_max: int = 1_000,
-        segment_bytes: int = SEGMENT_BYTES, clock: Clock = wall_ms,
+        segment_bytes: int = SEGMENT_BYTES, clock: Clock = wall_ms, elapsed: Clock | None = None,
     ) -> None:  # fmt: skip
         self.root = Path(root)
         self.defaults = defaults or TopicSettings()
         self._topics_max = topics_max
         self._segment_bytes = segment_bytes
-        self._clock = clock
+        self._clock, self._elapsed = clock, elapsed
         self._open: dict[str, Topic] = {}
         self._opening = threading.Lock()
 
@@ -70,7 +70,7 @@ class Topics:
         settings = replace(settings, memory=memory_of(folder))
         log = SegmentLog(folder, segment_bytes=self._segment_bytes)
         try:
-            return Topic(log, settings, clock=self._clock)
+            return Topic(log, settings, clock=self._clock, elapsed=self._elapsed)
         except BaseException:
             log.close()  # or nobody could try again
             raise

@@ -114,6 +114,10 @@ class Judge(Table):
     """Of chains: how far ahead of its arrival a timestamp may be, in milliseconds; what is further is rejected, so that
     one poisoned number cannot mute a chain. "auto": 900000 (a quarter of an hour) if there is an arrival column. "off":
     no limit."""
+    jump_max: Annotated[int | Literal["off"], _whole_or("off", least=1), PRODUCERS] = "off"
+    """Of producers: how far above the highest sequence of its producer a sequence may lie; what is further is rejected,
+    so that one wrong number cannot make all that follow repeats. The first one of a producer may be any. "off": no
+    limit."""
     idle_ms: Annotated[int | Literal["off"], _whole_or("off", least=1), STREAM, NUMBERED] = "off"
     """Of a stream: a chain or producer not heard from for so long gives up its gaps; what lies there is UNSURE from
     then on."""

@@ -24,6 +24,7 @@ from onefold.engines.producers.recovery import Snapshot
 from onefold.errors import StoreFailed
 from onefold.ports import Draft, Record
 from onefold.sim.disk import PowerCut, SimDisk
+from onefold.stores.segments.folder import read_start
 from onefold.stores.segments.log import SegmentLog
 
 FOLDER = "/log"
@@ -130,7 +131,11 @@ class Writer:
 
 def open_log(disk: SimDisk) -> SegmentLog:
     """The log on a disk, with segments that are soon full."""
-    return SegmentLog(FOLDER, segment_bytes=SEGMENT_BYTES, files=disk)
+    log = SegmentLog(FOLDER, segment_bytes=SEGMENT_BYTES, files=disk)
+    begins = read_start(disk, FOLDER)
+    assert begins is not None
+    assert log.start <= begins, f"begins at {log.start}, retention knows of {begins}"
+    return log
 
 
 def drafts(rng: Random, count: int, sequence: int) -> list[Draft]:

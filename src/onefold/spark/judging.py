@@ -204,6 +204,7 @@ class Producers(AsItStands):
     memory: MemoryKind = "highest"
     digests_max: int = DIGESTS_MAX
     gap_count_max: int = GAP_COUNT_MAX
+    jump_max: int | None = None
     partitions: int | None = None
     engine: str = field(default="producers", init=False)
 
@@ -215,7 +216,11 @@ class Producers(AsItStands):
     def table(self) -> Transform:
         """The step that judges a table."""
         return judge_producers(
-            self.columns, memory=self.memory, gap_count_max=self.gap_count_max, partitions=self.partitions
+            self.columns,
+            memory=self.memory,
+            gap_count_max=self.gap_count_max,
+            jump_max=self.jump_max,
+            partitions=self.partitions,
         )
 
     def stream(self, state: State, watch: Watch) -> Transform:
@@ -227,6 +232,7 @@ class Producers(AsItStands):
             memory=self.memory,
             digests_max=self.digests_max,
             gap_count_max=self.gap_count_max,
+            jump_max=self.jump_max,
             idle_ms=state.idle_ms,
             state_rows_max=state.state_rows_max,
             buckets=state.buckets,

@@ -38,6 +38,7 @@ from onefold.spark.sequences import (
     chain_gaps_max,
     contradictions,
     fences,
+    jumps,
 )
 
 FORMAT: Final = 1
@@ -49,8 +50,9 @@ _MEMORIES: Final[tuple[MemoryKind, ...]] = ("highest", "gaps")
 class ProducerFold:
     """The producers of a bucket, and what is remembered of them."""
 
-    def __init__(self, bank: ChainBank, memory: MemoryKind, digests_max: int) -> None:
+    def __init__(self, bank: ChainBank, memory: MemoryKind, digests_max: int, jump_max: int | None = None) -> None:
         self._bank = bank
+        self._jump_max = jump_max
         self._memory: MemoryKind = memory
         self._digests_max = digests_max
         self._epochs = np.empty(0, np.int64)
@@ -76,7 +78,12 @@ class ProducerFold:
         at = self._bank.find(*names)
         judged = fences(rank, columns.previous, np.append(self._epochs, NO_EPOCH)[at])
         live = np.flatnonzero(judged < 0)
+        if self._jump_max is not None:
+            live = self._without_jumps(columns, rank, at, judged, live)
         judged[live] = self._as_chains(columns.take(live), at[rank[live]] < 0, now_ms)
+        if self._jump_max is not None:  # who has no room has no highest sequence to jump from either
+            full = np.isin(rank, rank[judged == CODES["state_full"]])
+            judged[full & (judged == CODES["jump_too_far"])] = CODES["state_full"]
         moved, now_at = self._bank.find(*known), self._bank.find(*names)
         self._learn_epochs(moved, now_at, columns.previous, np.flatnonzero(first))
         if columns.more:
@@ -86,6 +93,14 @@ class ProducerFold:
             self._digests = self._digests._replace(owner=moved[self._digests.owner])
         codes[good] = judged
         return codes
+
+    def _without_jumps(self, columns: Columns, rank: Int64s, at: Int64s, judged: Codes, live: Int64s) -> Int64s:
+        """Refuse the rows that jump too far; the others. A producer's head in the bank is its highest sequence, + 1."""
+        present, own = np.unique(rank[live], return_inverse=True)
+        start = np.append(self._bank.heads, 0)[at[present]] - 1
+        far = jumps(own, columns.number[live], start, self._jump_max)
+        judged[live[far]] = CODES["jump_too_far"]
+        return live[~far]
 
     def _as_chains(self, columns: Columns, new: Bools, now_ms: int) -> Codes:
         fresh = begins(columns.key, columns.key_check) & new
@@ -158,11 +173,12 @@ class Resume:
     digests_max: int
     idle_ms: int | None
     producers_max: int | None
+    jump_max: int | None = None
 
     def __call__(self, blob: bytes | None) -> ProducerFold:
         """The bank as the last batch left it; None: an empty one."""
         bank = ChainBank(
             gap_count_max=chain_gaps_max(self.gap_count_max), idle_ms=self.idle_ms, chains_max=self.producers_max
         )
-        fold = ProducerFold(bank, self.memory, self.digests_max)
+        fold = ProducerFold(bank, self.memory, self.digests_max, self.jump_max)
         return fold if blob is None else fold.resume(blob)

@@ -31,6 +31,7 @@ def judge_producers(
     memory: MemoryKind = "highest",
     digests_max: int = DIGESTS_MAX,
     gap_count_max: int = GAP_COUNT_MAX,
+    jump_max: int | None = None,
     partitions: int | None = None,
     rows_in_memory_max: int = ROWS_IN_MEMORY_MAX,
     idle_ms: int | None = None,
@@ -42,7 +43,8 @@ def judge_producers(
 
     ``memory``: "highest" takes all that is not above the highest sequence for a repeat, as the log of PIP-6 does;
     "gaps" knows up to ``gap_count_max`` missing ranges per producer, and what fills one is FIRST. The rows come out in
-    no particular order.
+    no particular order. ``jump_max``: a sequence that lies more than so much above the highest one before it is
+    rejected; None: any is taken.
 
     Of tables only: ``partitions``, how many tasks judge (None: by the size of the input), and ``rows_in_memory_max``.
 
@@ -52,7 +54,7 @@ def judge_producers(
     state is split; ``watch``, which is told the figures of each bucket.
     """
     names = columns or ProducerColumns()
-    Bounds(memory, gap_count_max=gap_count_max, digests_max=digests_max).checked()
+    Bounds(memory, gap_count_max=gap_count_max, digests_max=digests_max, jump_max=jump_max).checked()
     options = Options(
         partitions=partitions,
         rows_in_memory_max=rows_in_memory_max,
@@ -61,9 +63,9 @@ def judge_producers(
         buckets=buckets,
         watch=watch,
     )
-    resume = Resume(memory, gap_count_max, digests_max, idle_ms, state_rows_max)
+    resume = Resume(memory, gap_count_max, digests_max, idle_ms, state_rows_max, jump_max)
     resume(None)  # refuses misuse now, not in a task
-    judge = _Judge(memory, gap_count_max, rows_in_memory_max, bool(names.payload))
+    judge = _Judge(memory, gap_count_max, rows_in_memory_max, bool(names.payload), jump_max)
 
     def producers_judged(df: DataFrame) -> DataFrame:
         names.check(df)
@@ -81,9 +83,10 @@ class _Judge:
     gap_count_max: int
     rows_in_memory_max: int
     payload: bool
+    jump_max: int | None = None
 
     def __call__(self, parts: Iterator[Columns]) -> Iterator[Codes]:
-        sequences = ColumnarSequences(self.memory, self.gap_count_max)
+        sequences = ColumnarSequences(self.memory, self.gap_count_max, self.jump_max)
         if not self.payload:
             return judge_partition(parts, sequences.judge, self.rows_in_memory_max)
         return judge_partition(

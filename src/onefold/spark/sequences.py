@@ -10,6 +10,7 @@ The message -1 is made up, one per producer: with it, all that lies below the fi
 and gaps are counted as the scalar engine counts them. What chains do not know is done around them:
 
     epochs      a row below the highest epoch before it is refused before the chain sees it
+    jumps       so is a row that lies more than ``jump_max`` above the highest sequence before it, if that is set
     conflicts   a row that the chain has seen before is compared with the digest of the row that was FIRST
 
 A negative sequence marks a row that was refused before it came here: ``refused(code)`` is answered with ``code``.
@@ -142,6 +143,39 @@ def fences(rank: Int64s, epoch: Int64s, start: Int64s) -> Codes:
     return codes
 
 
+def jumps(rank: Int64s, sequence: Int64s, start: Int64s, jump_max: int | None) -> Bools:
+    """Which rows lie more than ``jump_max`` above the highest sequence of their producer that was not refused so.
+
+    ``rank`` numbers the producers 0, 1, 2... as they come; ``start`` is the highest sequence known of each before, -1:
+    none, and then its first row may be any. Only producers with such a row are looked at row by row: rare, and exact.
+
+    >>> rows = np.array([5, 9, 2**62, 10, 6])
+    >>> jumps(np.zeros(5, np.int64), rows, np.array([-1]), 1000).tolist()
+    [False, False, True, False, False]
+    """
+    refused = np.zeros(len(sequence), np.bool_)
+    if jump_max is None or not len(sequence):
+        return refused
+    known = start[start >= 0]
+    least = min(int(sequence.min()), int(known.min())) if len(known) else int(sequence.min())
+    if int(sequence.max()) - least <= jump_max:
+        return refused
+    firsts = np.flatnonzero(begins(rank))
+    levels, level = np.unique(np.insert(sequence, firsts, start), return_inverse=True)
+    highest = np.maximum.accumulate(np.insert(rank, firsts, rank[firsts]) * len(levels) + level)
+    before = levels[highest[np.arange(len(sequence)) + rank] % len(levels)]
+    found = np.flatnonzero((before >= 0) & (sequence - np.maximum(before, 0) > jump_max))
+    ends = np.append(firsts[1:], len(sequence))
+    for producer in np.unique(rank[found]).tolist():  # what follows a refused row is measured by what came before it
+        head, first = int(start[producer]), int(firsts[producer])
+        for row, own in enumerate(sequence[first : ends[producer]].tolist(), first):
+            if own - head > jump_max and head >= 0:
+                refused[row] = True
+            else:
+                head = max(head, own)
+    return refused
+
+
 def contradictions(rows: Digests, codes: Codes, known: Digests) -> tuple[Int64s, Digests]:
     """Which rows contradict the one that was stored, and the rows that are stored by now.
 
@@ -186,10 +220,12 @@ class ColumnarSequences:
     ['new', 'new', 'fills_gap', 'seen']
     """
 
-    def __init__(self, memory: MemoryKind, gap_count_max: int) -> None:
+    def __init__(self, memory: MemoryKind, gap_count_max: int, jump_max: int | None = None) -> None:
         self._memory: MemoryKind = memory
+        self._jump_max = jump_max
         self._detector = ColumnarDetector(gap_count_max=chain_gaps_max(gap_count_max))
         self._epoch = (-1, NO_EPOCH)  # the producer that the last batch ended with, and its highest epoch
+        self._highest = (-1, -1)  # and its highest sequence
         self._stored = Digests.none()
 
     def judge(self, producer: Int64s, epoch: Int64s, sequence: Int64s, *_: Int64s) -> Codes:
@@ -213,9 +249,24 @@ class ColumnarSequences:
         live = np.flatnonzero(codes < 0)
         if len(live) < len(codes):
             producer, sequence = producer[live], sequence[live]
+        if len(live) and self._jump_max is not None:
+            far = self._jumps(producer, sequence)
+            codes[live[far]] = CODES["jump_too_far"]
+            live, producer, sequence = live[~far], producer[~far], sequence[~far]
         if len(live):
             codes[live] = self._as_chain(producer, sequence)
         return codes
+
+    def _jumps(self, producer: Int64s, sequence: Int64s) -> Bools:
+        first = begins(producer)
+        start = np.full(int(np.count_nonzero(first)), -1, np.int64)
+        if self._highest[0] == producer[0]:
+            start[0] = self._highest[1]
+        far = jumps(np.cumsum(first) - 1, sequence, start, self._jump_max)
+        last = int(np.flatnonzero(first)[-1])
+        taken = sequence[last:][~far[last:]]
+        self._highest = int(producer[-1]), max(int(start[-1]), int(taken.max()) if len(taken) else -1)
+        return far
 
     def _as_chain(self, producer: Int64s, sequence: Int64s) -> Codes:
         rows = AsChain.of(sequence, self._memory, begins(producer))  # shown again, a made-up message changes nothing

@@ -148,6 +148,11 @@ class ChainBank:
         """Both halves of the name of each chain, in the order of the bank."""
         return self._chains.key, self._chains.key_check
 
+    @property
+    def heads(self) -> Int64s:
+        """The newest number of each chain, in the order of the bank."""
+        return self._chains.head
+
     def find(self, key: Int64s, key_check: Int64s) -> Int64s:
         """Where these chains stand in the bank; -1 for those that are new."""
         chains = self._chains

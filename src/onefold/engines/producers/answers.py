@@ -55,6 +55,7 @@ MALFORMED: Final = Pushed(Verdict.REJECT, "malformed")
 STATE_FULL: Final = Pushed(Verdict.UNSURE, "state_full")
 TOO_LARGE: Final = Pushed(Verdict.REJECT, "too_large")
 WRITE_FAILED: Final = Pushed(Verdict.UNSURE, "write_failed")
+JUMP_TOO_FAR: Final = Pushed(Verdict.REJECT, "jump_too_far")
 
 RULES: Final = {
     NEW: "It is above all that is stored of its producer.",
@@ -80,6 +81,7 @@ RULES: Final = {
     STATE_FULL: "Its producer is new, and there is no room to remember another one within state_rows_max.",
     TOO_LARGE: "Its payload is longer than message_bytes_max.",
     WRITE_FAILED: "The store could not keep it: nothing was acknowledged, try again.",
+    JUMP_TOO_FAR: "It lies more than jump_max above the highest sequence of its producer.",
 }
 
 ANSWERS: Final = tuple(RULES)

@@ -24,6 +24,9 @@ KEYS_MAX = 100_000
 """As many as producers, for about as much memory."""
 KEYS_MS = 86_400_000
 """24 hours, as at Stripe: within them a retry is known, after them it is new."""
+JUMP_MAX = 1 << 40
+"""For servers, which take sequences from strangers. PIP-6's own example numbers messages by their offset in a file: no
+line of one leaves out a tebibyte. In milliseconds it is 34 years. (Kafka takes the next sequence only, PIP-6 any.)"""
 
 
 class Settings(TypedDict, total=False):
@@ -36,6 +39,7 @@ class Settings(TypedDict, total=False):
     floors_count: int
     keys_max: int
     keys_ms: int
+    jump_max: int | None
 
 
 class Bounds(NamedTuple):
@@ -48,6 +52,8 @@ class Bounds(NamedTuple):
     floors_count: int = FLOORS_COUNT
     keys_max: int = KEYS_MAX
     keys_ms: int = KEYS_MS
+    jump_max: int | None = None
+    """As published, a sequence may lie any distance ahead; see `JUMP_MAX`."""
 
     def checked(self) -> Bounds:
         """These bounds, if they make sense; else `Misuse` names the one that does not.
@@ -59,6 +65,8 @@ class Bounds(NamedTuple):
         if self.memory not in ("highest", "gaps"):
             raise Misuse(f'memory is {self.memory!r}, must be "highest" or "gaps"', memory=self.memory)
         for name, value in zip(self._fields[1:], self[1:], strict=True):
+            if name == "jump_max" and value is None:
+                continue
             least = 0 if name == "digests_max" else 1
             if type(value) is not int or not least <= value < 2**63:
                 raise Misuse(f"{name} is {value!r}, must be a whole number from {least}", **{name: value})

@@ -5,6 +5,10 @@ order of the log, and their times never fall, so the old ones are in front and e
 passes with the records: a question about the present looks past expired keys, but removes none, or the memory would
 not be a function of the log.
 
+Clocks can be wrong. An expired key is removed only when its room is needed: if the clock that said so was ahead, it is
+known again when the clock comes back. And a key's time never lies ahead of the present: when the clock is set back,
+younger keys take the present's time, so that none is remembered for longer than ``keys_ms`` from then on.
+
 Cost: O(1) amortised per key.
 """
 
@@ -75,10 +79,15 @@ class Keys:
         """The log holds this key."""
         if self._stored:
             time_ms = max(time_ms, next(reversed(self._stored.values())).time_ms)
-        while self._stored and next(iter(self._stored.values())).time_ms + self.ms <= time_ms:
-            self._stored.popitem(last=False)
         self._stored.pop(key, None)
+        while len(self._stored) >= self.count_max and next(iter(self._stored.values())).time_ms + self.ms <= time_ms:
+            self._stored.popitem(last=False)
         self._stored[key] = Stored(time_ms, digest)
+
+    def set_clock(self, ahead_ms: int, now_ms: int) -> None:
+        """The clock was set ahead by so much, or back (0), to the present."""
+        for key, (time_ms, digest) in self._stored.items():
+            self._stored[key] = Stored(min(time_ms + ahead_ms, now_ms), digest)
 
     def restore(self, key: str, digest: int, time_ms: int) -> None:
         """Put back what a snapshot holds, oldest first; nothing expires."""

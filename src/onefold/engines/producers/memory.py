@@ -23,7 +23,7 @@ from onefold.engines.producers.known import Gapped, Highest, Known
 from onefold.engines.producers.records import Entry, Kind
 from onefold.errors import BadInput
 
-_MESSAGE, _CONFLICT, _OPEN, _PURGE, _SWITCH, _KEYED = Kind
+_MESSAGE, _CONFLICT, _OPEN, _PURGE, _SWITCH, _KEYED, _RESET, _CLOCK = Kind
 
 
 class Memory:
@@ -70,6 +70,10 @@ class Memory:
             self._purge(sequence)
         elif kind == _SWITCH:
             self._switch(sequence)
+        elif kind == _RESET:
+            self._reset(producer, time_ms)
+        elif kind == _CLOCK:
+            self._set_clock(sequence, time_ms)
         elif kind != _CONFLICT:
             raise BadInput(f"an entry of the unknown kind {kind}: {entry}", kind=kind)
 
@@ -108,6 +112,21 @@ class Memory:
         self.keys.clear()
         for name, known in opened.items():
             self._open(name, known.epoch, known.time_ms)
+
+    def _reset(self, producer: str, time_ms: int) -> None:
+        if not self.on:  # nothing is remembered of sequences then
+            return
+        known = self.producers.get(producer)
+        blank = self.producers[producer] = self._new()  # without the floor of its bucket
+        blank.epoch = known.epoch if known else 0
+        blank.time_ms = time_ms
+
+    def _set_clock(self, before_ms: int, now_ms: int) -> None:
+        """Ages stay what they are when the clock is set ahead; set back, nothing may be younger than the present."""
+        ahead = max(0, now_ms - before_ms)
+        for known in self.producers.values():
+            known.time_ms = min(known.time_ms + ahead, now_ms)
+        self.keys.set_clock(ahead, now_ms)
 
     def __eq__(self, other: object) -> bool:
         return (

@@ -26,6 +26,10 @@ class Kind(IntEnum):
     """Deduplication goes on (``sequence`` 1) or off (0). Off forgets all sequences and keys; epochs stay."""
     KEYED = 5
     """A message with an Idempotency-Key, which stands in ``producer``, and the ``digest`` of its payload."""
+    RESET = 6
+    """What is remembered of the sequences of ``producer`` is dropped, without a floor; its epoch stays."""
+    CLOCK = 7
+    """The clock was set: what was ``sequence`` (a time in ms) until now is the time of this record from here on."""
 
 
 MESSAGES: Final = frozenset({Kind.MESSAGE, Kind.KEYED})

@@ -6,6 +6,7 @@ A producer numbers its messages. For each producer there are two numbers, in two
     persisted    the highest sequence that the store has confirmed
 
     sequence > pushed                   FIRST     write it
+    sequence > pushed + jump_max        REJECT    it lies too far ahead to be believed, if jump_max is set
     sequence <= persisted               REPEAT    it is in the log: confirm it, and write nothing
     persisted < sequence <= pushed      UNSURE    it is on its way, and may still fail: the sender must try again
 
@@ -17,7 +18,7 @@ Persisted is the `Memory`, a fold over the log: recovery = snapshot + the rest o
 parts in flight; a crash throws it away. With ``memory="gaps"`` both know ranges instead of one number, so that a lower
 sequence which was never stored is FIRST. A batch that was stored in part is FIRST with the parts that are new.
 
-From: Pulsar PIP-6; epochs, floors, digests and keys are ours. Cost: O(1) at the head, O(log gaps) below it.
+From: Pulsar PIP-6; epochs, floors, digests, keys and jumps are ours. Cost: O(1) at the head, O(log gaps) below it.
 """
 
 from __future__ import annotations
@@ -65,9 +66,15 @@ class Sequences:
         floors_count: int = B.FLOORS_COUNT,
         keys_max: int = B.KEYS_MAX,
         keys_ms: int = B.KEYS_MS,
+        jump_max: int | None = None,
     ) -> None:
-        """Begin with an empty log."""
-        bounds = Bounds(memory, producers_max, gap_count_max, digests_max, floors_count, keys_max, keys_ms)
+        """Begin with an empty log.
+
+        ``jump_max`` refuses a sequence that lies more than so much above the highest one pushed of its producer, so
+        that one wrong number cannot make all honest ones repeats; None, the default, takes any, as published. The very
+        first sequence of a producer has nothing to be measured by, and may be any.
+        """
+        bounds = Bounds(memory, producers_max, gap_count_max, digests_max, floors_count, keys_max, keys_ms, jump_max)
         self._memory = Memory(bounds.checked())
         self._overlay = Overlay()
 
@@ -114,6 +121,11 @@ class Sequences:
         if start <= known.forgotten:
             return A.FORGOTTEN
         flight = self._overlay.flights.get(producer)
+        jump_max = self._memory.bounds.jump_max
+        if jump_max is not None:
+            highest = known.head if flight is None else max(known.head, flight.high)
+            if start - highest > jump_max and highest >= 0:
+                return A.JUMP_TOO_FAR
         # A memory without holes cannot take what lies below the highest pushed sequence any more.
         if flight is not None and start <= flight.high and (not known.holes or flight.overlaps(parts)):
             return A.IN_FLIGHT

@@ -26,9 +26,12 @@ from onefold.engines.producers.known import DIGEST, Gapped, Highest, Known
 from onefold.engines.producers.memory import Memory
 from onefold.errors import BadInput, Misuse
 
-MAGIC: Final = b"OFP1"
+MAGIC: Final = b"OFP2"
 _HEAD: Final = Struct("<4sI")
-_HEADER: Final = Struct("<BB 6q 4Q")
+_HEADER: Final = Struct("<BB 7q 4Q")
+_OLD_MAGIC: Final = b"OFP1"
+_OLD_HEADER: Final = Struct("<BB 6q 4Q")
+"""Of snapshots without jump_max."""
 _INT64: Final = np.dtype("<i8")
 _UINT32: Final = np.dtype("<u4")
 
@@ -42,7 +45,8 @@ def encode(memory: Memory) -> bytes:
     header = _HEADER.pack(
         bounds.memory == "gaps",
         memory.on,
-        *bounds[1:],
+        *bounds[1:-1],
+        bounds.jump_max or 0,
         len(known),
         len(floors.sequences),
         len(floors.epochs),
@@ -73,26 +77,29 @@ def encode(memory: Memory) -> bytes:
 
 def decode(data: bytes, settings: Settings) -> Memory:
     """The memory that was encoded; ``settings`` replace those it was encoded with. Else `BadInput`."""
-    if len(data) < _HEAD.size + _HEADER.size or data[: len(MAGIC)] != MAGIC:
+    layout = _OLD_HEADER if data[: len(MAGIC)] == _OLD_MAGIC else _HEADER
+    if len(data) < _HEAD.size + layout.size or data[: len(MAGIC)] not in (MAGIC, _OLD_MAGIC):
         raise BadInput(f"not a snapshot of producers: {len(data)} bytes that begin {data[:4].hex()!r}", offset=0)
     if _HEAD.unpack_from(data)[1] != crc32(memoryview(data)[_HEAD.size :]):
         raise BadInput(f"damaged snapshot of producers: the CRC of its {len(data)} bytes is wrong", offset=4)
-    gapped, on, *numbers = _HEADER.unpack_from(data, _HEAD.size)
+    gapped, on, *numbers = layout.unpack_from(data, _HEAD.size)
+    if layout is _OLD_HEADER:
+        numbers.insert(6, 0)
     if max(gapped, on) > 1:
         raise BadInput(f"snapshot of producers with unknown flags {gapped}, {on}", offset=_HEAD.size)
     try:
-        old = Bounds("gaps" if gapped else "highest", *numbers[:6]).checked()
+        old = Bounds("gaps" if gapped else "highest", *numbers[:6])._replace(jump_max=numbers[6] or None).checked()
     except Misuse as error:
         raise BadInput(f"snapshot of producers with impossible settings: {error}") from error
     try:
-        memory = Memory(_rebound(old, settings, floors=numbers[7] + numbers[8]))
+        memory = Memory(_rebound(old, settings, floors=numbers[8] + numbers[9]))
         memory.on = bool(on)
-        reader = _Reader(data, _HEAD.size + _HEADER.size)
-        _read_producers(reader, memory, old, numbers[6])
-        memory.floors.sequences = dict(zip(reader.column(numbers[7]), reader.column(numbers[7]), strict=True))
-        memory.floors.epochs = dict(zip(reader.column(numbers[8]), reader.column(numbers[8]), strict=True))
-        times, digests = reader.column(numbers[9]), reader.column(numbers[9])
-        for key, digest, time_ms in zip(reader.names(reader.column(numbers[9], _UINT32)), digests, times, strict=True):
+        reader = _Reader(data, _HEAD.size + layout.size)
+        _read_producers(reader, memory, old, numbers[7])
+        memory.floors.sequences = dict(zip(reader.column(numbers[8]), reader.column(numbers[8]), strict=True))
+        memory.floors.epochs = dict(zip(reader.column(numbers[9]), reader.column(numbers[9]), strict=True))
+        times, digests = reader.column(numbers[10]), reader.column(numbers[10])
+        for key, digest, time_ms in zip(reader.names(reader.column(numbers[10], _UINT32)), digests, times, strict=True):
             memory.keys.restore(key, digest, time_ms)
         reader.end()
     except (ValueError, UnicodeDecodeError, OverflowError) as error:

@@ -10,7 +10,7 @@
     GET  /healthz, /metrics
 
 Every answer is JSON, but those to a binary batch and the metrics. Who publishes gets 200 and receipts also for what was
-there already; 409 if all is rejected as contradiction or zombie; 429 and 503 mean: the same again, later.
+there already; 409 if all is rejected as contradiction, zombie or jump; 429 and 503 mean: the same again, later.
 """
 
 import asyncio

@@ -123,6 +123,7 @@ REJECTED: Final[Mapping[str, int]] = {
     "stale_epoch": 409,
     "unknown_epoch": 409,
     "epoch_missing": 409,
+    "jump_too_far": 409,
     "too_large": 413,
 }
 """Where all messages are rejected; what is not named here is 400."""

@@ -14,6 +14,7 @@ GAUGES = {
     "queued_bytes": "Bytes of payload that wait to be stored.",
     "end": "The offset that the next record gets.",
     "start": "The first offset that is kept.",
+    "clock_off_ms": "How far the wall clock is ahead of the topic's time; not 0: it was set, and is not believed yet.",
 }
 NAMES = {"end": "log_end_offset", "start": "log_start_offset"}
 

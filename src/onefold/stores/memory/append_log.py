@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from zlib import crc32
 
 from onefold.engines.producers.recovery import Snapshot
@@ -88,8 +88,9 @@ class MemoryLog:
         """Remove old records: while all payloads have more than ``bytes``, or older than ``before_ms``."""
         self._check_open()
         total, limit = sum(len(record.payload) for record in self._records), self._start
-        for record in self._records:
-            old = before_ms is not None and record.time_ms < before_ms
+        ages = [*accumulate((record.time_ms for record in reversed(self._records)), min)][::-1]
+        for record, time_ms in zip(self._records, ages, strict=True):
+            old = before_ms is not None and time_ms < before_ms
             if not (old or (bytes is not None and total > bytes)):
                 break
             total, limit = total - len(record.payload), record.offset + 1

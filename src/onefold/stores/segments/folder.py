@@ -5,10 +5,13 @@
     snapshots/                   one file per snapshot, named after its position
     torn/                        what recovery cut off: bytes of a group that was never acknowledged
     durable                      the mark: the next offset, written after each sync; readers go no further
+    start                        where the log begins: the first offset that retention has left
     lock                         held by the one writer
 
 The mark is not synced: after a power cut it may be older than the truth or torn (it has a crc), but never ahead of it.
-So the writer takes it as a lower bound only: a log that ends before its mark has lost what it had acknowledged.
+So the writer takes it as a lower bound only: a log that ends before its mark has lost what it had acknowledged. The
+start is synced before anything is removed: a log that begins behind it has lost its beginning. Logs of before there was
+such a file get one when they are opened for writing; until then nobody can tell whether their beginning was removed.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from onefold.errors import Damaged, StoreFailed
 from onefold.stores.segments.files import Files
 
 SEGMENT, INDEX, SNAPSHOT, TORN = ".log", ".index", ".snap", ".bytes"
-MARK, LOCK, SNAPSHOTS_FOLDER, TORN_FOLDER = "durable", "lock", "snapshots", "torn"
+MARK, START, LOCK, SNAPSHOTS_FOLDER, TORN_FOLDER = "durable", "start", "lock", "snapshots", "torn"
 
 
 def name(number: int, kind: str) -> str:
@@ -44,10 +47,26 @@ def pack_mark(offset: int) -> bytes:
     return data + crc32(data).to_bytes(4, "little")
 
 
-def read_mark(files: Files, folder: str) -> int | None:
+def read_start(files: Files, folder: str) -> int | None:
+    """Where the log begins; None if that was never written down, or is torn."""
+    return read_mark(files, folder, START)
+
+
+def write_start(files: Files, folder: str, offset: int) -> None:
+    """Write down where the log begins; durable when it returns."""
+    file = files.open(f"{folder}/{START}", new=True)
+    try:
+        file.write(pack_mark(offset), 0)
+        file.sync()
+    finally:
+        file.close()
+    files.sync_folder(folder)
+
+
+def read_mark(files: Files, folder: str, file: str = MARK) -> int | None:
     """How far the log is known to be durable; None if the mark is missing or torn."""
     try:
-        data = files.read(f"{folder}/{MARK}", 0, 12)
+        data = files.read(f"{folder}/{file}", 0, 12)
     except FileNotFoundError:
         return None
     offset = int.from_bytes(data[:8], "little")

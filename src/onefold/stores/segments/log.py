@@ -40,6 +40,8 @@ from onefold.stores.segments.folder import (
     numbers,
     pack_mark,
     read_mark,
+    read_start,
+    write_start,
 )
 from onefold.stores.segments.frames import encode
 from onefold.stores.segments.index import Entry, IndexWriter
@@ -104,6 +106,8 @@ class SegmentLog:
                 raise Damaged(f"{folder}: no segment is left", path=folder, position=0)
             files.open(self._path(0), new=True).close()
             bases.append(0)
+        if read_start(files, folder) is None:
+            write_start(files, folder, bases[0])
         # Names that a killed writer made may be in this machine's memory only.
         files.sync_folder(folder)
         position = 0 if snapshot is None else snapshot.position
@@ -265,9 +269,10 @@ class SegmentLog:
         """
         self._check_open()
         with failing(self._folder):
-            first = next(self.read(self._base, min(self._base + 1, self._end)), None)
-            if before_ms is not None and first is not None and first.time_ms < before_ms and not self._broken:
-                self._roll()
+            if before_ms is not None and self._end > self._base and not self._broken:
+                first, last = (next(self.read(at, at + 1)).time_ms for at in (self._base, self._end - 1))
+                if min(first, last) < before_ms:  # the first one's clock may have been ahead
+                    self._roll()
             sizes = [self._files.size(self._path(base)) for base in self._bases[:-1]]
             limit = beyond(self._reader(), self._bases, [*sizes, self._position], bytes, before_ms)
         return self.trim(limit)

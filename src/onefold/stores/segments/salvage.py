@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import groupby
 from operator import attrgetter
 
@@ -21,13 +22,38 @@ from onefold.engines.producers.recovery import Snapshot
 from onefold.errors import Misuse
 from onefold.ports import Draft, Record
 from onefold.stores.segments.files import REAL, File, Files
-from onefold.stores.segments.folder import MARK, SEGMENT, failing, name, numbers, pack_mark, read_mark
+from onefold.stores.segments.folder import (
+    MARK,
+    SEGMENT,
+    failing,
+    name,
+    numbers,
+    pack_mark,
+    read_mark,
+    read_start,
+    write_start,
+)
 from onefold.stores.segments.frames import encode
 from onefold.stores.segments.log import SEGMENT_BYTES
 from onefold.stores.segments.scan import END, headers, walk
 from onefold.stores.segments.snapshots import Snapshots
 
+AHEAD_MS = 60_000
+"""What a clock may differ from that of the machine that wrote the log, without a word."""
 _ALL = 1_000_000  # snapshots to keep: as many as there are
+
+
+def moment(time_ms: int) -> str:
+    """A time in UTC, for people; also one that no calendar has.
+
+    >>> moment(1_767_225_600_000), moment(2**62)
+    ('2026-01-01 00:00:00.000', '4611686018427387904 ms')
+    """
+    try:
+        day = datetime.fromtimestamp(time_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms} ms"
+    return day.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +78,19 @@ class Findings:
 
     path: str
     start: int = 0
+    start_known: bool = True
+    """Was it written down where the log begins? Else what lies before ``start`` was removed by retention, or lost."""
     end: int = 0
     """Behind the last record that is known to have been there."""
     records: int = 0
     """Whole records."""
     damages: list[Damage] = field(default_factory=list)
+    ahead: int = 0
+    """Records whose time is yet to come: a clock was ahead. No damage; retention and keys get over it."""
+    ahead_first: int = -1
+    """The offset of the first of them."""
+    ahead_ms: int = 0
+    """The latest of their times."""
     torn_bytes: int = 0
     """Behind the last record: of a group that was never acknowledged. The writer cuts them off; no damage."""
     snapshots: list[int] = field(default_factory=list)
@@ -86,16 +120,28 @@ class Findings:
         lines = [f"{self.path}: {self.records} whole records of [{self.start}, {self.end})"]
         lines += [f"  {damage}, before {self.after(damage)} more" for damage in self.damages]
         lines += [f"  the snapshot at {position} is damaged" for position in self.snapshots_damaged]
+        if self.ahead:
+            told = f"{self.ahead} with a time that is yet to come, from offset {self.ahead_first} on, up to"
+            lines.append(f"  {told} {moment(self.ahead_ms)}: a clock was ahead; no damage")
+        unknown = f"  it begins at {self.start}, and nothing says whether retention removed what lies before"
+        lines += [] if self.start_known else [unknown]
         lines += [f"  {self.torn_bytes} bytes at the end were never acknowledged"] if self.torn_bytes else []
         lines += [] if self.can_go_on else ["  its beginning was removed and no snapshot is whole: it can only be read"]
         return "\n".join(lines)
 
 
-def verify(path: str | os.PathLike[str], *, files: Files = REAL) -> Findings:
-    """Read a whole log and say what is wrong with it; changes nothing. Cost: about 2 us a record."""
+def verify(path: str | os.PathLike[str], *, files: Files = REAL, now_ms: int | None = None) -> Findings:
+    """Read a whole log and say what is wrong with it; changes nothing. Cost: about 2 us a record.
+
+    ``now_ms``: what time it is, so that records of the future are seen too.
+    """
     findings = Findings(os.fspath(path))
-    for _ in _whole_records(files, findings):
-        pass
+    for records in _whole_records(files, findings):
+        future = [record for record in records if now_ms is not None and record.time_ms > now_ms + AHEAD_MS]
+        if future and not findings.ahead:
+            findings.ahead_first = future[0].offset
+        findings.ahead += len(future)
+        findings.ahead_ms = max([findings.ahead_ms, *(record.time_ms for record in future)])
     return findings
 
 
@@ -143,7 +189,9 @@ def _whole_records(files: Files, findings: Findings) -> Iterator[list[Record]]:
         known_end = max([read_mark(files, folder) or 0, *findings.snapshots])
         if not bases and not known_end:
             raise Misuse(f"there is no log in {folder}", path=folder)
-        findings.start = findings.end = bases[0] if bases else 0
+        first, begins = bases[0] if bases else 0, read_start(files, folder)
+        findings.start_known = begins is not None or not first
+        findings.start = findings.end = first if begins is None else min(first, begins)
         position = 0
         path = folder
         for base in bases:
@@ -192,7 +240,7 @@ class _Copy:
 
     def __init__(self, files: Files, folder: str, start: int, segment_bytes: int) -> None:
         self._files, self._folder, self._segment_bytes = files, folder, segment_bytes
-        self._end = self._base = start
+        self._end = self._base = self._start = start
         self._position = 0
         self._file = self._new()
 
@@ -221,4 +269,5 @@ class _Copy:
         mark.write(pack_mark(self._end), 0)
         mark.sync()
         mark.close()
+        write_start(self._files, self._folder, self._start)
         self._files.sync_folder(self._folder)
