@@ -396,7 +396,8 @@ def test_a_wrong_field_is_named_and_the_other_packets_count(change, told):
     [
         (b"", "is not JSON"),
         (b"{", "is not JSON"),
-        (b"\xff\xfe{}", "is not JSON"),
+        (b"\xff\xfe{}", "is not UTF-8"),
+        (b'{"rxpk":[],"rxpk":[]}', 'the name "rxpk" is there twice'),
         (b"[]", "PUSH_DATA is an array of 0, must be a JSON object"),
         (b"5", "PUSH_DATA is 5"),
         (b'{"rxpk":{}}', "rxpk is an object of 0, must be an array"),

@@ -173,7 +173,10 @@ def test_an_expired_request_is_gone(tmp_path, shop):
 def test_bad_requests_are_told_what_is_wrong(tmp_path, shop):
     with running(tmp_path, queues=["orders"]) as client:
         where = client.new()
-        for body, told in [(b"{", "the body is not JSON"), (b"", "the body is not JSON"), (b"NaN", "not a JSON value")]:
+        for body, told in [
+            (b"{", "the body is not JSON"), (b"", "the body is not JSON"), (b"NaN", "NaN is not a number"),
+            (b'{"sum": 20, "sum": 200}', 'the name "sum" is there twice in one object'),
+        ]:  # fmt: skip
             reply = client.ask("POST", where, body)
             assert (reply.status, told in reply.body["error"]) == (400, True)
         assert client.ask("POST", where, b'"' + b"x" * 300_000 + b'"').status == 413

@@ -26,6 +26,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Any, Final, Literal, TypeVar
 
+from onefold.decoding import read_json
 from onefold.engines.negentropy.bound import INFINITY
 from onefold.engines.negentropy.records import Record
 from onefold.errors import BadInput
@@ -100,9 +101,9 @@ def told(kind: type[Told], frame: bytes) -> Told:
     if len(frame) > JSON_BYTES_MAX:
         raise BadInput(f"{len(frame)} bytes of JSON, at most {JSON_BYTES_MAX} are read", offset=0)
     try:
-        document = json.loads(frame[1:])
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"no JSON: {error}", offset=1) from None
+        document = read_json(frame[1:], "the frame")
+    except BadInput as error:
+        raise BadInput(str(error), offset=1) from None
     if not isinstance(document, dict):
         raise BadInput("no JSON object", offset=1)
     names = {field.name: field for field in fields(kind)}

@@ -5,12 +5,12 @@ A connection is one session (a name and an epoch). Batches are sent in order and
 may not be stored, and is sent again over the next one.
 """
 
-import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
+from onefold.decoding import read_json
 from onefold.errors import BadInput, Busy, Misuse, StoreFailed
 from onefold.links import batch
 from onefold.links.batch import Status
@@ -127,12 +127,12 @@ class Remote:
 
 def _greeted(url: str, greeting: str | bytes) -> tuple[Session, Limits]:
     try:
-        told = json.loads(greeting)
+        told = read_json(greeting, "the greeting")
         session = Session(str(told["name"]), *(int(told[key]) for key in ("epoch", "last_sequence_id", "floor")))
         messages_max = min(int(told["batch_messages_max"]), BATCH_MESSAGES_MAX)
         bytes_max = min(int(told["batch_bytes_max"]), BATCH_BYTES_MAX)
         return session, Limits(int(told["message_bytes_max"]), messages_max, bytes_max, OUTSTANDING_MAX)
-    except (ValueError, KeyError, TypeError) as error:
+    except (BadInput, ValueError, KeyError, TypeError, OverflowError) as error:
         raise Misuse(f"{url}: not an ingest server: it greets with {greeting[:100]!r}", url=url) from error
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, cast, get_args
 
+from onefold.decoding import read_json
 from onefold.engines.producers.bounds import MemoryKind
 from onefold.errors import BadInput, Damaged, Misuse
 from onefold.services.topic import Clock, Topic, TopicSettings, wall_ms
@@ -121,8 +122,8 @@ def memory_of(folder: Path) -> MemoryKind:
     """The kind of memory that a topic has had since it was made."""
     path = folder / FILE
     try:
-        kind = json.loads(path.read_text(encoding="utf-8"))["memory"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        kind = read_json(path.read_bytes(), "it")["memory"]
+    except (OSError, BadInput, KeyError, TypeError) as error:
         raise BadInput(f"{path}: not the file of a topic: {error}", path=str(path)) from error
     if kind not in get_args(MemoryKind):
         raise BadInput(f"{path}: memory is {kind!r}, must be one of {', '.join(get_args(MemoryKind))}", path=str(path))

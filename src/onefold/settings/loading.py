@@ -71,8 +71,10 @@ def _read(path: Path) -> dict[str, Any]:
         raise Misuse(f"{path}: {error.strerror or error}", path=str(path)) from error
     except UnicodeDecodeError as error:
         raise Misuse(f"{path}: not TOML: not UTF-8 at byte {error.start}", path=str(path)) from error
-    except tomllib.TOMLDecodeError as error:
-        raise Misuse(f"{path}: not TOML: {error}", path=str(path)) from error  # its text ends in line and column
+    except ValueError as error:  # its text ends in line and column, unless it is about a number of 5,000 digits
+        raise Misuse(f"{path}: not TOML: {error}", path=str(path)) from error
+    except RecursionError as error:
+        raise Misuse(f"{path}: not TOML: it is nested too deep", path=str(path)) from error
 
 
 def _override(data: dict[str, Any], environ: Mapping[str, str]) -> tuple[dict[tuple[str, ...], str], list[str]]:

@@ -210,15 +210,21 @@ class OrderedBucket:
         _, format_, bucket._next, chain_count, held_count = _HEAD.unpack_from(blob)
         if format_ != FORMAT:
             raise BadInput(f"a bucket of ordered chains of format {format_}, this is format {FORMAT}")
+        if min(chain_count, held_count) < 0 or 32 * chain_count + 24 * held_count > len(blob):
+            raise BadInput(f"a broken bucket: {chain_count} chains and {held_count} rows in {len(blob)} bytes")
         try:
             at = _HEAD.size + 32 * chain_count
             for key_, check, due, length in np.frombuffer(blob[_HEAD.size : at], np.int64).reshape(-1, 4).tolist():
+                if not 0 <= length <= len(blob) - at:
+                    raise ValueError(f"a chain of {length} bytes at byte {at} of {len(blob)}")
                 bucket._asleep[key_, check] = due, blob[at : at + length]
                 at += length
             held = np.frombuffer(blob[at : at + 24 * held_count], np.int64).reshape(3, held_count)
             bucket._ids, bucket._codes, bucket._previous = held.tolist()
             bucket._rows = pa.ipc.open_stream(blob[at + 24 * held_count :]).read_all() if held_count else None
-        except (ValueError, pa.ArrowException) as error:
+            if bucket._rows is not None:
+                bucket._rows.validate(full=True)
+        except (ValueError, OSError, MemoryError, pa.ArrowException) as error:  # as Arrow says that bytes are none
             raise BadInput(f"a broken bucket of ordered chains: {error}") from error
         return bucket
 

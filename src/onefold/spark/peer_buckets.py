@@ -13,19 +13,25 @@ of files add up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 from io import BytesIO
+from math import prod
 from typing import Final
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import pyarrow as pa
+from numpy.lib import format as npy
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from onefold.engines.negentropy.arrays import Ints, Limbs, Rows, Stamps
 from onefold.engines.negentropy.fingerprint import minus, plus, running_sums
+from onefold.errors import BadInput
 from onefold.spark.peer_layout import Layout
 from onefold.spark.peer_naming import TIME, WORDS, words
 
@@ -111,12 +117,55 @@ class Buckets:
 
     @staticmethod
     def from_bytes(data: bytes) -> Buckets:
-        """From a file; ValueError or KeyError if it is none of ours."""
-        with np.load(BytesIO(data), allow_pickle=False) as columns:
-            return Buckets(*(columns[field.name] for field in fields(Buckets)))
+        """From a file; `BadInput` if it is none of ours."""
+        columns = read_arrays(data, [field.name for field in fields(Buckets)])
+        size = len(next(iter(columns.values())))
+        for (name, column), like in zip(columns.items(), Buckets.none(0)._columns(), strict=True):
+            if column.dtype != like.dtype or column.shape != (size, *like.shape[1:]):
+                raise BadInput(f"not the sums of buckets: {name} is {column.dtype} of {column.shape}")
+        return Buckets(**columns)
 
     def _columns(self) -> Iterable[np.ndarray]:
         return [getattr(self, field.name) for field in fields(self)]
+
+
+ARRAY_BYTES_MAX: Final = 1 << 26
+"""Of one column in a file: the widest column of as many buckets as there can be takes a thirtieth of it."""
+UNREADABLE: Final = (
+    OSError, ValueError, LookupError, EOFError, RuntimeError, RecursionError, MemoryError, struct.error, zlib.error,
+    BadZipFile,
+)  # fmt: skip
+"""What zipfile and numpy raise for bytes that are none of theirs."""
+
+
+def read_arrays(data: bytes, names: Sequence[str], *, bytes_max: int = ARRAY_BYTES_MAX) -> dict[str, np.ndarray]:
+    """The columns of these names that ``np.savez_compressed`` wrote; `BadInput` if they are not there.
+
+    Not by ``np.load``: what it finds in a file decides how much memory it takes.
+    """
+    found: dict[str, np.ndarray] = {}
+    try:
+        with ZipFile(BytesIO(data)) as file:
+            for name in names:
+                told = file.getinfo(f"{name}.npy")
+                if told.file_size > bytes_max:
+                    raise BadInput(f"not a file of columns: {name} has {told.file_size:,} bytes")
+                found[name] = _read_array(file.read(told))
+    except UNREADABLE as error:
+        raise BadInput(f"not a file of columns: {error}") from error
+    return found
+
+
+def _read_array(data: bytes) -> np.ndarray:
+    member = BytesIO(data)
+    version = npy.read_magic(member)
+    if version != (1, 0):
+        raise ValueError(f"an array of format {version}")
+    shape, columns_first, dtype = npy.read_array_header_1_0(member)
+    rest = data[member.tell() :]
+    if columns_first or dtype.hasobject or len(rest) != prod(shape) * dtype.itemsize:
+        raise ValueError(f"an array of {dtype} of {shape} in {len(rest)} bytes")
+    return np.frombuffer(rest, dtype).reshape(shape)
 
 
 def summed(df: DataFrame, layout: Layout) -> Buckets:

@@ -21,17 +21,16 @@ from io import BytesIO
 from json import dumps
 from typing import Any, Final
 from uuid import uuid4
-from zipfile import BadZipFile
 
 import numpy as np
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from onefold.errors import Misuse
+from onefold.errors import BadInput, Misuse
 from onefold.spark.diff_files import Table, read_table
 from onefold.spark.ingest import first_line
-from onefold.spark.peer_buckets import Buckets, total
+from onefold.spark.peer_buckets import Buckets, read_arrays, total
 from onefold.spark.peer_build import Build
 from onefold.spark.peer_files import Files, files_of, only
 from onefold.spark.peer_items import Indexed
@@ -45,7 +44,7 @@ HEAD: Final = "index.json"
 BUCKET_ROWS: Final = 128
 """Rows that a bucket should have: 4 kB of ids, where a bound lies in it. Of 10 million rows it is 150 all the same."""
 PARTS_MAX: Final = 16
-UNREADABLE: Final = (OSError, EOFError, BadZipFile, ValueError, KeyError, TypeError)
+UNREADABLE: Final = (OSError, BadInput, ValueError, KeyError, TypeError, RecursionError)
 """What reading a file may raise that is gone, torn, or somebody else's."""
 OUTGROWN: Final = 4
 """So many times the rows that a layout was thought out for are too many for it."""
@@ -181,8 +180,8 @@ class _Store:
             head = (self._place / HEAD).read_json()
             if head["version"] != VERSION or head["made_from"] != self.made_from:
                 return None
-            with np.load(BytesIO((self._place / head["layout"]).read_bytes()), allow_pickle=False) as columns:
-                layout = Layout(columns["starts"], columns["bits"], int(columns["rows"]))
+            columns = read_arrays((self._place / head["layout"]).read_bytes(), ["starts", "bits", "rows"])
+            layout = Layout(columns["starts"], columns["bits"], int(columns["rows"]))
             parts = [
                 Part(part["name"], part["rows"], {name: (size, at) for name, size, at in part["files"]})
                 for part in head["parts"]

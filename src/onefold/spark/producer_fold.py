@@ -22,6 +22,7 @@ from typing import Final
 
 import numpy as np
 
+from onefold.decoding import inflate
 from onefold.engines.chains.bank import ChainBank, Messages
 from onefold.engines.producers.bounds import MemoryKind
 from onefold.errors import BadInput, Misuse
@@ -146,15 +147,12 @@ class ProducerFold:
             raise Misuse(f"the checkpoint was made with memory {other!r}, this run has {self._memory!r}", memory=other)
         end = _HEAD.size + bank_bytes
         self._bank.resume(data[_HEAD.size : end])
-        try:
-            columns = zlib.decompress(data[end:])
-        except zlib.error as error:
-            raise BadInput(f"a damaged bank of producers: {error}", offset=end) from error
-        if len(self._bank) != producers or len(columns) != 8 * (2 * producers + 2 * digests):
-            raise BadInput(f"a damaged bank of producers: {len(columns)} bytes of columns", offset=end)
+        if len(self._bank) != producers:
+            raise BadInput(f"a damaged bank of producers: {len(self._bank)} of {producers} producers", offset=end)
+        columns = inflate(data[end:], 16 * (producers + digests), "a damaged bank of producers")
         split = np.cumsum([producers, producers, digests])
         epochs, counts, sequence, digest = np.split(np.frombuffer(columns, "<i8").astype(np.int64), split)
-        if (counts < 0).any() or counts.sum() != digests:
+        if (counts < 0).any() or (counts > digests).any() or counts.sum() != digests:  # a sum may wrap around
             raise BadInput(f"a damaged bank of producers: it counts {int(counts.sum())} digests", offset=end)
         self._epochs, self._digests = epochs, Digests(np.repeat(np.arange(producers), counts), sequence, digest)
         return self

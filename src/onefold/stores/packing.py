@@ -8,7 +8,7 @@ from typing import Any
 
 from onefold.engines.outbox.record import Entity, Entry, Key, pack, pack_entry, unpack_entry
 from onefold.engines.outbox.steps import Birth, Settle
-from onefold.errors import Damaged
+from onefold.errors import BadInput, Damaged
 
 
 def pack_state(state: Any) -> str | None:
@@ -24,7 +24,7 @@ def unpack(key: Key, version: int, state: str | None, entries: Mapping[str, str]
     """An entity of what was kept of it; `Damaged` if that is no JSON, or not ours."""
     try:
         value = None if state is None else json.loads(state)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"{key}: its state is no JSON: {error}", key=key) from error
     outbox = {name: read_entry(key, name, text) for name, text in entries.items()} if entries else {}
     return Entity(key, version, value, outbox)
@@ -34,8 +34,8 @@ def read_entry(key: Key, name: str, text: str) -> Entry:
     """One outbox entry; `Damaged` if it is none."""
     try:
         return unpack_entry(text)
-    except (KeyError, TypeError, ValueError) as error:
-        raise Damaged(f"{key}: its outbox entry {name!r} cannot be read: {error!r}", key=key, name=name) from error
+    except BadInput as error:
+        raise Damaged(f"{key}: its outbox entry {name!r} cannot be read: {error}", key=key, name=name) from error
 
 
 def pack_outbox(entity: Entity) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from onefold.decoding import inflate
 from onefold.engines.chains.columnar import Bools, Int64s
 from onefold.engines.chains.packed import START
 from onefold.errors import BadInput
@@ -87,16 +88,10 @@ def decode(data: bytes) -> tuple[Chains, GapRows]:
     magic, version, chain_count, gap_count = _HEADER.unpack_from(data)
     if magic != _MAGIC or version != FORMAT:
         raise BadInput(f"not a bank of chains of format {FORMAT}: begins {data[:6].hex()}", offset=0)
-    try:
-        columns = zlib.decompress(data[_HEADER.size :])
-    except zlib.error as error:
-        raise BadInput(f"a damaged bank of chains: {error}", offset=_HEADER.size) from error
-    wanted = 8 * (6 * chain_count + 2 * gap_count)
-    if len(columns) != wanted:
-        raise BadInput(f"a damaged bank of chains: {len(columns)} bytes of columns, not {wanted}", offset=_HEADER.size)
+    columns = inflate(data[_HEADER.size :], 8 * (6 * chain_count + 2 * gap_count), "a damaged bank of chains")
     ends = np.cumsum([chain_count] * 6 + [gap_count] * 2)
     *named, lower, upper, _ = np.split(np.frombuffer(columns, "<i8").astype(np.int64), ends)
     *per_chain, counts = named
-    if counts.sum() != gap_count or (counts < 0).any():
+    if (counts < 0).any() or (counts > gap_count).any() or counts.sum() != gap_count:  # a sum may wrap around
         raise BadInput(f"a damaged bank of chains: it counts {int(counts.sum())} gaps, not {gap_count}", offset=0)
     return Chains(*per_chain), GapRows(np.repeat(np.arange(chain_count), counts), lower, upper)

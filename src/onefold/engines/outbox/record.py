@@ -142,9 +142,20 @@ def pack_entry(entry: Entry) -> str:
 
 
 def unpack_entry(text: str) -> Entry:
-    """What `pack_entry` made."""
-    data = json.loads(text)
-    return Entry(tuple(Outgoing(*out) for out in data["outgoing"]), data["attempt"], data["origin"])
+    """What `pack_entry` made; `BadInput` for anything else."""
+    try:
+        data = json.loads(text)
+        entry = Entry(tuple(Outgoing(to, body, token) for to, body, token in data["outgoing"]), **_rest(data))
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise BadInput(f"not an outbox entry: {error!r:.200}") from error
+    texts = [entry.attempt, entry.origin, *(word for out in entry.outgoing for word in (out.to, out.token))]
+    if not all(isinstance(word, str) for word in texts):
+        raise BadInput(f"not an outbox entry: names and tokens must be text in {text!r:.200}")
+    return entry
+
+
+def _rest(data: dict[str, Any]) -> dict[str, Any]:
+    return {"attempt": data["attempt"], "origin": data["origin"]}
 
 
 def pack_message(message: Message, realm: str = "") -> bytes:

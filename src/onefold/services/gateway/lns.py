@@ -23,6 +23,7 @@ from typing import Any, Final
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
+from onefold.decoding import read_json
 from onefold.engines.lorawan.answers import MALFORMED
 from onefold.errors import BadInput, Busy
 from onefold.services.gateway import lns_json
@@ -68,8 +69,8 @@ class Lns:
 
     def _direction(self, text: str | None, scope: Scope) -> dict[str, Any]:
         try:
-            asked = json.loads(text or "")
-        except (ValueError, RecursionError):
+            asked = read_json(text or "", "the query")
+        except BadInput:
             return {"error": "the query is not JSON"}
         if not isinstance(asked, dict):
             return {"error": f"the query is {shown(asked)}, must be a JSON object"}

@@ -5,10 +5,10 @@ both signs are taken. FPort is -1 where the frame has none. FCtrl says how long 
 cannot be put back into the frame that was on the air, so its MIC could not be checked.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from onefold.decoding import read_json
 from onefold.engines.lorawan.frames import DataUp, JoinRequest
 from onefold.errors import BadInput
 from onefold.services.gateway.eui import parse_dashed
@@ -23,20 +23,9 @@ FIXED_BYTES: Final = 12
 INT64: Final = 2**63
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number")
-
-
-_decode: Final = json.JSONDecoder(parse_constant=_no_constant).decode
-
-
 def message(text: str) -> tuple[str, dict[str, Any]]:
     """What kind of message it is, and its fields."""
-    try:
-        found = _decode(text)
-    except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError too
-        told = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise BadInput(f"not JSON: {told:.100}") from None
+    found = read_json(text, "the message")
     if type(found) is not dict:
         raise BadInput(f"the message is {shown(found)}, must be a JSON object")
     kind = found.get("msgtype")

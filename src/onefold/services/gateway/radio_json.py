@@ -6,12 +6,12 @@ Times are the exception: a gateway without a good clock still hears well, so a t
 
 import base64
 import binascii
-import json
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from onefold.decoding import read_json
 from onefold.errors import BadInput
 
 SHOWN_MAX: Final = 60
@@ -39,11 +39,7 @@ def shown(value: object) -> str:
 
 def document(data: bytes, what: str) -> dict[str, Any]:
     """The JSON object that these bytes are."""
-    try:
-        found = json.loads(data, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError too, and so is a number of 5,000 digits
-        told = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise BadInput(f"{what} is not JSON: {told:.100}") from None
+    found = read_json(data, what)
     if not isinstance(found, dict):
         raise BadInput(f"{what} is {shown(found)}, must be a JSON object")
     return found
@@ -134,7 +130,3 @@ def gps_ms(source: Mapping[str, Any], name: str) -> int | None:
 def trusted_ms(time_ms: int) -> int | None:
     """The time, unless it is that of a clock which nobody set."""
     return time_ms if GPS_EPOCH_MS <= time_ms <= TIME_MS_MAX else None
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number")

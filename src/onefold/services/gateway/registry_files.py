@@ -32,7 +32,7 @@ def _toml(path: Path, data: bytes) -> list[dict[str, Any]]:
         raise BadInput(f"{path}: has more than {BYTES_MAX:,} bytes, the limit", path=str(path))
     try:
         document = tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # of UTF-8, of TOML, a number of 5,000 digits, a thousand brackets
         raise BadInput(f"{path}: is neither TOML nor SQLite: {error}", path=str(path)) from error
     rows = document.pop("device", [])
     if document:

@@ -5,6 +5,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from onefold.decoding import read_json
 from onefold.engines.producers.records import MESSAGES, Kind
 from onefold.errors import BadInput
 from onefold.ports import Record
@@ -159,20 +160,7 @@ def _compact(value: object) -> bytes:
 
 
 def _parse(body: bytes) -> Any:
-    try:
-        return json.loads(body.decode(), parse_constant=_no_constant)
-    except UnicodeDecodeError as error:
-        raise BadInput(f"the body is not UTF-8: byte {error.start}", offset=error.start) from None
-    except RecursionError:
-        raise BadInput("the body is not JSON that can be read: it is nested too deep") from None
-    except json.JSONDecodeError as error:
-        raise BadInput(f"the body is not JSON: {error.msg} at character {error.pos}", offset=error.pos) from None
-    except ValueError as error:  # a number with thousands of digits
-        raise BadInput(f"the body is not JSON that can be read: {error}") from None
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+    return read_json(body, "the body")
 
 
 def _object(place: str, found: object, needed: set[str], allowed: set[str]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ the answer for so many seconds, or for as long as the server lets one wait.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from onefold.decoding import read_json
 from onefold.errors import BadInput, OnefoldError
 from onefold.services.ingest.guard import OPEN_PATHS, answer, refusal
 from onefold.services.ingest.limits import Body, Budget, Limits
@@ -204,10 +204,7 @@ async def _no_body(request: Request) -> None:
 
 
 def _json(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"the body is not JSON: {error}") from error
+    return read_json(body, "the body")
 
 
 def _wait_s(request: Request) -> int:

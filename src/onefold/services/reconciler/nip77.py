@@ -22,7 +22,9 @@ from binascii import unhexlify
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from onefold.decoding import read_json
 from onefold.engines.negentropy import INFINITY
+from onefold.errors import BadInput
 from onefold.links.exchange import Opening
 from onefold.ports.records import Records
 from onefold.services.reconciler.books import Books
@@ -123,8 +125,8 @@ def _text(*words: str) -> str:
 def _read(text: str) -> tuple[str, str, list[Any]]:
     """The verb, the name and the rest of a message; `Refused` if it is not one of the three."""
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = read_json(text, "the message")
+    except BadInput as error:
         raise Refused("bad_frame", f"no JSON: {error}") from None
     if not isinstance(document, list) or not document or not isinstance(document[0], str):
         raise Refused("bad_frame", "no list that begins with a word")

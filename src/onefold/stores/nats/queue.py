@@ -201,13 +201,22 @@ class NatsQueue:
         return [delivery.receipt for delivery in deliveries]
 
     def _letter(self, stored: RawStreamMsg) -> Buried:
-        reason = json.loads((stored.headers or {}).get(_REASON, '""'))
+        reason = _reason((stored.headers or {}).get(_REASON, '""'))
         at_ms = round(stored.time.timestamp() * 1000) if stored.time else 0
         return Buried(self._names.queue(stored.subject or ""), stored.data or b"", str(stored.seq), reason, at_ms)
 
     def _more_s(self, many: int) -> float:
         """The time that so many may take beyond that of one."""
         return many / IN_FLIGHT_MAX * self._timeout_s
+
+
+def _reason(header: str) -> str:
+    """Why it is a dead letter; what somebody else wrote there is told as it is."""
+    try:
+        told = json.loads(header)
+    except (ValueError, RecursionError):
+        told = header
+    return told if isinstance(told, str) else header
 
 
 async def _nothing(_client: Client) -> None:

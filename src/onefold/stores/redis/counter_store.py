@@ -105,7 +105,7 @@ class RedisCounters:
             for number, message in messages.items():
                 device, fcnt_up, body = json.loads(message)
                 found.append(Unfinished(int(number), device, fcnt_up, body))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             raise StoreFailed(f"{self.url}: {outbox} holds something else than messages", server=server) from None
         return sorted(found)
 

@@ -135,7 +135,10 @@ def decode(data: bytes, position: int, base: int, offset: int, end: int) -> tupl
         if crc32(data[start:body], crc32(data[at : start - 4], seed + at & _MASK)) != crc:
             break
         if (name := data[start:table]) != last:
-            last, producer = name, name.decode()
+            try:
+                last, producer = name, name.decode()
+            except UnicodeDecodeError:  # no writer of ours wrote it
+                break
         if count == 1:
             sequence, room, digest = one(data, table)
             payload = data[body:stop]
