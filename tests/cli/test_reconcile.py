@@ -118,13 +118,14 @@ def test_a_server_gives_and_takes_with_a_token_and_goes_on_after_a_kill(onefold,
     served = ["b.db", "--token-file", "token", "--port", port]
     with serving(tmp_path, *served, stop=signal.SIGKILL) as told:
         assert (told["records"], told["writable"], told["token"]) == (998, True, True)
+        assert told["url"].startswith("ws://")
         without = onefold("reconcile", "a.db", told["url"])
         assert (without.returncode, len(without.stderr.splitlines())) == (2, 1)
         assert "401" in without.stderr
         pulled = onefold("reconcile", "a.db", told["url"], "--token-file", "token", "--no-push")
         assert "5 records pulled" in pulled.stderr, pulled.stderr
     with serving(tmp_path, *served) as told:
-        done = onefold("reconcile", "a.db", told["url"].replace("http", "ws"), ONEFOLD_TOKEN="s3cret")  # noqa: S106
+        done = onefold("reconcile", "a.db", told["url"].replace("ws", "http"), ONEFOLD_TOKEN="s3cret")  # noqa: S106
         assert done.returncode == 0, done.stderr
         assert done.stderr.endswith("; 0 records pulled, 7 pushed; both hold 1,005 now\n")
 

@@ -1,6 +1,7 @@
 """The envelope of NIP-77: what a client of Nostr's relays sends, and what it gets."""
 
 import json
+import time
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,8 +21,8 @@ FIRST = Session(items(range(50, 150))).initiate().hex()
 
 class Talk:
     def __init__(self, records, **limits):
-        self.now, self.books = 0.0, Books()
-        self.subscriptions = Subscriptions(records, ReconcileLimits(**limits), lambda: self.now, self.books)
+        self.books = Books()
+        self.subscriptions = Subscriptions(records, ReconcileLimits(**limits), time.thread_time, self.books)
 
     def ask(self, *words):
         told = self.subscriptions.answer(json.dumps(words))
@@ -137,16 +138,17 @@ def test_sessions_of_a_connection_go_side_by_side_up_to_a_limit():
 
 
 def test_limits_close_a_session_and_are_named():
-    talk = Talk(store(range(100)), rounds_max=1, session_s_max=60, troubles_max=100, sessions_max=1)
+    talk = Talk(store(range(100)), rounds_max=1, look_silence_s_max=60, troubles_max=100, sessions_max=1)
     assert talk.ask("NEG-OPEN", "s", {}, "61") == ["NEG-MSG", "s", "61"]
     assert talk.ask("NEG-MSG", "s", "61")[2].startswith("closed: the session is over: 1 rounds, rounds_max is 1")
     assert talk.ask("NEG-MSG", "s", "61")[2] == "closed: there is no such subscription (any more)"
     talk.ask("NEG-OPEN", "s", {}, "61")
     assert talk.ask("NEG-OPEN", "t", {}, "61")[2].startswith("rate-limited: 1 sessions are open")
-    talk.now += 61
-    assert talk.ask("NEG-MSG", "s", "61")[2] == "closed: the session is over: it is open for more than 60 s"
+    talk.subscriptions.waited(61)
+    told = "closed: the session is over: its peer was silent for more than 60 s in all"
+    assert talk.ask("NEG-MSG", "s", "61")[2] == told
     talk.ask("NEG-OPEN", "s", {}, "61")
-    talk.now += 61
+    talk.subscriptions.waited(61)
     talk.subscriptions.expire()
     assert talk.books.sessions == 0
 

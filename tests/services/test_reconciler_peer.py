@@ -22,10 +22,13 @@ FIRST = MESSAGE + Session(items(range(50, 150))).initiate()
 
 
 class Clock:
+    """The CPU time of the server's threads: each look at it is so many seconds after the one before."""
+
     def __init__(self):
-        self.now = 1_000.0
+        self.now, self.step = 1_000.0, 0.0
 
     def __call__(self):
+        self.now += self.step
         return self.now
 
 
@@ -224,25 +227,48 @@ def test_every_limit_of_a_session_has_a_name():
         assert talk.books.sessions == 0
 
 
-def test_a_session_has_a_time_for_messages_and_a_longer_one_for_records():
+def test_a_peer_may_be_silent_for_a_time_between_messages_and_for_a_longer_one_between_records():
     records = Watched()
-    talk = Talk(records, session_s_max=60, transfer_s_max=600)
+    talk = Talk(records, look_silence_s_max=60, transfer_silence_s_max=600)
     talk.client.open()
-    talk.clock.now += 59
+    talk.peer.waited(30)
+    talk.peer.waited(29)
     assert talk.ask(FIRST)[0] == exchange.MESSAGE
     assert talk.ask(b"F") == b"R"
     assert records.closed == 0
-    talk.clock.now += 2
+    talk.peer.waited(2)
     assert talk.ask(b"F") == b"R"
     assert records.closed == 1  # no message may follow, so nobody needs the snapshot
-    assert talk.trouble(FIRST).text == "the session is over: it is open for more than 60 s"
+    silent = "the session is over: its peer was silent for more than"
+    assert talk.trouble(FIRST).text == f"{silent} 60 s in all"
     talk.client.open()
-    talk.clock.now += 601
-    assert talk.trouble(b"F") == Trouble(error="time", text="the session is over: it is open for more than 600 s")
+    talk.peer.waited(601)
+    assert talk.trouble(b"F") == Trouble(error="time", text=f"{silent} 600 s in all")
     talk.client.open()
-    talk.clock.now += 601
+    talk.peer.waited(601)
     talk.peer.expire()
     assert talk.books.sessions == 0
+
+
+def test_a_session_ends_when_its_messages_took_as_much_cpu_as_they_may():
+    records = Watched()
+    talk = Talk(records, work_s_max=60)
+    talk.clock.step = 25
+    talk.client.open()
+    for _ in range(3):
+        assert talk.ask(FIRST)[0] == exchange.MESSAGE
+    told = "the session is over: it took more than 60 s of CPU, work_s_max"
+    assert talk.trouble(FIRST) == Trouble(error="work", text=told)
+    assert talk.books.sessions == 0
+
+
+def test_asking_for_nothing_is_counted_too():
+    for limit, frame in (("needs", b"F"), ("pushes", b"P")):
+        talk = Talk(store(range(3)), **{f"{limit}_max": 5})
+        talk.client.open()
+        for _ in range(5):
+            assert talk.ask(frame)[0] != exchange.ERROR
+        assert talk.trouble(frame).error == limit
 
 
 class Watched(MemoryRecords):

@@ -11,6 +11,7 @@ from websockets.client import ClientProtocol
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.uri import parse_uri
 
+from benchmarks.soak_reconcile import crowd
 from onefold.engines.negentropy import Session
 from onefold.errors import Misuse
 from onefold.links import exchange
@@ -19,6 +20,7 @@ from onefold.links.websocket import WebSocket
 from onefold.services import serving
 from onefold.services.reconciler.limits import ReconcileLimits
 from onefold.services.reconciler.server import ReconcileServer, ReconcileSettings
+from onefold.stores.memory.records import MemoryRecords
 from tests.services.reconciling import Client, items, running, some, store
 
 TOKEN = "s3cret"  # noqa: S105
@@ -131,6 +133,28 @@ def test_silence_closes_the_connection_and_is_named():
         server.wait_for("onefold_reconcile_open_sessions", 0)
 
 
+class Slow(MemoryRecords):
+    """A store that takes its time to open a session."""
+
+    def snapshot(self):
+        threading.Event().wait(5)
+        return super().snapshot()
+
+
+def test_the_time_that_the_server_takes_is_no_silence_of_its_peer():
+    records = Slow()
+    records.add(some(range(300)))
+    limits = ReconcileLimits(look_silence_s_max=4, idle_s=4)
+    with running(records, limits=limits) as server, server.connect() as socket:
+        assert Client(socket).find(items(range(5, 300))) == (set(), ids(range(5)))
+
+
+def test_many_clients_at_once_beside_a_busy_processor_all_end_exact(tmp_path):
+    """A server process over SQLite and as many client processes; `./run soak reconcile` is the long form."""
+    told = crowd(tmp_path, clients=12, records=20_000, differences=50, burners=2)
+    assert told["sessions at once"] > 1
+
+
 def test_too_many_errors_close_the_connection(served):
     with served.connect() as socket:
         for _ in range(8):
@@ -198,7 +222,7 @@ HOSTILE = {  # how it ends, and what it sends again and again
     "bad_frame": b"P" + b"\xff" * (128 << 10),
     "frame": bytes((1 << 20) + 1),
     "needs": exchange.fetch([b"n" * 32] * 2_000),
-    "time": b"F",
+    "pushes": b"P",
 }
 
 
@@ -217,7 +241,7 @@ def attack(server, name: str, ended: dict[str, str]) -> None:
 
 
 def test_every_hostile_session_ends_by_a_named_limit_while_an_honest_peer_is_served():
-    limits = ReconcileLimits(bytes_max=6 << 20, needs_max=5_000, transfer_s_max=2)
+    limits = ReconcileLimits(bytes_max=6 << 20, needs_max=5_000, pushes_max=5_000)
     with running(store(range(20_000)), limits=limits) as server:
         ended: dict[str, str] = {}
         threads = [threading.Thread(target=attack, args=(server, name, ended)) for name in HOSTILE]

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from onefold.spark.diff_files import Table
     from onefold.spark.peer_items import Indexed
 
-ANSWER_S: Final = 600.0
-"""For an answer: the peer may be a table too, and run a Spark job for it."""
-LOOK_S: Final = 3_600.0
 ROWS_MAX: Final = 10_000_000
 """Rows of the table that are read: as many ids as a peer may say we lack. There is one session, and it is ours."""
 ROW_CHARS_MAX: Final = 200
@@ -57,7 +54,7 @@ def diff_peer(table: Table, peer: str, wanted: Wanted, *, master: str, json: boo
     from onefold.services.reconciler.dialing import dial
     from onefold.spark.session import session
 
-    connect = dial(peer, read_token(wanted.token_file), answer_s=ANSWER_S)  # a wrong address is known before Spark is
+    connect = dial(peer, read_token(wanted.token_file))  # a wrong address is known before Spark is
     with progress(people) as say:
         say("starting Spark")
         document = _found(session(master), table, connect, wanted, say)
@@ -83,7 +80,7 @@ def _found(
     say("bringing the index up to date")
     naming = Naming(columns=wanted.columns, time=wanted.time)
     index = TableIndex(spark, table, naming, folder=wanted.index).refresh()
-    limits = ClientLimits(look_s_max=LOOK_S)
+    limits = ClientLimits()
     opening = Opening(frame_size_max=limits.frame_size_max)
     channel = connect()
     try:

@@ -36,7 +36,10 @@ def reconcile(
     read_only: Annotated[bool, typer.Option("--read-only", help="Give records, and take none.")] = False,
     connections_max: Annotated[int, typer.Option(min=1, help="Connections at the same time.")] = 256,
     sessions_max: Annotated[int, typer.Option(min=1, help="Sessions at the same time.")] = 64,
-    session_s: Annotated[float, typer.Option(min=1, help="How long a session may look for differences.")] = 60,
+    session_s: Annotated[
+        float, typer.Option(min=1, help="Seconds a session may wait for its peer, in all, to find what differs.")
+    ] = 600,
+    work_s: Annotated[float, typer.Option(min=1, help="Seconds of CPU a session may take to find what differs.")] = 60,
     record_bytes_max: Annotated[int, typer.Option(min=1, help="Bytes of a record that is taken.")] = RECORD_BYTES_MAX,
     spark: Spark = False,
     format: Format = "auto",
@@ -58,7 +61,7 @@ def reconcile(
     from onefold.services.serving import check_host
 
     limits = ReconcileLimits(
-        connections_max=connections_max, sessions_max=sessions_max, session_s_max=session_s,
+        connections_max=connections_max, sessions_max=sessions_max, look_silence_s_max=session_s, work_s_max=work_s,
         idle_s=max(IDLE_S, session_s) if spark else IDLE_S,  # a peer of a table may be one, and run a job meanwhile
         record_bytes_max=record_bytes_max,
     )  # fmt: skip
@@ -84,6 +87,7 @@ def reconcile(
         raise
 
     def say(url: str) -> None:
+        url = url.replace("http", "ws", 1)  # what a client connects to; the pages beside it are at http://
         ways = "telling the ids of" if spark else f"giving{' and taking' * writable} the records of"
         people.print(f"{ways} {path} at {url}", markup=False, soft_wrap=True)
         if json:

@@ -42,7 +42,7 @@ class ReconcileApp:
 
     def __init__(
         self, records: Records, admission: Admission, limits: ReconcileLimits, connections: Callable[[], int],
-        *, writable: bool, bodies: bool, clock: Callable[[], float] = time.monotonic,
+        *, writable: bool, bodies: bool, clock: Callable[[], float] = time.thread_time,
     ) -> None:  # fmt: skip
         self.books = Books()
         self._records, self._limits, self._clock = records, limits, clock

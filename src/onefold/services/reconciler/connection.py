@@ -1,6 +1,7 @@
 """One websocket: its messages are answered in order, one at a time, by threads of the server.
 
-It is read again only when the answer has left, so a peer has at most one message in the server's hands.
+It is read again only when the answer has left, so a peer has at most one message in the server's hands. Silence counts
+from then until its next message is here: not while it waits for its turn, nor while it is answered.
 """
 
 from __future__ import annotations
@@ -61,18 +62,21 @@ class Connection:
 
     async def _serve(self) -> tuple[int, str] | None:
         """How it ends; None: the other side went."""
+        now = asyncio.get_running_loop().time
         while not self._stopped:
+            began = now()
             message = await self._next()
+            silence_s = now() - began
             if message is None:
                 return self._silence()
             if message["type"] == "websocket.disconnect":
                 return None
             data, text = message.get("bytes"), message.get("text") or ""
             if data is not None:
-                answer = await self._turns.run(self._account, self._answer, data)
+                answer = await self._turns.run(self._account, self._answer, data, silence_s)
                 await self._write({"type": "websocket.send", "bytes": answer})
             else:
-                told = await self._turns.run(self._account, self._reply, text)
+                told = await self._turns.run(self._account, self._reply, text, silence_s)
                 if told is not None:
                     await self._write({"type": "websocket.send", "text": told})
             if self._peer.over or self._subscriptions.over:
@@ -95,14 +99,20 @@ class Connection:
         self._books.trouble("idle")
         return NORMAL, f"idle: nothing was heard for {self._limits.idle_s:g} s"
 
-    def _answer(self, data: bytes) -> bytes:
+    def _answer(self, data: bytes, silence_s: float) -> bytes:
+        self._wait(silence_s)
         self._subscriptions.expire()
         return self._peer.answer(data)
 
-    def _reply(self, text: str) -> str | None:
+    def _reply(self, text: str, silence_s: float) -> str | None:
+        self._wait(silence_s)
         self._peer.expire()
         self._subscriptions.expire()
         return self._subscriptions.answer(text)
+
+    def _wait(self, silence_s: float) -> None:
+        self._peer.waited(silence_s)
+        self._subscriptions.waited(silence_s)
 
     async def _write(self, message: Message) -> None:
         async with asyncio.timeout(self._limits.write_s):

@@ -12,8 +12,9 @@ from onefold.ports.records import Channel, Records
 from onefold.stores.addresses import masked
 
 SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-ANSWER_S: Final = 60.0
-"""For an answer: a server may have to read much for it, and other peers wait for it too."""
+ANSWER_S: Final = 600.0
+"""For an answer: a server may have to read much for it, and other peers wait for their turn too. A server that is gone
+is noticed by its missing pongs, in less than a minute."""
 
 
 def is_server(address: str) -> bool:

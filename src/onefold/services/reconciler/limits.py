@@ -1,4 +1,9 @@
-"""Every bound of the reconcile server on one page: what a peer may cost, whatever it sends."""
+"""Every bound of the reconcile server on one page: what a peer may cost, whatever it sends.
+
+A session ends by what its peer does: by silence, one or all together, and by work: rounds, bytes, records, seconds of
+CPU. It never ends by the time that the server takes, or that it waits for its turn: on a busy machine all peers are
+slow, and none of them is to blame.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +43,15 @@ class ReconcileLimits:
     """Records that are pushed in a session."""
     record_bytes_max: int = 512 << 10
     """Of the body of a record that is pushed; strfry's events have at most 64 KiB."""
-    session_s_max: float = 60
-    """From opening to the last message: a million records take a second, and a snapshot should not live long."""
-    transfer_s_max: float = 3_600
-    """From opening to the last record: 10 GB at 3 MB/s. Who needs longer opens another session, and goes on there."""
+    work_s_max: float = 60
+    """CPU of the server for the messages of a session: a million records that all differ take three seconds."""
+    look_silence_s_max: float = 600
+    """Of all silences of a session up to its last message: ten times ``idle_s``. A snapshot should not live long."""
+    transfer_silence_s_max: float = 3_600
+    """Of all silences up to the last record: 10 GB at 3 MB/s. Who needs longer opens another session, and goes on
+    there."""
     idle_s: float = 60
-    """Of silence on a connection; nginx gives a proxied one as long."""
+    """Of one silence on a connection; nginx gives a proxied one as long."""
     write_s: float = 20
     """For one answer to leave; beyond, it is a peer that does not read, and it is cut off."""
     troubles_max: int = 8

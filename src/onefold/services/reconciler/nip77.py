@@ -72,6 +72,12 @@ class Subscriptions:
             except Exception as error:
                 return self._refuse(name, failed(error))
 
+    def waited(self, silence_s: float) -> None:
+        """The connection was silent for so long, before whatever came next."""
+        with self._lock:
+            for session in self._sessions.values():
+                session.waited(silence_s)
+
     def expire(self) -> None:
         """Close the sessions whose time is up; their clients are told when they come back."""
         with self._lock:

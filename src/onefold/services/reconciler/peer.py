@@ -47,10 +47,13 @@ class Peer:
     """
 
     def __init__(
-        self, records: Records, limits: ReconcileLimits | None = None, clock: Callable[[], float] = time.monotonic,
+        self, records: Records, limits: ReconcileLimits | None = None, clock: Callable[[], float] = time.thread_time,
         books: Books | None = None, *, writable: bool = True, bodies: bool = True,
     ) -> None:  # fmt: skip
-        """``books`` are shared by all connections of a server; ``bodies``: whether the store has any."""
+        """``books`` are shared by all connections of a server; ``bodies``: whether the store has any.
+
+        ``clock`` is that of the CPU of a thread: what answering costs.
+        """
         self._records = records
         self._limits = limits or ReconcileLimits()
         self._clock = clock
@@ -81,6 +84,12 @@ class Peer:
                 return self._refuse(Refused("bad_frame", str(error), error.values.get("offset")))
             except Exception as error:
                 return self._refuse(failed(error))
+
+    def waited(self, silence_s: float) -> None:
+        """The connection was silent for so long, before whatever came next."""
+        with self._lock:
+            if self._session is not None:
+                self._session.waited(silence_s)
 
     def expire(self) -> None:
         """Let go of what has no time left; for a connection that goes on with something else."""
@@ -138,7 +147,7 @@ class Peer:
         session.transfer()
         ids = exchange.fetched(frame, self._records.id_size)
         found = list(self._filling(ids))
-        self._fetched += len(found)
+        self._fetched += len(found) or 1  # to ask for nothing is work too
         if self._fetched > self._limits.needs_max:
             raise Refused("needs", f"the session is over: more than {self._limits.needs_max} records were fetched")
         self._books.count("fetched", len(found))
@@ -162,7 +171,7 @@ class Peer:
             raise Refused("read_only", "this server takes no records")
         session.transfer()
         records = exchange.carried(frame, self._records.id_size)
-        self._pushed += len(records)
+        self._pushed += len(records) or 1
         if self._pushed > self._limits.pushes_max:
             raise Refused("pushes", f"the session is over: more than {self._limits.pushes_max} records were pushed")
         taken = [self._judged(record) for record in records]

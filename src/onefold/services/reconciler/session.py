@@ -7,7 +7,8 @@ It has a seat (there are ``sessions_max`` of them), a snapshot of the records an
     bad_open      a session like this cannot be: its wire, size of ids, frame or times
     bad_message   a message breaks the protocol; the offset is the byte where
     frame         the message is larger than message_bytes_max
-    rounds  bytes  needs  pushes  time   the session has cost as much as a session may
+    rounds  bytes  needs  pushes  work   the session has cost as much as a session may
+    time          its peer was silent for as long as it may be, all together
     busy          sessions_max are open: try again later
     not_open      there is no session
     read_only     nothing is taken here
@@ -51,12 +52,12 @@ class Hosted:
     def __init__(
         self, records: Records, opening: Opening, limits: ReconcileLimits, clock: Callable[[], float], books: Books
     ) -> None:
-        """Open it, or `Refused`: bad_open, busy, store_failed."""
+        """Open it, or `Refused`: bad_open, busy, store_failed. The clock is that of the CPU of this thread."""
         _check(opening, records.id_size)
         if not books.sit(limits.sessions_max):
             raise Refused("busy", f"{limits.sessions_max} sessions are open, as many as there may be: try again later")
         self._limits, self._clock, self._books = limits, clock, books
-        self._opened = clock()
+        self._silence_s = self._work_s = 0.0
         self._closed = False
         try:
             self._snapshot = records.snapshot()
@@ -75,15 +76,23 @@ class Hosted:
             self.close()
             raise failed(error) from error
 
+    def waited(self, silence_s: float) -> None:
+        """The peer was silent for so long: neither what the server took nor what it waited for its turn is in it."""
+        self._silence_s += silence_s
+
     @property
     def settled(self) -> bool:
         """Whether its time for messages is over."""
-        return self._clock() - self._opened > self._limits.session_s_max
+        return self._silence_s > self._limits.look_silence_s_max
 
     def reconcile(self, message: bytes) -> bytes:
         """The reply to a message of the protocol."""
         if self.settled:
-            raise Refused("time", f"the session is over: it is open for more than {self._limits.session_s_max:g} s")
+            raise _silent(self._limits.look_silence_s_max)
+        if self._work_s > self._limits.work_s_max:
+            most = self._limits.work_s_max
+            raise Refused("work", f"the session is over: it took more than {most:g} s of CPU, work_s_max")
+        began = self._clock()
         try:
             reply = self._session.reconcile(message).reply
         except Violation as error:
@@ -92,6 +101,8 @@ class Hosted:
             raise Refused("rounds" if "rounds" in error.values else "bytes", str(error)) from error
         except Exception as error:
             raise failed(error) from error
+        finally:
+            self._work_s += self._clock() - began
         assert reply is not None  # only a client's session ever ends by itself
         self._books.count("bytes_in", len(message))
         self._books.count("bytes_out", len(reply))
@@ -99,8 +110,8 @@ class Hosted:
 
     def transfer(self) -> None:
         """Records are to be moved: `Refused` if it is too late; the snapshot goes when no message may follow."""
-        if self._clock() - self._opened > self._limits.transfer_s_max:
-            raise Refused("time", f"the session is over: it is open for more than {self._limits.transfer_s_max:g} s")
+        if self._silence_s > self._limits.transfer_silence_s_max:
+            raise _silent(self._limits.transfer_silence_s_max)
         if self.settled:
             self._snapshot.close()
 
@@ -113,6 +124,10 @@ class Hosted:
     def _leave(self) -> None:
         self._closed = True
         self._books.leave()
+
+
+def _silent(most_s: float) -> Refused:
+    return Refused("time", f"the session is over: its peer was silent for more than {most_s:g} s in all")
 
 
 def _check(opening: Opening, id_size: int) -> None:
