@@ -95,7 +95,8 @@ def prepare(folder: Path, rows: int, files: int, master: str = "local[2]") -> Pa
     write(make(Traffic(rows=rows, chains=200)), folder / "in", files=files)
     for i, file in enumerate(sorted((folder / "in" / "messages").glob("*.parquet"))):
         os.utime(file, (1_700_000_000 + i, 1_700_000_000 + i))  # Spark takes files by their age
-    text = '[source]\npath = "in/messages"\nmode = "stream"\noptions = { maxFilesPerTrigger = 1 }\n'
+    text = '[judge]\nfloor = "open"\n'
+    text += '[source]\npath = "in/messages"\nmode = "stream"\noptions = { maxFilesPerTrigger = 1 }\n'
     pipeline = folder / "pipeline.toml"
     pipeline.write_text(text + '[publish]\npath = "out"\n[spark]\n')
     with pipeline.open("a") as more:
@@ -144,7 +145,11 @@ def verify(folder: Path, rows: int) -> None:
             spark.read.parquet(str(folder / "out" / "batches" / "*" / name)).select("offset", "verdict").collect()
         ):
             seen[tuple(row)] += 1
-    table = spark.read.parquet(str(folder / "in" / "messages")).transform(judge_chains()).select("offset", "verdict")
+    table = (
+        spark.read.parquet(str(folder / "in" / "messages"))
+        .transform(judge_chains(floor="open"))
+        .select("offset", "verdict")
+    )
     assert seen == Counter(tuple(row) for row in table.collect()), "rows differ from the batch run"
     tally = Tally()
     for file in sorted((folder / "out" / "batches").glob("*/tally.json")):

@@ -91,9 +91,9 @@ def test_the_books_print_on_one_line():
 
 
 def test_lines_come_by_verdict_in_the_order_of_the_law_then_the_largest_first():
-    tally = Tally(13, {NULL_KEY: 4, SEEN: 1, Answer(Verdict.REPEAT, "behind_head"): 3, IN_ORDER: 5, FORGOTTEN: 0})
+    tally = Tally(13, {NULL_KEY: 4, SEEN: 1, Answer(Verdict.REPEAT, "below_floor"): 3, IN_ORDER: 5, FORGOTTEN: 0})
     reasons = [(answer.reason, n) for answer, n in tally]
-    assert reasons == [("in_order", 5), ("behind_head", 3), ("seen", 1), ("null_key", 4)]
+    assert reasons == [("in_order", 5), ("below_floor", 3), ("seen", 1), ("null_key", 4)]
 
 
 def test_a_negative_count_is_refused_wherever_it_comes_from():

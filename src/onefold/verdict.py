@@ -20,7 +20,7 @@ class Verdict(StrEnum):
     REPEAT = "REPEAT"
     """Do not count it: it is known."""
     UNSURE = "UNSURE"
-    """Cannot be known: the memory of its range was given up, or its first copy is still being written."""
+    """Cannot be known: its range was forgotten, it names no previous message, or its first copy is being written."""
     REJECT = "REJECT"
     """Malformed, inconsistent or hostile. It changed nothing."""
 

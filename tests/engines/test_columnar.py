@@ -4,8 +4,9 @@ from hypothesis import strategies as st
 
 from onefold import ChainDetector
 from onefold.engines.chains import ANSWERS
-from onefold.engines.chains.columnar import NO_PREVIOUS, ColumnarDetector, refused
+from onefold.engines.chains.columnar import NO_PREVIOUS, ColumnarDetector, TableDetector, refused
 from onefold.engines.chains.number import pack, unpack
+from onefold.verdict import Verdict
 
 SMALL = st.integers(0, 40).map(lambda n: pack((n // 3, n % 3)))
 WIDE = st.integers(0, 2**63 - 1)
@@ -101,3 +102,51 @@ def test_a_row_refused_before_keeps_its_reason_and_touches_no_chain():
 
 def test_nothing_in_gives_nothing_out():
     assert columnar([], {}) == []
+
+
+def table(rows, options):
+    """The answers of a table, and beside each row whether its number counted before it in its chain."""
+    detector = TableDetector(**options)
+    columns = np.array(rows, np.int64).reshape(-1, 3)
+    codes = detector.judge(*columns.T)
+    chain, previous, number = columns.T
+    codes = detector.review(chain, previous, number, codes) if detector.due else codes
+    answers, counted, before = [ANSWERS[code] for code in codes], set(), []
+    for (chain, _, number), answer in zip(rows, answers, strict=True):
+        before.append((chain, number) in counted)
+        counted |= {(chain, number)} if answer.verdict is Verdict.FIRST else set()
+    return list(zip(rows, answers, before, strict=True))
+
+
+TABLES = st.fixed_dictionaries(
+    {"gap_count_max": st.sampled_from([1, 2, 10_000]), "floor": st.sampled_from(["first", "open"])}
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(MESSAGE, max_size=60), TABLES)
+def test_in_a_table_every_number_without_a_previous_one_counts_exactly_once(messages, options):
+    for (_, previous, _), answer, before in table(sorted(messages, key=lambda row: row[0]), options):
+        if previous == NO_PREVIOUS:
+            assert answer.verdict is (Verdict.REPEAT if before else Verdict.FIRST)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(MESSAGE, max_size=60), TABLES)
+def test_in_a_table_a_previous_number_is_judged_by_the_gaps_and_nothing_counts_twice(messages, options):
+    rows = sorted(messages, key=lambda row: row[0])
+    for ((_, previous, _), answer, before), by_gaps in zip(table(rows, options), scalar(rows, options), strict=True):
+        assert not (before and answer.verdict is Verdict.FIRST)
+        if previous != NO_PREVIOUS:
+            assert str(answer) == ("REPEAT seen" if before and by_gaps.verdict is Verdict.FIRST else str(by_gaps))
+
+
+def test_a_late_row_without_previous_counts_wherever_it_lies():
+    rows = [(0, 10, 20), (0, NO_PREVIOUS, 40), (0, 50, 60), *((0, NO_PREVIOUS, n) for n in (5, 30, 45, 45, 20, 60))]
+    reasons = [str(answer) for _, answer, _ in table(rows, {})]
+    assert reasons[3:] == ["FIRST late"] * 3 + ["REPEAT seen"] * 3
+
+
+def test_a_copy_that_names_its_previous_one_does_not_count_after_one_that_does_not():
+    rows = [(0, NO_PREVIOUS, 6), (0, 9, 10), (0, NO_PREVIOUS, 8), (0, 6, 8)]
+    assert [str(answer) for _, answer, _ in table(rows, {})][2:] == ["FIRST late", "REPEAT seen"]

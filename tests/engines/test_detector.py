@@ -113,8 +113,11 @@ def test_with_the_floor_at_the_first_message_only_what_lies_below_it_differs_fro
     for previous, number in case[1]:
         below = number < case[1][0][1]
         answer = detector.judge(previous, number)
-        assert answer.verdict is (REPEAT if below or number in seen else FIRST)
-        assert (answer.reason == "below_floor") == below
+        if below and previous is None:
+            assert str(answer) == "UNSURE behind_head"
+        else:
+            assert answer.verdict is (REPEAT if below or number in seen else FIRST)
+            assert (answer.reason == "below_floor") == below
         seen.add(number)
 
 
@@ -129,12 +132,13 @@ def test_bounded_gaps_never_call_a_new_message_a_repeat_nor_a_repeat_new(case, g
 
 
 @given(chain_and_traffic(), BOUNDS)
-def test_unsure_is_exactly_what_lies_in_the_forgotten_reach(case, gap_count_max):
+def test_unsure_is_what_lies_in_the_forgotten_reach_and_a_first_message_above_it(case, gap_count_max):
     detector, counted = ChainDetector(gap_count_max=gap_count_max, floor="open"), set()
     for previous, number in case[1]:
         forgotten = detector.forgotten is not None and number <= detector.forgotten
+        without_floor = previous is None and detector.forgotten is not None and number != detector.head
         answer = detector.judge(previous, number)
-        assert answer.verdict is (UNSURE if forgotten else REPEAT if number in counted else FIRST)
+        assert answer.verdict is (UNSURE if forgotten or without_floor else REPEAT if number in counted else FIRST)
         counted |= {number} if answer.verdict is FIRST else set()
 
 
@@ -358,3 +362,21 @@ def test_an_old_duplicate_costs_the_logarithm_of_the_gaps(gap_count):
         Counted.compared = 0
         assert detector.judge((10 * old - 1, 0), (10 * old, 0)).reason == "seen"
         assert 0 < Counted.compared <= gap_count.bit_length() + 4
+
+
+def test_without_previous_only_the_newest_and_the_first_of_the_chain_are_known_and_the_rest_behind_is_unsure():
+    detector = ChainDetector()
+    arrivals = [(10, 0), (30, 0), (20, 0), (30, 0), (10, 0), (5, 0)]
+    assert [str(detector.judge(None, number)) for number in arrivals] == [
+        *("FIRST new_chain", "FIRST ahead", "UNSURE behind_head", "REPEAT seen", "REPEAT seen", "UNSURE behind_head")
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2)), max_size=30), FLOORS)
+def test_without_previous_what_is_called_a_repeat_was_seen_and_nothing_counts_twice(numbers, floor):
+    detector, counted = ChainDetector(floor=floor), []
+    for number in numbers:
+        answer = detector.judge(None, number)
+        assert answer.verdict is not REPEAT or number in counted
+        counted += [number] if answer.verdict is FIRST else []
+    assert len(counted) == len(set(counted))

@@ -197,7 +197,7 @@ def test_messages_without_a_previous_number_go_out_at_once():
     assert owner.released() == [(1, 0), (3, 0)]
     assert owner.of(GapFound) == []
     assert [str(a) for a in owner.answers] == ["FIRST new_chain", "FIRST ahead"]
-    assert [str(owner.add(None, (t, 0))) for t in (3, 2)] == ["REPEAT seen", "REPEAT behind_head"]
+    assert [str(owner.add(None, (t, 0))) for t in (3, 2)] == ["REPEAT seen", "UNSURE behind_head"]
 
 
 def test_what_an_unlinked_message_passes_over_in_a_known_gap_is_never_called_a_repeat():

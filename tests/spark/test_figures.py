@@ -224,7 +224,7 @@ def test_times_as_far_apart_as_no_number_can_tell_are_left_out(spark):
         "t": [1, 1, 1],
         "arrival": pa.array([-FAR, FAR, None], pa.int64()),
         "verdict": ["FIRST", "REPEAT", "REPEAT"],
-        "reason": ["new_chain", "behind_head", "behind_head"],
+        "reason": ["new_chain", "seen", "seen"],
     }
     none = pa.array([], pa.int64())
     ends = ("lower_timestamp", "upper_timestamp")

@@ -7,6 +7,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from onefold import ChainDetector
+from onefold.engines.chains.answers import LATE, SEEN
 from onefold.engines.chains.number import pack, valid
 from onefold.errors import Misuse
 from onefold.sim.faults import Faults
@@ -36,7 +37,10 @@ def number_of(row, prefix=""):
 
 
 def scalar(table, **options):
-    """offset -> (verdict, reason), by the scalar engine: per chain in the order of arrival, number, previous."""
+    """offset -> (verdict, reason), by the scalar engine: per chain in the order of arrival, number, previous.
+
+    What the gaps leave open of rows without a previous number is settled by the set of the numbers that count.
+    """
     answers, chains = {}, defaultdict(list)
     for row in table.to_pylist():
         key, number, previous = tuple(row[name] for name in KEY), number_of(row), number_of(row, "previous_")
@@ -49,10 +53,15 @@ def scalar(table, **options):
         else:
             chains[key].append((row["arrival"], number, previous or (-1, -1), row["offset"]))
     for messages in chains.values():
-        detector = ChainDetector(jump_max_ms=JUMP_MAX_MS, **options)
+        detector, counted = ChainDetector(jump_max_ms=JUMP_MAX_MS, **options), set()
         assert len({message[:3] for message in messages}) == len(messages), "two rows tie: choose another seed"
         for arrival, number, previous, offset in sorted(messages):
             answer = detector.judge(None if previous < (0, 0) else previous, number, arrival)
+            if previous < (0, 0) and answer.verdict == "UNSURE":
+                answer = SEEN if number in counted else LATE
+            elif number in counted and answer.verdict == "FIRST":
+                answer = SEEN
+            counted |= {number} if answer.verdict == "FIRST" else set()
             answers[offset] = str(answer.verdict), answer.reason
     return answers
 
@@ -146,7 +155,7 @@ def test_without_an_arrival_rows_are_judged_in_the_order_of_their_numbers(spark)
     verdicts = [verdict for verdict, _ in answers.values()]
     truth = [verdict for verdict, _ in truth_of(made).values()]
     assert sorted(verdicts) == sorted(truth)
-    assert {reason for _, reason in answers.values()} == {"new_chain", "in_order", "opens_gap", "seen", "behind_head"}
+    assert {reason for _, reason in answers.values()} == {"new_chain", "in_order", "opens_gap", "seen"}
 
 
 def test_a_table_may_have_neither_sequence_nor_previous_numbers(spark):
@@ -162,7 +171,28 @@ def test_a_table_may_have_neither_sequence_nor_previous_numbers(spark):
         arrival="offset",
     )
     reasons = [reason for _, (_, reason) in sorted(judged(df, names).items())]
-    assert reasons == ["new_chain", "ahead", "behind_head", "ahead", "behind_head"]
+    assert reasons == ["new_chain", "ahead", "seen", "ahead", "late"]
+
+
+@pytest.mark.parametrize("tasks", [{}, {"partitions": 2, "rows_in_memory_max": 1_500}])
+def test_in_a_table_a_late_event_that_names_no_previous_one_counts(spark, tasks):
+    rows = [
+        (
+            f"user {n % 50}",
+            1_700_000_000_000 + 1_000 * n,
+            1_700_000_000_000 + 1_000 * n + (n % 10 == 3) * 60_000 * (n % 59),
+        )
+        for n in range(20_000)
+    ]
+    names = ChainColumns(
+        key=("user",), timestamp="ts", sequence=None, previous_timestamp=None, previous_sequence=None, arrival="arrival"
+    )
+    df = spark.createDataFrame([*rows, *rows[::100]], "user string, ts long, arrival long")
+    found = df.transform(judge_chains(names, **tasks)).groupBy("verdict", "reason").count().collect()
+    counts = {f"{row.verdict} {row.reason}": row["count"] for row in found}
+    assert counts.pop("FIRST late") > 1_500
+    assert counts.pop("REPEAT seen") == 200
+    assert counts.keys() == {"FIRST new_chain", "FIRST ahead"}
 
 
 def test_names_of_columns_may_hold_dots_spaces_and_backticks(spark):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onefold.engines.chains.columnar import NO_PREVIOUS, ColumnarDetector, refused
+from onefold.engines.chains.columnar import NO_PREVIOUS, ColumnarDetector, TableDetector, refused
 from onefold.spark.ordering import Columns
 from onefold.spark.spill import judge_partition
 
@@ -38,15 +38,17 @@ def split(columns, cuts):
     return [Columns(*(c[a:b] for c in columns)) for a, b in pairwise(edges)]
 
 
-def judged(parts, rows_in_memory_max, windows=None):
-    detector = ColumnarDetector(floor="open")
+def judged(parts, rows_in_memory_max, windows=None, floor="open"):
+    table = TableDetector(floor=floor)
 
     def judge(chain, previous, number):
         if windows is not None:
             windows.append(len(number))
-        return detector.judge(chain, previous, number)
+        return table.judge(chain, previous, number)
 
-    codes = list(judge_partition(iter(parts), judge, rows_in_memory_max))
+    codes = list(
+        judge_partition(iter(parts), judge, rows_in_memory_max, review=table.review, review_due=lambda: table.due)
+    )
     return np.concatenate(codes).tolist() if codes else []
 
 
@@ -56,9 +58,10 @@ def test_spilled_rows_are_judged_as_those_in_memory_however_they_come_in(rows, d
     columns = columns_of(rows)
     cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=12))
     rows_in_memory_max = data.draw(st.integers(1, 20))
-    in_memory = judged([columns], len(rows) + 1)
+    floor = data.draw(st.sampled_from(["first", "open"]))
+    in_memory = judged([columns], len(rows) + 1, floor=floor)
     assert len(in_memory) == len(rows)
-    assert judged(split(columns, cuts), rows_in_memory_max) == in_memory
+    assert judged(split(columns, cuts), rows_in_memory_max, floor=floor) == in_memory
 
 
 @settings(max_examples=200, deadline=None)

@@ -44,18 +44,32 @@ def verdicts(df):
 def test_a_stream_answers_as_the_table(spark, stream, tmp_path, seed, files, per_batch):
     write(make(Traffic(rows=3_000, chains=20, seed=seed)), tmp_path / "traffic", files=files)
     folder = tmp_path / "traffic" / "messages"
-    table = spark.read.parquet(str(folder)).transform(judge_chains())
-    judged, query = stream(folder, judge_chains(buckets=3), per_batch)
+    table = spark.read.parquet(str(folder)).transform(judge_chains(floor="open"))
+    judged, query = stream(folder, judge_chains(buckets=3, floor="open"), per_batch)
     assert verdicts(judged) == verdicts(table)
     assert len([p for p in query.recentProgress if p.numInputRows]) == -(-files // per_batch)
+
+
+def test_what_names_no_previous_message_and_comes_late_is_known_to_a_table_and_unsure_in_a_stream(
+    spark, stream, tmp_path
+):
+    write(make(Traffic(rows=2_000, chains=10, faults=Faults(no_previous=1.0, late_heads=1.0))), tmp_path / "t", files=4)
+    folder = tmp_path / "t" / "messages"
+    table = {row[0]: row[1:] for row in verdicts(spark.read.parquet(str(folder)).transform(judge_chains()))}
+    open_rows = {("FIRST", "late"), ("REPEAT", "seen")}
+    left = 0
+    for offset, *answer in verdicts(stream(folder, judge_chains())[0]):
+        left += answer == ["UNSURE", "behind_head"]
+        assert table[offset] in open_rows if answer == ["UNSURE", "behind_head"] else table[offset] == tuple(answer)
+    assert left > 100
 
 
 def test_one_poisoned_row_per_chain_loses_no_honest_row(spark, stream, tmp_path):
     traffic = make(Traffic(rows=2_000, chains=10, faults=Faults(poisoned=1.0)))
     write(traffic, tmp_path / "traffic", files=4)
     folder = tmp_path / "traffic" / "messages"
-    judged, _ = stream(folder, judge_chains())
-    table = spark.read.parquet(str(folder)).transform(judge_chains())
+    judged, _ = stream(folder, judge_chains(floor="open"))
+    table = spark.read.parquet(str(folder)).transform(judge_chains(floor="open"))
     assert judged.where("reason = 'jump_too_far'").count() > 0
     assert verdicts(judged) == verdicts(table)
 

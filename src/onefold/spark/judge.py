@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from onefold.engines.chains import ANSWERS
-from onefold.engines.chains.columnar import ColumnarDetector
+from onefold.engines.chains.columnar import TableDetector
 from onefold.engines.chains.detector import GAP_COUNT_MAX, ChainDetector, Floor
 from onefold.errors import Misuse
 from onefold.spark.chain_fold import Resume
@@ -91,8 +91,10 @@ class _Judge:
     rows_in_memory_max: int
 
     def __call__(self, parts: Iterator[Columns]) -> Iterator[Codes]:
-        detector = ColumnarDetector(gap_count_max=self.gap_count_max, floor=self.floor)
-        return judge_partition(parts, detector.judge, self.rows_in_memory_max)
+        table = TableDetector(gap_count_max=self.gap_count_max, floor=self.floor)
+        return judge_partition(
+            parts, table.judge, self.rows_in_memory_max, review=table.review, review_due=lambda: table.due
+        )
 
 
 def _key(names: ChainColumns) -> list[Column]:

@@ -42,7 +42,7 @@ _MEANINGS: Final = {
     A.NEW: (P.NEW_CHAIN, P.IN_ORDER, P.OPENS_GAP, P.AHEAD),
     A.FILLS_GAP: (P.FILLS_GAP,),
     A.SEEN: (P.SEEN,),
-    A.BEHIND_HIGHEST: (P.BEHIND_HEAD, P.BELOW_FLOOR),
+    A.BEHIND_HIGHEST: (P.BEHIND_HEAD,),
     A.FORGOTTEN: (P.FORGOTTEN,),
     A.STATE_FULL: (P.STATE_FULL,),
 }
@@ -95,6 +95,7 @@ class Digests(NamedTuple):
 class AsChain(NamedTuple):
     """Sequences as the messages of chains, with the made-up ones among them."""
 
+    memory: MemoryKind
     previous: Int64s
     number: Int64s
     before: Int64s
@@ -105,9 +106,9 @@ class AsChain(NamedTuple):
         """``fresh``: which rows are the first of a producer that nothing is known of."""
         number = sequence + 1
         if memory == "highest":
-            return cls(np.full(len(number), NO_PREVIOUS, np.int64), number, np.empty(0, np.int64))
+            return cls(memory, np.full(len(number), NO_PREVIOUS, np.int64), number, np.empty(0, np.int64))
         before = np.flatnonzero(fresh)
-        return cls(np.insert(sequence, before, NO_PREVIOUS), np.insert(number, before, 0), before)
+        return cls(memory, np.insert(sequence, before, NO_PREVIOUS), np.insert(number, before, 0), before)
 
     def spread(self, column: Int64s) -> Int64s:
         """A column of the rows, with the made-up ones among them."""
@@ -117,6 +118,8 @@ class AsChain(NamedTuple):
         """What the chains' codes mean, without the made-up rows."""
         if len(self.before):
             codes = np.delete(codes, self.before + np.arange(len(self.before)))
+        if self.memory == "highest":  # the highest itself is known, but has no reason of its own there
+            codes = np.where(codes == P.SEEN, P.BEHIND_HEAD, codes).astype(np.int8)
         return _OF_CHAIN[codes]
 
 

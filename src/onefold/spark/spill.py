@@ -41,12 +41,13 @@ def judge_partition(
     *,
     wanted: tuple[int, ...] = PREVIOUS_NUMBER,
     review: Judge | None = None,
+    review_due: Callable[[], bool] = lambda: True,
 ) -> Iterator[Codes]:
     """The codes of all rows, in the order in which the rows came.
 
     ``judge``: chain and the wanted columns -> codes; it sees the rows in the order of judgement. ``review``: chain, the
     wanted columns and the codes -> codes; the rows of one number come to it in the order of judgement, in one call or
-    in calls that follow each other.
+    in calls that follow each other. ``review_due`` is asked when all rows are judged: without need there is no review.
     """
     buffer: list[Columns] = []
     with ExitStack() as files:
@@ -63,14 +64,14 @@ def judge_partition(
         if rows == 0:
             return
         if not runs:
-            yield from _slices(_judge_all(concatenate(buffer), judge, wanted, review))
+            yield from _slices(_judge_all(concatenate(buffer), judge, wanted, review, review_due))
             return
         runs.append(_Run(_table(concatenate(buffer), rows - held), file))
         codes = _codes(rows, files.enter_context(tempfile.TemporaryFile()))
         names = _Names()
         for window in _windows(runs, rows_in_memory_max):
             codes[window[-1]] = judge(names(window), *(window[i] for i in wanted))
-        if review is not None:
+        if review is not None and review_due():
             again = files.enter_context(tempfile.TemporaryFile())
             names = _Names()
             for window in _windows([_Run(run.read(0, run.rows), again, _REVIEWED) for run in runs], rows_in_memory_max):
@@ -79,13 +80,15 @@ def judge_partition(
         yield from _slices(codes)
 
 
-def _judge_all(columns: Columns, judge: Judge, wanted: tuple[int, ...], review: Judge | None) -> Codes:
+def _judge_all(
+    columns: Columns, judge: Judge, wanted: tuple[int, ...], review: Judge | None, review_due: Callable[[], bool]
+) -> Codes:
     chain = chains(columns)
     rows = order(chain, columns)
     codes = np.empty(len(rows), np.int8)
     seen = (chain[rows], *(columns.flat[i][rows] for i in wanted))
     judged = judge(*seen)
-    codes[rows] = judged if review is None else review(*seen, judged)
+    codes[rows] = judged if review is None or not review_due() else review(*seen, judged)
     return codes
 
 

@@ -13,7 +13,7 @@ OPENS_GAP: Final = Answer(Verdict.FIRST, "opens_gap")
 FILLS_GAP: Final = Answer(Verdict.FIRST, "fills_gap")
 AHEAD: Final = Answer(Verdict.FIRST, "ahead")
 SEEN: Final = Answer(Verdict.REPEAT, "seen")
-BEHIND_HEAD: Final = Answer(Verdict.REPEAT, "behind_head")
+BEHIND_HEAD: Final = Answer(Verdict.UNSURE, "behind_head")
 BELOW_FLOOR: Final = Answer(Verdict.REPEAT, "below_floor")
 FORGOTTEN: Final = Answer(Verdict.UNSURE, "forgotten")
 BAD_NUMBERING: Final = Answer(Verdict.REJECT, "bad_numbering")
@@ -25,6 +25,7 @@ NULL_KEY: Final = Answer(Verdict.REJECT, "null_key")
 MALFORMED: Final = Answer(Verdict.REJECT, "malformed")
 GIVEN_UP: Final = Answer(Verdict.UNSURE, "given_up")
 STATE_FULL: Final = Answer(Verdict.UNSURE, "state_full")
+LATE: Final = Answer(Verdict.FIRST, "late")
 
 RULES: Final = {
     NEW_CHAIN: "It is the first message of its chain that arrived.",
@@ -32,8 +33,8 @@ RULES: Final = {
     OPENS_GAP: "It is newer than all seen, and its previous one is still missing.",
     FILLS_GAP: "It lies in a range that was known to be missing.",
     AHEAD: "It names no previous message, and is newer than all seen.",
-    SEEN: "It lies in a range that has been seen completely.",
-    BEHIND_HEAD: "It names no previous message, and is not newer than all seen: best effort, as published.",
+    SEEN: "Its number was seen, or lies in a range that has been seen completely.",
+    BEHIND_HEAD: "It names no previous message, and is older than the newest seen: whether it is new cannot be told.",
     BELOW_FLOOR: 'It is older than the first message that arrived (floor = "first": what came before is not counted).',
     FORGOTTEN: "The memory of its range was given up to stay within gap_count_max.",
     BAD_NUMBERING: "Its previous number is not below its own.",
@@ -45,6 +46,7 @@ RULES: Final = {
     MALFORMED: "The row could not be read at all.",
     GIVEN_UP: "Its range was given up as unfillable before it arrived.",
     STATE_FULL: "Its chain is new, and there is no room to remember another one within state_rows_max.",
+    LATE: "It names no previous message and is older than the newest, and no row before it has its number.",
 }
 
 ANSWERS: Final = tuple(RULES)

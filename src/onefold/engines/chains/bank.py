@@ -83,7 +83,7 @@ class ChainBank:
     @property
     def gap_count(self) -> int:
         """How many ranges are missing now, in all chains."""
-        return int(np.count_nonzero(self._gaps.lower != P.START))
+        return int(np.count_nonzero(self._gaps.lower >= 0))
 
     def judge(self, messages: Messages, now_ms: int = 0) -> Codes:
         """The code of each message's answer (its place in ``ANSWERS``); ``now_ms`` is when the batch was heard."""
@@ -201,13 +201,14 @@ class ChainBank:
         if floor == "open" and gap_count_max == 1:  # no room for even this one
             return below, GapRows.none()
         chain = np.delete(np.arange(len(below)), visited)
-        return reach, GapRows(chain, np.full(len(chain), P.START, np.int64), below[chain])
+        lower: Int64s = np.where(first.previous == NO_PREVIOUS, P.UNNAMED, P.START).astype(np.int64)
+        return reach, GapRows(chain, lower[chain], below[chain])
 
     def _shrink(self, before_ms: int) -> None:
         """Let chains that were last heard before this time give up their gaps."""
         idle = self._chains.heard_ms < before_ms
         torn = np.zeros(len(self), np.bool_)
-        torn[self._gaps.owner[self._gaps.lower != P.START]] = True  # one with nothing missing is small already
+        torn[self._gaps.owner[self._gaps.lower >= 0]] = True  # one with nothing missing is small already
         gone = (idle & torn)[self._gaps.owner]
         if gone.any():
             np.maximum.at(self._chains.forgotten, self._gaps.owner[gone], self._gaps.upper[gone])

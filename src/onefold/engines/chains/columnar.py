@@ -11,6 +11,9 @@ The running maximum is the newest number *counted* only while no message ahead o
 Numbers come packed (see `number`), a missing previous is ``NO_PREVIOUS``. A negative number marks a row that was
 refused before it came here: ``refused(code)`` is answered with ``code``, and the row is no part of any chain.
 
+A message that names no previous one and is behind the newest cannot be known by gaps (UNSURE behind_head). A table has
+all rows of a chain, so there it can: `TableDetector` looks at the rows of equal number a second time.
+
 Memory: one batch, and the gaps of the chain that it ended in, so input of any size can stream through.
 Cost: a dozen numpy passes per batch, and about half a microsecond per message that meets the gaps.
 """
@@ -27,6 +30,7 @@ from onefold.engines.chains import packed as P
 from onefold.engines.chains.answers import ANSWERS
 from onefold.engines.chains.detector import GAP_COUNT_MAX, ChainDetector, Floor
 from onefold.engines.chains.number import SEQUENCE_BITS, SEQUENCE_MAX
+from onefold.verdict import Verdict
 
 Int64s: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
@@ -36,6 +40,8 @@ Order: TypeAlias = Int64s | NDArray[np.object_]
 NO_PREVIOUS = P.NO_PREVIOUS
 _TO_JUDGE = 127  # judge this row by the whole rule
 _BEHIND = 126  # judge this row by the gaps alone
+
+_FIRST = np.array([answer.verdict is Verdict.FIRST for answer in ANSWERS])
 
 
 def refused(reason: str) -> int:
@@ -67,7 +73,7 @@ class ColumnarDetector:
     >>> columns = ColumnarDetector()
     >>> chain = np.zeros(3, np.int64)
     >>> answers(columns.judge(chain, np.array([NO_PREVIOUS, 5, NO_PREVIOUS]), np.array([5, 6, 5])))
-    ['FIRST new_chain', 'FIRST in_order', 'REPEAT behind_head']
+    ['FIRST new_chain', 'FIRST in_order', 'REPEAT seen']
     """
 
     def __init__(
@@ -116,6 +122,86 @@ class ColumnarDetector:
         return codes[goes_on:]
 
 
+class TableDetector:
+    """Judges a table: rows with a previous number by the gaps, those without exactly, by the numbers of their chain.
+
+    What `judge` must leave open (UNSURE behind_head, or forgotten, of a row that names no previous one) `review` settles:
+    of the rows of one number, the first that is FIRST or open counts, and those of them that follow are REPEAT seen. So
+    no number counts twice, and every number that some row has without a previous one counts once.
+
+    >>> table = TableDetector()
+    >>> rows = np.zeros(4, np.int64), np.full(4, NO_PREVIOUS), np.array([5, 9, 7, 7])
+    >>> codes = table.judge(*rows)
+    >>> answers(codes)[2:], answers(table.review(*rows, codes))[2:]
+    (['UNSURE behind_head', 'UNSURE behind_head'], ['FIRST late', 'REPEAT seen'])
+    """
+
+    def __init__(self, *, gap_count_max: int = GAP_COUNT_MAX, floor: Floor = "first") -> None:
+        self._detector = ColumnarDetector(gap_count_max=gap_count_max, floor=floor)
+        self._counted: tuple[int, int] | None = None  # chain and number that the last review ended with, if it counts
+        self.due = False
+        """Was a row left open, so that a review is needed?"""
+
+    def judge(self, chain: Int64s, previous: Int64s, number: Int64s) -> Codes:
+        """As `ColumnarDetector.judge`."""
+        codes = self._detector.judge(chain, previous, number)
+        self.due = self.due or bool(_left_open(previous, codes).any())
+        return codes
+
+    def review(self, chain: Int64s, previous: Int64s, number: Int64s, codes: Codes) -> Codes:
+        """The codes of a table that was judged, with nothing left open that the table can tell.
+
+        The rows must be sorted by chain, and those of one number must come in the order of judgement, in one call or in
+        calls that follow each other.
+        """
+        last = int(chain[-1]), int(number[-1])
+        if self._counted is not None and self._counted[0] == chain[0]:  # what counted before stands in as one row
+            codes = self._settled(
+                np.concatenate((chain[:1], chain)),
+                np.concatenate(([NO_PREVIOUS], previous)),
+                np.concatenate(([self._counted[1]], number)),
+                np.concatenate((np.array([P.LATE], np.int8), codes)),
+            )[1:]
+        else:
+            codes = self._settled(chain, previous, number, codes)
+        if self._counted != last:
+            counts = _FIRST[codes] & (number == last[1]) & (chain == last[0])
+            self._counted = last if counts.any() else None
+        return codes
+
+    @staticmethod
+    def _settled(chain: Int64s, previous: Int64s, number: Int64s, codes: Codes) -> Codes:
+        open_rows = _left_open(previous, codes)
+        rank = np.cumsum(np.concatenate(([True], chain[1:] != chain[:-1])))
+        concerned = np.zeros(len(chain) + 1, np.bool_)
+        concerned[rank[open_rows]] = True
+        concerned[1] = True  # it may go on from the call before
+        rows = np.flatnonzero((open_rows | _FIRST[codes]) & concerned[rank])
+        if not len(rows):
+            return codes
+        again = _again(rank[rows], number[rows])
+        codes = codes.astype(np.int8)
+        codes[rows[again]] = P.SEEN
+        codes[rows[~again & open_rows[rows]]] = P.LATE
+        return codes
+
+
+def _again(chain: Int64s, number: Int64s) -> Bools:
+    """Which rows have a number that a row of their chain before them has."""
+    order, _ = _in_chain_order(Rows(np.concatenate(([True], chain[1:] != chain[:-1])), number, number))
+    by_number = np.argsort(order, kind="stable")
+    in_order = order[by_number]
+    again = np.zeros(len(order), np.bool_)
+    again[by_number[1:]] = in_order[1:] == in_order[:-1]
+    return again
+
+
+def _left_open(previous: Int64s, codes: Codes) -> Bools:
+    """Which rows the gaps cannot tell, and the numbers of a whole chain can."""
+    open_rows: Bools = (previous == NO_PREVIOUS) & ((codes == P.BEHIND_HEAD) | (codes == P.FORGOTTEN))
+    return open_rows
+
+
 def classify(rows: Rows, jump_max_ms: int | None = None) -> tuple[Codes, Int64s]:
     """The codes of all rows that one comparison decides, and the newest number up to and with each row."""
     begins, previous, number = rows
@@ -130,6 +216,7 @@ def classify(rows: Rows, jump_max_ms: int | None = None) -> tuple[Codes, Int64s]
     alone = previous[odd] == NO_PREVIOUS
     codes[odd] = np.where(odd_ahead, np.where(above, P.OPENS_GAP, P.AHEAD), _BEHIND)
     codes[_copies(odd[~odd_ahead & ~alone], previous, order, top)] = P.SEEN
+    codes[odd[~odd_ahead & alone & (number[odd] == head[odd])]] = P.SEEN
     refusal = odd[odd_ahead & below & ~alone]
     if jump_max_ms is not None:
         jump = (number >> SEQUENCE_BITS) - (head >> SEQUENCE_BITS)

@@ -12,7 +12,10 @@ For a message ``previous -> number``, take the last gap that begins below ``numb
     lower <= previous, in it      contract, divide or close the gap              FIRST
     otherwise                     the message contradicts the chain              REJECT gap_mismatch
 
-A message without previous is compared with the newest number only. REPEAT, UNSURE and REJECT leave the state as it was.
+A message without previous is compared with the newest number only: above it is FIRST ahead, below it nothing can tell:
+UNSURE behind_head. The newest number itself, and that of the first message of the chain, are known: REPEAT seen.
+REPEAT, UNSURE and REJECT leave the state as it was.
+
 Below the first message that ever arrived lies one more gap, ``(-inf, floor]``: with ``floor="first"`` it answers REPEAT
 below_floor and stays (as published), with ``floor="open"`` it is a gap like any other. More than ``gap_count_max`` gaps
 are not kept: the lowest is forgotten, with how far it reached, and a number down there is UNSURE, never REPEAT.
@@ -142,16 +145,20 @@ class ChainDetector:
         return A.FILLS_GAP
 
     def _without_previous(self, number: Number) -> Answer:
-        if number > cast(Number, self._head):
+        head = cast(Number, self._head)
+        if number >= head:
             self._head = number
-            return A.AHEAD
-        if self._has_floor and number <= self._gaps.uppers[0]:
-            if self.floor == "first":
-                return A.BELOW_FLOOR
-            # The head of a chain names no previous message: arriving late, it must still count.
-            self._fill(0, just_below(number), number, named=False)
-            return A.FILLS_GAP
-        return A.BEHIND_HEAD
+            return A.AHEAD if number > head else A.SEEN
+        if not self._has_floor:
+            return A.BEHIND_HEAD
+        floor = self._gaps.uppers[0]
+        if floor == just_below(number) and not self._floor_named:
+            return A.SEEN
+        if self.floor == "first" or number > floor:
+            return A.BEHIND_HEAD
+        # The first message of a chain names no previous one: arriving late, it must still count.
+        self._fill(0, just_below(number), number, named=False)
+        return A.FILLS_GAP
 
     def _fill(self, i: int, previous: Number, number: Number, *, named: bool) -> None:
         if self._gaps.lowers[i] == START:

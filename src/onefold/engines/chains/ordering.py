@@ -165,12 +165,12 @@ class OrderedChain(Generic[M]):
 
     def _judge_late(self, previous: Number | None, number: Number, floor: Number) -> Answer:
         if number < floor:
-            return A.BELOW_FLOOR
+            return A.BEHIND_HEAD if previous is None else A.BELOW_FLOOR
         if self._forgotten is not None and number <= self._forgotten:
             return A.FORGOTTEN
         if number in self._given_up:
             return A.GIVEN_UP
-        return A.BEHIND_HEAD if previous is None and number < self._last else A.SEEN
+        return A.BEHIND_HEAD if previous is None and number not in (floor, self._last) else A.SEEN
 
     def _advance(self, now_ms: int, give_up_to: Number | None = None) -> Iterator[Event[M]]:
         """Release what is next, and up to ``give_up_to`` also what is not; then see whether a new gap is open."""

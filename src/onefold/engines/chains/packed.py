@@ -14,7 +14,8 @@ from onefold.engines.chains.number import SEQUENCE_BITS
 from onefold.engines.intervals import Gaps
 
 NO_PREVIOUS = -1
-START = -2  # below every packed number, and below NO_PREVIOUS
+START = -2  # below every packed number, and below NO_PREVIOUS; the lower end of the floor
+UNNAMED = -3  # the lower end of a floor whose upper end nobody named: it lies just below a message that was seen
 
 CODES = {answer.reason: code for code, answer in enumerate(ANSWERS)}
 
@@ -23,7 +24,7 @@ OPENS_GAP, FILLS_GAP, AHEAD = CODES["opens_gap"], CODES["fills_gap"], CODES["ahe
 SEEN, BEHIND_HEAD, BELOW_FLOOR = CODES["seen"], CODES["behind_head"], CODES["below_floor"]
 FORGOTTEN, BAD_NUMBERING = CODES["forgotten"], CODES["bad_numbering"]
 GAP_MISMATCH, JUMP_TOO_FAR = CODES["gap_mismatch"], CODES["jump_too_far"]
-STATE_FULL = CODES["state_full"]
+STATE_FULL, LATE = CODES["state_full"], CODES["late"]
 
 
 class PackedDetector:
@@ -64,7 +65,7 @@ class PackedDetector:
             self.begin(previous, number)
             return NEW_CHAIN
         if number <= head:
-            return self.behind(previous, number)
+            return SEEN if number == head and previous == NO_PREVIOUS else self.behind(previous, number)
         if self._jump_max_ms is not None and (number >> SEQUENCE_BITS) - (head >> SEQUENCE_BITS) > self._jump_max_ms:
             return JUMP_TOO_FAR
         if previous < head and previous != NO_PREVIOUS:
@@ -78,7 +79,10 @@ class PackedDetector:
     def begin(self, previous: int, number: int) -> None:
         """The first message of the chain."""
         self.head = number
-        self._gaps.append(START, number - 1 if previous == NO_PREVIOUS else previous)
+        if previous == NO_PREVIOUS:
+            self._gaps.append(UNNAMED, number - 1)
+        else:
+            self._gaps.append(START, previous)
         self._forget()
 
     def open_gap(self, head: int, previous: int) -> None:
@@ -90,7 +94,7 @@ class PackedDetector:
             self._forget()
 
     def behind(self, previous: int, number: int) -> int:
-        """The code of the answer to a message that is not ahead of the head."""
+        """The code of the answer to a message behind the head, or equal to it and with a previous one."""
         if number <= self._forgotten:
             return FORGOTTEN
         gaps = self._gaps
@@ -98,16 +102,21 @@ class PackedDetector:
         if i < 0:
             return BEHIND_HEAD if previous == NO_PREVIOUS else SEEN
         lower, upper = gaps.lowers[i], gaps.uppers[i]
+        floor = START
         if previous == NO_PREVIOUS:
-            if lower != START or number > upper:
+            if lower == UNNAMED and number == upper + 1:
+                return SEEN
+            if self._first or lower >= 0 or number > upper:
                 return BEHIND_HEAD
-            previous = number - 1
-        if lower == START and self._first:
+            previous, floor = number - 1, UNNAMED
+        if lower < 0 and self._first:
             return SEEN if number > upper else BELOW_FLOOR
         if previous >= upper:
             return SEEN
         if previous < lower or number > upper:
             return GAP_MISMATCH
+        if lower < 0:
+            gaps.lowers[i] = floor
         gaps.fill(i, previous, number)
         if len(gaps.lowers) >= self._gap_count_max:
             self._forget()
@@ -115,7 +124,9 @@ class PackedDetector:
 
     def _forget(self) -> None:
         gaps = self._gaps
-        while len(gaps) + 1 - (hidden := self._first and gaps.lowers[:1] == [START]) > self._gap_count_max:
+        while (
+            len(gaps) + 1 - (hidden := self._first and bool(gaps.lowers) and gaps.lowers[0] < 0) > self._gap_count_max
+        ):
             if hidden:
                 gaps.drop_lowest()
             self._forgotten = gaps.drop_lowest()
