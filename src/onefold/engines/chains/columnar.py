@@ -125,8 +125,8 @@ class ColumnarDetector:
 class TableDetector:
     """Judges a table: rows with a previous number by the gaps, those without exactly, by the numbers of their chain.
 
-    What `judge` must leave open (UNSURE behind_head, or forgotten, of a row that names no previous one) `review` settles:
-    of the rows of one number, the first that is FIRST or open counts, and those of them that follow are REPEAT seen. So
+    What `judge` must leave open (a row without previous that is UNSURE, behind_head or forgotten) `review` settles: of
+    the rows of one number, the first that is FIRST or open counts, and those of them that follow are REPEAT seen. So
     no number counts twice, and every number that some row has without a previous one counts once.
 
     >>> table = TableDetector()
