@@ -5,7 +5,7 @@ And beside the counters: what was won and is not finished is there, nothing else
 
 import sqlite3
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -17,7 +17,17 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onefold.engines.lorawan.server import LATE_MAX, Claim, Claimed, Counters, Finished, Unfinished, decide, won_before
+from onefold.engines.lorawan.server import (
+    LATE_MAX,
+    Claim,
+    Claimed,
+    Counters,
+    Finished,
+    Unfinished,
+    decide,
+    decide_join,
+    won_before,
+)
 from onefold.errors import Misuse
 from onefold.ports import CounterStore
 from onefold.stores.memory.counter_store import MemoryCounters
@@ -69,8 +79,9 @@ def in_sqlite(folder, _url) -> Iterator[Place]:
 
     def entries() -> int:
         with sqlite3.connect(path) as db:
-            both = "select (select count(*) from lorawan_counters) + (select count(*) from lorawan_unfinished)"
-            return int(db.execute(both).fetchone()[0])
+            parts = ("count(*) from lorawan_counters", "count(*) from lorawan_unfinished")
+            parts += ("count(distinct device) from lorawan_nonces",)
+            return sum(int(db.execute(f"select {part}").fetchone()[0]) for part in parts)
 
     yield Place(stores[0], again, clock.pass_ms, entries)
     for store in stores:
@@ -131,14 +142,14 @@ def won(store: CounterStore, *claims: Claim) -> list[bool]:
 
 
 def test_of_a_device_that_was_never_heard_nothing_is_known(store):
-    assert store.known("d") is None
+    assert store.known(["d"])[0] is None
 
 
 def test_the_first_to_claim_a_frame_wins_and_the_others_learn_who(store):
     assert store.claim([claim("a", 7)]) == [Claimed(True, "a", 7, 0, None)]
     assert store.claim([claim("b", 7)]) == [Claimed(False, "a", 7, 0, None)]
     assert store.claim([claim("b", 6)]) == [Claimed(False, "a", 7, 0, None)]
-    assert store.known("d") == Counters(7, 0, "a")
+    assert store.known(["d"])[0] == Counters(7, 0, "a")
 
 
 def test_the_winner_may_claim_its_frame_again(store):
@@ -154,7 +165,7 @@ def test_who_wins_the_next_frame_takes_the_device_over(store):
 def test_only_the_winner_gets_a_number_for_the_downlink_and_each_number_once(store):
     asked = [claim(server, up, wants_down=True, fcnt_down=5) for up in (1, 2) for server in ("a", "b", "a")]
     assert [claimed.fcnt_down for claimed in store.claim(asked)] == [6, 0, 7, 8, 0, 9]
-    known = store.known("d")
+    known = store.known(["d"])[0]
     assert known is not None
     assert known.fcnt_down == 9
 
@@ -168,7 +179,7 @@ def test_a_restarted_device_begins_anew_but_only_if_it_is_said_to_be(store):
     store.claim([claim("a", 500, wants_down=True, fcnt_down=40)])
     assert won(store, claim("b", 0)) == [False]
     assert store.claim([claim("b", 0, restarted_after=500, wants_down=True)])[0][:4] == (True, "b", 0, 1)
-    assert store.known("d") == Counters(0, 1, "b")
+    assert store.known(["d"])[0] == Counters(0, 1, "b")
     assert won(store, claim("a", 0, restarted_after=500)) == [False], "of two servers that hear the restart one wins"
 
 
@@ -184,7 +195,7 @@ def test_a_late_copy_of_a_restart_that_is_counted_already_is_lost(store, counted
     for up in (0, 1):
         late = claim("b", up, restarted_after=5_000)
         assert store.claim([late]) == [Claimed(False, "a", counted, 0, None)]
-    assert store.known("d") == Counters(counted, 0, "a")
+    assert store.known(["d"])[0] == Counters(counted, 0, "a")
 
 
 def test_a_restart_is_believed_if_no_server_can_be_so_late(store):
@@ -203,6 +214,64 @@ def test_a_restart_and_the_frame_after_it_claimed_again_by_the_same_server_win_a
     store.claim([claim("a", 500)])
     batch = [claim("a", 0, restarted_after=500), claim("a", 1)]
     assert won(store, *batch) == won(store, *batch) == [True, True]
+
+
+def test_many_devices_are_looked_up_at_once_and_answered_in_their_order(store):
+    names = [f"d{n}" for n in range(3 * CLAIMS_MAX)]
+    store.claim([claim("a", n, device=name) for n, name in enumerate(names) if n % 3])
+    found = store.known([*reversed(names), "d1", "d1"])
+    assert found == [Counters(n, 0, "a") if n % 3 else None for n in reversed(range(len(names)))] + [
+        Counters(1, 0, "a"), Counters(1, 0, "a"),
+    ]  # fmt: skip
+    assert store.known([]) == []
+
+
+def test_the_last_frame_is_kept_with_its_counter_for_all_who_share_the_store(place):
+    place.store.claim([claim("a", 7, frame="ab" * 32)])
+    assert place.again().known(["d"]) == [Counters(7, 0, "a", "ab" * 32)]
+    place.store.claim([claim("b", 7, frame="cd" * 32)])  # lost, so it changes nothing
+    place.store.claim([claim("a", 7, wants_down=True)])  # of a claimant that does not say which frame it was
+    assert place.again().known(["d"]) == [Counters(7, 1, "a", "ab" * 32)]
+    place.store.claim([claim("b", 8)])
+    assert place.again().known(["d"]) == [Counters(8, 1, "b")]
+
+
+def joining(server: str, nonce: int, **more) -> Claim:
+    return claim(server, 0, device="join/x", keep_ms=HOUR_MS, nonce=nonce, **more)
+
+
+def test_a_nonce_is_won_once_and_for_ever_by_whatever_server_and_after_any_time(place):
+    assert won(place.store, joining("a", 7), joining("a", 8)) == [True, True]
+    assert place.store.claim([joining("b", 7)]) == [Claimed(False, "a", 0, 0, None)]  # it was a, of late
+    assert won(place.store, joining("a", 7)) == [False]
+    place.pass_ms(1_000 * HOUR_MS)
+    other = place.again()
+    other.claim([claim("a", 1)])  # whatever is expired is gone now
+    for server in ("a", "b"):
+        assert other.claim([joining(server, 7)]) == [Claimed(False, "", 0, 0, None)]
+    assert won(other, joining("b", 65_535), joining("a", 0), joining("a", 0)) == [True, True, False]
+    assert won(other, claim("b", 0, device="join/y", keep_ms=HOUR_MS, nonce=7)) == [True]
+
+
+def test_a_join_whose_answer_was_lost_is_won_when_it_is_made_again(place):
+    made = joining("a", 7, body="join")
+    assert won(place.store, made) == [True]
+    assert won(place.again(), made) == [True]
+    place.pass_ms(2 * HOUR_MS)
+    assert won(place.again(), made, made._replace(number=made.number + 1)) == [True, False]
+    assert place.store.unfinished("a") == [left(made)]
+
+
+def test_all_nonces_of_a_device_are_one_entry_and_a_lost_join_adds_none(place):
+    nonces = range(0, 65_536, 17)
+    assert all(won(place.store, *(joining("a", nonce) for nonce in nonces)))
+    place.pass_ms(2 * HOUR_MS)
+    place.store.claim([claim("a", 1)])
+    assert place.entries() == 2
+    assert not any(won(place.store, *(joining("b", nonce) for nonce in nonces)))
+    assert place.entries() == 2
+    place.store.forget("join/x")
+    assert won(place.store, joining("b", 17)) == [True]
 
 
 def test_devices_are_apart(store):
@@ -224,7 +293,7 @@ def test_counters_of_32_bits_are_kept_to_the_last_one(store):
     for up in (TOP - 1, TOP):
         claimed = store.claim([claim("a", up, wants_down=True, fcnt_down=TOP - 1)])
     assert claimed == [Claimed(True, "a", TOP, TOP + 1, None)]
-    assert store.known("d") == Counters(TOP, TOP + 1, "a")
+    assert store.known(["d"])[0] == Counters(TOP, TOP + 1, "a")
     assert won(store, claim("b", TOP), claim("b", TOP - 1)) == [False, False]
 
 
@@ -232,7 +301,7 @@ def test_counters_of_32_bits_are_kept_to_the_last_one(store):
 def test_any_name_of_a_device_and_a_server_is_kept_as_it_is(store, name):
     assert store.claim([claim(name, 1, device=name), claim("b", 2, device=name)])[1].previous == name
     store.claim([claim(name, 3, device=name)])
-    assert store.known(name) == Counters(3, 0, name)
+    assert store.known([name])[0] == Counters(3, 0, name)
 
 
 def test_what_is_kept_for_a_while_is_forgotten_after_it(place):
@@ -242,7 +311,7 @@ def test_what_is_kept_for_a_while_is_forgotten_after_it(place):
     place.pass_ms(HOUR_MS // 2)
     assert won(store, join._replace(server="b")) == [False]
     place.pass_ms(HOUR_MS // 2 + 1_000)
-    assert store.known("d") is None
+    assert store.known(["d"])[0] is None
     assert store.claim([join._replace(server="b")]) == [Claimed(True, "b", 0, 0, None)]
 
 
@@ -253,14 +322,14 @@ def test_winning_again_keeps_it_longer_and_losing_does_not(place):
         place.pass_ms(HOUR_MS // 2)
         store.claim([claim(server, 0, keep_ms=HOUR_MS, device=server)])
         place.pass_ms(HOUR_MS * 3 // 4)
-        assert (store.known(server) is not None) == still_known
+        assert (store.known([server])[0] is not None) == still_known
 
 
 def test_what_is_claimed_for_ever_no_longer_ends(place):
     place.store.claim([claim("a", 0, keep_ms=HOUR_MS), claim("a", 1)])
     place.pass_ms(1_000 * HOUR_MS)
     place.store.claim([claim("a", 1, device="e")])
-    assert place.store.known("d") == Counters(1, 0, "a")
+    assert place.store.known(["d"])[0] == Counters(1, 0, "a")
 
 
 def test_the_state_does_not_grow_with_history(place):
@@ -279,14 +348,14 @@ def test_a_forgotten_device_was_never_heard(store):
     store.claim([claim("a", 7), claim("a", 7, device="e")])
     store.forget("d")
     store.forget("never heard")
-    assert (store.known("d"), store.known("e")) == (None, Counters(7, 0, "a"))
+    assert (store.known(["d"])[0], store.known(["e"])[0]) == (None, Counters(7, 0, "a"))
     assert won(store, claim("b", 1)) == [True]
 
 
 def test_another_one_on_the_same_place_knows_the_same(place):
     place.store.claim([claim("a", 7)])
     other = place.again()
-    assert other.known("d") == Counters(7, 0, "a")
+    assert other.known(["d"])[0] == Counters(7, 0, "a")
     assert won(other, claim("b", 7)) == [False]
 
 
@@ -297,7 +366,7 @@ def test_closed_counters_do_nothing_and_may_be_closed_again(store):
         lambda: store.claim([claim("a", 1)]),
         lambda: store.claim([], [Finished("a", 1)]),
         lambda: store.unfinished("a"),
-        lambda: store.known("d"),
+        lambda: store.known(["d"])[0],
         lambda: store.forget("d"),
     ):
         with pytest.raises(Misuse, match="closed"):
@@ -348,7 +417,7 @@ def test_a_claim_that_was_won_is_won_when_it_is_made_again_though_a_later_frame_
     made = claim("a", 7, body="seven", wants_down=True)
     assert won(store, made, claim(then, 8)) == [True, True]  # the answer to the first is lost
     assert store.claim([made]) == [Claimed(True, then, 8, 0, None)]
-    assert store.known("d") == Counters(8, 1, then)
+    assert store.known(["d"])[0] == Counters(8, 1, then)
     other = made._replace(fcnt_up=6)
     assert won(store, made._replace(number=made.number + 1), made._replace(body=""), other) == [False, False, False]
     store.claim([], done(made))
@@ -379,7 +448,7 @@ def test_the_message_of_a_join_outlives_the_join_and_the_device(place):
     place.pass_ms(2 * HOUR_MS)
     place.store.forget("d")
     place.store.claim([claim("a", 1, device="e")])
-    assert (place.store.known("join/x/1"), place.store.known("d")) == (None, None)
+    assert (place.store.known(["join/x/1"])[0], place.store.known(["d"])[0]) == (None, None)
     assert place.store.unfinished("a") == [left(join), left(data)]
 
 
@@ -422,7 +491,7 @@ def test_of_all_servers_that_race_for_a_frame_one_wins(place, batch):
     assert all(winners[device, frames - 1] == 1 for device in ("d0", "d1", "d2"))
     downs = Counter((asked.device, claimed.fcnt_down) for asked, claimed in wins)
     assert set(downs.values()) == {1}
-    assert sum(winners.values()) == sum(known.fcnt_down for d in range(3) if (known := place.store.known(f"d{d}")))
+    assert sum(winners.values()) == sum(known.fcnt_down for d in range(3) if (known := place.store.known([f"d{d}"])[0]))
 
 
 def around(number: int) -> st.SearchStrategy[int]:
@@ -445,6 +514,8 @@ steps = st.one_of(
             keep_ms=st.sampled_from([0, 10 * HOUR_MS, 30 * HOUR_MS]),
             body=st.sampled_from(["", "x", "y"]),
             number=st.integers(0, 5),
+            frame=st.sampled_from(["", "ab" * 32, "cd" * 32]),
+            nonce=st.sampled_from([None, None, None, 0, 65_535]),
         ),
         max_size=5,
     ),
@@ -460,6 +531,7 @@ finishing = st.tuples(st.sets(st.integers(0, 5)), st.lists(st.builds(Finished, A
 def test_every_answer_is_that_of_decide_over_a_dict(name, history, tmp_path, redis_server):
     model: dict[str, tuple[Counters, int]] = {}
     outbox: dict[Finished, Unfinished] = {}
+    nonces: dict[str, set[int]] = defaultdict(set)
     now = 0
     with PLACES[name](tmp_path, redis_server.url) as place:
         store = place.store
@@ -476,15 +548,21 @@ def test_every_answer_is_that_of_decide_over_a_dict(name, history, tmp_path, red
             finished = [one for n, one in enumerate(outbox) if n in which] + strangers
             outbox = {one: kept for one, kept in outbox.items() if one not in finished}
             for asked in step:
-                counters, claimed = decide(model[asked.device][0] if asked.device in model else None, asked)
+                known = model[asked.entry][0] if asked.entry in model else None
+                if asked.nonce is None:
+                    counters, claimed = decide(known, asked)
+                else:
+                    claimed = decide_join(known, asked, used=asked.nonce in nonces[asked.device])
+                    counters = Counters(asked.fcnt_up, 0, asked.server)
                 kept = outbox.get(Finished(asked.server, asked.number))
                 expected.append(claimed if claimed.won else claimed._replace(won=won_before(kept, asked)))
                 if claimed.won:
-                    model[asked.device] = counters, now + asked.keep_ms if asked.keep_ms else 1 << 62
+                    model[asked.entry] = counters, now + asked.keep_ms if asked.keep_ms else 1 << 62
+                    nonces[asked.device] |= {asked.nonce} - {None}
                     if asked.body:
                         outbox[Finished(asked.server, asked.number)] = left(asked)
             assert store.claim(step, finished) == expected
-            for device in "de":
-                assert store.known(device) == (model[device][0] if device in model else None)
+            devices = ["d", "e", "d/0", "e/65535"]
+            assert store.known(devices) == [model[device][0] if device in model else None for device in devices]
             for server in "abc":
                 assert store.unfinished(server) == sorted(kept for one, kept in outbox.items() if one.server == server)

@@ -18,6 +18,7 @@ from onefold.engines.lorawan import (
     Strategy,
     check,
     decide,
+    decide_join,
 )
 
 STRICT = Device(dev_eui=1)
@@ -125,13 +126,63 @@ def test_an_unconfirmed_frame_that_comes_again_is_replayed_and_goes_nowhere():
     assert (again.answer.reason, again.status, again.route) == ("replayed", "resubmission", (False, False, False))
 
 
-def test_the_last_counter_after_the_expiry_may_be_new_to_the_application():
-    # Counted before, or lost with a server that fell between its claim and its log: nobody can tell.
-    server = Server(Device(dev_eui=1, strategy=Strategy.DROP))
+def test_by_strict_adr_the_last_counter_after_the_expiry_may_be_new_to_the_application():
+    server = Server(Device(dev_eui=1, strategy=Strategy.DROP), strict_adr=True)
     server.hear(frame(9, confirmed=True))
     judged = server.hear(frame(9, confirmed=True), now_ms=60_000)
     assert (str(judged.answer), judged.status) == ("UNSURE forgotten", "not_duplicate")
     assert judged.route == (True, True, False)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [("drop", (False, True, False)), ("mark", (True, True, True)), ("none", (True, True, False))],
+)
+@pytest.mark.parametrize("station", ["s1", "s2"])
+def test_the_retry_of_a_confirmed_frame_is_a_repeat_however_late_it_comes_and_gets_its_answer(
+    strategy, expected, station
+):
+    server = Server(Device(dev_eui=1, strategy=Strategy(strategy)))
+    sent = frame(9, confirmed=True)
+    assert str(server.hear(sent).answer) == "FIRST new_frame"
+    for n in (1, 2, 3):
+        retry = server.hear(sent, station, now_ms=n * 197_000)
+        assert (str(retry.answer), retry.status) == ("REPEAT counted_before", "resubmission")
+        assert retry.route == expected
+        copy = server.hear(sent, "s3", now_ms=n * 197_000 + 3)  # of the same transmission: it is not answered twice
+        assert (str(copy.answer), copy.route.down) == ("REPEAT other_station", False)
+    assert server.known is not None
+    assert (server.known.fcnt_up, server.known.fcnt_down) == (9, 4)
+    for station in ("s1", "s2"):
+        judged = server.hear(sent, station, now_ms=100_000_000)
+        assert (str(judged.answer), judged.route) == ("REPEAT resubmit_limit", (False, False, False))
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_the_last_frame_that_asked_for_nothing_is_a_repeat_for_ever_and_goes_nowhere_at_any_station(strategy):
+    server = Server(Device(dev_eui=1, strategy=strategy))
+    server.hear(frame(9))
+    for station in ("s1", "s2", "s1"):
+        judged = server.hear(frame(9), station, now_ms=10**12)
+        assert (str(judged.answer), judged.route) == ("REPEAT counted_before", (False, False, False))
+
+
+def test_an_older_frame_and_another_one_of_the_last_counter_are_told_by_the_counter():
+    server = Server()
+    for fcnt in (8, 9):
+        server.hear(frame(fcnt, confirmed=True))
+    late = 10**9
+    assert str(server.hear(frame(8, confirmed=True), now_ms=late).answer) == "REJECT old_counter"
+    assert str(server.hear(frame(9, payload=b"y"), now_ms=late).answer) == "REJECT old_counter"
+    assert str(server.hear(frame(9, confirmed=True, payload=b"y"), now_ms=late).answer) == "UNSURE forgotten"
+
+
+def test_a_first_message_that_comes_again_after_the_expiry_goes_where_one_within_it_goes():
+    server = Server(Device(dev_eui=1, relaxed=True, strategy=Strategy.MARK))
+    assert str(server.hear(frame(1)).answer) == "FIRST new_frame"
+    judged = server.hear(frame(1), now_ms=10**9)
+    assert (str(judged.answer), judged.route) == ("REPEAT counted_before", (True, False, True))
+    assert str(server.hear(frame(1, payload=b"y"), now_ms=10**9).answer) == "FIRST restarted"
 
 
 def test_a_full_level_1_leaves_unsure_only_what_the_counter_cannot_tell():
@@ -151,7 +202,7 @@ def test_a_restart_resets_the_counters_between_servers():
     server.heard.fcnt_up = 500
     judged = server.hear(frame(1, confirmed=True))
     assert (str(judged.answer), judged.route) == ("FIRST restarted", (True, True, False))
-    assert server.known == (1, 1, "a")
+    assert server.known == (1, 1, "a", frame(1, confirmed=True).key.hex())
     known, claimed = decide(server.known, Claim("d", "b", 1, restarted_after=500))  # the other server heard it too
     assert (known, claimed.won) == (server.known, False)
 
@@ -170,7 +221,7 @@ def test_a_server_that_comes_late_with_a_restart_wins_nothing_that_is_counted():
         if servers[name].settle(judged, device.strategy, claimed).route.down:
             down.append((name, fcnt))
     assert down == [("a", 0), ("a", 1), ("a", 2), ("a", 3)]
-    assert known == (3, 4, "a")
+    assert known == (3, 4, "a", frame(3, confirmed=True).key.hex())
 
 
 def test_previous_names_the_server_that_had_the_device():
@@ -220,10 +271,10 @@ def test_a_join_request_is_answered_by_one_server():
     request = JoinRequest(0, 1, 0xAB, 7, 0)
     a, b = NetworkServer("a"), NetworkServer("b")
     first, second = a.join(request, "s1", 0), b.join(request, "s2", 0)
-    assert first.claim == Claim("join/00000000000000ab/7", "a", 0, keep_ms=300_000)
-    known, won = decide(None, first.claim)
+    assert first.claim == Claim("join/00000000000000ab/0000000000000001", "a", 0, keep_ms=300_000, nonce=7)
+    won = decide_join(None, first.claim, used=False)
     assert second.claim is not None
-    _, lost = decide(known, second.claim)
+    lost = decide_join(Counters(0, 0, "a"), second.claim, used=True)
     first, second = a.settle(first, Strategy.NONE, won), b.settle(second, Strategy.NONE, lost)
     assert (str(first.answer), first.route) == ("FIRST new_join", (True, True, False))
     assert (str(second.answer), second.route) == ("REPEAT other_server", (False, False, False))
@@ -233,7 +284,31 @@ def test_a_join_request_is_answered_by_one_server():
     assert (str(unanswered.answer), unanswered.route) == ("UNSURE coordinator_down", (True, False, False))
 
 
+@pytest.mark.parametrize(("known", "name"), [(None, "a"), (None, "b"), (Counters(0, 0, "a"), "a")])
+def test_a_join_request_whose_nonce_was_used_is_replayed_whatever_server_hears_it(known, name):
+    server = NetworkServer(name)
+    judged = server.join(JoinRequest(0, 1, 0xAB, 7, 0), "s1", 10**9)
+    assert judged.claim is not None
+    judged = server.settle(judged, Strategy.NONE, decide_join(known, judged.claim, used=True))
+    assert (str(judged.answer), judged.route) == ("REPEAT nonce_used", (False, False, False))
+
+
+def test_that_a_join_is_new_the_store_knows_though_level_1_had_to_forget():
+    server = NetworkServer("a", Stations(Sightings(entries_max=1)))
+    for nonce in (1, 2):
+        judged = server.join(JoinRequest(0, 1, 0xAB, nonce, 0), "s1", nonce)
+    assert (str(judged.answer), judged.claim is None) == ("UNSURE forgotten", False)
+    judged = server.settle(judged, Strategy.NONE, decide_join(None, judged.claim, used=False))
+    assert str(judged.answer) == "FIRST new_join"
+
+
+def test_by_strict_adr_a_nonce_is_claimed_for_five_minutes():
+    server = NetworkServer("a", strict_adr=True)
+    judged = server.join(JoinRequest(0, 1, 0xAB, 7, 0), "s1", 0)
+    assert judged.claim == Claim("join/00000000000000ab/0000000000000001/7", "a", 0, keep_ms=300_000)
+
+
 def test_every_answer_has_a_rule_and_a_code():
     assert list(RULES) == list(ANSWERS)
-    assert len({answer.reason for answer in ANSWERS}) == len(ANSWERS) == 22
+    assert len({answer.reason for answer in ANSWERS}) == len(ANSWERS) == 26
     assert all(rule.endswith(".") and len(rule.splitlines()) == 1 for rule in RULES.values())

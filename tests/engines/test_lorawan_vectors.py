@@ -94,7 +94,7 @@ def test_level_1_says_of_a_join_request_what_is_published(case):
 class Played:
     """One server, one device and a coordinator; counts what the published tests count."""
 
-    def __init__(self, device):
+    def __init__(self, device, *, strict_adr):
         self.device = Device(
             dev_eui=1,
             strategy=Strategy(device["strategy"].lower()),
@@ -102,7 +102,7 @@ class Played:
             activation=device["activation"].lower(),
             relaxed=device.get("abp_relaxed", False),
         )
-        self.server = NetworkServer(device["gateway_id"] or "server")
+        self.server = NetworkServer(device["gateway_id"] or "server", strict_adr=strict_adr)
         self.heard = Heard(fcnt_up=device["fcnt_up"])
         self.known = None
         self.fcnt_down = device["fcnt_down"]
@@ -121,9 +121,10 @@ class Played:
         return self.server.settle(judged, self.device.strategy, claimed)
 
 
+@pytest.mark.parametrize("strict_adr", [True, False])
 @pytest.mark.parametrize("case", named(VECTORS["handler_sequences"]))
-def test_a_sequence_of_messages_is_handled_as_published(case):
-    played = Played(case["device"])
+def test_a_sequence_of_messages_is_handled_as_published(case, strict_adr):
+    played = Played(case["device"], strict_adr=strict_adr)
     judged = [played.hear(message, now_ms) for now_ms, message in enumerate(case["messages"])]
 
     for was, expected in zip(judged, case.get("per_message", [None] * len(judged)), strict=True):

@@ -42,7 +42,11 @@ class Ear:
         self.refused: list[tuple[str, Answer, str]] = []
         self.numbers: list[int] = []
         self.room = room
+        self.arrived = 0
         self._new = asyncio.Event()
+
+    def arrive(self) -> None:
+        self.arrived += 1
 
     def hear(self, reception: Reception) -> None:
         if self.room <= 0:

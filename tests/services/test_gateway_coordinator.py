@@ -160,7 +160,7 @@ def test_a_restart_forgets_no_counter(tmp_path):
         station.hear(uplink(70_000))
         station.hear(uplink(69_999))
         station.hear(uplink(70_001))
-        assert server.settled(3) == {"old_counter": 2, "new_frame": 1}
+        assert server.settled(3) == {"counted_before": 1, "old_counter": 1, "new_frame": 1}
 
 
 def test_a_restart_within_the_expiry_remembers_frames_from_the_log(tmp_path):

@@ -312,7 +312,8 @@ def test_events_that_are_retained_too_large_or_too_many_are_counted(broker):
                 await old.publish(TOPIC, None, 1, retain=True)
         assert (figures["oversize"], figures["frames"]) == (1, 0)
         assert figures["queue_full"] >= 1 <= figures["busy"]
-        assert not ear.refused
+        assert [str(answer) for _, answer, _ in ear.refused] == ["REJECT busy"] * figures["busy"]
+        assert ear.arrived == figures["busy"]
 
     asyncio.run(main())
 

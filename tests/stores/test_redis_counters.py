@@ -51,7 +51,7 @@ def claims_until_killed(server: RedisServer, devices: int, answered_min: int) ->
 
     def keep_claiming(device: str) -> None:
         counters = RedisCounters(server.url)
-        known = counters.known(device)
+        known = counters.known([device])[0]
         up = known.fcnt_up if known else 0
         while True:
             up += 1
@@ -80,7 +80,7 @@ def test_kill_9_loses_no_claim_that_was_answered(server):
         server.start()
         counters = RedisCounters(server.url)
         for device, claimed in last.items():
-            known = counters.known(device)
+            known = counters.known([device])[0]
             assert known is not None
             assert known.fcnt_up - claimed.fcnt_up in (0, 1)  # 1: it was made, and its answer never arrived
             assert known.fcnt_down - claimed.fcnt_down in (0, 1)
@@ -93,7 +93,7 @@ def test_kill_9_loses_no_message_of_a_claim_that_was_answered_and_brings_none_ba
         last = claims_until_killed(server, devices=4, answered_min=300)
         server.start()
         counters = RedisCounters(server.url)
-        ups = {device: known.fcnt_up for device in last if (known := counters.known(device))}
+        ups = {device: known.fcnt_up for device in last if (known := counters.known([device])[0])}
         assert all(ups[device] - claimed.fcnt_up in (0, 1) for device, claimed in last.items())
         # The counter, the new message and the end of the old one: all three or none, also of the unheard claim.
         kept = [Unfinished(4 * up + int(d[1:]), d, up, f"{d}, {up}") for d, up in ups.items()]
@@ -141,7 +141,7 @@ def test_a_server_that_keeps_nothing_loses_it_and_is_warned_of(server):
     last = claims_until_killed(server, devices=1, answered_min=10)
     server.start()
     assert last["d0"].won
-    assert counters.known("d0") is None
+    assert counters.known(["d0"])[0] is None
     assert [line for line in counters.warnings() if "appendonly is no" in line]
     counters.close()
 
@@ -158,7 +158,7 @@ def test_a_server_that_comes_back_is_found_again(server):
         server.start()
     server.stop()  # and also when nobody noticed that it was away
     server.start()
-    assert counters.known("d") == Counters(2, 3, "a")
+    assert counters.known(["d"])[0] == Counters(2, 3, "a")
     counters.close()
 
 
@@ -178,7 +178,7 @@ def test_without_a_server_everything_fails_at_once_with_one_line_that_holds_no_p
 def test_a_server_that_says_nothing_is_given_up_after_the_timeout(server):
     silent = RedisCounters(server.url, timeout_s=0.3)  # never connected before
     counters = RedisCounters(server.url, timeout_s=0.3)
-    assert counters.known("d") is None
+    assert counters.known(["d"])[0] is None
     server.freeze()
     try:
         for each in (counters, silent):
@@ -194,7 +194,7 @@ def test_a_wrong_password_is_said_but_not_shown(tmp_path):
     with RedisServer(tmp_path, *FORGETFUL, password=uuid4().hex) as server:
         counters = RedisCounters(server.url.replace(server.password, "hush"))
         with pytest.raises(StoreFailed, match="password") as failed:
-            counters.known("d")
+            counters.known(["d"])[0]
         assert "hush" not in str(failed.value)
         counters.close()
         counters = RedisCounters(server.url)
@@ -254,7 +254,7 @@ def test_a_claim_whose_answer_is_lost_is_not_made_again_behind_our_back(server):
         assert counters.claim([Claim("d", "a", 1, wants_down=True)])[0].fcnt_down == 1
         with pytest.raises(StoreFailed, match=f"redis://127.0.0.1:{port}/0: Connection closed"):
             counters.claim([Claim("d", "a", 2, wants_down=True)])
-        assert first.known("d") == Counters(2, 2, "a"), "made once"
+        assert first.known(["d"])[0] == Counters(2, 2, "a"), "made once"
         assert counters.claim([Claim("d", "a", 2, wants_down=True)]) == [Claimed(True, "a", 2, 3, None)]
         counters.close()
     first.close()
@@ -278,7 +278,7 @@ def test_a_batch_that_fails_half_way_fails_and_can_be_made_again(counters, redis
         with pytest.raises(StoreFailed, match=f"d{at} holds something else"):
             counters.claim(batch)
         with pytest.raises(StoreFailed, match=f"d{at} holds something else"):
-            counters.known(f"d{at}")
+            counters.known([f"d{at}"])[0]
         client.delete(f"{PREFIX}d{at}")
         client.lpush(f"{PREFIX}d{at}", "hello")
         with pytest.raises(StoreFailed, match="WRONGTYPE"):
@@ -292,9 +292,28 @@ def test_a_device_is_one_readable_string_and_a_join_ends_by_the_servers_clock(co
         [Claim("0004a30b001c0530", "a", 7, fcnt_down=3, wants_down=True), Claim("join/x", "a", 0, keep_ms=300_000)]
     )
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
-        assert client.get("onefold:lorawan:0004a30b001c0530") == "7 4 a"
+        assert client.get("onefold:lorawan:0004a30b001c0530") == "7 4 = a"
         assert client.pttl("onefold:lorawan:0004a30b001c0530") == -1
         assert 290_000 < client.pttl("onefold:lorawan:join/x") <= 300_000
+
+
+def test_counters_from_before_frames_were_kept_are_read_and_get_their_frame_with_the_next_claim(counters, redis_url):
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        client.set("onefold:lorawan:d", "7 4 server-a")
+        assert counters.known(["d"]) == [Counters(7, 4, "server-a")]
+        assert counters.claim([Claim("d", "b", 7, frame="ab" * 32)]) == [Claimed(False, "server-a", 7, 0, None)]
+        assert counters.claim([Claim("d", "server-a", 7, frame="ab" * 32)])[0].won
+        assert client.get("onefold:lorawan:d") == f"7 4 ={'ab' * 32} server-a"
+        assert counters.known(["d"]) == [Counters(7, 4, "server-a", "ab" * 32)]
+
+
+def test_the_nonces_of_a_device_are_packed_numbers(counters, redis_url):
+    counters.claim([Claim("join/x", "a", 0, keep_ms=300_000, nonce=nonce) for nonce in range(0, 5_100, 10)])
+    with redis.Redis.from_url(redis_url, decode_responses=True) as client:
+        assert client.object("encoding", "onefold:lorawan:nonces/join/x") == "intset"
+        assert client.scard("onefold:lorawan:nonces/join/x") == 510
+        assert client.pttl("onefold:lorawan:nonces/join/x") == -1
+        assert client.memory_usage("onefold:lorawan:nonces/join/x") < 2_048
 
 
 def test_of_good_settings_there_is_nothing_to_say(counters):
@@ -360,7 +379,7 @@ def test_claims_can_wait_for_replicas(server, tmp_path):
             Claimed(True, "a", 1, 1, None)
         ]  # once it is there
         copy = RedisCounters(replica.url)
-        assert copy.known("d") == Counters(1, 1, "a")
+        assert copy.known(["d"])[0] == Counters(1, 1, "a")
         with pytest.raises(StoreFailed, match="replica"):
             copy.claim([Claim("d", "a", 2)])
         assert ["replicas_min is 0" in line for line in hasty.warnings()] == [True]
@@ -369,7 +388,7 @@ def test_claims_can_wait_for_replicas(server, tmp_path):
         late = RedisCounters(server.url, timeout_s=1, replicas_min=1)
         with pytest.raises(StoreFailed, match="0 replicas have it, replicas_min is 1"):
             late.claim([Claim("d", "a", 2, wants_down=True)])
-        assert late.known("d") == Counters(2, 2, "a")
+        assert late.known(["d"])[0] == Counters(2, 2, "a")
         for each in (hasty, patient, late, copy):
             each.close()
 

@@ -72,7 +72,7 @@ def test_of_processes_that_race_for_a_frame_one_wins_also_while_the_file_is_made
     assert set(Counter((device, down) for device, _, down in wins).values()) == {1}
     counters = SqliteCounters(tmp_path / "new.db", clock)
     for device in ("d0", "d1", "d2"):
-        known = counters.known(device)
+        known = counters.known([device])[0]
         assert known is not None
         assert known.fcnt_up == frames // 3 - 1
         assert known.fcnt_down == sum(win[0] == device for win in wins)
@@ -89,7 +89,7 @@ def test_kill_9_loses_no_claim_that_was_answered_and_holds_nobody_up(tmp_path):
     [(device, up, down)] = last
     began = time.monotonic()
     counters = SqliteCounters(tmp_path / "x.db", clock)
-    known = counters.known(device)
+    known = counters.known([device])[0]
     assert known is not None
     assert known.fcnt_up - up in (0, 1)  # 1: it was made, and nobody heard of it
     assert known.fcnt_down - down in (0, 1)
@@ -106,13 +106,29 @@ def test_kill_9_loses_no_claim_that_was_answered_and_holds_nobody_up(tmp_path):
 def test_a_file_from_before_there_were_messages_is_opened_and_has_them_from_then_on(tmp_path):
     before = Database(tmp_path / "x.db", [statement for statement in SCHEMA if "unfinished" not in statement])
     with before.writing() as db:
-        db.execute("insert into lorawan_counters values ('d', 7, 2, 'a', null)")
+        db.execute("insert into lorawan_counters values ('d', 7, 2, 'a', null, '')")
     before.close()
     counters = SqliteCounters(tmp_path / "x.db", clock)
-    assert (counters.known("d"), counters.unfinished("a")) == (Counters(7, 2, "a"), [])
+    assert (counters.known(["d"])[0], counters.unfinished("a")) == (Counters(7, 2, "a"), [])
     counters.claim([Claim("d", "a", 8, body="eight", number=5)])
     assert counters.unfinished("a") == [Unfinished(5, "d", 8, "eight")]
     counters.close()
+
+
+def test_a_file_from_before_frames_were_kept_is_opened_and_keeps_them_from_then_on(tmp_path):
+    old = [statement.replace(",\n        frame text not null default ''", "") for statement in SCHEMA[:3]]
+    assert "frame" not in "".join(old)
+    before = Database(tmp_path / "x.db", old)
+    with before.writing() as db:
+        db.execute("insert into lorawan_counters values ('d', 7, 2, 'a', null)")
+    before.close()
+    both = [SqliteCounters(tmp_path / "x.db", clock) for _ in range(2)]
+    assert both[0].known(["d"]) == [Counters(7, 2, "a")]
+    both[0].claim([Claim("d", "a", 8, frame="ab" * 32), Claim("join/x", "a", 0, nonce=7)])
+    assert both[1].known(["d"]) == [Counters(8, 2, "a", "ab" * 32)]
+    assert not both[1].claim([Claim("join/x", "a", 0, nonce=7)])[0].won
+    for each in both:
+        each.close()
 
 
 def test_the_file_is_kept_in_the_one_way_that_loses_nothing(tmp_path):
@@ -150,7 +166,7 @@ def test_who_holds_the_file_too_long_is_not_waited_for(tmp_path):
     with pytest.raises(StoreFailed, match=r"x\.db: database is locked"):
         counters.claim([Claim("d", "a", 2)])
     assert 0.15 < time.monotonic() - began < 4
-    assert counters.known("d") == Counters(1, 0, "a"), "readers do not wait"
+    assert counters.known(["d"])[0] == Counters(1, 0, "a"), "readers do not wait"
     other.execute("rollback")
     assert counters.claim([Claim("d", "a", 2)])[0].won
     other.close()
@@ -165,7 +181,7 @@ def test_a_full_disk_keeps_nothing_of_the_batch_and_it_can_be_made_again(tmp_pat
         db.execute("pragma max_page_count=10")
     with pytest.raises(StoreFailed, match=r"x\.db: database or disk is full"):
         counters.claim(batch)
-    assert (counters.known("d"), counters.unfinished("a")) == (Counters(1, 1, "a"), [])
+    assert (counters.known(["d"])[0], counters.unfinished("a")) == (Counters(1, 1, "a"), [])
     with counters._database.reading() as db:
         db.execute("pragma max_page_count=100000")
     assert counters.claim(batch)[0] == Claimed(True, "a", 2, 2, None)
@@ -196,7 +212,7 @@ def test_threads_may_share_one_object(tmp_path):
         for up in range(100):
             if counters.claim([Claim("d", name, up)])[0].won:
                 wins[up] += 1
-            assert counters.known("d") is not None
+            assert counters.known(["d"])[0] is not None
 
     threads = [threading.Thread(target=race, args=(name,)) for name in "abcd"]
     for thread in threads:

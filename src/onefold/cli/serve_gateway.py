@@ -72,6 +72,22 @@ Mqtt: TypeAlias = Annotated[
 ]
 Expiry: TypeAlias = Annotated[int, typer.Option(min=1, help="How long a frame is remembered.")]
 Fixed: TypeAlias = Annotated[bool, typer.Option("--fixed", help="Count that from the first copy, not from the last.")]
+StrictAdr: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--strict-adr",
+        help="Forget as ADR 007 does: the last frame of a device counts again after the expiry, a DevNonce after five "
+        "minutes. Otherwise both are known for ever.",
+    ),
+]
+MicFailures: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Wrong integrity codes from one station for one address in a minute; beyond, its frames for that address "
+        "are not looked at until the minute is over.",
+    ),
+]
 Echo: TypeAlias = Annotated[
     int, typer.Option(min=0, help="Less than this apart, one station's copies are one transmission. 0: off.")
 ]
@@ -108,6 +124,7 @@ def gateway(
     mqtt: Mqtt = None,
     expiry_ms: Expiry = 60_000,
     fixed: Fixed = False,
+    strict_adr: StrictAdr = False,
     echo_ms: Echo = 0,
     keep_all: KeepAll = False,
     retain_bytes: RetainBytes = None,
@@ -116,6 +133,7 @@ def gateway(
     message_bytes_max: MessageBytes = 16 << 10,
     in_hand_max: InHand = 20_000,
     parked_max: Parked = 10_000,
+    mic_failures_max: MicFailures = 100_000,
     json: AsJson = False,
 ) -> None:
     """Take radio frames from gateways, count each once, and acknowledge it once.
@@ -136,13 +154,12 @@ def gateway(
     from onefold.services.gateway.settings import GatewaySettings
     from onefold.services.topic_settings import TopicSettings
 
-    limits = Limits(
-        connections_max=connections_max, message_bytes_max=message_bytes_max, in_hand_max=in_hand_max,
-        parked_max=min(parked_max, in_hand_max),
-    )  # fmt: skip
     judging = GatewaySettings(
         name=name or "a", region=plan(region, sub_band or 2), when_down=when_down or "park",
-        expiry_ms=expiry_ms, sliding=not fixed, echo_ms=echo_ms, rx_delay_s=rx_delay, keep_all=keep_all, limits=limits,
+        expiry_ms=expiry_ms, sliding=not fixed, strict_adr=strict_adr, echo_ms=echo_ms, rx_delay_s=rx_delay,
+        keep_all=keep_all,
+        limits=Limits(connections_max=connections_max, message_bytes_max=message_bytes_max, in_hand_max=in_hand_max,
+                      parked_max=min(parked_max, in_hand_max), mic_failures_max=mic_failures_max),
     )  # fmt: skip
     settings = ServerSettings(
         host=host, port=port, token=read_token(token_file), coordinator=coordinator, gateway=judging,

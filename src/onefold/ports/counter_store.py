@@ -12,7 +12,11 @@ class CounterStore(Protocol):
     """What all network servers know of each device: its last counters, and whose its last frame was (lorawan).
 
     Shared by threads, processes or machines. `decide` is the rule; a claim is one step that nothing can come between,
-    and there is no lock that could run out under a slow owner. One entry per device, however many frames it sends.
+    and there is no lock that could run out under a slow owner. One entry per device, however many frames it sends: its
+    counters, and the key of the frame that was counted last.
+
+    Of join requests each nonce is kept for ever, under the claim's device: two bytes' worth each, 65,536 at most. Their
+    rule is `decide_join`.
 
     Beside the counters stands an outbox: the messages of claims that were won and are not yet stored upstream. It holds
     what is in flight and no more, if each server finishes what it has stored.
@@ -21,10 +25,10 @@ class CounterStore(Protocol):
     def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
         """Judge the claims in this order, each against what those before it left; the answers, in the same order.
 
-        What was won is kept when it returns, as durably as the store can, for ``keep_ms`` from then on (0: for ever); a
-        lost claim changes nothing. A won claim's body is kept in the same step, for ever, under its server and number
-        (0 to 2^63 - 1), so two receptions of one frame keep both. The same claim made again keeps one: it has the same
-        number.
+        What was won is kept when it returns, as durably as the store can, for ``keep_ms`` from then on (0: for ever),
+        and a nonce for ever in any case; a lost claim changes nothing. A won claim's body is kept in the same step, for
+        ever, under its server and number (0 to 2^63 - 1), so two receptions of one frame keep both. The same claim made
+        again keeps one: it has the same number.
 
         ``finished`` are messages whose bodies are let go, before any of the claims is judged; one that is not there
         does no harm, and the claims may be none.
@@ -43,12 +47,15 @@ class CounterStore(Protocol):
         """
         ...
 
-    def known(self, device: str) -> Counters | None:
-        """What is kept of a device; None if it was never heard, forgotten, or kept long enough."""
+    def known(self, devices: Sequence[str]) -> list[Counters | None]:
+        """What is kept of each device, in this order; None if it was never heard, forgotten, or kept long enough.
+
+        One question to the store, or a few for many devices; not one for each.
+        """
         ...
 
     def forget(self, device: str) -> None:
-        """As if it had never been heard; but what is unfinished of it stays."""
+        """As if it had never been heard, nor joined; but what is unfinished of it stays."""
         ...
 
     def close(self) -> None:

@@ -19,7 +19,8 @@ def open_counters(url: str) -> CounterStore:
     ``redis://`` takes options behind a ``?``: ``prefix``, ``timeout_s`` and ``replicas_min`` of `RedisCounters`, and
     redis-py's own for TLS, whose names begin with ``ssl_``.
 
-    >>> open_counters("memory://").known("0004a30b001c0530")
+    >>> open_counters("memory://").known(["0004a30b001c0530"])
+    [None]
     >>> open_counters("http://cache.example")
     Traceback (most recent call last):
     onefold.errors.Misuse: no counters at http://...; there are some at memory://, sqlite:///file.db, ...

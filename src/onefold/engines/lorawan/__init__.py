@@ -9,7 +9,7 @@ from onefold.engines.lorawan.frames import DataDown, DataUp, Frame, JoinRequest,
 from onefold.engines.lorawan.judge import Judged, NetworkServer
 from onefold.engines.lorawan.keys import data_key, join_key
 from onefold.engines.lorawan.routing import Route, route, route_lost
-from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished, decide
+from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished, decide, decide_join
 from onefold.engines.lorawan.sightings import Sighting, Sightings
 from onefold.engines.lorawan.station import Stations
 from onefold.engines.lorawan.status import Status, Strategy
@@ -42,6 +42,7 @@ __all__ = [
     "check",
     "data_key",
     "decide",
+    "decide_join",
     "join_key",
     "parse",
     "parse_down",

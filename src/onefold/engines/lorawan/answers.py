@@ -30,11 +30,15 @@ BAD_MIC: Final = Answer(Verdict.REJECT, "bad_mic")
 OLD_COUNTER: Final = Answer(Verdict.REJECT, "old_counter")
 COUNTER_GAP: Final = Answer(Verdict.REJECT, "counter_gap")
 OTHER_GATEWAY: Final = Answer(Verdict.REJECT, "other_gateway")
+COUNTED_BEFORE: Final = Answer(Verdict.REPEAT, "counted_before")
+NONCE_USED: Final = Answer(Verdict.REPEAT, "nonce_used")
+MIC_BUDGET: Final = Answer(Verdict.REJECT, "mic_budget")
+BUSY: Final = Answer(Verdict.REJECT, "busy")
 
 RULES: Final = {
     NEW_FRAME: "Nobody heard it within the expiry, and its counter is new.",
     RESTARTED: "Its counter began again at 0 or 1, and its device may do that (ABP, relaxed).",
-    NEW_JOIN: "Nobody heard this join request within the expiry.",
+    NEW_JOIN: "Its device never joined with this DevNonce (by strict_adr: not within the expiry).",
     OTHER_STATION: "Another station of this server heard it first.",
     RESUBMITTED: "The same station heard it before: its device sends it again.",
     ECHOED: "The same station heard the same transmission twice, less than echo_ms apart.",
@@ -54,6 +58,10 @@ RULES: Final = {
     OLD_COUNTER: "Its counter was passed, and level 1 does not know it: a replay, or a copy after the expiry.",
     COUNTER_GAP: "Its counter is more than gap_max ahead of the last one.",
     OTHER_GATEWAY: "Its device belongs to another server.",
+    COUNTED_BEFORE: "It is the frame of its device that was counted last, after the expiry: a retry, or a late copy.",
+    NONCE_USED: "Its device has joined with this DevNonce before: a join request that somebody replays.",
+    MIC_BUDGET: "Too many wrong codes came from its station for its address of late: its own was not looked at.",
+    BUSY: "The server had no room for it, or was about to end: it was not looked at.",
 }
 
 ANSWERS: Final = tuple(RULES)

@@ -7,6 +7,11 @@ already (it does its work again after a crash). All others lose. Only the winner
 `decide` is what the store does in one atomic step. The deployed system takes a lock with an expiry, reads, and writes:
 a server that is held up between two of these steps wins what another has won. Here there is nothing to hold.
 
+With the counter stands the key of the frame. So the last frame of a device is known for ever, however late its copy
+comes: after a restart, too. Older ones are told by their counters. And of each join request the DevNonce is kept for
+ever (`decide_join`): a device uses each once, and whoever recorded the request can send it again years later. There are
+65,536 at most, and only requests whose MIC is right get here, so no stranger can fill the store.
+
 Counters have 32 bits. With the 16 of the air, a device that reaches 65,536 looks like one that fell back to 0, and
 nothing of it counts for the next 65,535 frames.
 
@@ -40,6 +45,8 @@ class Counters(NamedTuple):
     """The last counter that was given out for a frame down."""
     server: str
     """Who counted it."""
+    frame: str = ""
+    """The key of the frame that was counted last, in hex; empty: it is not known."""
 
 
 class Claim(NamedTuple):
@@ -63,6 +70,16 @@ class Claim(NamedTuple):
     number: int = 0
     """Of this claim in the outbox of its server. Chosen by the claimant, never used twice; but the same claim, made
     again because the store did not answer, has the same one."""
+    frame: str = ""
+    """The key of the frame, in hex: kept with the counter, so that the last frame of a device is known for ever."""
+    nonce: int | None = None
+    """Of a join request: its DevNonce, of 16 bits. Each is won once, ever, whatever ``keep_ms`` is; that is how long
+    the store remembers who did it. None: it is no join, or one that may be won again after ``keep_ms``."""
+
+    @property
+    def entry(self) -> str:
+        """What the store keeps its counters under."""
+        return self.device if self.nonce is None else f"{self.device}/{self.nonce}"
 
 
 class Claimed(NamedTuple):
@@ -132,8 +149,26 @@ def decide(known: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
     fcnt_down = claim.fcnt_down if known is None else max(known.fcnt_down, claim.fcnt_down)
     if claim.wants_down:
         fcnt_down += 1
-    after = Counters(claim.fcnt_up, fcnt_down, claim.server)
+    same = known is not None and known.fcnt_up == claim.fcnt_up
+    after = Counters(claim.fcnt_up, fcnt_down, claim.server, claim.frame or (known.frame if known and same else ""))
     return after, Claimed(True, claim.server, claim.fcnt_up, fcnt_down if claim.wants_down else 0, previous)
+
+
+def decide_join(known: Counters | None, claim: Claim, *, used: bool) -> Claimed:
+    """What becomes of a claim with a nonce. ``used``: its device has joined with it; ``known``: who did it of late.
+
+    A store says "won" to a lost one that was `won_before`. Who lost and is told no server lost to nobody of now: the
+    request is replayed.
+
+    >>> claim = Claim("join/d", "b", 0, nonce=7)
+    >>> decide_join(None, claim, used=False).won, decide_join(None, claim, used=True).won
+    (True, False)
+    >>> decide_join(Counters(0, 0, "a"), claim, used=True).server
+    'a'
+    """
+    if used or known is not None:
+        return Claimed(False, "" if known is None else known.server, claim.fcnt_up, 0, None)
+    return Claimed(True, claim.server, claim.fcnt_up, 0, None)
 
 
 def _begins_anew(known: Counters, claim: Claim) -> bool:

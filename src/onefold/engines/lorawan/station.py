@@ -4,17 +4,24 @@ The first station that heard a frame is remembered with its key. The same key fr
 the device missed its confirmation, or was restarted, or somebody replays. From another station it is a duplicate under
 Drop and a soft duplicate else. A join request is only known or not known. What is not remembered is new.
 
-One thing is not in the ADR and is off unless asked for: a station with two antennas, or one that hears a strong signal
-on an image frequency too, reports one transmission twice within milliseconds. With ``echo_ms`` that is no resubmission,
-or the device would be answered twice.
+Not in the ADR: what is expired is new to it, and a device whose confirmation was lost for longer than the expiry counts
+twice. Devices wait for minutes before they try again, so ``last``, the key of the frame that was counted last, is known
+for ever: it is a resubmission, from whatever station. (For a minute after that it is known as any other.) Likewise a
+join request whose nonce was ``used``. Without these two, this is the ADR.
+
+Another thing is not in the ADR and is off unless asked for: a station with two antennas, or one that hears a strong
+signal on an image frequency too, reports one transmission twice within milliseconds. With ``echo_ms`` that is no
+resubmission, or the device would be answered twice.
 """
 
 from onefold.engines.lorawan.answers import (
+    COUNTED_BEFORE,
     ECHOED,
     FORGOTTEN,
     JOIN_REPEATED,
     NEW_FRAME,
     NEW_JOIN,
+    NONCE_USED,
     OTHER_STATION,
     RESUBMITTED,
 )
@@ -52,9 +59,13 @@ class Stations:
         self.sightings = Sightings() if sightings is None else sightings
         self.echo_ms = echo_ms
 
-    def data(self, key: bytes, station: str, strategy: Strategy, now_ms: int) -> tuple[Status, Answer]:
-        """What a data frame with this key is, heard by this station now."""
+    def data(
+        self, key: bytes, station: str, strategy: Strategy, now_ms: int, last: bytes | None = None
+    ) -> tuple[Status, Answer]:
+        """What a data frame with this key is, heard by this station now; ``last``: what its device counted last."""
         before = self.sightings.see(key, station, now_ms)
+        if before is None and key == last:
+            return RESUBMISSION, COUNTED_BEFORE
         if before is None:
             return NOT_DUPLICATE, FORGOTTEN if self.sightings.forgot(now_ms) else NEW_FRAME
         if station != before.station:
@@ -67,10 +78,12 @@ class Stations:
             return RESUBMISSION, RESUBMITTED
         return DUPLICATE if strategy is DROP else SOFT_DUPLICATE, answer
 
-    def join(self, key: bytes, station: str, now_ms: int) -> tuple[Status, Answer]:
-        """What a join request with this key is."""
+    def join(self, key: bytes, station: str, now_ms: int, *, used: bool = False) -> tuple[Status, Answer]:
+        """What a join request with this key is; ``used``: its device has joined with it before."""
         if self.sightings.see(key, station, now_ms) is not None:
             return DUPLICATE, JOIN_REPEATED
+        if used:
+            return DUPLICATE, NONCE_USED
         return NOT_DUPLICATE, FORGOTTEN if self.sightings.forgot(now_ms) else NEW_JOIN
 
     def forget(self, key: bytes) -> None:

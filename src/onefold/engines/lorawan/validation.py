@@ -43,6 +43,8 @@ class Heard:
     """The last counter that passed; None: nothing is known, any counter may come."""
     resubmits: int = 0
     """How often that one came again."""
+    frame: bytes | None = None
+    """The key of the frame that had it; None: it is not known."""
 
 
 class Checked(NamedTuple):

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 import aiomqtt
 
-from onefold.engines.lorawan.answers import MALFORMED
+from onefold.engines.lorawan.answers import BUSY, MALFORMED
 from onefold.errors import BadInput, Busy
 from onefold.services.gateway import chirpstack_events as events
 from onefold.services.gateway.mqtt_address import parse_address
@@ -203,14 +203,20 @@ class ChirpstackMqtt:
         back = _Way(self, topic, heard) if heard.context else None
         reception = Reception(heard.frame, topic.station, heard.radio, back, self._clock_ms())
         deadline = time.monotonic() + self._limits.busy_s
+        self._receiver.arrive()
         while True:
             try:
                 self._receiver.hear(reception)
-            except Busy:
-                if time.monotonic() < deadline:
-                    await asyncio.sleep(BUSY_STEP_S)
-                    continue
+            except Busy as busy:
+                try:
+                    if time.monotonic() < deadline:
+                        await asyncio.sleep(BUSY_STEP_S)
+                        continue
+                except asyncio.CancelledError:  # the server ends
+                    self._receiver.refuse(topic.station, BUSY, str(busy))
+                    raise
                 self._count("busy")
+                self._receiver.refuse(topic.station, BUSY, str(busy))
             else:
                 self._count("frames")
             return
@@ -229,6 +235,7 @@ class ChirpstackMqtt:
     def _refuse(self, station: str, error: BadInput) -> None:
         self._count("malformed")
         self._complaints.tell(station, str(error))
+        self._receiver.arrive()
         self._receiver.refuse(station, MALFORMED, str(error))
 
     def _count(self, name: str) -> None:

@@ -19,9 +19,10 @@ class Claimant(Protocol[T_contra]):
         ...
 
     def known(
-        self, desk: "ClaimDesk", device: str, items: Sequence[T_contra], counters: Counters | None, *, down: bool
-    ) -> None:
-        """What the store knows of a device, for all who asked; with ``down`` it could not be asked."""
+        self, desk: "ClaimDesk", devices: Sequence[str], items: Sequence[T_contra],
+        counters: Sequence[Counters | None], *, down: bool,
+    ) -> None:  # fmt: skip
+        """What the store knows of each of these devices, for all who asked; with ``down`` it could not be asked."""
         ...
 
     def sort_out(self, unfinished: Sequence[Unfinished]) -> Callable[["ClaimDesk"], None]:

@@ -29,6 +29,8 @@ from onefold.ports import CounterStore
 from onefold.services.gateway.claimant import Claimant
 
 WhenDown: TypeAlias = Literal["park", "unsure"]
+Devices: TypeAlias = tuple[str, ...]
+"""The devices that one question is about."""
 
 RETRY_S: Final = (0.05, 1.0)
 """The first wait and the longest; in between it doubles."""
@@ -61,9 +63,9 @@ class ClaimDesk:
         self._park = when_down == "park"
         self._batch_max = batch_max
         self._parked_max = parked_max
-        self._asks: dict[str, list[Any]] = {}  # not asked yet
-        self._asking: dict[str, list[Any]] = {}  # under way
-        self._brief: set[str] = set()  # those whose question is not worth a wait
+        self._asks: dict[Devices, list[Any]] = {}  # not asked yet
+        self._asking: dict[Devices, list[Any]] = {}  # under way
+        self._brief: set[Devices] = set()  # questions that are not worth a wait
         self._claims: deque[tuple[Claim, Any]] = deque()
         self._finished: deque[Finished] = deque(maxlen=FINISHED_MAX)
         self._finish_due = False
@@ -83,18 +85,19 @@ class ClaimDesk:
         self._claims.append((claim, item))
         self._wake()
 
-    def ask(self, device: str, *items: Any, brief: bool = False) -> None:
-        """Look up what is known of a device; the claimant is told, later, once for all who ask meanwhile.
+    def ask(self, devices: Devices, *items: Any, brief: bool = False) -> None:
+        """Look up what is known of these devices; the claimant is told, later, once for all who ask the same meanwhile.
 
-        ``brief``: if the store is down nobody waits for it, whatever else does."""
-        if device in self._asking:
-            self._asking[device] += items
+        One question, however many devices it is about: all that share an address are asked for together. ``brief``: if
+        the store is down nobody waits for it, whatever else does."""
+        if devices in self._asking:
+            self._asking[devices] += items
         else:
             if not brief:
-                self._brief.discard(device)
-            elif device not in self._asks:
-                self._brief.add(device)
-            self._asks.setdefault(device, []).extend(items)
+                self._brief.discard(devices)
+            elif devices not in self._asks:
+                self._brief.add(devices)
+            self._asks.setdefault(devices, []).extend(items)
         self._asked += len(items)
         self._wake()
 
@@ -173,21 +176,35 @@ class ClaimDesk:
 
     async def _look_up(self) -> bool:
         """Those who wait for this claim in the same round: no sync comes between."""
-        asks = list(islice(self._asks, self._batch_max))
+        asks, many = [], 0
+        for devices in self._asks:  # at least one, though it may be about more devices than a batch is to have
+            asks.append(devices)
+            many += len(devices)
+            if many >= self._batch_max:
+                break
         if not asks:
             return True
-        self._asking = {device: self._asks.pop(device) for device in asks}
+        self._asking = {devices: self._asks.pop(devices) for devices in asks}
         try:
-            found = await self._loop.run_in_executor(self._pool, lambda: [self.store.known(device) for device in asks])
+            found = await self._loop.run_in_executor(self._pool, self._known_all, asks)
         except Exception as error:  # of whatever kind: the store did not answer
             self._asks = {**self._asking, **self._asks}
             self._asking = {}
             return self._fail(error)
         self._is_back()
         asking, self._asking = self._asking, {}
-        for (device, items), counters in zip(asking.items(), found, strict=True):
-            self._tell_known(device, items, counters, down=False)
+        at = 0
+        for devices, items in asking.items():
+            self._tell_known(devices, items, found[at : at + len(devices)], down=False)
+            at += len(devices)
         return True
+
+    def _known_all(self, asks: Sequence[Devices]) -> list[Counters | None]:
+        names = [device for devices in asks for device in devices]
+        found = self.store.known(names)
+        if len(found) != len(names):
+            raise StoreFailed(f"{len(names)} devices were asked for, {len(found)} were answered")
+        return found
 
     async def _make(self) -> bool:
         batch = [self._numbered(*self._claims.popleft()) for _ in range(min(len(self._claims), self._batch_max))]
@@ -268,20 +285,22 @@ class ClaimDesk:
 
     def _tell_down(self) -> None:
         """What is too much to wait is told that nobody knows, the oldest first; all of it, if nothing waits."""
-        for device in [device for device in self._asks if device in self._brief]:
-            self._tell_known(device, self._asks.pop(device), None, down=True)
+        for devices in [devices for devices in self._asks if devices in self._brief]:
+            self._tell_known(devices, self._asks.pop(devices), [None] * len(devices), down=True)
         while (self._asks or self._claims) and (not self._park or self.waiting > self._parked_max):
             if self._asks:
-                device = next(iter(self._asks))
-                self._tell_known(device, self._asks.pop(device), None, down=True)
+                devices = next(iter(self._asks))
+                self._tell_known(devices, self._asks.pop(devices), [None] * len(devices), down=True)
             else:
                 claim, item = self._claims.popleft()
                 self._tell(partial(self._claimant.claimed, item, claim, None))
 
-    def _tell_known(self, device: str, items: list[Any], counters: Counters | None, *, down: bool) -> None:
+    def _tell_known(
+        self, devices: Devices, items: list[Any], counters: Sequence[Counters | None], *, down: bool
+    ) -> None:
         self._asked -= len(items)
-        self._brief.discard(device)
-        self._tell(partial(self._claimant.known, self, device, items, counters, down=down))
+        self._brief.discard(devices)
+        self._tell(partial(self._claimant.known, self, devices, items, counters, down=down))
 
     def _tell(self, tell: Callable[[], None]) -> None:
         """Whatever becomes of one, the others are told, too."""

@@ -99,7 +99,7 @@ class Delivery:
             self._all.put(records.refused(self._server, station, self._clock(), *answer, told))
 
     def _book(self, answer: Answer, status: str) -> None:
-        self.tally.note(answer)
+        self.tally.judge(answer)
         self.statuses[answer, status] += 1
 
     def _stored(self, item: Item | Callable[[], None]) -> None:

@@ -23,6 +23,12 @@ class Limits:
     """Claims that wait for a coordinator that is down; beyond, the oldest become unsure."""
     batch_max: int = 512
     """Claims, or records, in one go: ten milliseconds of a busy server."""
+    mic_failures_max: int = 100_000
+    """Wrong codes from one station for one address within ``mic_window_s``; beyond, its frames for that address are not
+    looked at. Some 0.2 s of a core. As fail2ban counts failures of one source in a window, but work, not tries: on
+    an address of one device these are tens of thousands of forged frames, on one of 1,000 devices about fifty."""
+    mic_window_s: float = 60
+    """Begins with the first wrong code; so long at most is a true device not heard through a station that is abused."""
     head_s: float = 20
     """From the connection to the end of the first head."""
     keep_alive_s: float = 60

@@ -24,7 +24,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
 from onefold.decoding import read_json
-from onefold.engines.lorawan.answers import MALFORMED
+from onefold.engines.lorawan.answers import BUSY, MALFORMED
 from onefold.errors import BadInput, Busy
 from onefold.services.gateway import lns_json
 from onefold.services.gateway.eui import dashed, id6, parse_eui
@@ -209,10 +209,12 @@ class Connection:
                 kind, fields = lns_json.message(text)
                 count[kind if kind in KINDS else OTHER] += 1
                 if kind == "updf" or kind == "jreq":
+                    self._service.arrive()
                     await self._heard(kind, fields)
                 else:
                     self._answer(kind, fields)
         except BadInput as error:
+            self._service.arrive()
             self._refuse(str(error))
             self.close(BAD_DATA, str(error).encode()[:REASON_BYTES_MAX].decode(errors="ignore"))
 
@@ -228,8 +230,12 @@ class Connection:
             try:
                 self._service.hear(reception)
                 return
-            except Busy:  # not read meanwhile, the station has to wait
-                await self._service.room()
+            except Busy as busy:  # not read meanwhile, the station has to wait
+                try:
+                    await self._service.room()
+                except asyncio.CancelledError:  # it was read already, and the server ends, or the station has gone
+                    self._service.refuse(self.station, BUSY, str(busy))
+                    raise
 
     def _answer(self, kind: str, fields: dict[str, Any]) -> None:
         try:

@@ -19,8 +19,10 @@ GAUGES: Final = {
     "devices": "Devices in the registry.",
     "sessions": "Devices that were heard since the start.",
     "sightings": "Frames that level 1 remembers.",
+    "unaccounted": "Receptions that arrived and have no verdict, at rest; anything but 0 is an error of the server.",
 }
 COUNTERS: Final = {
+    "arrived": "Receptions as the links read them; what became of them is counted where they are judged.",
     "evicted": "Frames that level 1 forgot too early.",
     "recovered": "Records an earlier run left behind.",
     "unreadable": "Records an earlier run left behind that cannot be read.",

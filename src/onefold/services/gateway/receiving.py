@@ -16,6 +16,10 @@ log: Final = logging.getLogger("onefold.gateway")
 class Receiver(Protocol):
     """Takes what the links hear."""
 
+    def arrive(self) -> None:
+        """Count something that came in: each is heard or refused after that, once, and the books compare the two."""
+        ...
+
     def hear(self, reception: Reception) -> None:
         """Take it, at once; `Busy`: the queue is full, and nothing was taken."""
         ...

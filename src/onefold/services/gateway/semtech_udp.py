@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
-from onefold.engines.lorawan.answers import MALFORMED
+from onefold.engines.lorawan.answers import BUSY, MALFORMED
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.services.gateway import semtech_packets as wire
 from onefold.services.gateway.radio_json import document
@@ -193,10 +193,12 @@ class SemtechUdp(asyncio.DatagramProtocol):
     def _hear(self, eui: int, station: str, heard: wire.Heard) -> None:
         back = _Way(self, eui, heard.ticks)
         try:
+            self._receiver.arrive()
             self._receiver.hear(Reception(heard.frame, station, heard.radio, back, self._clock_ms()))
             self._count("frames")
-        except Busy:
+        except Busy as busy:
             self._count("busy")
+            self._receiver.refuse(station, BUSY, str(busy))
         except Exception as error:  # the other packets of the datagram are none the worse
             self._fail(station, error)
 
@@ -256,6 +258,7 @@ class SemtechUdp(asyncio.DatagramProtocol):
     def _refuse(self, station: str, error: BadInput) -> None:
         self._count("malformed")
         self._complaints.tell(station, str(error))
+        self._receiver.arrive()
         self._receiver.refuse(station, MALFORMED, str(error))
 
     def _fail(self, who: str, error: Exception) -> None:

@@ -127,6 +127,7 @@ class GatewayServer(serving.Listening):
             await self._answer(service, ready)
         finally:
             await service.close()
+        service.tally.check()
 
     async def _answer(self, service: GatewayService, ready: Callable[[], None]) -> None:
         settings, limits = self.settings, self.settings.gateway.limits

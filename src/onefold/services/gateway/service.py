@@ -19,7 +19,7 @@ from onefold.errors import Busy
 from onefold.ports import CounterStore
 from onefold.services.gateway.claiming import ClaimDesk, WhenDown
 from onefold.services.gateway.delivery import Delivery
-from onefold.services.gateway.judging import Judging
+from onefold.services.gateway.judging import Judging, MicBudget
 from onefold.services.gateway.reception import Reception
 from onefold.services.gateway.recovery import Recovery
 from onefold.services.gateway.registry import Registry
@@ -60,15 +60,19 @@ class GatewayService:
         self.closing = False
         self.delivery = Delivery(settings, topics, clock, self._done)
         self._undecided = 0
+        self._waiting = 0  # receptions that came and for which there was no room
         self._clock = clock
         self._ticks = ticks
         self._changed = asyncio.Event()
         self._sightings = Sightings(expiry_ms=settings.expiry_ms, sliding=settings.sliding)
         self._recovery = Recovery(self._sightings, self.delivery, clock, ticks)
         self._recovery.remember(clock() - settings.expiry_ms)
-        judge = NetworkServer(settings.name, Stations(self._sightings, echo_ms=settings.echo_ms))
+        stations = Stations(self._sightings, echo_ms=settings.echo_ms)
+        judge = NetworkServer(settings.name, stations, strict_adr=settings.strict_adr)
+        limits = settings.limits
+        budget = MicBudget(failures_max=limits.mic_failures_max, window_ms=round(1_000 * limits.mic_window_s))
         self._judging = Judging(
-            judge, self.sessions, self.delivery, self._recovery, decided=self._decided, failed=self._failed
+            judge, self.sessions, self.delivery, self._recovery, budget, decided=self._decided, failed=self._failed
         )
         self._local = self._desk("local", local, "park")
         self._shared = self._local if shared is None else self._desk("shared", shared, settings.when_down)
@@ -84,10 +88,14 @@ class GatewayService:
 
     @property
     def tally(self) -> Tally:
-        """The books: all that was decided."""
+        """The books: all that came in, and all that was decided."""
         return self.delivery.tally
 
     # --- what links call ------------------------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        """Something came in, and is to be heard or refused: the one side of the books, `delivery` keeps the other."""
+        self.tally.arrive()
 
     def hear(self, reception: Reception) -> None:
         """Take a reception, at once; `Busy`: too much is in hand, and it was not taken."""
@@ -109,8 +117,12 @@ class GatewayService:
 
     async def room(self) -> None:
         """Wait until a reception can be taken; for ever, if the server is about to end."""
-        while self.closing or self.in_hand >= self.settings.limits.in_hand_max:
-            await self._change()
+        self._waiting += 1
+        try:
+            while self.closing or self.in_hand >= self.settings.limits.in_hand_max:
+                await self._change()
+        finally:
+            self._waiting -= 1
 
     def use(self, registry: Registry) -> None:
         """Judge by another registry from now on."""
@@ -159,11 +171,20 @@ class GatewayService:
             "recovered": self._recovery.recovered,
             "unreadable": self._recovery.unreadable,
             "failed": self.failed,
+            "arrived": self.tally.received,
+            "unaccounted": self.unaccounted,
         }
+
+    @property
+    def unaccounted(self) -> int:
+        """Receptions that came in and have no verdict though nothing is under way; below 0: they have one too many."""
+        return self.tally.pending if not (self.in_hand or self._waiting) else 0
 
     def problems(self) -> dict[str, str]:
         """What is wrong; empty: nothing is known to be."""
         found = {desk.name: desk.problem for desk in self._desks if desk.problem is not None}
+        if self.unaccounted:
+            found["books"] = str(self.tally)
         return found | self.delivery.problems()
 
     async def idle(self) -> None:

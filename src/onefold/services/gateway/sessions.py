@@ -2,17 +2,26 @@
 
 from math import inf
 from time import perf_counter
-from typing import Final
+from typing import Final, NamedTuple
 
 from onefold.engines.lorawan.judge import Judged
 from onefold.engines.lorawan.server import Claim, Claimed, Counters
 from onefold.engines.lorawan.validation import Heard
-from onefold.services.gateway.claiming import ClaimDesk
+from onefold.services.gateway.claiming import ClaimDesk, Devices
 from onefold.services.gateway.reception import Reception
 from onefold.services.gateway.registry import Entry, Registry
 
 BEHIND_MAX: Final = 16
 """Frames of one device that one server may be behind another: half a minute of a very busy device."""
+
+
+class Question(NamedTuple):
+    """What a store is asked, for one device or for all that share an address."""
+
+    desk: ClaimDesk
+    devices: Devices
+    brief: bool
+    """It is not their own store, and is not waited for if it is down."""
 
 
 class Session:
@@ -29,7 +38,7 @@ class Session:
         """Was its store asked for its counter?"""
         self.asked: set[str] = set()
         """The stores that were, by name."""
-        self.asking: ClaimDesk | None = None
+        self.asking: Question | None = None
         self.asked_at = -inf
         self.claims = 0
         """Under way."""
@@ -46,8 +55,14 @@ class Session:
             self.elsewhere = counters
             return
         counters = self.elsewhere if counters is None else counters
-        if counters is not None and (last := expected(counters, server)) >= 0:
-            self.heard.fcnt_up = max(last, self.heard.fcnt_up or 0)
+        if counters is None or (last := expected(counters, server)) < 0:
+            return
+        heard, before = self.heard, self.heard.fcnt_up
+        heard.fcnt_up = max(last, before or 0)
+        if before is None or last > before or (heard.frame is None and last == before):
+            # Only of our own: what another server counted last is not told by its frame but by the claim.
+            own = counters.server == server and counters.frame
+            heard.frame = bytes.fromhex(counters.frame) if own else None
 
     def begin_again(self, counters: Counters) -> None:
         """It began again, and only another server heard that."""
@@ -101,14 +116,16 @@ class Sessions:
 class Item:
     """A reception on its way."""
 
-    __slots__ = ("at", "claim", "claimed", "decided", "desk", "done", "judged", "reception", "record", "session",
-                 "ticks_ms")  # fmt: skip
+    __slots__ = ("at", "claim", "claimed", "decided", "desk", "done", "judged", "reception", "record", "retried",
+                 "session", "ticks_ms")  # fmt: skip
 
     def __init__(self, reception: Reception, ticks_ms: int) -> None:
         self.reception = reception
         self.at = perf_counter()
         self.ticks_ms = ticks_ms
         """When it came, by a clock that nobody sets."""
+        self.retried: set[ClaimDesk] = set()
+        """Who was asked again, once, because its code is wrong by all that was known."""
         self.session: Session | None = None
         self.judged: Judged | None = None
         self.desk: ClaimDesk | None = None

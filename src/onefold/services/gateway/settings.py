@@ -19,6 +19,8 @@ class GatewaySettings:
     expiry_ms: int = 60_000
     """The ADR's minute."""
     sliding: bool = True
+    strict_adr: bool = False
+    """Forget as the ADR does: the last frame of a device after the expiry, a DevNonce after five minutes."""
     echo_ms: int = 0
     rx_delay_s: int = 1
     """The default of LoRaWAN; The Things Network uses 5."""

@@ -6,7 +6,16 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from threading import Lock
 
-from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished, decide, won_before
+from onefold.engines.lorawan.server import (
+    Claim,
+    Claimed,
+    Counters,
+    Finished,
+    Unfinished,
+    decide,
+    decide_join,
+    won_before,
+)
 from onefold.errors import Misuse
 
 
@@ -26,6 +35,7 @@ class MemoryCounters:
         # Who has an end, by when it may be due: each device stands there once, however often its end is moved.
         self._due: list[tuple[int, str]] = []
         self._queued: set[str] = set()
+        self._nonces: dict[str, set[int]] = {}
         self._outboxes: dict[str, dict[int, Unfinished]] = {}  # by server, by number
         self._lock = Lock()
         self._open = True
@@ -46,39 +56,48 @@ class MemoryCounters:
             self._check_open()
             return sorted(self._outboxes.get(server, {}).values())
 
-    def known(self, device: str) -> Counters | None:
-        """What is kept of a device."""
+    def known(self, devices: Sequence[str]) -> list[Counters | None]:
+        """What is kept of each device."""
         with self._lock:
             self._check_open()
-            return self._find(device, self._clock_ms())
+            now_ms = self._clock_ms()
+            return [self._find(device, now_ms) for device in devices]
 
     def forget(self, device: str) -> None:
         """As if it had never been heard."""
         with self._lock:
             self._check_open()
             self._kept.pop(device, None)
+            self._nonces.pop(device, None)
 
     def close(self) -> None:
         """Let go of it; what it held is gone with it."""
         self._open = False
 
     def __len__(self) -> int:
-        """How many entries it holds: one per device, and the joins that are not expired."""
-        return len(self._kept)
+        """How many entries it holds: one per device, those of its joins that are not expired, and one of its nonces."""
+        return len(self._kept) + len(self._nonces)
 
     def _claim(self, claim: Claim, now_ms: int) -> Claimed:
-        counters, claimed = decide(self._find(claim.device, now_ms), claim)
+        known, entry = self._find(claim.entry, now_ms), claim.entry
+        if claim.nonce is None:
+            counters, claimed = decide(known, claim)
+        else:
+            counters = Counters(claim.fcnt_up, 0, claim.server)
+            claimed = decide_join(known, claim, used=claim.nonce in self._nonces.get(claim.device, ()))
         if not claimed.won:
             kept = self._outboxes.get(claim.server, {}).get(claim.number)
             return claimed._replace(won=won_before(kept, claim))
         until = now_ms + claim.keep_ms if claim.keep_ms else None
-        self._kept[claim.device] = counters, until
+        self._kept[entry] = counters, until
+        if claim.nonce is not None:
+            self._nonces.setdefault(claim.device, set()).add(claim.nonce)
         if claim.body:
             message = Unfinished(claim.number, claim.device, claim.fcnt_up, claim.body)
             self._outboxes.setdefault(claim.server, {})[claim.number] = message
-        if until is not None and claim.device not in self._queued:
-            self._queued.add(claim.device)
-            heappush(self._due, (until, claim.device))
+        if until is not None and entry not in self._queued:
+            self._queued.add(entry)
+            heappush(self._due, (until, entry))
         return claimed
 
     def _find(self, device: str, now_ms: int) -> Counters | None:

@@ -1,21 +1,22 @@
 -- A batch of claims, judged in order, in one step that nothing can come between. Before it, what is finished goes.
 --
--- KEYS     the device of each claim, then the outbox of each server that is named in ARGV[1]
+-- KEYS     the entry of each claim, then the outbox of each server that is named in ARGV[1], then the nonces of devices
 -- ARGV[1]  JSON [claims, servers]. A claim is [device, server, fcnt_up, fcnt_down, wants_down, restarted_after or null,
---          keep_ms, body, number]; keep_ms 0 is for ever, the number is a string. A server is [its name, and the numbers
---          of those of its claims that are finished].
+--          keep_ms, body, number, frame, nonce or null, which of KEYS its device's nonces are]; keep_ms 0 is for ever, the
+--          number is a string. A server is [its name, and the numbers of those of its claims that are finished].
 -- returns  JSON, for each claim [won, the owner now, its fcnt_up, the fcnt_down to use (0: none), the owner before if it
 --          was another (else null)]
 --
--- A device is one string, "fcnt_up fcnt_down server". A lost claim writes nothing; a won one writes the string anew, with
--- its own end, so one entry for each device is all there ever is.
+-- A device is one string, "fcnt_up fcnt_down =frame server" (before frames were kept: "fcnt_up fcnt_down server"). A lost
+-- claim writes nothing; a won one writes the string anew, with its own end, so one entry for each device is all there ever
+-- is. Beside it, of devices that join, one set of numbers: the nonces that they have used.
 --
 -- An outbox is one hash: the number of a claim, and JSON [device, fcnt_up, the body that its server is to store
 -- upstream]. A won claim puts it there, unless the body is empty. A hash has no end, so a body outlives an entry that has
 -- one. A claim that is there already was won: its answer was lost, and it is made again. It is told so, also where a later
 -- frame was counted since.
 --
--- The rule is `decide` in engines/lorawan/server.py, and a property test holds the two equal. Lua counts in doubles,
+-- The rules are `decide` and `decide_join` in engines/lorawan/server.py, and a property test holds them equal. Lua counts in doubles,
 -- exact up to 2^53, and writes 14 digits into JSON; counters have 32 bits, which is 10 digits.
 
 local FIRST_MESSAGE_MAX = 1  -- as in engines/lorawan/validation.py
@@ -34,12 +35,16 @@ end
 local answers = {}
 for i, claim in ipairs(claims) do
     local key = KEYS[i]
-    local device, server, up, down, wants_down, after, keep_ms, body, number = unpack(claim)
+    local device, server, up, down, wants_down, after, keep_ms, body, number, frame, nonce, nonces = unpack(claim)
+    local joins = nonce ~= cjson.null
 
-    local known_up, known_down, owner
+    local known_up, known_down, known_frame, owner
     local known = redis.call('GET', key)
     if known then
-        known_up, known_down, owner = string.match(known, '^(%d+) (%d+) (.*)$')
+        known_up, known_down, known_frame, owner = string.match(known, '^(%d+) (%d+) =(%x*) (.*)$')
+        if not known_up then
+            known_up, known_down, owner = string.match(known, '^(%d+) (%d+) (.*)$')
+        end
         if not known_up then
             return redis.error_reply('ERR ' .. key .. ' holds something else than counters')
         end
@@ -51,7 +56,14 @@ for i, claim in ipairs(claims) do
         known_up, known_down = nil, nil
     end
 
-    if known_up and (up < known_up or (up == known_up and server ~= owner)) then
+    local lost = known_up and (up < known_up or (up == known_up and server ~= owner))
+    if joins then
+        lost = known or redis.call('SISMEMBER', KEYS[nonces], nonce) == 1
+        owner, known_up, known_down, previous = owner or '', up, 0, cjson.null
+        down, wants_down, frame, known_frame = 0, false, '', ''
+    end
+
+    if lost then
         local kept = body ~= '' and redis.call('HGET', outboxes[server], number)
         local message = kept and cjson.decode(kept)
         local was_won = message and message[1] == device and message[2] == up or false
@@ -61,11 +73,17 @@ for i, claim in ipairs(claims) do
         if wants_down then
             down = down + 1
         end
-        local value = string.format('%.0f %.0f ', up, down) .. server
+        if frame == '' and up == known_up then
+            frame = known_frame or ''
+        end
+        local value = string.format('%.0f %.0f =', up, down) .. frame .. ' ' .. server
         if keep_ms == 0 then
             redis.call('SET', key, value)
         else
             redis.call('SET', key, value, 'PX', string.format('%.0f', keep_ms))
+        end
+        if joins then
+            redis.call('SADD', KEYS[nonces], nonce)
         end
         if body ~= '' then
             redis.call('HSET', outboxes[server], number, cjson.encode({device, up, body}))

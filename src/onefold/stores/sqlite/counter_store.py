@@ -5,7 +5,11 @@ lock from its beginning, so between reading a device and writing it nobody else 
 nothing; a batch in which all are lost, and nothing is finished, costs no sync.
 
 The messages of claims that were won and are not stored upstream yet lie in a second table. The same transaction that
-wins a claim puts its body there, and the one of a later batch takes it out.
+wins a claim puts its body there, and the one of a later batch takes it out. Nonces have a table of their own, a row of
+some 50 bytes each.
+
+A file of a version that did not keep the frames gets the column for them when it is opened. Until a device is counted
+again its last frame is not known.
 """
 
 from __future__ import annotations
@@ -15,7 +19,16 @@ from collections.abc import Callable, Sequence
 from os import PathLike
 from threading import Lock
 
-from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished, decide, won_before
+from onefold.engines.lorawan.server import (
+    Claim,
+    Claimed,
+    Counters,
+    Finished,
+    Unfinished,
+    decide,
+    decide_join,
+    won_before,
+)
 from onefold.errors import Misuse
 from onefold.stores.sqlite.database import BUSY_S, Database
 
@@ -26,7 +39,8 @@ SCHEMA = (
         fcnt_up integer not null,
         fcnt_down integer not null,
         server text not null,
-        until_ms integer
+        until_ms integer,
+        frame text not null default ''
     ) without rowid
     """,
     "create index if not exists lorawan_counters_due on lorawan_counters (until_ms) where until_ms is not null",
@@ -40,12 +54,33 @@ SCHEMA = (
         primary key (server, number)
     ) without rowid
     """,
+    """
+    create table if not exists lorawan_nonces (
+        device text,
+        nonce integer,
+        primary key (device, nonce)
+    ) without rowid
+    """,
 )
+KNOWN_MAX = 500
+"""Devices in one statement; SQLite takes 999 values or more."""
+
 _FIND = """
-    select fcnt_up, fcnt_down, server from lorawan_counters
+    select fcnt_up, fcnt_down, server, frame from lorawan_counters
     where device = ? and (until_ms is null or until_ms > ?)
 """
-_KEEP = "insert or replace into lorawan_counters (device, fcnt_up, fcnt_down, server, until_ms) values (?, ?, ?, ?, ?)"
+_KNOWN = """
+    select device, fcnt_up, fcnt_down, server, frame from lorawan_counters
+    where (until_ms is null or until_ms > ?) and device in ({})
+"""
+_KEEP = """
+    insert or replace into lorawan_counters (device, fcnt_up, fcnt_down, server, frame, until_ms)
+    values (?, ?, ?, ?, ?, ?)
+"""
+_USED = "select 1 from lorawan_nonces where device = ? and nonce = ?"
+_USE = "insert or ignore into lorawan_nonces (device, nonce) values (?, ?)"
+_COLUMNS = "select name from pragma_table_info('lorawan_counters')"
+_ADD_FRAME = "alter table lorawan_counters add column frame text not null default ''"
 _PUT = "insert or replace into lorawan_unfinished (server, number, device, fcnt_up, body) values (?, ?, ?, ?, ?)"
 _FINISH = "delete from lorawan_unfinished where server = ? and number = ?"
 _UNFINISHED = "select number, device, fcnt_up, body from lorawan_unfinished where server = ? order by number"
@@ -65,6 +100,10 @@ class SqliteCounters:
         self._database = Database(path, SCHEMA, busy_s=busy_s)
         self._lock = Lock()  # one connection, one transaction at a time
         self._open = True
+        if not self._has_frames():
+            with self._database.writing() as db:
+                if not self._has_frames():  # of two that open it at once, one adds it
+                    db.execute(_ADD_FRAME)
 
     def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
         """Let go of what is finished, and judge the claims, in this order: one transaction, durable when it returns."""
@@ -85,12 +124,18 @@ class SqliteCounters:
             with self._database.reading() as db:
                 return [Unfinished(*row) for row in db.execute(_UNFINISHED, [server])]
 
-    def known(self, device: str) -> Counters | None:
-        """What is kept of a device."""
+    def known(self, devices: Sequence[str]) -> list[Counters | None]:
+        """What is kept of each device."""
+        found: dict[str, Counters] = {}
         with self._lock:
             self._check_open()
-            with self._database.reading() as db:
-                return _find(db, device, self._clock_ms())
+            now_ms = self._clock_ms()
+            for at in range(0, len(devices), KNOWN_MAX):
+                part = devices[at : at + KNOWN_MAX]
+                asked = _KNOWN.format(", ".join("?" * len(part)))
+                with self._database.reading() as db:
+                    found |= {device: Counters(*row) for device, *row in db.execute(asked, [now_ms, *part])}
+        return [found.get(device) for device in devices]
 
     def forget(self, device: str) -> None:
         """As if it had never been heard."""
@@ -98,6 +143,7 @@ class SqliteCounters:
             self._check_open()
             with self._database.writing() as db:
                 db.execute("delete from lorawan_counters where device = ?", [device])
+                db.execute("delete from lorawan_nonces where device = ?", [device])
 
     def close(self) -> None:
         """Let go of the file."""
@@ -105,18 +151,30 @@ class SqliteCounters:
             self._open = False
             self._database.close()
 
+    def _has_frames(self) -> bool:
+        with self._database.reading() as db:
+            return any(name == "frame" for (name,) in db.execute(_COLUMNS))
+
     def _check_open(self) -> None:
         if not self._open:
             raise Misuse(f"{self._database.path}: these counters were closed")
 
 
 def _claim(db: sqlite3.Connection, claim: Claim, now_ms: int) -> Claimed:
-    counters, claimed = decide(_find(db, claim.device, now_ms), claim)
+    known = _find(db, claim.entry, now_ms)
+    if claim.nonce is None:
+        counters, claimed = decide(known, claim)
+    else:
+        counters = Counters(claim.fcnt_up, 0, claim.server)
+        used = db.execute(_USED, [claim.device, claim.nonce]).fetchone() is not None
+        claimed = decide_join(known, claim, used=used)
     if not claimed.won:
         row = db.execute(_KEPT, [claim.server, claim.number]).fetchone() if claim.body else None
         return claimed._replace(won=won_before(Unfinished(*row) if row else None, claim))
     until_ms = now_ms + claim.keep_ms if claim.keep_ms else None
-    db.execute(_KEEP, [claim.device, *counters, until_ms])
+    db.execute(_KEEP, [claim.entry, *counters, until_ms])
+    if claim.nonce is not None:
+        db.execute(_USE, [claim.device, claim.nonce])
     if claim.body:
         db.execute(_PUT, [claim.server, claim.number, claim.device, claim.fcnt_up, claim.body])
     return claimed
