@@ -29,21 +29,25 @@ def air(frames, seed):
             at += rng.choice([50, 5_000, 59_700, 60_000, 90_000, 400_000])
     times, rows = set(), list[tuple[Any, ...]]()
     for *row, at in sorted(heard, key=lambda row: row[-1]):
-        at += next(late for late in range(1_000) if (row[1], at + late) not in times)  # no ties: the truth is one
-        times.add((row[1], at))
+        at += next(late for late in range(1_000) if (row[2], at + late) not in times)  # no ties: the truth is one
+        times.add((row[2], at))
         rows.append((*row, START + at))
     return [(offset, *row) for offset, row in enumerate(sorted(rows, key=lambda row: row[-1]))]
 
 
-def scalar(rows, strategy="none", *, sliding=True, echo_ms=0, expiry_ms=60_000):
+def scalar(rows, strategy="none", *, sliding=True, echo_ms=0, expiry_ms=60_000, strict_adr=False):
     stations = Stations(Sightings(expiry_ms=expiry_ms, sliding=sliding), echo_ms=echo_ms)
-    found = {}
-    for offset, kind, frame, _, _, station, at in rows:
+    found, used = {}, set()
+    last: dict[str, bytes] = {}
+    for offset, kind, frame, device, _, station, at in rows:
         key = bytes.fromhex(frame)
         if kind == "join":
-            status, answer = stations.join(key, station, at)
+            status, answer = stations.join(key, station, at, used=key in used and not strict_adr)
+            used.add(key)
         else:
-            status, answer = stations.data(key, station, Strategy(strategy), at)
+            status, answer = stations.data(key, station, Strategy(strategy), at, last.get(device))
+            if answer.verdict == "FIRST" and not strict_adr:
+                last[device] = key
         found[offset] = f"{answer} {status}"
     return found
 

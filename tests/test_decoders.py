@@ -130,9 +130,9 @@ def producer_fold() -> bytes:
     return fold.snapshot()
 
 
-def frame_bank() -> bytes:
-    bank = FrameBank(Windows())
-    bank.judge(Receptions(INTS, INTS, INTS, INTS, INTS < 0))
+def frame_bank(*, strict_adr: bool = False) -> bytes:
+    bank = FrameBank(Windows(), strict_adr=strict_adr)
+    bank.judge(Receptions(INTS, INTS, INTS, INTS, INTS < 0, INTS, INTS, INTS))
     return bank.snapshot()
 
 
@@ -278,7 +278,10 @@ DECODERS: dict[str, Decoder] = {
     ),
     "chains: ordered": Decoder(OrderedChain.restore, [ordered_chain()]),
     "producers: memory": Decoder(lambda data: Sequences.restore(data), [producers()], seal=sealed(8)),
-    "lorawan: bank": Decoder(FrameBank(Windows()).resume, [frame_bank()], seal=sealed(34)),
+    "lorawan: bank": Decoder(FrameBank(Windows()).resume, [frame_bank()], seal=sealed(42)),
+    "lorawan: bank, strict": Decoder(
+        FrameBank(Windows(), strict_adr=True).resume, [frame_bank(strict_adr=True)], seal=sealed(34)
+    ),
     "lorawan: uplink": Decoder(parse, [UPLINK, bytes(23)]),
     "lorawan: downlink": Decoder(parse_down, [b"\x60" + UPLINK[1:]]),
     "negentropy: server": Decoder(lambda data: session().reconcile(data), [session().initiate()]),

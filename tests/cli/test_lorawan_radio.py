@@ -34,7 +34,8 @@ def test_simulate_says_what_it_made(tmp_path):
 def test_every_option_reaches_the_traffic(tmp_path):
     wanted = {
         "seed": 7, "devices": 20, "gateways": 4, "frames": 300, "interval_ms": 90_000, "side_m": 3_000,
-        "range_m": 2_000, "strategy": "mark", "confirmed": 0.5, "retries": 0.6, "losses": 0.1, "fades": 0.2,
+        "range_m": 2_000, "strategy": "mark", "confirmed": 0.5, "retries": 0.6, "retry_ms": 9_000,
+        "losses": 0.1, "fades": 0.2,
         "mirrors": 0.3, "replays": 0.04, "forged": 0.05, "foreign": 0.06, "joins": 0.3, "rollovers": 0.25,
         "resets": 0.15, "shared": 0.1,
     }  # fmt: skip

@@ -79,8 +79,8 @@ def in_sqlite(folder, _url) -> Iterator[Place]:
 
     def entries() -> int:
         with sqlite3.connect(path) as db:
-            parts = ("count(*) from lorawan_counters", "count(*) from lorawan_unfinished")
-            parts += ("count(distinct device) from lorawan_nonces",)
+            parts = ["count(*) from lorawan_counters", "count(*) from lorawan_unfinished"]
+            parts.append("count(distinct device) from lorawan_nonces")
             return sum(int(db.execute(f"select {part}").fetchone()[0]) for part in parts)
 
     yield Place(stores[0], again, clock.pass_ms, entries)

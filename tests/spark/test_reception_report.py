@@ -68,19 +68,24 @@ def found(spark, tmp_path_factory):
 def test_uplinks_are_merged_with_all_who_heard_them_and_the_best(spark):
     rows = [
         *heard("d", 1, 0, A, A2, B, C),
-        *heard("d", 1, 90_000, A),  # again, after its window
+        *heard("d", 1, 90_000, A),  # again, after the expiry
         *heard("d", 2, 200_000, C),
+        *heard("d", 1, 290_000, A),  # again, when another one was counted since
         *heard("d", 3, 300_000, ("a", 0, 5.0), ("b", 1, 5.0)),
+        *heard("d", 4, 400_000, *((station, 0, 5.0) for station in "vwxyz")),
     ]
     judged = receptions(table(spark, rows)).transform(judge_receptions(partitions=2))
     found = {(row.fcnt, row.window): row for row in merge_uplinks(judged).collect()}
-    assert sorted(found) == [(1, 1), (1, 2), (2, 1), (3, 1)]
+    assert sorted(found) == [(1, 1), (1, 2), (2, 1), (3, 1), (4, 1)]
     first = found[1, 1]
     assert [(one.station, one.time_ms - START_MS, one.reason) for one in first.receptions] == [
         ("a", 0, "new_frame"), ("a", 3, "resubmitted"), ("b", 200, "other_station"), ("c", 700, "other_station"),
+        ("a", 90_000, "counted_before"),
     ]  # fmt: skip
+    # Of those in one millisecond any may be the one that counts: it stands before the others.
+    assert [one.reason for one in found[4, 1].receptions] == ["new_frame", *["other_station"] * 4]
     assert (first.stations, first.best_station, first.best_snr, first.first_ms) == (3, "b", 9.0, START_MS)
-    assert (found[1, 2].stations, found[1, 2].first_ms) == (1, START_MS + 90_000)
+    assert (found[1, 2].stations, found[1, 2].first_ms) == (1, START_MS + 290_000)
     assert (found[2, 1].best_station, found[2, 1].best_snr) == ("c", None)
     assert found[3, 1].best_station == "a"  # as well as b, and sooner
     assert found[1, 1].device == "d"

@@ -40,6 +40,7 @@ def table(spark, rows):
         ({}, {}),
         ({"strategy": "drop"}, {"partitions": 2, "rows_in_memory_max": 200}),
         ({"sliding": False, "strategy": "mark", "echo_ms": 200}, {"rows_in_memory_max": 90}),
+        ({"strict_adr": True}, {"rows_in_memory_max": 300}),
     ],
 )
 def test_every_row_of_a_table_is_answered_as_by_the_scalar_engine(rows, table, options, tasks):
@@ -49,6 +50,8 @@ def test_every_row_of_a_table_is_answered_as_by_the_scalar_engine(rows, table, o
     repeats = {"drop": "duplicate"}.get(options.get("strategy", "none"), "soft_duplicate")
     wanted = {"FIRST new_frame not_duplicate", "FIRST new_join not_duplicate", "REPEAT join_repeated duplicate",
               f"REPEAT other_station {repeats}", "REPEAT resubmitted resubmission"}  # fmt: skip
+    if "strict_adr" not in options:
+        wanted |= {"REPEAT counted_before resubmission", "REPEAT nonce_used duplicate"}
     assert set(answers.values()) == wanted | ({f"REPEAT echoed {repeats}"} if "echo_ms" in options else set())
 
 
@@ -75,9 +78,29 @@ def test_a_stream_in_batches_answers_as_the_table_and_goes_on_after_a_restart(sp
     assert words(came) == judged(table, **options)
 
 
+def test_the_last_frame_of_a_device_and_a_join_are_repeats_however_late_they_come(spark, tmp_path):
+    def one(offset, kind, frame, hours, device="d"):
+        return offset, kind, frame, device, 7, "a", START + hours * 3_600_000
+
+    batches = [
+        [one(0, "data", "f7", 0), one(1, "join", "j", 0), one(2, "data", "x", 0, None)],
+        [one(3, "data", "f7", 30), one(4, "join", "j", 30), one(5, "data", "x", 30, None)],
+        [one(6, "data", "f8", 60), one(7, "join", "k", 60), one(8, "data", "f7", 90), one(9, "join", "j", 90)],
+    ]
+    new, again = "FIRST new_frame not_duplicate", "REPEAT counted_before resubmission"
+    join, used = "FIRST new_join not_duplicate", "REPEAT nonce_used duplicate"
+    truth = {0: new, 1: join, 2: new, 3: again, 4: used, 5: again, 6: new, 7: join, 8: new, 9: used}
+    table = spark.createDataFrame([row for batch in batches for row in batch], SCHEMA)
+    assert judged(table) == truth
+    assert set(judged(table, strict_adr=True).values()) == {new, join}
+    for n, batch in enumerate(batches):
+        write(batch, tmp_path / "air", n, n)
+    assert words(streamed(spark, tmp_path / "air", tmp_path / "out", late_ms=0)[1]) == truth
+
+
 def test_what_comes_too_late_for_the_memory_is_unsure_and_what_is_in_time_is_not(spark, tmp_path):
     def one(offset, frame, at, station="a"):
-        return offset, "data", frame, "d", 0, station, START + at
+        return offset, "data", frame, f"device of {frame}", 0, station, START + at
 
     write([one(0, "f", 0), one(1, "g", 659_999), one(2, "h", 660_000)], tmp_path / "air", 0, 0)
     late = [one(3, "f", 1_000, "b"), one(4, "i", 59_999), one(5, "i", 60_000), one(6, "g", 600_000, "b")]

@@ -33,6 +33,9 @@ def simulate(
     ] = "mixed",
     confirmed: Annotated[Share, typer.Option(help="Share of uplinks that ask for an answer.")] = USUAL.confirmed,
     retries: Annotated[Share, typer.Option(help="Share of those that miss it and are sent again.")] = USUAL.retries,
+    retry_ms: Annotated[
+        int, typer.Option(help="How long a device waits before it sends such a one again (median). 0: 2.5 to 5 s.")
+    ] = USUAL.retry_ms,
     losses: Annotated[Share, typer.Option(help="Share of uplinks that nobody hears.")] = USUAL.losses,
     fades: Annotated[Share, typer.Option(help="Share of receptions that fail, one at a time.")] = USUAL.fades,
     mirrors: Annotated[Share, typer.Option(help="Share of receptions with a weak image.")] = USUAL.mirrors,
@@ -55,8 +58,8 @@ def simulate(
 
     plan = RadioPlan(
         seed=seed, devices=devices, gateways=gateways, frames=frames, interval_ms=interval_ms, side_m=side_m,
-        range_m=range_m, strategy=strategy, confirmed=confirmed, retries=retries, losses=losses, fades=fades,
-        mirrors=mirrors, replays=replays, forged=forged, foreign=foreign, joins=joins, rollovers=rollovers,
+        range_m=range_m, strategy=strategy, confirmed=confirmed, retries=retries, retry_ms=retry_ms, losses=losses,
+        fades=fades, mirrors=mirrors, replays=replays, forged=forged, foreign=foreign, joins=joins, rollovers=rollovers,
         resets=resets, shared=shared,
     )  # fmt: skip
     with people.status(f"making {frames:,} uplinks"):

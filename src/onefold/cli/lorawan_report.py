@@ -1,13 +1,31 @@
 """``onefold lorawan report``: what stored receptions tell of devices, gateways and the window."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
 from onefold.cli.output import AsJson, emit_json, people
 from onefold.cli.progress import progress
 from onefold.report import lorawan_text
+
+StrictAdr: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--strict-adr",
+        help="As ADR 007 has it, the last frame of a device and a join request count again after the expiry; otherwise "
+        "they are known for ever.",
+    ),
+]
+Devices: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        help="The registry of our devices: only their losses and suspects are told. A device that joins over the "
+        "air needs its current dev_addr there, where receptions name no DevEUI.",
+    ),
+]
 
 
 def report(
@@ -21,6 +39,7 @@ def report(
     ] = "auto",
     expiry_ms: Annotated[int, typer.Option(min=1, help="How long a frame is remembered.")] = 60_000,
     fixed: Annotated[bool, typer.Option("--fixed", help="From its first reception on, not from its last.")] = False,
+    strict_adr: StrictAdr = False,
     strategy: Annotated[
         Literal["drop", "mark", "none"], typer.Option(help="What the devices want done with duplicates.")
     ] = "none",
@@ -32,15 +51,7 @@ def report(
             "is behind it by more than an hour (or this, if it is more): a gateway may keep what it hears so long.",
         ),
     ] = 30_000,
-    devices: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="The registry of our devices: only their losses and suspects are told. A device that joins over the "
-            "air needs its current dev_addr there, where receptions name no DevEUI.",
-        ),
-    ] = None,
+    devices: Devices = None,
     top: Annotated[int, typer.Option(min=0, help="How many devices, gateways and suspects to show.")] = 20,
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
     json: AsJson = False,
@@ -59,6 +70,7 @@ def report(
             shape=shape,
             expiry_ms=expiry_ms,
             sliding=not fixed,
+            strict_adr=strict_adr,
             strategy=strategy,
             clock_off_ms=clock_off_ms,
             top=top,

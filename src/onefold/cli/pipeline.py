@@ -81,6 +81,7 @@ def _lorawan(settings: Settings, partitions: int | None) -> Lorawan:
         expiry_ms=judge.expiry_ms,
         sliding=judge.expiry == "sliding",
         echo_ms=judge.echo_ms,
+        strict_adr=judge.strict_adr,
         strategy=settings.publish.strategy,
         late_ms=judge.late_ms,
         partitions=partitions,

@@ -28,7 +28,8 @@ ENGINES: Final[Mapping[str, tuple[str, ...]]] = {
     "lorawan": (
         "Copies of a frame within the expiry are found exactly, by a hash of address, integrity code, bytes and "
         "counter.",
-        "A copy that comes after the expiry counts again: on stored data no counter is validated.",
+        "A copy of the frame that a device had counted last is a repeat however late it comes, and so is a copied join "
+        "request; an older frame that comes again after the expiry counts again: stored counters are not validated.",
         "Lost frames are counted from the counters that were heard: before the first and after the last of a device "
         "nothing can tell.",
     ),

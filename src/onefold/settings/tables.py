@@ -153,16 +153,21 @@ class Judge(Table):
     kind: Annotated[MaybeName, FLAT] = "kind"
     """Of lorawan, flat: the column that says "data" or "join". "none": all are data."""
     device: Annotated[tuple[Name, ...], Strict(False), FLAT] = ("device",)
-    """Of lorawan, flat: the columns that together name the device; none: no counters are looked through."""
+    """Of lorawan, flat: the columns that together name the device, the same one for all receptions of a frame; none: no
+    counters are looked through, and each frame is known for ever."""
     fcnt: Annotated[MaybeName, FLAT] = "fcnt"
     """Of lorawan, flat: the column with the device's counter, which tells what was lost. "none": there is none."""
     expiry: Annotated[Literal["sliding", "fixed"], LORAWAN] = "sliding"
     """Of lorawan: whether each reception of a frame begins its expiry anew, or only the first."""
     expiry_ms: Annotated[int, Field(ge=1, le=366 * 86_400_000), LORAWAN] = 60_000
-    """Of lorawan: for how long a frame is known; after it, the same frame is a new one."""
+    """Of lorawan: for how long a frame is known; after it, the same frame is a new one, unless it is the one that its
+    device had counted last."""
     echo_ms: Annotated[int, Field(ge=0, le=366 * 86_400_000), LORAWAN] = 0
     """Of lorawan: a station that has a frame again sooner than this heard one transmission twice, such as with two
     antennas; else the device sent it again. 0: it always did."""
+    strict_adr: Annotated[bool, LORAWAN] = False
+    """Of lorawan: forget as ADR 007 does: after the expiry the last frame of a device counts again, and so does a join
+    request. Else they are repeats for ever."""
     late_ms: Annotated[int, Field(ge=0, le=366 * 86_400_000), STREAM, LORAWAN] = 3_600_000
     """Of a stream of lorawan: how far behind the newest reception one may be and still be compared with all before it.
     What is later may be UNSURE. The memory grows with it."""

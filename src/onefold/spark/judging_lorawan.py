@@ -44,6 +44,7 @@ class Lorawan:
     expiry_ms: int = EXPIRY_MS
     sliding: bool = True
     echo_ms: int = 0
+    strict_adr: bool = False
     strategy: str = "none"
     late_ms: int = LATE_MS
     partitions: int | None = None
@@ -79,6 +80,7 @@ class Lorawan:
             sliding=self.sliding,
             strategy=self.strategy,
             echo_ms=self.echo_ms,
+            strict_adr=self.strict_adr,
             partitions=self.partitions,
         )
 
@@ -94,6 +96,7 @@ class Lorawan:
             sliding=self.sliding,
             strategy=self.strategy,
             echo_ms=self.echo_ms,
+            strict_adr=self.strict_adr,
             late_ms=self.late_ms,
             state_rows_max=state.state_rows_max,
             buckets=state.buckets,

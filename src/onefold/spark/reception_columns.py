@@ -25,7 +25,9 @@ class ReceptionColumns:
     kind: str | None = "kind"
     """"data" or "join"; null is data. None: all are data."""
     device: tuple[str, ...] = ("device",)
-    """Together they name the device, whose counters are looked through for what is missing. Empty: they are not."""
+    """Together they name the device: the same one for every reception of a frame. The frame that it had counted last
+    is known beyond the expiry, and its counters are looked through for what is missing. Empty: they are not, and each
+    frame is known for ever."""
     fcnt: str | None = "fcnt"
     """The device's counter, of 16 or 32 bits. None: nothing can be known to be missing."""
 

@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from onefold.spark.counters import AHEAD, BACKLOG_MAX, LOST, NEXT_STEP, PREVIOUS, STEP, TO_NEXT, counter_steps
+from onefold.spark.table import REASON
 from onefold.spark.uplinks import WINDOW, strength
 
 ECHO_MS: Final = 1_000
@@ -32,13 +33,15 @@ def count(condition: Column) -> Column:
 
 
 def uplinks(rows: DataFrame) -> DataFrame:
-    """One narrow row per uplink."""
+    """One narrow row per uplink; ``copies``: how often it came again after the expiry though it asks for no answer."""
+    copied = (F.col(REASON) == "counted_before") & ~F.coalesce("confirmed", F.lit(False))
     return rows.groupBy(*_UPLINK).agg(
         *(F.max(name).alias(name) for name in ("kind", "device", "fcnt")),
         F.min(F.coalesce("received_ms", "time_ms")).alias("order_ms"),
         F.min("time_ms").alias("first_ms"),
         F.count(F.lit(1)).alias("receptions"),
         F.count_distinct("station").alias("stations"),
+        count(copied).alias("copies"),
     )
 
 
@@ -151,6 +154,9 @@ def _why() -> Column:
     A device that began anew may well send what it sent before: a frame that fits between its neighbours is no suspect.
     A frame that is in no line is forged, replayed or of another device with the same address: a MIC cannot be checked
     here. One that is not far behind may just as well have been kept by a gateway.
+
+    A frame that asks for its confirmation is sent again until that comes: after the expiry, too, it is no suspect. But
+    nobody sends again what asks for nothing.
     """
     anew = F.col(NEXT_STEP) == "reset"
     fits = F.coalesce((F.col(TO_NEXT) > 0) & ((F.col(AHEAD) > 0) | anew), F.lit(False))
@@ -159,7 +165,7 @@ def _why() -> Column:
     fell = (F.col(STEP).isin("next", "gap") & (F.col(AHEAD) < -BACKLOG_MAX)) | (stray & (F.abs(AHEAD) > BACKLOG_MAX))
     jumped = stray & (F.col("fcnt") > F.col(PREVIOUS))
     return (
-        F.when(again & (F.col(WINDOW) > 1), F.lit("frame_again"))
+        F.when((again & (F.col(WINDOW) > 1)) | (F.col("copies") > 0), F.lit("frame_again"))
         .when(again, F.lit("counter_again"))
         .when(jumped, F.lit("counter_jumped"))
         .when(fell, F.lit("counter_fell_back"))

@@ -27,9 +27,13 @@ class ReceptionFold:
         codes = np.where(columns.number < 0, -1 - columns.number, CODES["bad_time"]).astype(np.int8)
         good = np.flatnonzero((columns.number >= 0) & (columns.arrival <= now_ms + AHEAD_MS_MAX))
         columns = columns.take(good)
-        rows = order(chains(columns), columns)
-        key, key_check, time, join, station = (column[rows] for column in columns.flat[:5])
-        codes[good[rows]] = self.bank.judge(Receptions(key, key_check, station, time, join != 0))
+        turn = np.empty(len(good), np.int64)
+        turn[order(chains(columns), columns)] = np.arange(len(good))
+        chain, chain_check, time, join, station, tie, key, key_check = columns.flat
+        by_frame = Columns(key, key_check, time, join, station, tie)
+        rows = order(chains(by_frame), by_frame)
+        receptions = Receptions(key, key_check, station, time, join != 0, chain, chain_check, turn)
+        codes[good[rows]] = self.bank.judge(receptions.take(rows))
         return codes
 
     def snapshot(self) -> bytes:
@@ -48,8 +52,9 @@ class Resume:
     windows: Windows
     late_ms: int
     frames_max: int | None
+    strict_adr: bool = False
 
     def __call__(self, blob: bytes | None) -> ReceptionFold:
         """The bank as the last batch left it; None: an empty one."""
-        bank = FrameBank(self.windows, late_ms=self.late_ms, frames_max=self.frames_max)
+        bank = FrameBank(self.windows, late_ms=self.late_ms, frames_max=self.frames_max, strict_adr=self.strict_adr)
         return ReceptionFold(bank if blob is None else bank.resume(blob))

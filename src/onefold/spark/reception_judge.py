@@ -2,8 +2,12 @@
 
 Level 1 of ADR 007 over stored receptions, in event time: of all stations that heard a frame, and of all its copies
 within the expiry, one reception counts. The expiry is exact, to the millisecond, whatever the order in which the rows
-are read; no watermark decides anything. The rows of a frame meet in one task and are judged there by time; what crosses
-to Python are six integers per row, and the wide row stays in the JVM (see `judge`, which does it for chains).
+are read; no watermark decides anything. And the frame that a device had counted last is known beyond the expiry, for as
+long as no other one of that device is counted; so is each join request, for ever (``strict_adr``: they are not).
+
+The rows of a device meet in one task and are judged there by time; what crosses to Python are eight integers per row,
+and the wide row stays in the JVM (see `judge`, which does it for chains). Where no device is named, and of join
+requests, the rows of a frame do, and the same frame is then a repeat for ever.
 
 Rows of one frame and one millisecond are judged in an order that is fixed, and says nothing: by hashes of the station
 and of all else that the row holds.
@@ -31,7 +35,7 @@ from onefold.spark.validate import CORRUPT
 
 STATUS = "status"
 
-_TIME_JOIN_STATION = (2, 3, 4)  # where they stand among the columns that cross
+_JUDGED_BY = (2, 3, 4, 6, 7)  # where time, join, station and both halves of the frame stand among what crosses
 _LONG_MAX = (1 << 63) - 1
 
 
@@ -42,6 +46,7 @@ def judge_receptions(
     sliding: bool = True,
     strategy: str = "none",
     echo_ms: int = 0,
+    strict_adr: bool = False,
     partitions: int | None = None,
     rows_in_memory_max: int = ROWS_IN_MEMORY_MAX,
     late_ms: int = LATE_MS,
@@ -53,7 +58,8 @@ def judge_receptions(
 
     ``sliding``: whether every sighting begins the wait of ``expiry_ms`` anew, or only the first. ``strategy`` is that
     of the devices, and decides on the status of what another station heard too. ``echo_ms``: a station that has a frame
-    again sooner than this heard one transmission twice. The rows come out in no particular order.
+    again sooner than this heard one transmission twice. ``strict_adr``: what is expired is new, as in the ADR, also the
+    last frame of a device and a join request. The rows come out in no particular order.
 
     Of tables only: ``partitions``, how many tasks judge (None: by the size of the input), and ``rows_in_memory_max``.
 
@@ -73,9 +79,9 @@ def judge_receptions(
         buckets=buckets,
         watch=watch,
     )
-    resume = Resume(windows, late_ms, state_rows_max)
+    resume = Resume(windows, late_ms, state_rows_max, strict_adr)
     resume(None)  # refuses misuse now, not in a task
-    judge = _Judge(windows, rows_in_memory_max)
+    judge = _Judge(windows, rows_in_memory_max, strict_adr)
 
     def receptions_judged(df: DataFrame) -> DataFrame:
         names.check(df)
@@ -83,7 +89,8 @@ def judge_receptions(
             if name.lower() == STATUS:
                 raise Misuse(f"there is a column {name!r} already: rename it, the judge writes one", column=name)
         prepare(df, options)
-        judged = with_verdict(df, names.frame, Hosted(integers(df, names), resume, ANSWERS), judge, options)
+        narrow = integers(df, names, strict_adr=strict_adr)
+        judged = with_verdict(df, narrow[:1], Hosted(narrow, resume, ANSWERS), judge, options)
         return judged.withColumn(STATUS, status(Strategy(strategy)))
 
     return receptions_judged
@@ -95,16 +102,22 @@ class _Judge:
 
     windows: Windows
     rows_in_memory_max: int
+    strict_adr: bool
 
     def __call__(self, parts: Iterator[Columns]) -> Iterator[Codes]:
-        stations = ColumnarStations(self.windows)
-        return judge_partition(parts, stations.judge, self.rows_in_memory_max, wanted=_TIME_JOIN_STATION)
+        stations = ColumnarStations(self.windows, strict_adr=self.strict_adr)
+        return judge_partition(parts, stations.judge, self.rows_in_memory_max, wanted=_JUDGED_BY)
 
 
 def status(strategy: Strategy) -> Column:
     """The status of ADR 007 that a reason comes to; null of what was rejected."""
     heard_too = Status.DUPLICATE if strategy == Strategy.DROP else Status.SOFT_DUPLICATE
-    by_reason = {"other_station": heard_too, "echoed": heard_too, "resubmitted": Status.RESUBMISSION}
+    by_reason = {
+        "other_station": heard_too,
+        "echoed": heard_too,
+        "resubmitted": Status.RESUBMISSION,
+        "counted_before": Status.RESUBMISSION,
+    }
     repeat = F.lit(str(Status.DUPLICATE))
     for reason, known in by_reason.items():
         repeat = F.when(F.col(REASON) == reason, F.lit(str(known))).otherwise(repeat)
@@ -112,18 +125,29 @@ def status(strategy: Strategy) -> Column:
     return F.when(counts, F.lit(str(Status.NOT_DUPLICATE))).when(F.col(VERDICT) == "REPEAT", repeat)
 
 
-def integers(df: DataFrame, names: ReceptionColumns) -> tuple[Column, ...]:
-    """What the judgement needs of a row, as longs without nulls: frame, time, whether it joins, station, tie."""
-    key = [F.col(quoted(name)) for name in names.frame]
+def integers(df: DataFrame, names: ReceptionColumns, *, strict_adr: bool = False) -> tuple[Column, ...]:
+    """What the judgement needs of a row, as longs without nulls: chain, time, whether it joins, station, tie, frame.
+
+    The chain is the device; it is the frame where that is not named, of join requests, and by ``strict_adr``.
+    """
+    key, device = ([F.col(quoted(name)) for name in named] for named in (names.frame, names.device))
     kind = F.lit(None).cast("string") if names.kind is None else F.col(quoted(names.kind)).cast("string")
     time = milliseconds(df, names.time)
+    frame: tuple[Column, ...] = (F.xxhash64(*key), F.xxhash64(F.lit(1), *key))
+    chain = frame
+    if device and not strict_adr:
+        named = F.coalesce(kind != "join", F.lit(True))
+        for column in device:
+            named = named & column.isNotNull()
+        by_device = F.xxhash64(F.lit(2), *device), F.xxhash64(F.lit(3), *device)
+        chain = tuple(F.when(named, of).otherwise(by) for of, by in zip(by_device, frame, strict=True))
     return (
-        F.xxhash64(*key),
-        F.xxhash64(F.lit(1), *key),
+        *chain,
         F.coalesce(time, F.lit(-1).cast("long")),
         F.when(kind == "join", 1).otherwise(0).cast("long"),
         _judged(df, names, kind, time),
         tie(df, {*names.frame, names.station}),
+        *frame,
     )
 
 

@@ -31,7 +31,7 @@ Say: TypeAlias = Callable[[str], None]
 
 FORMAT: Final = 1
 TOP: Final = 20
-_NARROW: Final = [name for name in TYPES if name not in ("payload", "confirmed", CORRUPT)]
+_NARROW: Final = [name for name in TYPES if name not in ("payload", CORRUPT)]
 
 
 def report(
@@ -42,6 +42,7 @@ def report(
     shape: str = "auto",
     expiry_ms: int = 60_000,
     sliding: bool = True,
+    strict_adr: bool = False,
     strategy: str = "none",
     clock_off_ms: int = CLOCK_OFF_MS,
     top: int = TOP,
@@ -54,7 +55,7 @@ def report(
     frames are heard; what others lost, or whether they are replayed, is then not asked. None: all are ours.
     """
     started = monotonic()
-    judge = judge_receptions(expiry_ms=expiry_ms, sliding=sliding, strategy=strategy)
+    judge = judge_receptions(expiry_ms=expiry_ms, sliding=sliding, strict_adr=strict_adr, strategy=strategy)
     if top < 0:
         raise Misuse(f"top is {top}, must be at least 0", top=top)
     folder = tempfile.mkdtemp(prefix="onefold-lorawan-")
@@ -70,7 +71,10 @@ def report(
         judged = _kept(with_window(judged).select(*_NARROW, VERDICT, REASON, STATUS, WINDOW), f"{folder}/judged")
         books = _books(judged, read["receptions"])
         heard = judged.where(F.col(WINDOW).isNotNull())
-        settings = {"expiry_ms": expiry_ms, "sliding": sliding, "strategy": strategy, "clock_off_ms": clock_off_ms}
+        settings = {
+            "expiry_ms": expiry_ms, "sliding": sliding, "strict_adr": strict_adr, "strategy": strategy,
+            "clock_off_ms": clock_off_ms,
+        }  # fmt: skip
         found = _figures(heard, devices, folder, top, settings, say)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

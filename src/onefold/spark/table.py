@@ -64,12 +64,13 @@ class Options:
 
 
 def with_verdict(
-    df: DataFrame, key: Sequence[str], engine: Hosted, judge: JudgePartition, options: Options
+    df: DataFrame, key: Sequence[str | Column], engine: Hosted, judge: JudgePartition, options: Options
 ) -> DataFrame:
     """The table or stream with ``verdict`` and ``reason`` on every row; ``judge`` is for a partition of a table."""
     if df.isStreaming:
         return judge_stream(df, engine, buckets=options.buckets, watch=options.watch)
-    rows = df.repartition(options.partitions or _task_count(df), *(F.col(quoted(name)) for name in key))
+    keys = [F.col(quoted(name)) if isinstance(name, str) else name for name in key]
+    rows = df.repartition(options.partitions or _task_count(df), *keys)
     coded = rows.withColumn(REASON, _judge_udf(judge)(*engine.integers))
     labels = {name: _label(engine, part) for part, name in enumerate(LABELS)}
     return coded.withColumns(labels).select(*(F.col(quoted(name)) for name in df.columns), *LABELS)

@@ -1,7 +1,8 @@
 """``judged.transform(merge_uplinks)``: one row per uplink, with all who heard it and the best of them.
 
-An uplink is what a frame's FIRST and its REPEATs are together. Its window begins at each FIRST: a frame that comes
-again after its window is a second uplink of the same frame, with ``window`` 2. What was rejected is no uplink; what is
+An uplink is what a frame's FIRST and its REPEATs are together, also those that came after the expiry
+(``counted_before``). Its window begins at each FIRST: a frame that counts again is a second uplink of the same frame,
+with ``window`` 2. What was rejected is no uplink; what is
 UNSURE is kept with the window that it falls into, or the first.
 
 Cost: one shuffle by frame. All receptions of one frame must fit into the memory of a task.
@@ -20,11 +21,14 @@ WINDOW: Final = "window"
 def merge_uplinks(judged: DataFrame) -> DataFrame:
     """The uplinks of judged receptions (`receptions`, then `judge_receptions`), in no particular order.
 
-    ``first_ms`` and ``last_ms`` are the times of the first and last reception, ``receptions`` all of them by time,
+    ``first_ms`` and ``last_ms`` are the times of the first and last reception, ``receptions`` all of them, the FIRST
+    before the others and those by time,
     ``stations`` how many different ones heard it, ``best_station`` the one with the highest SNR, then RSSI.
     """
     heard = ("station", "time_ms", "own_time", "rssi", "snr", "reason")
-    by_time = F.array_sort(F.collect_list(F.struct("time_ms", *(name for name in heard if name != "time_ms"))))
+    # Of several in one millisecond, any may be the FIRST; and one that is UNSURE may be of before it.
+    order = (F.col(VERDICT) != "FIRST").alias("later"), "time_ms"
+    in_order = F.array_sort(F.collect_list(F.struct(*order, *(name for name in heard if name != "time_ms"))))
     merged = (
         with_window(judged)
         .where(F.col(WINDOW).isNotNull())
@@ -34,7 +38,7 @@ def merge_uplinks(judged: DataFrame) -> DataFrame:
             F.min("time_ms").alias("first_ms"),
             F.max("time_ms").alias("last_ms"),
             F.min("received_ms").alias("received_ms"),
-            by_time.alias("receptions"),
+            in_order.alias("receptions"),
             F.count_distinct("station").alias("stations"),
             F.max(strength()).alias("best"),
         )

@@ -14,8 +14,15 @@ So what is less than ``late_ms`` behind the newest is never late for want of mem
 those of a table. A row changes nothing if it is late. With ``frames_max`` frames remembered, rows of further ones are
 UNSURE state_full.
 
-    head       "OFFB", format, newest time, newest that was given up, count, checksum of the columns
+Beside the frames, and for ever, stands of each chain the frame that opened a window last, and when: one row for each
+device, and one for each join request. There are ``frames_max`` of these at most, too. By ``strict_adr`` there are none.
+
+    head       "OFFB", format, newest time, newest that was given up, count, [count of chains,] checksum of the columns
     columns    key, key_check, station, since, last, own: eight bytes each
+    [chains]   chain, chain_check, key, key_check, time: eight bytes each
+
+Format 1, of strict_adr, has no chains. Its buckets are by frame and those of format 2 by chain, so neither can go on
+from the other.
 
 Cost: a binary search per frame of the batch, and a copy of the columns where frames are added or dropped.
 """
@@ -27,6 +34,7 @@ import zlib
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onefold.engines.lorawan.columnar import (
     CODES,
@@ -38,17 +46,20 @@ from onefold.engines.lorawan.columnar import (
     Known,
     Rows,
     Windows,
+    as_again,
     begins,
     judge,
+    openers,
 )
 from onefold.errors import BadInput, Misuse
 
-FORMAT: Final = 1
+STRICT_FORMAT: Final = 1
+FORMAT: Final = 2
 LATE_MS: Final = 3_600_000
 """An hour: what a gateway kept while it had no backhaul comes as late as that was long."""
 
 _MAGIC: Final = b"OFFB"
-_HEAD: Final = struct.Struct("<4sHqqQI")
+_HEADS: Final = {STRICT_FORMAT: struct.Struct("<4sHqqQI"), FORMAT: struct.Struct("<4sHqqQQI")}
 _LATE, _STATE_FULL = CODES["late"], CODES["state_full"]
 _RESUBMITTED, _ECHOED, _OTHER_STATION = CODES["resubmitted"], CODES["echoed"], CODES["other_station"]
 _JOIN_REPEATED = CODES["join_repeated"]
@@ -62,6 +73,10 @@ class Receptions(NamedTuple):
     station: Int64s
     time: Int64s
     join: Bools
+    chain: Int64s
+    chain_check: Int64s
+    turn: Int64s
+    """The place of the row when all are sorted by chain, and in it by time."""
 
     def rows(self) -> Rows:
         """As the columnar engine takes them."""
@@ -69,14 +84,74 @@ class Receptions(NamedTuple):
 
     def take(self, rows: Int64s) -> Receptions:
         """These rows."""
-        key, key_check, station, time, join = self
-        return Receptions(key[rows], key_check[rows], station[rows], time[rows], join[rows])
+        key, key_check, station, time, join, *chain_and_turn = self
+        heard = key[rows], key_check[rows], station[rows], time[rows], join[rows]
+        return Receptions(*heard, *(column[rows] for column in chain_and_turn))
+
+
+class _Chains:
+    """The frame that opened a window last, of each chain; sorted by the first half of the chain's name."""
+
+    def __init__(self, columns: NDArray[np.int64] | None = None) -> None:
+        self.columns = np.empty((5, 0), np.int64) if columns is None else columns  # chain, check, key, check, time
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def know_again(self, codes: Codes, receptions: Receptions) -> None:
+        """Change the codes of openers whose frame was the last one of their chain, and remember those that are now.
+
+        What is remembered stands among the openers by its time: one that comes late is not compared with what came
+        after it."""
+        opens = openers(codes)
+        if not len(opens):
+            return
+        opens = opens[np.argsort(receptions.turn[opens])]
+        rows = receptions.take(opens)
+        first = begins(rows.chain, rows.chain_check)
+        at = find(self.columns[0], self.columns[1], rows.chain[first], rows.chain_check[first])
+        there = np.flatnonzero(at >= 0)
+        chain = np.concatenate((there, np.cumsum(first) - 1))
+        key, key_check, time = (
+            np.concatenate((known, column))
+            for known, column in zip(self.columns[2:, at[there]], (rows.key, rows.key_check, rows.time), strict=True)
+        )
+        order = np.lexsort((np.arange(len(chain)), time, chain))  # of one time, what was known before comes first
+        again = np.zeros(len(chain), np.bool_)
+        again[order] = ~begins(chain[order], key[order], key_check[order])
+        known_again = opens[again[len(there) :]]
+        codes[known_again] = as_again(codes[known_again])
+        lasts = order[np.append(np.flatnonzero(np.diff(chain[order])), len(order) - 1)]
+        values = np.stack((rows.chain[first], rows.chain_check[first], key[lasts], key_check[lasts], time[lasts]))
+        self.columns[:, at[there]] = values[:, there]
+        new = np.flatnonzero(at < 0)
+        new = new[np.argsort(values[0, new], kind="stable")]
+        self.columns = np.insert(self.columns, np.searchsorted(self.columns[0], values[0, new]), values[:, new], axis=1)
+
+
+def find(names: Int64s, checks: Int64s, name: Int64s, check: Int64s) -> Int64s:
+    """Where these names of two halves stand, of which the first halves are sorted; -1 for those that do not."""
+    if not len(names):
+        return np.full(len(name), -1, np.int64)
+    at = np.minimum(np.searchsorted(names, name), len(names) - 1)
+    found = np.where(names[at] == name, at, -1).astype(np.int64)
+    for i in np.flatnonzero((found >= 0) & (checks[at] != check)):  # two names, one first half
+        same = range(int(found[i]), int(np.searchsorted(names, name[i], "right")))
+        found[i] = next((j for j in same if checks[j] == check[i]), -1)
+    return found
 
 
 class FrameBank:
     """The frames of a bucket, sorted by the first half of their names."""
 
-    def __init__(self, windows: Windows, *, late_ms: int = LATE_MS, frames_max: int | None = None) -> None:
+    def __init__(
+        self,
+        windows: Windows,
+        *,
+        late_ms: int = LATE_MS,
+        frames_max: int | None = None,
+        strict_adr: bool = False,
+    ) -> None:
         if not 0 <= late_ms <= EXPIRY_MS_MAX:
             raise Misuse(f"late_ms is {late_ms}, must be from 0 to {EXPIRY_MS_MAX}", late_ms=late_ms)
         if frames_max is not None and frames_max < 1:
@@ -86,6 +161,7 @@ class FrameBank:
         self._frames_max = frames_max
         self._key, self._key_check = np.empty(0, np.int64), np.empty(0, np.int64)
         self._known = Known.nothing(0)
+        self._chains: _Chains | None = None if strict_adr else _Chains()
         self._newest = self._given_up = NEVER
 
     def __len__(self) -> int:
@@ -98,10 +174,12 @@ class FrameBank:
         first = begins(receptions.key, receptions.key_check)
         frame = np.cumsum(first) - 1
         names = receptions.key[first], receptions.key_check[first]
-        at = self._find(*names)
+        at = find(self._key, self._key_check, *names)
         known = self._recall(at)
         codes = self._judge_late(receptions, frame, at < 0, known)
-        codes[self._no_room(*names, at, frame, codes < 0)[frame] & (codes < 0)] = _STATE_FULL
+        codes[self._no_room(receptions.take(np.flatnonzero(first)), at, frame, codes < 0)[frame] & (codes < 0)] = (
+            _STATE_FULL
+        )
         live = np.flatnonzero(codes < 0)
         rows = receptions.take(live).rows()
         heard = frame[live][rows.begins]
@@ -109,6 +187,8 @@ class FrameBank:
         for column, values in zip(known, after, strict=True):
             column[heard] = values
         self._learn(names, at, known)
+        if self._chains is not None:
+            self._chains.know_again(codes, receptions)
         self._newest = max(self._newest, int(receptions.time.max()))
         self._give_up()
         return codes
@@ -143,28 +223,24 @@ class FrameBank:
             np.minimum.at(known.since, rank[behind[hit]], receptions.time[behind[hit]])
         return codes
 
-    def _no_room(self, key: Int64s, key_check: Int64s, at: Int64s, frame: Int64s, live: Bools) -> Bools:
-        """Of each frame, whether it is new and there is no room for it."""
+    def _no_room(self, frames: Receptions, at: Int64s, frame: Int64s, live: Bools) -> Bools:
+        """Of each frame, whether it is new and there is no room for it, or for its chain."""
         refused = np.zeros(len(at), np.bool_)
         if self._frames_max is None:
             return refused
         wants = np.zeros(len(at), np.bool_)
         wants[frame[live]] = True
         new = np.flatnonzero(wants & (at < 0))
-        by_name = new[np.lexsort((key_check[new], key[new]))]  # the same ones, however often it is tried
+        if self._chains is not None:
+            known = find(self._chains.columns[0], self._chains.columns[1], frames.chain[new], frames.chain_check[new])
+            strange = new[known < 0]
+            by_chain = strange[np.lexsort((frames.chain_check[strange], frames.chain[strange]))]
+            nth = np.cumsum(begins(frames.chain[by_chain], frames.chain_check[by_chain]))
+            refused[by_chain[nth > self._frames_max - len(self._chains)]] = True
+            new = new[~refused[new]]
+        by_name = new[np.lexsort((frames.key_check[new], frames.key[new]))]  # the same ones, however often it is tried
         refused[by_name[max(0, self._frames_max - len(self)) :]] = True
         return refused
-
-    def _find(self, key: Int64s, key_check: Int64s) -> Int64s:
-        """Where these frames stand in the bank; -1 for those that are new."""
-        if not len(self):
-            return np.full(len(key), -1, np.int64)
-        at = np.minimum(np.searchsorted(self._key, key), len(self) - 1)
-        found = np.where(self._key[at] == key, at, -1).astype(np.int64)
-        for i in np.flatnonzero((found >= 0) & (self._key_check[at] != key_check)):  # two names, one first half
-            same = range(int(found[i]), int(np.searchsorted(self._key, key[i], "right")))
-            found[i] = next((j for j in same if self._key_check[j] == key_check[i]), -1)
-        return found
 
     def _learn(self, names: tuple[Int64s, Int64s], at: Int64s, known: Known) -> None:
         old = np.flatnonzero(at >= 0)
@@ -192,19 +268,40 @@ class FrameBank:
     def snapshot(self) -> bytes:
         """All that is remembered, as bytes; the settings are not in it."""
         columns = np.stack((self._key, self._key_check, *self._known)).astype("<i8").tobytes()
-        head = _HEAD.pack(_MAGIC, FORMAT, self._newest, self._given_up, len(self), zlib.crc32(columns))
+        counts = [len(self)]
+        if self._chains is not None:
+            columns += self._chains.columns.astype("<i8").tobytes()
+            counts.append(len(self._chains))
+        head = _HEADS[self._format].pack(
+            _MAGIC, self._format, self._newest, self._given_up, *counts, zlib.crc32(columns)
+        )
         return head + columns
+
+    @property
+    def _format(self) -> int:
+        return STRICT_FORMAT if self._chains is None else FORMAT
 
     def resume(self, data: bytes) -> FrameBank:
         """Go on where another bank's snapshot was taken, with the settings of this one; else `BadInput`."""
-        if len(data) < _HEAD.size or data[:6] != _HEAD.pack(_MAGIC, FORMAT, 0, 0, 0, 0)[:6]:
-            raise BadInput(f"not a bank of frames of format {FORMAT}: begins {data[:6].hex()}", offset=0)
-        _, _, newest, given_up, count, checksum = _HEAD.unpack_from(data)
-        columns = data[_HEAD.size :]
-        if len(columns) != 48 * count or zlib.crc32(columns) != checksum:
-            raise BadInput(f"a damaged bank of frames: {len(columns)} bytes of {count} frames", offset=_HEAD.size)
-        self._key, self._key_check, *known = np.frombuffer(columns, "<i8").astype(np.int64).reshape(6, -1)
+        head, found = _HEADS[self._format], int.from_bytes(data[4:6], "little")
+        if data[:4] == _MAGIC and found != self._format and found in _HEADS:
+            strict = str(found == STRICT_FORMAT).lower()
+            raise BadInput(
+                f"this memory is of format {found}, kept with strict_adr = {strict} (or by a version that had no other "
+                "way): go on with that, or begin a new checkpoint",
+                offset=4,
+            )
+        if len(data) < head.size or data[:4] != _MAGIC or found != self._format:
+            raise BadInput(f"not a bank of frames of format {self._format}: begins {data[:6].hex()}", offset=0)
+        _, _, newest, given_up, count, *chains, checksum = head.unpack_from(data)
+        columns, frames_end = data[head.size :], 48 * count
+        if len(columns) != frames_end + 40 * sum(chains) or zlib.crc32(columns) != checksum:
+            raise BadInput(f"a damaged bank of frames: {len(columns)} bytes of {count} frames", offset=head.size)
+        numbers = np.frombuffer(columns, "<i8").astype(np.int64)
+        self._key, self._key_check, *known = numbers[: 6 * count].reshape(6, -1)
         self._known = Known(*known)
+        if self._chains is not None:
+            self._chains = _Chains(numbers[6 * count :].reshape(5, -1))
         self._newest, self._given_up = newest, given_up
         return self
 

@@ -1,4 +1,4 @@
-"""Level 1 over columns: many frames at once, rows sorted by frame and then in the order of judgement.
+"""Level 1 over columns: many frames at once, and what a device remembers beyond it.
 
 The scalar `Stations` is the truth; this form gives the same answers faster. What is to be known of a frame is one
 *window*: the station that opened it, when it did, and when the frame was last heard, by anybody and by that station. A
@@ -11,6 +11,17 @@ row is a miss, and opens a window, or it is a hit in the one that is open:
 
 All else follows from the opener of a row's window: the same station resubmits, or echoes if it heard the frame a moment
 before; another one only heard it too.
+
+What outlasts the expiry is one frame for each *chain*, the one that was counted last. The chain of a data frame is its
+device, that of a join request the request itself: a nonce is used once. A row that would open a window of the frame
+that the row before it in its chain opened is no new one:
+
+    F9  F9' F9''         197 s apart: a device that still waits for its confirmation; FIRST, then REPEAT counted_before
+    F9  F10  F9'         F9' is FIRST by level 1 again: only its counter tells that it is old
+    J7  J7'              REPEAT nonce_used
+
+Openers that stand side by side in their chain, ordered by time, are compared: one more numpy pass, which
+``strict_adr`` leaves out.
 
 What was known before a batch stands in it as made-up rows before the first one of its frame: the last sighting, and
 where the window is fixed its opener too.
@@ -49,6 +60,7 @@ CODES: Final = {answer.reason: code for code, answer in enumerate(A.ANSWERS)}
 _NEW_FRAME, _NEW_JOIN = CODES["new_frame"], CODES["new_join"]
 _RESUBMITTED, _ECHOED, _OTHER_STATION = CODES["resubmitted"], CODES["echoed"], CODES["other_station"]
 _JOIN_REPEATED = CODES["join_repeated"]
+_COUNTED_BEFORE, _NONCE_USED = CODES["counted_before"], CODES["nonce_used"]
 
 
 def refused(reason: str) -> int:
@@ -198,35 +210,99 @@ def _openers(begins: Bools, pause: Int64s, windows: Windows) -> Bools:
     return opens
 
 
+def openers(codes: Codes) -> Int64s:
+    """The rows that opened a window."""
+    return np.flatnonzero((codes == _NEW_FRAME) | (codes == _NEW_JOIN))
+
+
+def as_again(codes: Codes) -> Codes:
+    """What openers are whose frame was counted last in their chain already."""
+    return np.where(codes == _NEW_JOIN, np.int8(_NONCE_USED), np.int8(_COUNTED_BEFORE))
+
+
 class ColumnarStations:
-    """Judges batches of rows; the rows of a frame must be contiguous over all batches, and in order.
+    """Judges batches of rows; the rows of a chain must be contiguous over all batches, and in order.
 
     >>> columns = ColumnarStations(Windows())
-    >>> frame, data, time = np.zeros(4, np.int64), np.zeros(4, np.int64), np.array([0, 1_000, 2_000, 62_000])
-    >>> [A.ANSWERS[code].reason for code in columns.judge(frame, time, data, np.array([7, 8, 7, 7]))]
-    ['new_frame', 'other_station', 'resubmitted', 'new_frame']
+    >>> device, frame, data, time = *np.zeros((3, 4), np.int64), np.array([0, 1_000, 2_000, 62_000])
+    >>> [A.ANSWERS[code].reason for code in columns.judge(device, time, data, np.array([7, 8, 7, 7]), frame, frame)]
+    ['new_frame', 'other_station', 'resubmitted', 'counted_before']
     """
 
-    def __init__(self, windows: Windows) -> None:
+    def __init__(self, windows: Windows, *, strict_adr: bool = False) -> None:
         self._windows = windows
-        self._frame: int | None = None  # whose rows the last batch ended with
-        self._known = Known.nothing(1)
+        self._strict_adr = strict_adr
+        # Of the chain that the last batch ended with:
+        self._chain: int | None = None
+        self._open: dict[tuple[int, int], tuple[int, ...]] = {}  # what is known of its frames
+        self._last: tuple[int, int] | None = None  # the frame of its last opener
 
-    def judge(self, frame: Int64s, time: Int64s, join: Int64s, station: Int64s) -> Codes:
-        """The code of each row's answer, which is its place in ``ANSWERS``; ``join`` is 1 for join requests."""
+    def judge(
+        self, chain: Int64s, time: Int64s, join: Int64s, station: Int64s, frame: Int64s, frame_check: Int64s
+    ) -> Codes:
+        """The code of each row's answer, which is its place in ``ANSWERS``; ``join`` is 1 for join requests.
+
+        A frame's name is two columns, both halves of a hash; its rows are all of one chain.
+        """
         codes = np.where(station < 0, -1 - station, 0).astype(np.int8)
         good = np.flatnonzero(station >= 0)
         if len(good) < len(codes):
-            frame, time, join, station = frame[good], time[good], join[good], station[good]
+            chain, time, join, station, frame, frame_check = (
+                column[good] for column in (chain, time, join, station, frame, frame_check)
+            )
         if len(good):
-            codes[good] = self._judge(frame, Rows(begins(frame), station, time, join != 0))
+            codes[good] = self._judge(chain, frame, frame_check, time, join != 0, station)
         return codes
 
-    def _judge(self, frame: Int64s, rows: Rows) -> Codes:
-        known = Known.nothing(int(np.count_nonzero(rows.begins)))
-        if self._frame == int(frame[0]):
-            for column, before in zip(known, self._known, strict=True):
-                column[0] = before[0]
-        codes, after = judge(rows, known, self._windows)
-        self._frame, self._known = int(frame[-1]), after.take(np.array([-1]))
+    def _judge(
+        self, chain: Int64s, frame: Int64s, frame_check: Int64s, time: Int64s, join: Bools, station: Int64s
+    ) -> Codes:
+        if int(chain[0]) != self._chain:
+            self._open, self._last = {}, None
+        self._chain = int(chain[0])
+        by_frame = np.argsort(frame, kind="stable")  # in a frame, the rows stay in the order of judgement
+        names = chain[by_frame], frame[by_frame], frame_check[by_frame]
+        if (begins(*names) & ~begins(*names[:2])).any():  # two names, one first half
+            by_frame = np.lexsort((frame_check, frame, chain))
+            names = chain[by_frame], frame[by_frame], frame_check[by_frame]
+        rows = Rows(begins(*names), station[by_frame], time[by_frame], join[by_frame])
+        of_chain, key, key_check = (name[rows.begins] for name in names)
+        judged, after = judge(rows, self._recall(of_chain, key, key_check), self._windows)
+        codes = np.empty(len(chain), np.int8)
+        codes[by_frame] = judged
+        ends_with = int(chain[-1])
+        if ends_with != self._chain:
+            self._open = {}
+        last = np.flatnonzero(of_chain == ends_with)
+        self._remember(key[last], key_check[last], after.take(last), int(time[-1]))
+        if not self._strict_adr:
+            self._know_again(codes, chain, frame, frame_check)
+        self._chain = ends_with
         return codes
+
+    def _recall(self, chain: Int64s, frame: Int64s, frame_check: Int64s) -> Known:
+        known = Known.nothing(len(chain))
+        if self._open:
+            for i in np.flatnonzero(chain == self._chain):
+                if before := self._open.get((int(frame[i]), int(frame_check[i]))):
+                    for column, value in zip(known, before, strict=True):
+                        column[i] = value
+        return known
+
+    def _remember(self, frame: Int64s, frame_check: Int64s, after: Known, newest: int) -> None:
+        """What the rows of this chain may still meet, if more of them come."""
+        names = zip(frame.tolist(), frame_check.tolist(), strict=True)
+        self._open.update(zip(names, zip(*(column.tolist() for column in after), strict=True), strict=True))
+        place = Known._fields.index("last")
+        for name in [name for name, known in self._open.items() if newest - known[place] >= self._windows.expiry_ms]:
+            del self._open[name]
+
+    def _know_again(self, codes: Codes, chain: Int64s, frame: Int64s, frame_check: Int64s) -> None:
+        opens = openers(codes)
+        if not len(opens):
+            return
+        names = chain[opens], frame[opens], frame_check[opens]
+        again = ~begins(*names)
+        again[0] = int(names[0][0]) == self._chain and (int(names[1][0]), int(names[2][0])) == self._last
+        codes[opens[again]] = as_again(codes[opens[again]])
+        self._last = int(names[1][-1]), int(names[2][-1])  # of the last chain, whose first row opened a window

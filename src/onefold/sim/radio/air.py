@@ -25,8 +25,6 @@ from onefold.sim.radio.world import Bools, Ints, World
 
 BEGIN_MS: Final = 1_704_067_200_000
 """2024-01-01: no transmission is earlier."""
-RETRY_MS: Final = (2_500, 5_000)
-"""Between two transmissions of a confirmed frame: both receive windows have to pass without an answer."""
 JOIN_MS: Final = 10_000
 """Between two join requests of a device, and before its first uplink."""
 RESET_AFTER: Final = 4
@@ -89,7 +87,7 @@ def transmit(rng: np.random.Generator, plan: RadioPlan, world: World) -> Air:
     up = _uplinks(rng, plan, world)
     replayed, replay_ms = _replays(rng, plan, world, up)
     up.lost &= ~up.sure
-    retry_of, retry_ms = _retries(rng, up)
+    retry_of, retry_ms = _retries(rng, plan, up)
     forged = rng.integers(plan.frames, size=round(plan.forged * plan.frames))
     foreign = rng.integers(plan.devices, len(world.devices), size=round(plan.foreign * plan.frames))
     joining, nonce, join_ms = _joins(rng, world, up)
@@ -129,7 +127,7 @@ def _uplinks(rng: np.random.Generator, plan: RadioPlan, world: World) -> _Uplink
     retries = np.where(again, rng.integers(1, RETRIES_MAX + 1, plan.frames), 0)
     counter, restart = _counters(rng, world, device, place, count)
     gap = rng.uniform(0.5, 1.5, plan.frames) * plan.interval_ms
-    gap = np.maximum(gap, plan.quiet_ms) + np.concatenate([[0], retries[:-1]]) * RETRY_MS[1]
+    gap = np.maximum(gap, plan.quiet_ms) + np.concatenate([[0], retries[:-1]]) * plan.retry_range_ms[1]
     time = np.cumsum(gap)
     time += (rng.random(plan.devices) * plan.interval_ms - time[starts])[device]  # each device begins when it likes
     return _Uplinks(
@@ -156,11 +154,11 @@ def _counters(rng: np.random.Generator, world: World, device: Ints, place: Ints,
     return counter.astype(np.int64), resets & (life == 0)
 
 
-def _retries(rng: np.random.Generator, up: _Uplinks) -> tuple[Ints, Ints]:
+def _retries(rng: np.random.Generator, plan: RadioPlan, up: _Uplinks) -> tuple[Ints, Ints]:
     """The uplinks that are sent again, and when: uplink by uplink, in order."""
     of = np.repeat(np.arange(len(up.device)), up.retries)
     starts = np.cumsum(up.retries) - up.retries
-    wait = rng.integers(*RETRY_MS, len(of))
+    wait = rng.integers(*plan.retry_range_ms, len(of))
     total = np.cumsum(wait)
     before = np.concatenate([[0], total])[starts]
     return of, up.time_ms[of] + total - before[of]

@@ -18,6 +18,8 @@ STRATEGIES: Final = ("drop", "mark", "none")
 
 RETRIES_MAX: Final = 3
 """Confirmed frames are sent again at most so often: what network servers let pass as the same frame."""
+RETRY_MS: Final = (2_500, 5_000)
+"""Between two transmissions of a confirmed frame: both receive windows have to pass without an answer."""
 RECEPTIONS_MAX: Final = 20_000_000
 """Above it the tables of one run no longer fit into a small machine's memory."""
 
@@ -51,6 +53,9 @@ class RadioPlan:
     confirmed: float = 0.25
     retries: float = 0.3
     """Share of *confirmed* uplinks whose acknowledgement is missed: sent again, up to three times."""
+    retry_ms: int = 0
+    """How long a device waits before it sends a confirmed frame again, in the median: half of that to half as much
+    again. 0: as soon as both receive windows have passed, 2.5 to 5 s. Stacks that back off wait for minutes."""
     losses: float = 0.02
     """Uplinks that no gateway hears, however often they are sent."""
     fades: float = 0.05
@@ -80,12 +85,22 @@ class RadioPlan:
         if self.strategy not in (*STRATEGIES, "mixed"):
             text = f"strategy is {self.strategy!r}, must be one of {', '.join(STRATEGIES)}, mixed"
             raise Misuse(text, strategy=self.strategy)
+        if 0 < self.retry_ms < RETRY_MS[0]:
+            text = (
+                f"retry_ms is {self.retry_ms}, must be 0 or at least {RETRY_MS[0]}: both receive windows have to pass"
+            )
+            raise Misuse(text, retry_ms=self.retry_ms)
         if (special := self.joins + self.rollovers + self.resets) > 1:
             text = f"joins + rollovers + resets is {special:g}, must be at most 1: each is of other devices"
             raise Misuse(text, joins=self.joins, rollovers=self.rollovers, resets=self.resets)
         if self.frames * self.gateways > RECEPTIONS_MAX:
             most = RECEPTIONS_MAX // self.gateways
             raise Misuse(f"frames is {self.frames}, must be at most {most} for {self.gateways} gateways")
+
+    @property
+    def retry_range_ms(self) -> tuple[int, int]:
+        """Between two transmissions of a confirmed frame."""
+        return (self.retry_ms // 2, self.retry_ms * 3 // 2) if self.retry_ms else RETRY_MS
 
     @property
     def quiet_ms(self) -> int:
@@ -105,6 +120,7 @@ RANGES: Final[Mapping[str, Range]] = {
     "slow_ms": (1, 10_000),  # far below the 60 s for which a server remembers a frame
     "confirmed": (0.0, 1.0),
     "retries": (0.0, 1.0),
+    "retry_ms": (0, DAY_MS),
     "losses": (0.0, 0.9),
     "fades": (0.0, 0.9),
     "mirrors": (0.0, 1.0),
