@@ -204,6 +204,12 @@ def test_a_restart_is_believed_if_no_server_can_be_so_late(store):
     assert won(store, claim("b", 1, restarted_after=5_000), claim("b", 0, restarted_after=5_000)) == [False, True]
 
 
+@pytest.mark.parametrize(("counted", "believed"), [(1_000, False), (1_001, True)])
+def test_a_server_can_be_a_thousand_frames_late_with_a_restart_and_no_more(store, counted, believed):
+    store.claim([claim("a", counted)])
+    assert won(store, claim("b", 0, restarted_after=5_000)) == [believed]
+
+
 def test_after_0_and_1_alone_another_server_cannot_tell_a_restart(store):
     assert won(store, claim("a", 1), claim("b", 0, restarted_after=1), claim("a", 0, restarted_after=1)) == [
         True, False, True,

@@ -22,8 +22,9 @@ from onefold.engines.outbox import (
     transactional,
     unpack_entry,
 )
+from onefold.engines.outbox.attempt import resumed_at_once
 from onefold.engines.outbox.record import pack_message, unpack_message
-from onefold.engines.outbox.steps import Opened
+from onefold.engines.outbox.steps import Birth, Create, Opened, Persist
 
 KEY = Key("billing", "7")
 MESSAGE = Message("t1", "orders", {"order": 7})
@@ -45,6 +46,30 @@ def told(attempt, *answers):
             step = attempt.send(next(given_so_far))
         except StopIteration as stop:
             return " ".join(names), stop.value
+
+
+def made(attempt, *answers):
+    """The steps themselves."""
+    steps = [next(attempt)]
+    for answer in answers:
+        steps.append(attempt.send(answer))
+    return steps
+
+
+def test_a_stranded_entry_of_a_message_is_guarded_by_its_token_and_one_of_a_source_by_nothing():
+    for recover in (resumed, resumed_at_once):
+        for name, guarded in (("t1", True), ("orders.log#41", False)):
+            stranded = Entity(KEY, 3, {"paid": 20}).keeping(name, KEPT)
+            *_, create = made(recover(KEY, name), stranded, ("a1", "t2"))
+            assert create == Create(Birth(name, "a1", (("t2", "shipping"),), guarded))
+
+
+def test_tokens_are_written_down_before_anything_is_sent_with_them():
+    stranded = Entity(KEY, 3, {"paid": 20}).keeping("t1", KEPT)
+    *_, persist, dispatch, _, cleared = made(resumed(KEY, "t1"), stranded, ("a1", "t2"), True, True, None, None)
+    assert persist == Persist(stranded.keeping("t1", FIXED))
+    assert [message.token for message in dispatch.messages] == ["t2"]
+    assert cleared == Persist(stranded.stored.without("t1"))
 
 
 def test_the_published_listing_has_seven_round_trips():
