@@ -50,7 +50,7 @@ def program() -> str:
     """The browser of this machine; without one the tests are skipped, which in CI is a failure."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
-        pytest.skip("no chromium on this machine: apt-get install chromium (./run test does it, as root)")
+        pytest.skip("no chromium on this machine: apt-get install chromium")
     return found
 
 

@@ -55,6 +55,36 @@ def test_a_head_that_is_too_slow_or_too_long_is_given_up(tmp_path):
         assert raw(server, b"\x16\x03\x01 no http\r\n\r\n").startswith(b"HTTP/1.1 400 ")
 
 
+def test_the_limit_of_a_head_is_exact_however_it_comes(tmp_path):
+    with running(tmp_path, limits=Limits(head_bytes_max=1_000, keep_alive_s=0.1)) as server:
+        start = b"GET /healthz?x=1 HTTP/1.1\r\nHost: localhost\r\nX: "
+        for size, status in ((1_000, b"200"), (1_001, b"431"), (1_500, b"431")):
+            head = start + b"x" * (size - len(start) - 4) + b"\r\n\r\n"
+            assert len(head) == size
+            answer = raw(server, head)
+            assert answer.startswith(b"HTTP/1.1 " + status), (size, answer)
+        assert b"the head of the request has 1,500 bytes, the limit is 1,000" in answer
+
+
+def test_a_body_whose_length_is_told_in_two_ways_is_refused(tmp_path):
+    with running(tmp_path) as server:
+        smuggled = b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n"
+        answer = raw(server, HEAD + smuggled + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b"Transfer-Encoding and Content-Length are both there" in answer
+        assert answer.count(b"HTTP/1.1") == 1, "and what follows is not read as a request"
+
+
+def test_connections_leave_files_to_the_stores(tmp_path, monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
+    with running(tmp_path, limits=Limits(connections_max=1_000)) as server:
+        host, port = server.address.split(":")
+        held = [socket.create_connection((host, int(port)), timeout=20) for _ in range(6)]
+        assert server.ask("GET", "/healthz").body == {"error": "too many connections"}
+        for client in held:
+            client.close()
+
+
 def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path):
     with running(tmp_path) as server:
         host, port = server.address.split(":")

@@ -170,6 +170,16 @@ def test_an_expired_request_is_gone(tmp_path, shop):
     assert shop.world.queue.waiting() == {}
 
 
+def test_who_asks_for_a_websocket_is_answered_as_anybody_else(tmp_path, shop):
+    upgrade = {
+        "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }  # fmt: skip
+    with running(tmp_path) as client:
+        assert client.ask("GET", "/orders", **upgrade).status == 405
+        assert client.ask("GET", client.new(), **upgrade).status == 200
+
+
 def test_bad_requests_are_told_what_is_wrong(tmp_path, shop):
     with running(tmp_path, queues=["orders"]) as client:
         where = client.new()

@@ -50,7 +50,7 @@ class ConsoleServer(serving.Listening):
         settings = self.settings
         entrance = Entrance(settings.token, settings.host, self._socket.getsockname()[1])
         app = ConsoleApp(self._watch, self._pages, entrance, self._explain)
-        bounds = config(app, settings.limits, message_bytes_max=1)
+        bounds = config(app, settings.limits, message_bytes_max=None)
         server = self._server = serving.Server(bounds, ready, self._watch.close)
         looking = asyncio.create_task(self._watch.run())
         try:

@@ -75,7 +75,7 @@ class DeskServer(serving.Listening):
             problem=self.problem, figures=self.figures, told=settings.token is None,
         )  # fmt: skip
         server = self._server = serving.Server(
-            config(app.app, settings.limits, message_bytes_max=settings.limits.body_bytes_max), ready, app.close
+            config(app.app, settings.limits, message_bytes_max=None), ready, app.close
         )
         try:
             await server.serve([self._socket])

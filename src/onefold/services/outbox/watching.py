@@ -35,7 +35,7 @@ def watched(consumer: Consumer, port: int) -> Iterator[str]:
     async def drained() -> None:
         pass
 
-    server = serving.Server(config(application(consumer), LIMITS, message_bytes_max=1), ready.set, drained)
+    server = serving.Server(config(application(consumer), LIMITS, message_bytes_max=None), ready.set, drained)
     thread = threading.Thread(
         target=lambda: asyncio.run(server.serve([listener])), name="onefold-watching", daemon=True
     )
