@@ -11,12 +11,17 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
+from onefold.engines.lorawan.validation import Device
 from onefold.errors import Misuse, StoreFailed
 from onefold.services.gateway import lns_json
+from onefold.services.gateway.downlinks import Downlinks
 from onefold.services.gateway.limits import Limits
+from onefold.services.gateway.reception import Downlink, Radio, Reception
+from onefold.services.gateway.regions import EU868
+from onefold.services.gateway.registry import Entry
 from onefold.services.topic import Topic
 from tests.services.gatewaying import FaultyCounters, device, reception, running, service, stored, updf, uplink
-from tests.services.hearing import until
+from tests.services.hearing import FRAME, KEY, STATION, until
 
 
 def test_a_message_with_wrong_fields_is_refused_and_the_station_goes_on(tmp_path, capfd):
@@ -263,3 +268,21 @@ def test_a_log_that_cannot_be_written_is_tried_again_and_nothing_is_acknowledged
         broken[0] = False
         assert station.message()["msgtype"] == station.message()["msgtype"] == "dnmsg"
     assert [row["fcnt"] for row in stored(tmp_path)] == [1, 2]
+
+
+class Deaf:
+    """A station that takes downlinks and never says that it transmitted one."""
+
+    def send(self, downlink: Downlink) -> bool:
+        return True
+
+
+def test_downlinks_that_a_clock_which_was_ahead_dated_do_not_keep_later_ones_from_being_given_up():
+    downlinks = Downlinks(region=EU868, rx_delay_s=1, next_number=1, lost_ms=30_000)
+    entry = Entry(Device(dev_eui=2, dev_addr=0x26011BDA), nwk_skey=KEY)
+    now_ms, month_ms = 1_700_000_000_000, 30 * 86_400_000
+    for at_ms in (now_ms + month_ms, now_ms, now_ms + 20_000):
+        assert downlinks.acknowledge(Reception(FRAME, STATION, Radio(868_100_000, 5), Deaf(), at_ms), entry, 1, at_ms)
+    assert downlinks.figures()["lost"] == 1, "the one of the month to come, when the clock is back"
+    downlinks.expire(now_ms + 30_001)
+    assert downlinks.figures()["lost"] == 2

@@ -72,9 +72,9 @@ class Downlinks:
             self.transmitted += 1
 
     def expire(self, now_ms: int) -> None:
-        """Give up those of which nobody said anything for too long."""
+        """Give up those of which nobody said anything for too long; so do those that a clock which was ahead dated."""
         waiting = self._outstanding
-        while waiting and (len(waiting) > OUTSTANDING_MAX or now_ms - next(iter(waiting.values())) > self.lost_ms):
+        while waiting and (len(waiting) > OUTSTANDING_MAX or abs(now_ms - next(iter(waiting.values()))) > self.lost_ms):
             waiting.popitem(last=False)
             self.lost += 1
 
