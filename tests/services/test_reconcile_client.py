@@ -31,6 +31,7 @@ from onefold.services.reconciler.transfer import (
     WRONG_TIME,
 )
 from onefold.stores.memory.records import MemoryRecords
+from onefold.tally import BooksDoNotBalance
 from onefold.verdict import Verdict
 from tests.services.cutting_proxy import CuttingProxy
 from tests.services.reconciling import running
@@ -454,3 +455,16 @@ def test_two_stores_of_one_process_need_no_server():
     here, there = store(made([1, 2])), store(made([2, 3]))
     assert reconcile(here, beside(there)).settled
     assert ids(here) == ids(there)
+
+
+class Forgetful(MemoryRecords):
+    """A store that keeps the records and says nothing of the last one."""
+
+    def add(self, records):
+        return super().add(records)[:-1]
+
+
+def test_a_record_that_came_and_was_given_no_verdict_is_an_error():
+    """Arrivals are counted where a frame comes in, and verdicts where the store has answered."""
+    with pytest.raises(BooksDoNotBalance, match="the books do not balance: 5 in != 4 first"):
+        reconcile(Forgetful(), to(store(made(range(5)))))

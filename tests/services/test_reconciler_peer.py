@@ -139,7 +139,9 @@ def test_every_pushed_record_is_held_against_its_id():
     taken = [Taken.STORED, wrong, wrong, wrong, Taken.TOO_LARGE, Taken.KNOWN, Taken.KNOWN]
     assert exchange.outcomes(talk.ask(exchange.carry(exchange.PUSH, pushed))) == taken
     assert records.read([new.id, changed.id, moved.id, bare.id]) == [new, None, None, None]
-    assert [talk.books.of(f"pushed_{name}") for name in ("stored", "known", "wrong_id", "too_large")] == [1, 2, 3, 1]
+    books = talk.books.pushed()
+    assert {answer.reason: count for answer, count in books} == {"stored": 1, "known": 2, "wrong_id": 3, "too_large": 1}
+    assert books.check().received == len(pushed)
 
 
 HEAD = exchange.HEAD
@@ -149,7 +151,7 @@ BAD_FRAMES = {
     "an unknown kind": (b"Z", "0x5a is no kind of frame that a client sends", 0),
     "a server's kind": (b"R", "0x52 is no kind of frame that a client sends", 0),
     "a second open": (OPEN, "a session is open on this connection: close it first", 0),
-    "no JSON": (b"O{", "no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)", 1),
+    "no JSON": (b"O{", "the frame is not JSON: Expecting property name enclosed in double quotes at character 1", 1),
     "a field too many": (b'O{"x":1}', "unknown field 'x'", 1),
     "a wrong field": (b'O{"since":-1}', "since is -1, must be int", 1),
     "half an id": (b"F" + b"a" * 40, "8 bytes behind the last id", 33),
@@ -283,6 +285,10 @@ class Watched(MemoryRecords):
         snapshot.close = self._count  # type: ignore[method-assign]
         return snapshot
 
+    def add(self, records):
+        self._fail()
+        return super().add(records)
+
     def read(self, ids):
         self._fail()
         return super().read(ids)
@@ -381,3 +387,15 @@ def test_a_pipe_answers_in_order_and_is_lost_when_it_is_closed():
         pipe.send(b"c")
     with pytest.raises(ConnectionError):
         pipe.receive()
+
+
+def test_a_frame_of_records_that_cannot_be_taken_is_in_the_books_too():
+    records = Watched()
+    talk = Talk(records, pushes_max=5)
+    talk.client.open()
+    records.broken = StoreFailed("the disk is full")
+    assert talk.trouble(exchange.carry(exchange.PUSH, some(range(3)))).error == "store_failed"
+    records.broken = None
+    talk.client.open()
+    assert talk.trouble(exchange.carry(exchange.PUSH, some(range(9)))).error == "pushes"
+    assert str(talk.books.pushed().check()) == "12 in = 0 first + 0 repeat + 12 unsure + 0 reject"

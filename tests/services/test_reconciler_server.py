@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from websockets.client import ClientProtocol
@@ -21,7 +22,8 @@ from onefold.services import serving
 from onefold.services.reconciler.limits import ReconcileLimits
 from onefold.services.reconciler.server import ReconcileServer, ReconcileSettings
 from onefold.stores.memory.records import MemoryRecords
-from tests.services.reconciling import Client, items, running, some, store
+from onefold.tally import BooksDoNotBalance
+from tests.services.reconciling import Client, Running, items, running, some, store
 
 TOKEN = "s3cret"  # noqa: S105
 MESSAGE = bytes((exchange.MESSAGE,))
@@ -55,6 +57,8 @@ def test_a_client_finds_fetches_and_pushes_over_a_socket():
         assert server.figure("onefold_reconcile_sessions_total") == 2
         assert server.figure("onefold_reconcile_fetched_total") == 100
         assert server.figure('onefold_reconcile_pushed_total{outcome="stored"}') == 100
+        assert server.figure("onefold_reconcile_arrived_total") == 100
+        assert server.figure("onefold_reconcile_pending") == 0
         socket.close()
         server.wait_for("onefold_reconcile_open_sessions", 0)
     with pytest.raises(Misuse, match="closed"):
@@ -147,6 +151,18 @@ def test_the_time_that_the_server_takes_is_no_silence_of_its_peer():
     limits = ReconcileLimits(look_silence_s_max=4, idle_s=4)
     with running(records, limits=limits) as server, server.connect() as socket:
         assert Client(socket).find(items(range(5, 300))) == (set(), ids(range(5)))
+
+
+def test_a_record_that_was_lost_inside_the_server_shows_on_the_metrics_and_fails_its_stop():
+    server = ReconcileServer(store(range(3)), ReconcileSettings(port=0))
+    with ThreadPoolExecutor(1) as threads:
+        stopped = threads.submit(server.run)
+        assert server.ready.wait(60)
+        server.books.arrive(1)
+        assert Running(server).figure("onefold_reconcile_pending") == 1
+        server.stop()
+        with pytest.raises(BooksDoNotBalance, match="1 in != 0 first"):
+            stopped.result(60)
 
 
 def test_many_clients_at_once_beside_a_busy_processor_all_end_exact(tmp_path):

@@ -42,9 +42,9 @@ class ReconcileApp:
 
     def __init__(
         self, records: Records, admission: Admission, limits: ReconcileLimits, connections: Callable[[], int],
-        *, writable: bool, bodies: bool, clock: Callable[[], float] = time.thread_time,
+        *, writable: bool, bodies: bool, books: Books, clock: Callable[[], float] = time.thread_time,
     ) -> None:  # fmt: skip
-        self.books = Books()
+        self.books = books
         self._records, self._limits, self._clock = records, limits, clock
         self._writable, self._bodies = writable, bodies
         self._admission = admission

@@ -1,14 +1,22 @@
-"""What a server keeps account of, over all its connections: the sessions that are open, and what became of them."""
+"""What a server keeps account of, over all its connections: sessions, bytes, errors, and the records that were pushed.
+
+Of records that are pushed, arrivals are counted where a frame is read and verdicts where the store has answered. The
+two are compared: on the page of metrics (`pending`, 0 at rest) and when the server stops, which fails if they differ.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 
+from onefold.tally import Tally
+from onefold.verdict import Answer
+
 
 class Books:
     """Counts, written by any thread.
 
+    >>> from onefold.verdict import Verdict
     >>> books = Books()
     >>> books.sit(1), books.sit(1)
     (True, False)
@@ -16,12 +24,16 @@ class Books:
     >>> books.count("fetched", 3)
     >>> books.sessions, books.of("fetched"), books.of("sessions")
     (0, 3, 1)
+    >>> books.arrive(2); books.judge(Answer(Verdict.FIRST, "stored"))
+    >>> str(books.pushed()), books.pushed().pending
+    ('2 in != 1 first + 0 repeat + 0 unsure + 0 reject', 1)
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._troubles: Counter[str] = Counter()
+        self._pushed = Tally()
         self._sessions = 0
 
     @property
@@ -51,6 +63,21 @@ class Books:
     def of(self, what: str) -> int:
         """How many of these there were."""
         return self._counts[what]
+
+    def arrive(self, many: int) -> None:
+        """So many records came to be stored."""
+        with self._lock:
+            self._pushed.arrive(many)
+
+    def judge(self, answer: Answer, many: int = 1) -> None:
+        """So many of them were given this verdict."""
+        with self._lock:
+            self._pushed.judge(answer, many)
+
+    def pushed(self) -> Tally:
+        """The records that were pushed, as it stands now."""
+        with self._lock:
+            return Tally() + self._pushed
 
     def trouble(self, name: str) -> None:
         """One more error of this name was told."""

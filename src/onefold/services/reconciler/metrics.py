@@ -8,9 +8,9 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from onefold.links.exchange import Taken
 from onefold.services.figures import Exposed
 from onefold.services.reconciler.books import Books
+from onefold.services.reconciler.transfer import NOT_TAKEN, OUTCOMES
 
 PREFIX: Final = "onefold_reconcile"
 COUNTERS: Final = {
@@ -35,10 +35,12 @@ class Metrics(Exposed):
         yield GaugeMetricFamily(f"{PREFIX}_open_sessions", "Sessions that are open.", self._books.sessions)
         for name, told in COUNTERS.items():
             yield CounterMetricFamily(f"{PREFIX}_{name}", told, self._books.of(name))
+        books = self._books.pushed()
+        yield CounterMetricFamily(f"{PREFIX}_arrived", "Records that came to be stored.", books.received)
+        yield GaugeMetricFamily(f"{PREFIX}_pending", "Records that came and have no outcome; 0 at rest.", books.pending)
         pushed = CounterMetricFamily(f"{PREFIX}_pushed", "Records that were pushed, by outcome.", labels=["outcome"])
-        for taken in Taken:
-            name = taken.name.lower()
-            pushed.add_metric([name], self._books.of(f"pushed_{name}"))
+        for verdict, reason in (*OUTCOMES.values(), NOT_TAKEN):
+            pushed.add_metric([reason], books.count(verdict, reason))
         yield pushed
         errors = CounterMetricFamily(f"{PREFIX}_errors", "Errors that peers were told, by name.", labels=["error"])
         for name, count in sorted(self._books.troubles().items()):

@@ -23,6 +23,7 @@ from onefold.ports.records import Records
 from onefold.services.reconciler.books import Books
 from onefold.services.reconciler.limits import ReconcileLimits
 from onefold.services.reconciler.session import Hosted, Refused, failed
+from onefold.services.reconciler.transfer import NOT_TAKEN, OUTCOMES
 
 READ_MAX: Final = 16
 """Records that are read at once to fill a frame: a store may hold large ones, and the last of them may not fit."""
@@ -171,6 +172,18 @@ class Peer:
             raise Refused("read_only", "this server takes no records")
         session.transfer()
         records = exchange.carried(frame, self._records.id_size)
+        self._books.arrive(len(records))
+        try:
+            taken = self._store(records)
+        except BaseException:
+            self._books.judge(NOT_TAKEN, len(records))
+            raise
+        for judged in taken:
+            self._books.judge(OUTCOMES[judged])
+        return exchange.pushed(taken)
+
+    def _store(self, records: Sequence[Record]) -> list[Taken]:
+        """Keep those of them that are what they say; what became of each."""
         self._pushed += len(records) or 1
         if self._pushed > self._limits.pushes_max:
             raise Refused("pushes", f"the session is over: more than {self._limits.pushes_max} records were pushed")
@@ -179,9 +192,7 @@ class Peer:
         for place, new in zip(good, self._records.add([records[place] for place in good]), strict=True):
             if not new:
                 taken[place] = Taken.KNOWN
-        for judged in taken:
-            self._books.count(f"pushed_{judged.name.lower()}")
-        return exchange.pushed(taken)
+        return taken
 
     def _judged(self, record: Record) -> Taken:
         """Whether a record may be kept, before the store is asked."""

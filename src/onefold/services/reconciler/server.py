@@ -14,6 +14,7 @@ from onefold.ports.records import Records
 from onefold.services import serving
 from onefold.services.bounded_http import config
 from onefold.services.reconciler.app import ReconcileApp
+from onefold.services.reconciler.books import Books
 from onefold.services.reconciler.limits import ReconcileLimits
 from onefold.services.serving import Admission
 
@@ -43,6 +44,7 @@ class ReconcileServer(serving.Listening):
 
     def __init__(self, records: Records, settings: ReconcileSettings | None = None) -> None:
         self.settings = settings or ReconcileSettings()
+        self.books = Books()
         self._records = records
         super().__init__(self.settings.host, self.settings.port, self.settings.token)
 
@@ -58,6 +60,7 @@ class ReconcileServer(serving.Listening):
         app = ReconcileApp(
             self._records, Admission(settings.token, settings.host), settings.limits,
             lambda: len(server.server_state.connections), writable=settings.writable, bodies=settings.bodies,
+            books=self.books,
         )  # fmt: skip
         bounds = config(app, settings.limits, message_bytes_max=settings.limits.message_bytes_max)
         server = self._server = serving.Server(bounds, ready, app.close)
@@ -65,3 +68,4 @@ class ReconcileServer(serving.Listening):
             await server.serve([self._socket])
         finally:
             app.end()
+        self.books.pushed().check()  # all was answered: what came has a verdict, or it was lost in here

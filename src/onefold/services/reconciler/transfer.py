@@ -4,7 +4,9 @@
             is asked for again. Each record is held against its id before it is kept; a batch is one `add`
     push    records in frames as large as the peer takes them, a few on their way; it says of each what became of it
 
-A record is booked when its fate is known, once. So a transfer can be cut off anywhere: what was booked is kept, and the
+Arrivals and verdicts are counted apart, and compared at the end: what came in a frame, or was sent in one that was
+answered, against what the store or the peer said of each record. A record is booked when its fate is known, once. So a
+transfer can be cut off anywhere: what was booked is kept, and the
 rest is found again by the next look. Only for what was pushed and not answered a cut leaves doubt: if the next look
 finds it at the peer, it is booked as UNSURE, since nobody can tell by whom it got there.
 """
@@ -65,6 +67,9 @@ RULES: Final[Mapping[Answer, str]] = {
 }
 """What can become of a record, for people."""
 
+NOT_TAKEN: Final = Answer(Verdict.UNSURE, "not_taken")
+"""Of a server's books: a frame of records that it refused or could not store. The peer is told, and looks again."""
+
 OUTCOMES: Final[Mapping[Taken, Answer]] = {
     Taken.STORED: STORED,
     Taken.KNOWN: KNOWN,
@@ -92,7 +97,8 @@ class Transfer:
         lost = {id for batch in self._on_their_way for id in batch}
         self._on_their_way.clear()
         lost.difference_update(have)
-        self.pushed.note(UNANSWERED, len(lost))
+        self.pushed.arrive(len(lost))
+        self.pushed.judge(UNANSWERED, len(lost))
 
     # --- pull ---------------------------------------------------------------------------------------------------
 
@@ -116,6 +122,7 @@ class Transfer:
             got = carried(frame, self._records.id_size)
             self._check(wanted, got)
             self._keep(got)
+            self.pulled.arrive(len(got))  # not before: what the store could not take comes again
             again += wanted[len(got) :]
             size = min(2 * size if len(got) == len(wanted) else len(got), most)
             size = max(1, min(size, len(got) * FRAME_BYTES // len(frame)))
@@ -131,16 +138,13 @@ class Transfer:
                 raise BadInput(f"the peer sent {record.id.hex()}, asked for was {id.hex()}", id=record.id.hex())
 
     def _keep(self, got: Sequence[Record]) -> None:
-        good = []
-        for record in got:
-            wrong = self._wrong(record)
-            if wrong is None:
-                good.append(record)
-            else:
+        held = [(record, self._wrong(record)) for record in got]
+        good = [record for record, wrong in held if wrong is None]
+        for new in self._records.add(good) if good else []:
+            self.pulled.judge(STORED if new else KNOWN)
+        for record, wrong in held:
+            if wrong is not None:
                 self._refuse(self.pulled, wrong, record.id)
-        new = sum(self._records.add(good)) if good else 0
-        self.pulled.note(STORED, new)
-        self.pulled.note(KNOWN, len(good) - new)
 
     def _wrong(self, record: Record) -> Answer | None:
         if record.body is None:
@@ -172,10 +176,12 @@ class Transfer:
             some = ids[at : at + READ_IDS]
             for id, record in zip(some, self._records.read(some), strict=True):
                 if record is None or record.body is None:
+                    self.pushed.arrive()
                     self._refuse(self.pushed, NOT_THERE, id)
                     continue
                 size = size_of(record)
                 if len(record.body) > opened.record_bytes_max or size > opened.message_bytes_max - 1:
+                    self.pushed.arrive()
                     self._refuse(self.pushed, TOO_LARGE, id)
                     continue
                 if batch and size > room:
@@ -192,19 +198,19 @@ class Transfer:
         batch = self._on_their_way[0]
         if len(taken) != len(batch):
             raise BadInput(f"the peer tells of {len(taken)} records, {len(batch)} were pushed")
-        self._on_their_way.popleft()
+        self.pushed.arrive(len(self._on_their_way.popleft()))
         for id, outcome in zip(batch, taken, strict=True):
             booked = OUTCOMES[outcome]
             if booked.verdict is Verdict.REJECT:
                 self._refuse(self.pushed, booked, id)
             else:
-                self.pushed.note(booked)
+                self.pushed.judge(booked)
         self._say(f"pushed {self.pushed.received:,} records, {end - self.pushed.received:,} to go")
 
     # ------------------------------------------------------------------------------------------------------------
 
     def _refuse(self, books: Tally, why: Answer, id: bytes) -> None:
-        books.note(why)
+        books.judge(why)
         self._refused.add(id)
 
     def _untried(self, ids: Sequence[bytes]) -> Sequence[bytes]:
