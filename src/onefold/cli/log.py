@@ -1,6 +1,5 @@
 """``onefold log``: looks at the logs of topics, while a server writes them or not; only ``reset-producer`` writes."""
 
-import json as json_
 import os
 import shutil
 import sys
@@ -17,11 +16,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from onefold.cli.output import AsJson, emit_json, people
+from onefold.cli.output import AsJson, emit_json, json_text, people
 from onefold.engines.producers.records import MESSAGES, Kind
 from onefold.engines.producers.recovery import recover
 from onefold.engines.producers.sequences import Sequences
 from onefold.errors import Misuse, OnefoldError
+from onefold.links.plain import printable
 from onefold.ports import Record
 from onefold.services.ingest.documents import record_document
 from onefold.services.requests import entries
@@ -131,8 +131,8 @@ def _following(reader: LogReader, start: int) -> Iterator[Record]:
 def _line(record: Record) -> str:
     kind = "" if record.kind == Kind.MESSAGE else f" {Kind(record.kind).name.lower()}"
     text = record.payload.decode("utf-8", errors="backslashreplace")
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return f"{record.offset} {_clock(record.time_ms)} {record.producer} {record.sequence}{kind}  {shown}"
+    line = f"{record.offset} {_clock(record.time_ms)} {record.producer} {record.sequence}{kind}  {text}"
+    return printable(line, keep="")  # a record is a line
 
 
 def _document(record: Record) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _document(record: Record) -> dict[str, Any]:
 def _json_line(document: dict[str, Any]) -> bool:
     """Print it; False: nobody reads any more."""
     try:
-        print(json_.dumps(document, ensure_ascii=False), flush=True)
+        print(json_text(document), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
         return False

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from onefold.cli.output import AsJson, emit_json, fail, people
+from onefold.links.plain import without_logins
 from onefold.services.file_publisher import FilePublisher, producer_name
 from onefold.services.producer import Producer
 
@@ -57,7 +58,7 @@ def publish(
             {
                 "file": str(file),
                 "topic": topic,
-                "to": to,
+                "to": without_logins(to),
                 "name": producer.name,
                 "stored": publisher.stored,
                 "repeats": publisher.repeats,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.live import Live
 from rich.table import Table
 
-from onefold.cli.output import people
+from onefold.cli.output import json_text, people
 from onefold.cli.telling import BatchLines, local_folder
 from onefold.errors import Misuse
 from onefold.report import text
@@ -197,7 +196,7 @@ def _metrics(port: int) -> Iterator[Callable[[Progress], None]]:
 
 
 def _line(document: dict[str, Any]) -> None:
-    print(json_.dumps(document, ensure_ascii=False), flush=True)
+    print(json_text(document), flush=True)
 
 
 def _place(settings: Settings) -> str:

@@ -1,9 +1,14 @@
-"""What the other side says, as it may be shown."""
+"""What others say, as it may be shown: nothing in it that a terminal obeys, and no passwords."""
 
+import re
 from typing import Final
+from unicodedata import category
 
 TEXT_MAX: Final = 300
 """Characters that are shown of it."""
+OBEYED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode's categories of what is not seen but done: controls, directions of writing, half characters, separators."""
+_LOGIN: Final = re.compile(r"(://[^\s/@:?#]{0,200}):[^\s/?#]{0,200}@")
 
 
 def plain(text: str) -> str:
@@ -13,3 +18,26 @@ def plain(text: str) -> str:
     '?[2J later?'
     """
     return "".join(sign if sign.isprintable() else "?" for sign in text[:TEXT_MAX])
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """The text with all that a terminal would obey written out; ``keep`` stays as it is.
+
+    >>> printable("red" + chr(27) + "[31m, back" + chr(0x202E) + ", next" + chr(10), keep="")
+    'red\\\\x1b[31m, back\\\\u202e, next\\\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        sign.encode("unicode_escape").decode() if category(sign) in OBEYED and sign not in keep else sign
+        for sign in text
+    )
+
+
+def without_logins(text: str) -> str:
+    """The text with the passwords of addresses hidden.
+
+    >>> without_logins("no answer from http://me:secret@host:80/a@b and redis://:secret@host")
+    'no answer from http://me:(hidden)@host:80/a@b and redis://:(hidden)@host'
+    """
+    return _LOGIN.sub(r"\1:(hidden)@", text) if "@" in text else text

@@ -25,6 +25,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 
 from onefold.errors import Misuse
+from onefold.links.plain import printable, without_logins
 
 
 class Server(uvicorn.Server):
@@ -273,4 +274,5 @@ class _OneLine(logging.Formatter):
         error = record.exc_info[1] if record.exc_info else None
         record.exc_info, record.exc_text, record.stack_info = None, None, None
         line = super().format(record)
-        return " ".join((f"{line}: {type(error).__name__}: {error}" if error else line).split())
+        text = " ".join((f"{line}: {type(error).__name__}: {error}" if error else line).split())
+        return printable(without_logins(text))
