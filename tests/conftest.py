@@ -11,6 +11,10 @@ IN_CI = os.environ.get("CI") == "true"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m")
 
 
+# `onefold publish` keeps a digest with the user's state; tests have none of their own.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="onefold-state-")
+
+
 def pytest_xdist_auto_num_workers():
     """One more than there are cores, because the tests of services wait a lot; at most four, each has a Spark."""
     return min(4, len(os.sched_getaffinity(0)) + 1)

@@ -50,7 +50,33 @@ def test_it_publishes_once_goes_on_and_refuses_another_file(folder):
     other = publish(folder, "f", "--topic", "t")
     assert other.returncode == 2
     assert len(other.stderr.splitlines()) == 1
-    assert "the topic holds a line of byte 11, with another text" in other.stderr
+    assert "its first 16 bytes are not those that were read then" in other.stderr
+    without = publish(folder, "f", "--topic", "t", "--state", "elsewhere.json")  # as from another machine
+    assert without.returncode == 2
+    assert "the topic holds a line of byte 11, with another text" in without.stderr
+
+
+def test_another_file_of_the_same_path_is_refused_though_a_line_of_it_fits(folder):
+    (folder / "f").write_bytes(b"a1\na2\nend\n")
+    assert publish(folder, "f", "--topic", "t").returncode == 0
+    (folder / "f").write_bytes(b"b1\nb2\nend\nb4\n")  # rotated; at byte 6 it is the same
+    other = publish(folder, "f", "--topic", "t")
+    assert (other.returncode, len(other.stderr.splitlines())) == (2, 1)
+    assert "is not the file that was published" in other.stderr
+    assert payloads(folder / "onefold-log" / "t") == [b"a1", b"a2", b"end"]
+    assert publish(folder, "f", "--topic", "t", "--name", "f of today").returncode == 0
+    assert payloads(folder / "onefold-log" / "t")[3:] == [b"b1", b"b2", b"end", b"b4"]
+
+
+def test_a_state_that_cannot_be_read_is_refused_and_one_that_cannot_be_kept_stops_before_anything_is_sent(folder):
+    (folder / "broken.json").write_text("[]")
+    (folder / "file").write_text("")
+    cannot = publish(folder, "f", "--topic", "t", "--state", "file/state.json")
+    assert (cannot.returncode, payloads(folder / "onefold-log" / "t")) == (3, [])
+    assert publish(folder, "f", "--topic", "t").returncode == 0
+    broken = publish(folder, "f", "--topic", "t", "--state", "broken.json")
+    assert broken.returncode == 2
+    assert "broken.json: does not say what was published" in broken.stderr
 
 
 @pytest.mark.parametrize(

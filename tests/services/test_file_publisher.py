@@ -4,10 +4,13 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from onefold.engines.producers.records import Kind
 from onefold.errors import Misuse
@@ -38,9 +41,9 @@ def published(topics):
     return [(r.sequence, r.payload) for r in log.read(log.start) if r.kind == Kind.MESSAGE]
 
 
-def run(path, topics, **options):
+def run(path, topics, keep=None, **options):
     with Producer("t", at=topics, name="file") as producer:
-        publisher = FilePublisher(path, producer)
+        publisher = FilePublisher(path, producer, keep=keep)
         publisher.run(**options)
     return publisher
 
@@ -110,6 +113,43 @@ def test_a_file_that_is_not_the_one_that_was_published_is_refused_by_place(tmp_p
         run(path, topics)
     assert str(path) in str(caught.value)
     assert len(published(topics)) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=30), st.lists(st.sampled_from(b"ab\n"), max_size=12).map(bytes), st.integers(0, 40))
+def test_a_file_that_grows_goes_on_and_one_of_which_any_byte_changed_does_not(data, more, place):
+    with tempfile.TemporaryDirectory() as folder, Topics(Path(folder) / "log") as topics:
+        path, keep = Path(folder) / "f", Path(folder) / "state"
+        path.write_bytes(data + b"\n")
+        run(path, topics, keep=keep)
+        path.write_bytes(data + b"\n" + more + b"\n")
+        run(path, topics, keep=keep)
+        assert published(topics) == [*walk(data + b"\n" + more + b"\n")]
+        changed = bytearray(path.read_bytes())
+        changed[place % len(changed)] ^= 1
+        path.write_bytes(changed + b"and more\n")
+        with pytest.raises(Misuse, match="is not the file that was published"):
+            run(path, topics, keep=keep)
+        assert published(topics) == [*walk(data + b"\n" + more + b"\n")]
+
+
+def walk(data):
+    at = 0
+    for line in data.split(b"\n")[:-1]:
+        yield at, line
+        at += len(line) + 1
+
+
+def test_what_was_read_and_not_stored_is_known_too(tmp_path):
+    """A run that is killed behind the first lines: the rest of what it had read must still be the same."""
+    path, keep = tmp_path / "f", tmp_path / "state"
+    path.write_bytes(b"a\n" + b"x" * 200 + b"\n")
+    with Topics(tmp_path / "log", TopicSettings(message_bytes_max=100)) as topics:
+        with pytest.raises(Misuse, match="is longer than"):
+            run(path, topics, keep=keep)
+        path.write_bytes(b"a\nanother file\n")
+        with pytest.raises(Misuse, match="is not the file that was published"):
+            run(path, topics, keep=keep)
 
 
 def test_a_line_that_is_too_long_stops_at_its_place_with_all_before_it_stored(tmp_path):

@@ -11,7 +11,7 @@ import typer
 
 from onefold.cli.output import AsJson, emit_json, fail, people
 from onefold.links.plain import without_logins
-from onefold.services.file_publisher import FilePublisher, producer_name
+from onefold.services.file_publisher import FilePublisher, producer_name, state_file
 from onefold.services.producer import Producer
 
 REFRESH_S = 0.25
@@ -34,6 +34,12 @@ def publish(
         float,
         typer.Option("--retry-s", min=0, help='How long to wait for trouble to pass, in seconds; "inf": for ever.'),
     ] = 60,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state", dir_okay=False, help="Where a digest of what was read is kept; ~/.local/state/onefold."
+        ),
+    ] = None,
     json: AsJson = False,
 ) -> int:
     """Publish the lines of a file to a topic, each once.
@@ -43,12 +49,14 @@ def publish(
     """
     token = None if token_file is None else token_file.read_text(encoding="utf-8").strip()
     publisher = None
+    name = name or producer_name(file)
+    keep = state or state_file(to, topic, name)
     try:
         with (
-            Producer(topic, at=to, name=name or producer_name(file), token=token, retry_s=retry_s) as producer,
+            Producer(topic, at=to, name=name, token=token, retry_s=retry_s) as producer,
             _shown(file) as show,
         ):
-            publisher = FilePublisher(file, producer, tell=lambda: show(publisher))
+            publisher = FilePublisher(file, producer, keep=keep, tell=lambda: show(publisher))
             publisher.run(threading.Event().wait if follow else None)
     except KeyboardInterrupt:
         stored = 0 if publisher is None else publisher.stored

@@ -1,10 +1,13 @@
 """Publishes the lines of a file, each once: the program may be killed and started again at will. PIP-6's own example.
 
-The sequence id of a line is its offset in the file, so there is no second book of how far it got: the topic knows.
+The sequence id of a line is its offset in the file, so there is no second book of how far it got: the topic knows. What
+it does not know is the rest of the file. So a digest of all that was read is kept beside, written down before any of it
+is sent: a file that was rotated or rewritten is another file, though a line of it may stand where one stood before.
 
-    start     ask for the last stored id, go to that offset, and send that line *again*
+    start     ask for the last stored id; is the file, as far as it was read, still what it was?
+              go to that offset, and send that line *again*
               REPEAT: it is the same line in the same place; go on behind it
-              conflict, no line begins there, the file is shorter: not the file that was published; stop
+              another digest, a conflict, no line begins there, the file is shorter: not the file that was published
     go on     hand over line after line, many on their way at once
     end       a last line without a newline is a line; while following, it is one when its newline has come
 
@@ -12,6 +15,7 @@ A payload is a line without its newline, byte for byte; an empty line is a messa
 topic stops the publisher at it: nothing is skipped in silence.
 """
 
+import json
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,7 +27,7 @@ from typing import BinaryIO, Final
 
 from onefold.engines.producers.answers import RULES
 from onefold.engines.producers.names import NAME_BYTES_MAX
-from onefold.errors import Misuse
+from onefold.errors import BadInput, Misuse
 from onefold.services.producer import Producer
 from onefold.services.requests import Receipt
 from onefold.verdict import Answer, Verdict
@@ -49,12 +53,79 @@ def producer_name(path: Path) -> str:
     return f"file:sha256:{sha256(data).hexdigest()}"
 
 
+def state_file(to: str, topic: str, name: str) -> Path:
+    """Where the digest of what was published under a name is kept: with the user's state, as XDG has it."""
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    where = to if "://" in to else os.path.abspath(to)
+    digest = sha256("\0".join((where, topic, name)).encode(errors="surrogateescape")).hexdigest()
+    return Path(home) / "onefold" / "publish" / f"{digest[:32]}.json"
+
+
+class Prefix:
+    """A digest of the beginning of a file, up to where it was read; it grows with the reading.
+
+    The file that keeps it has the digest, and how many bytes it is of; it is replaced as a whole.
+    """
+
+    def __init__(self, keep: Path | None) -> None:
+        """``keep``: the file that it is kept in; None: it is not."""
+        self._keep = keep
+        self._hash = sha256()
+        self.size = 0
+
+    def recall(self) -> tuple[int, str] | None:
+        """The size and the digest that were kept; None: there are none yet."""
+        if self._keep is None:
+            return None
+        try:
+            found = json.loads(self._keep.read_text(encoding="utf-8"))
+            size, digest = found["bytes"], found["sha256"]
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"{self._keep}: does not say what was published: {error}", path=str(self._keep)) from error
+        if type(size) is not int or size < 0 or type(digest) is not str:
+            raise BadInput(f"{self._keep}: does not say what was published: {size!r} bytes", path=str(self._keep))
+        return size, digest
+
+    def read(self, file: BinaryIO, size: int) -> str:
+        """Go on to this size, or to the end of the file; the digest of all that was read."""
+        file.seek(self.size)
+        while self.size < size and (block := file.read(min(BLOCK_BYTES, size - self.size))):
+            self._add(block)
+        return self._hash.hexdigest()
+
+    def grow(self, at: int, block: bytes, path: Path) -> None:
+        """This block was read at this place: keep what is new of it."""
+        new = block[self.size - at :]
+        if not new:
+            return
+        self._add(new)
+        if self._keep is not None:
+            document = {"file": os.fspath(path.absolute()), "bytes": self.size, "sha256": self._hash.hexdigest()}
+            self._keep.parent.mkdir(parents=True, exist_ok=True)
+            draft = self._keep.with_suffix(f".{os.getpid()}.new")
+            draft.write_text(json.dumps(document), encoding="utf-8")
+            os.replace(draft, self._keep)
+
+    def _add(self, block: bytes) -> None:
+        self._hash.update(block)
+        self.size += len(block)
+
+
 class FilePublisher:
     """Takes one file to one topic."""
 
-    def __init__(self, path: Path, producer: Producer, *, tell: Callable[[], object] = lambda: None) -> None:
-        """``tell`` is called now and then, when the figures have changed."""
+    def __init__(
+        self, path: Path, producer: Producer, *, keep: Path | None = None, tell: Callable[[], object] = lambda: None
+    ) -> None:
+        """``tell`` is called now and then, when the figures have changed.
+
+        ``keep``: a file for the digest of what was read, by which another file of the same path is known; see
+        `state_file`. None: only the line that was stored last tells.
+        """
         self.path = path
+        self._prefix = Prefix(keep)
         self.stored = 0
         """Lines stored by this run."""
         self.repeats = 0
@@ -101,6 +172,13 @@ class FilePublisher:
         if last < 0:
             return 0
         size = file.seek(0, os.SEEK_END)
+        if (kept := self._prefix.recall()) is not None and self._prefix.read(file, kept[0]) != kept[1]:
+            raise Misuse(
+                f"{self.path}: is not the file that was published as {self._producer.name!r}: its first {kept[0]:,} "
+                "bytes are not those that were read then; a rotated or rewritten file needs another name (--name)",
+                path=str(self.path),
+                size=size,
+            )
         if last >= size:
             raise self._other(last, f"and the file ends at {size}")
         if last > 0:
@@ -108,6 +186,7 @@ class FilePublisher:
             if file.read(1) != b"\n":
                 raise self._other(last, "and no line of the file begins there")
         self.resumed_at = last
+        self._prefix.read(file, last)
         return last
 
     def _lines(self, file: BinaryIO, at: int, wait: Callable[[float], bool] | None) -> Iterator[tuple[int, bytes]]:
@@ -116,6 +195,7 @@ class FilePublisher:
         rest = b""
         while True:
             while block := file.read(BLOCK_BYTES):
+                self._prefix.grow(file.tell() - len(block), block, self.path)
                 *lines, rest = (rest + block).split(b"\n")
                 for line in lines:
                     yield at, self._short(at, line)
