@@ -224,6 +224,7 @@ def recovery(entries: int, tail: int) -> None:
         for i in range(0, entries, 1_000):
             if i == entries - tail:
                 topic.save()
+            topic.arrive(1_000)
             futures = [topic.submit(f"producer-{p}", [(i + p, PAYLOAD)]) for p in range(1_000)]
             topic.flush()
             assert all(future.done() for future in futures)

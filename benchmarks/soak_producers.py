@@ -101,6 +101,7 @@ def live(topic: Topic, disk: SimDisk, senders: Senders, rng: random.Random, dedu
             futures = {}
             for name, first in senders.receipts.items():
                 senders.sent[name] = max(senders.sent[name], first + 2)
+                topic.arrive(senders.sent[name] - first)
                 futures[name] = topic.submit(name, [(n, payload(name, n)) for n in range(first, senders.sent[name])])
             topic.flush()
             for name, future in futures.items():

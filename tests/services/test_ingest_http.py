@@ -5,13 +5,15 @@ import threading
 
 import pytest
 
+from onefold.cli.main import describe
 from onefold.errors import Misuse
 from onefold.links.batch import CONTENT_TYPE, Status, decode_reply, encode_request
 from onefold.services.ingest.server import IngestServer, ServerSettings
 from onefold.services.topic import TopicSettings
 from onefold.services.topics import Topics
+from onefold.tally import BooksDoNotBalance
 from onefold.verdict import Verdict
-from tests.services.ingesting import running, stored
+from tests.services.ingesting import Running, running, stored
 
 TOKEN = "s3cret"  # noqa: S105
 BINARY = {"Content-Type": CONTENT_TYPE}
@@ -295,6 +297,36 @@ def test_more_than_loopback_needs_a_token(tmp_path):
             IngestServer(Topics(tmp_path), ServerSettings(host=host, port=0))
     with pytest.raises(Misuse, match="host is 'no such host'"):
         IngestServer(Topics(tmp_path), ServerSettings(host="no such host", port=0))
+
+
+def test_a_server_that_lost_a_message_inside_says_so_while_it_runs_and_when_it_ends(tmp_path, monkeypatch):
+    topics, ended = Topics(tmp_path), []
+    server = IngestServer(topics, ServerSettings(port=0))
+
+    def run():
+        try:
+            server.run()
+        except BooksDoNotBalance as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert server.ready.wait(60)
+    client = Running(server.url)
+    client.publish("t", "p", (0, 0))
+    with client.socket("t", "q") as socket:
+        socket.send(1, (0, b"x"), (1, b"y"))
+        socket.reply()
+    client.ask("POST", "/topics/t/hooks", b"x", {"Idempotency-Key": "k"})
+    assert (client.figure("onefold_messages_in_total"), client.figure("onefold_messages_unjudged")) == (4, 0)
+    monkeypatch.setattr(topics.topic("t"), "_book", lambda request: None)
+    client.publish("t", "p", (0, 0))
+    assert client.figure("onefold_messages_unjudged") == 1
+    server.stop()
+    thread.join(60)
+    assert [describe(error) for error in ended] == [
+        (3, "the books do not balance: 5 in != 4 first + 0 repeat + 0 unsure + 0 reject")
+    ]
 
 
 def test_metrics_have_a_line_for_every_reason(server, topic):

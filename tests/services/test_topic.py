@@ -10,9 +10,11 @@ from benchmarks.soak_producers import faults, open_topic, power
 from onefold.engines.producers.records import Kind
 from onefold.errors import Busy, Misuse, StoreFailed
 from onefold.services.topic import Topic, TopicSettings
+from onefold.services.topics import Topics
 from onefold.sim.disk import SimDisk
 from onefold.stores.memory.append_log import MemoryLog
 from onefold.stores.segments.log import SegmentLog
+from onefold.tally import BooksDoNotBalance
 from onefold.verdict import Verdict
 
 FIRST, REPEAT, UNSURE, REJECT = Verdict
@@ -338,11 +340,38 @@ def test_a_switch_outlives_a_crash_and_the_settings_of_a_later_start():
 
 def test_what_waits_is_bounded():
     t = topic(pending_bytes_max=600)
+    t.arrive(2)
     t.submit("p", [(0, bytes(99)), (1, b"")])
     with pytest.raises(Busy, match="500 bytes wait"):
-        t.submit("p", [(2, b"")])
+        t.publish("p", [(2, b"")])
+    assert str(t.books()) == "3 in != 0 first + 0 repeat + 1 unsure + 0 reject"
     t.flush()
     assert t.publish("p", [(2, b"")])[0].verdict == FIRST
+    t.close()
+    assert str(t.tally) == "4 in = 3 first + 0 repeat + 1 unsure + 0 reject"
+
+
+def test_a_message_that_arrived_and_is_lost_inside_shows_at_rest_and_at_the_end(tmp_path):
+    topics = Topics(tmp_path)
+    t = topics.topic("t")
+    t.publish("p", messages(0, 1))
+    t.arrive(1)
+    t.submit("p", messages(2))
+    t._queue.clear()  # what a mistake of ours would do
+    t.flush()
+    assert t.books().pending == 1
+    with pytest.raises(BooksDoNotBalance, match="3 in != 2 first"):
+        topics.close()
+    with Topics(tmp_path) as topics:  # the rest was closed in good order
+        assert topics.topic("t").last_sequence_id("p") == 1
+
+
+def test_a_message_that_is_judged_twice_shows_too():
+    t = topic()
+    t.publish("p", messages(0))
+    t.submit("p", messages(0))  # which never arrived a second time
+    with pytest.raises(BooksDoNotBalance, match=r"1 in != 1 first \+ 1 repeat"):
+        t.close()
 
 
 def test_a_message_that_is_too_large_is_refused_and_its_neighbours_are_not():

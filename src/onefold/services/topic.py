@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
-from onefold.engines.producers.answers import FENCED, WRITE_FAILED
+from onefold.engines.producers.answers import BUSY, FENCED, WRITE_FAILED
 from onefold.engines.producers.recovery import Cadence, Snapshot, recover
 from onefold.errors import Busy, Misuse, OnefoldError, StoreFailed
 from onefold.ports import AppendLog, Draft
@@ -125,10 +125,19 @@ class Topic:
             self._fence.lift(given)
         return session
 
-    def submit(self, producer: str, messages: Sequence[Message], epoch: int | None = None) -> Future[list[Receipt]]:
-        """Judge messages of one producer now; their receipts come with the next `flush` of anybody."""
-        batch = Batch.of(producer, messages)
+    def arrive(self, count: int) -> None:
+        """So many messages came in, and will be submitted: said by the one who took them in, before anybody judges."""
+        with self._judging:
+            self.tally.arrive(count)
 
+    def submit(self, producer: str, messages: Sequence[Message], epoch: int | None = None) -> Future[list[Receipt]]:
+        """Judge messages of one producer now; their receipts come with the next `flush` of anybody.
+
+        Who submits has said `arrive`; `publish` does both.
+        """
+        return self._submit(Batch.of(producer, messages), epoch)
+
+    def _submit(self, batch: Batch, epoch: int | None) -> Future[list[Receipt]]:
         def judge() -> Request[list[Receipt]]:
             if self._fence.holds(batch):
                 return requests.refuse(FENCED, len(batch))
@@ -136,21 +145,24 @@ class Topic:
             self._fence.passed(batch, request)
             return request
 
-        return self._ask(judge, batch.size)
+        return self._ask(judge, batch.size, len(batch))
 
     def submit_keyed(self, key: str, payload: bytes) -> Future[Receipt]:
         """Judge a message by its key now; its receipt comes with the next `flush` of anybody."""
         bytes_max = self.settings.message_bytes_max
         return self._ask(
-            lambda: requests.publish_keyed(self._memory, key, payload, self._now(), bytes_max), len(payload)
+            lambda: requests.publish_keyed(self._memory, key, payload, self._now(), bytes_max), len(payload), 1
         )
 
     def publish(self, producer: str, messages: Sequence[Message], epoch: int | None = None) -> list[Receipt]:
         """Store messages of one producer, those that are new; what became of each, when it is on disk."""
-        return self._settled(self.submit(producer, messages, epoch))
+        batch = Batch.of(producer, messages)
+        self.arrive(len(messages))
+        return self._settled(self._submit(batch, epoch))
 
     def publish_keyed(self, key: str, payload: bytes) -> Receipt:
         """Store a message that has a key of its own instead of a producer and a sequence."""
+        self.arrive(1)
         return self._settled(self.submit_keyed(key, payload))
 
     def switch(self, deduplicate: bool) -> None:
@@ -199,13 +211,15 @@ class Topic:
                 "clock_steps": self._time.steps,
             }
 
-    def _ask(self, judge: Callable[[], Request[T]], size: int) -> Future[T]:
+    def _ask(self, judge: Callable[[], Request[T]], size: int, count: int = 0) -> Future[T]:
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()  # what is on its way cannot be called back
         with self._judging:
             if self._closed:
+                self.tally.judge(BUSY, count)
                 raise Misuse("this topic is closed")
             if self._queued_bytes and self._queued_bytes + size > self.settings.pending_bytes_max:
+                self.tally.judge(BUSY, count)
                 raise Busy(f"{self._queued_bytes:,} bytes wait to be stored, {size:,} more would be over the limit of "
                            f"{self.settings.pending_bytes_max:,}", waiting=self._queued_bytes)  # fmt: skip
             request = judge()
@@ -274,12 +288,12 @@ class Topic:
             for ticket in tickets:
                 if self.settings.memory == "highest" and self._memory.switched_on:
                     self._fence.raise_for(ticket.request.drafts)
-                self.tally.note(WRITE_FAILED, sum(count for _, count in ticket.request.verdicts))
+                self.tally.judge(WRITE_FAILED, sum(count for _, count in ticket.request.verdicts))
         answers += [partial(ticket.future.set_exception, error) for ticket in tickets]
 
     def _book(self, request: Request[Any]) -> None:
         for answer, count in request.verdicts:
-            self.tally.note(answer, count)
+            self.tally.judge(answer, count)
 
     def tend(self) -> None:
         """What is due by the clock alone: for topics that nobody publishes to."""
@@ -336,7 +350,10 @@ class Topic:
         self._cadence.done(self._elapsed())
 
     def close(self) -> None:
-        """Store what is queued, save what is remembered, and let go of the log."""
+        """Store what is queued, save what is remembered, and let go of the log.
+
+        `BooksDoNotBalance` if something arrived that has no verdict, or has two: then all of that is done first.
+        """
         with self._judging:
             if self._closed:
                 return
@@ -348,3 +365,4 @@ class Topic:
             self.problem = str(error)
         finally:
             self.log.close()
+        self.books().check()

@@ -56,6 +56,7 @@ STATE_FULL: Final = Pushed(Verdict.UNSURE, "state_full")
 TOO_LARGE: Final = Pushed(Verdict.REJECT, "too_large")
 WRITE_FAILED: Final = Pushed(Verdict.UNSURE, "write_failed")
 JUMP_TOO_FAR: Final = Pushed(Verdict.REJECT, "jump_too_far")
+BUSY: Final = Pushed(Verdict.UNSURE, "busy")
 
 RULES: Final = {
     NEW: "It is above all that is stored of its producer.",
@@ -82,6 +83,7 @@ RULES: Final = {
     TOO_LARGE: "Its payload is longer than message_bytes_max.",
     WRITE_FAILED: "The store could not keep it: nothing was acknowledged, try again.",
     JUMP_TOO_FAR: "It lies more than jump_max above the highest sequence of its producer.",
+    BUSY: "Too much waits to be stored, or the topic is about to close: it was not taken, try again.",
 }
 
 ANSWERS: Final = tuple(RULES)

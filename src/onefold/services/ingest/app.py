@@ -94,6 +94,7 @@ class _Routes:
             return await self._publish_batch(request)
         producer, epoch, messages = documents.publication(await request.body(), self._limits.messages_max)
         desk = await self._desk(request, create=self._service.create)
+        desk.topic.arrive(len(messages))
         receipts = await desk.publish(producer, messages, epoch)
         document = {"receipts": [documents.receipt_document(receipt) for receipt in receipts]}
         return answer(document, documents.http_status(receipts))
@@ -106,6 +107,7 @@ class _Routes:
             limits = self._limits
             asked = decode_request(body, messages_max=limits.messages_max, bytes_max=limits.body_bytes_max)
             desk = await self._desk(request, create=self._service.create)
+            desk.topic.arrive(len(asked.messages))
             receipts = await desk.publish(asked.producer, asked.messages, asked.epoch)
         except ClientDisconnect:
             raise
@@ -121,6 +123,7 @@ class _Routes:
             raise BadInput(f"Idempotency-Key: is {found}, must be 1 to {NAME_BYTES_MAX} printable ASCII characters")
         payload = await request.body()
         desk = await self._desk(request, create=self._service.create)
+        desk.topic.arrive(1)
         receipt = await desk.publish_keyed(key, payload)
         return answer(documents.receipt_document(receipt), documents.http_status([receipt]))
 

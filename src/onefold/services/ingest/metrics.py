@@ -36,16 +36,23 @@ class Metrics(Exposed):
         messages = CounterMetricFamily(
             "onefold_messages", "Messages by what became of them.", labels=["topic", "verdict", "reason"]
         )
+        arrived = CounterMetricFamily("onefold_messages_in", "Messages that arrived.", labels=["topic"])
+        unjudged = GaugeMetricFamily(
+            "onefold_messages_unjudged", "Messages that arrived and have no verdict; at rest 0.", labels=["topic"]
+        )
         groups = CounterMetricFamily("onefold_groups", "Commit groups: one write and one sync each.", labels=["topic"])
         gauges = {
             key: GaugeMetricFamily(f"onefold_{NAMES.get(key, key)}", told, labels=["topic"])
             for key, told in GAUGES.items()
         }
         for name, desk in desks.items():
-            for answer, count in desk.topic.books():
+            books = desk.topic.books()
+            arrived.add_metric([name], books.received)
+            unjudged.add_metric([name], books.pending)
+            for answer, count in books:
                 messages.add_metric([name, str(answer.verdict), answer.reason], count)
             figures = desk.topic.figures()
             groups.add_metric([name], figures["groups"])
             for key, gauge in gauges.items():
                 gauge.add_metric([name], figures[key])
-        yield from (messages, groups, *gauges.values())
+        yield from (messages, arrived, unjudged, groups, *gauges.values())

@@ -109,9 +109,11 @@ class Service:
             await asyncio.sleep(0.01)
 
     async def close(self) -> None:
-        """Store what is queued, save what is remembered, let go of the logs."""
+        """Store what is queued, save what is remembered, let go of the logs; `BooksDoNotBalance` if they do not."""
         self.closing = True
         for desk in self.desks.values():
             await desk.drain()
-        await asyncio.get_running_loop().run_in_executor(None, self.topics.close)
-        self._pool.shutdown(wait=False)
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self.topics.close)
+        finally:
+            self._pool.shutdown(wait=False)

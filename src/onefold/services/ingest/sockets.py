@@ -178,6 +178,7 @@ class _Connection:
         if not together:
             return None
         name, epoch, _, _ = self._session
+        self._desk.topic.arrive(sum(len(asked.messages) for asked in together))
         try:
             receipts = await self._desk.publish(name, [m for asked in together for m in asked.messages], epoch)
         except Exception as error:
