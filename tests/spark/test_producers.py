@@ -155,6 +155,18 @@ def test_a_null_is_part_of_the_payload_at_its_own_place(spark):
     ]
 
 
+def test_a_sequence_far_ahead_is_rejected_in_a_table_if_that_is_asked_for(spark):
+    rows = [("p", 0, 1), ("p", 1, 2), ("p", 2**62, 3), ("p", 2, 4), ("q", 2**62, 5)]
+    table = spark.createDataFrame(rows, "producer string, sequence long, at long")
+    columns = ProducerColumns(order="at")
+    for jump_max, reasons in (
+        (1_000, ["new", "new", "jump_too_far", "new", "new"]),
+        (None, [*["new"] * 3, "behind_highest", "new"]),
+    ):
+        judged = table.transform(judge_producers(columns, jump_max=jump_max)).orderBy("at").collect()
+        assert [row.reason for row in judged] == reasons
+
+
 def test_what_is_missing_lies_between_what_was_first(spark):
     df = spark.createDataFrame(
         [("a", s) for s in (0, 1, 4, 4, 9)] + [("b", 2)] + [("c", 0)], "producer string, sequence long"
