@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from onefold.engines.lorawan.mic import signed_join
+from onefold.services.gateway.delivery import Delivery
+from onefold.services.gateway.upstream import Upstream
 from onefold.services.topic_settings import wall_ms
 from onefold.stores.memory.counter_store import MemoryCounters
 from onefold.stores.sqlite.counter_store import SqliteCounters
@@ -89,8 +91,6 @@ def test_the_last_frame_of_a_device_is_known_after_a_restart_and_after_any_time(
 
 
 def test_a_server_that_died_with_a_frame_in_hand_stores_it_once_and_its_retry_is_a_repeat(tmp_path, monkeypatch):
-    from onefold.services.gateway.upstream import Upstream
-
     async def main():
         local = SqliteCounters(tmp_path / "counters.db", wall_ms)
         with monkeypatch.context() as patch:
@@ -168,5 +168,27 @@ def test_a_forged_join_and_one_of_a_stranger_leave_nothing_in_the_store(tmp_path
             await made.idle()
             assert answered(made) == {"bad_mic": 50, "unknown_device": 50}
             assert len(local) == 0
+
+    asyncio.run(main())
+
+
+def test_copies_of_a_frame_whose_claim_could_not_be_made_wait_for_nothing(tmp_path, monkeypatch):
+    real, failures = Delivery.record, []
+
+    def failing(self, item, judged):
+        if not failures:
+            failures.append(item)
+            raise RecursionError("too deep")
+        return real(self, item, judged)
+
+    monkeypatch.setattr(Delivery, "record", failing)
+
+    async def main():
+        async with service(tmp_path, device(strategy="none")) as made:
+            for station in (1, 2):
+                made.hear(reception(uplink(5), station))
+            async with asyncio.timeout(60):
+                await made.idle()
+            assert answered(made) == {"coordinator_down": 1, "other_station": 1}
 
     asyncio.run(main())

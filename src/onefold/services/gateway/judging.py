@@ -167,8 +167,8 @@ class Judging:
             if claim.restarted_after is not None:
                 session.fcnt_down = 0  # the device counts anew what it hears, too
             claim = claim._replace(device=entry.session, fcnt_down=session.fcnt_down)
-            self._copies.setdefault(claim.frame, [])
             self._claim(item, session, judged, claim)
+            self._copies.setdefault(claim.frame, [])  # its answer comes later, and ends the wait
         elif claim is not None:
             self._decided(item, self._judge.settle(judged, entry.device.strategy, None))
         elif behind and down:
