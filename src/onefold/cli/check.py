@@ -24,13 +24,15 @@ def check(
         str, typer.Option(help='"parquet", "json", "csv", "onefold-log", ...; "auto": by the ending of the names.')
     ] = "auto",
     key: Annotated[str, typer.Option(help="The columns that name the chain, with commas.")] = _KEY,
-    timestamp: Annotated[str, typer.Option(help="Column of the number's timestamp.")] = "timestamp",
+    timestamp: Annotated[
+        str, typer.Option(help="Column of the number's timestamp: whole ms, or a time (timestamp, date, ISO 8601).")
+    ] = "timestamp",
     sequence: Annotated[str, typer.Option(help='Column of its sequence, or "none".')] = "sequence",
     previous_timestamp: Annotated[
         str, typer.Option(help='Column of the previous number\'s timestamp, or "none".')
     ] = "previous_timestamp",
     previous_sequence: Annotated[str, typer.Option(help='Column of its sequence, or "none".')] = "previous_sequence",
-    arrival: Annotated[str, typer.Option(help='Column of the arrival time, or "none".')] = "arrival",
+    arrival: Annotated[str, typer.Option(help='Column of the arrival: whole ms, or a time; or "none".')] = "arrival",
     floor: Annotated[Literal["first", "open"], typer.Option(help="Is what lies below the first arrival new?")] = "open",
     producer: Annotated[
         str | None, typer.Option(help="The columns that name the producer: judges producers, not chains.")

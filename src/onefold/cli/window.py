@@ -26,7 +26,10 @@ def window(
         ),
     ] = None,
     time: Annotated[
-        str, typer.Option(help="Column of the time that the window is measured by: whole ms, or a timestamp.")
+        str,
+        typer.Option(
+            help="Column of the time that the window is measured by: whole ms, or a time (timestamp, ISO 8601)."
+        ),
     ] = "arrival",
     order: Annotated[
         str | None,

@@ -91,18 +91,20 @@ class Judge(Table):
     key: Annotated[Names, CHAINS] = ("stream", "partition", "publisher", "chain")
     """Of chains: the columns that together name the chain of a message."""
     timestamp: Annotated[Name, CHAINS] = "timestamp"
-    """Of chains: the column with the first half of a message's number: whole milliseconds."""
+    """Of chains: the column with the first half of a message's number: whole milliseconds, or a time (a
+    timestamp, a date, or ISO 8601 text)."""
     sequence: Annotated[MaybeName, NUMBERED] = "sequence"
     """Of chains and producers: the column with the sequence of a message. Of chains it is the second half of the
-    number, which counts messages of the same millisecond; "none": there is no such column, every sequence is 0."""
+    number, which counts messages of the same millisecond; "none": there is no such column, every sequence is 0,
+    or what the time has below its millisecond."""
     previous_timestamp: Annotated[MaybeName, CHAINS] = "previous_timestamp"
     """Of chains: the column with the timestamp of the message before. "none": no message names one; then each is only
     compared with the newest of its chain, and no gap can be found."""
     previous_sequence: Annotated[MaybeName, CHAINS] = "previous_sequence"
     """Of chains: the column with the sequence of the message before. "none": it is always 0."""
     arrival: Annotated[MaybeName, CHAINS] = "arrival"
-    """Of chains: the column that says when a row came in, in milliseconds or as a timestamp: the order of judgement.
-    "none": rows are judged in the order of their numbers."""
+    """Of chains: the column that says when a row came in, in milliseconds or as a time: the order of judgement. Null
+    comes before all times. "none": rows are judged in the order of their numbers."""
     floor: Annotated[Literal["first", "open"], CHAINS] = "first"
     """Of chains: what a number below the first one that arrived in its chain is. "first", the default: a repeat, right
     where an earlier run counted what lies below. "open": new, while unseen, right for stored data: nothing says that it
@@ -130,8 +132,8 @@ class Judge(Table):
     producer: Annotated[Names, PRODUCERS] = ("producer",)
     """Of producers: the columns that together name the producer of a message."""
     order: Annotated[MaybeName, PRODUCERS] = None
-    """Of producers: the column that says in which order rows are judged, such as the offset in a log. "none": in the
-    order of their sequences."""
+    """Of producers: the column that says in which order rows are judged, such as the offset in a log, or a time. Null
+    comes before all others. "none": in the order of their sequences."""
     epoch: Annotated[MaybeName, PRODUCERS] = None
     """Of producers: the column with the epoch; a row whose epoch is below that of an earlier one is rejected. "none":
     there is no such column."""
@@ -149,7 +151,7 @@ class Judge(Table):
     station: Annotated[Name, FLAT] = "station"
     """Of lorawan, flat: the column with the station that heard it."""
     time: Annotated[Name, FLAT] = "time_ms"
-    """Of lorawan, flat: the column that says when, in milliseconds or as a timestamp: the order of judgement."""
+    """Of lorawan, flat: the column that says when, in milliseconds or as a time: the order of judgement."""
     kind: Annotated[MaybeName, FLAT] = "kind"
     """Of lorawan, flat: the column that says "data" or "join". "none": all are data."""
     device: Annotated[tuple[Name, ...], Strict(False), FLAT] = ("device",)

@@ -15,8 +15,9 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
-from onefold.spark.columns import milliseconds, quoted, whole
+from onefold.spark.columns import milliseconds, moment, quoted
 from onefold.spark.diff_forms import row_form
 from onefold.spark.diff_ranges import row_id
 from onefold.spark.judging import Chains, Judging, Producers
@@ -37,7 +38,7 @@ class Identity:
     names: tuple[str, ...]
     """Columns that are compared as they are: the chain, the producer, the frame."""
     numbers: tuple[str, ...] = ()
-    """Columns that are compared as whole numbers, whatever their type."""
+    """Columns that are compared as whole numbers or times, whatever their type."""
     time: str | None = None
     expiry_ms: int = 0
     """With a time: an id is new again after so long."""
@@ -49,9 +50,13 @@ class Identity:
 
     def form(self, df: DataFrame) -> Column:
         """The canonical form of the id of each row."""
-        cells = {name: F.col(quoted(name)) for name in self.names} | {name: whole(df, name) for name in self.numbers}
-        kinds = df.select(*(cell.alias(name) for name, cell in cells.items())).schema
-        return row_form((cell, kinds[name].dataType) for name, cell in cells.items())
+        names = [(F.col(quoted(name)), df.schema[name].dataType) for name in self.names]
+        return row_form([*names, *((cell, T.LongType()) for cell in self.number(df))])
+
+    def number(self, df: DataFrame) -> list[Column]:
+        """The number of each row in longs, equal where the judge takes it for the same."""
+        times = [moment(df, name) for name in self.numbers]
+        return [part for time in times for part in time if part is not None]
 
 
 def identity(judging: Judging) -> Identity | None:

@@ -1,21 +1,40 @@
-"""Which columns of a table hold a message's chain and numbers, or its producer and sequence; and whether they can.
+"""Which columns of a table hold a message's chain and numbers, or its producer and sequence; and how they are read.
 
-Numbers may be whole-number columns, or text that is parsed row by row (what does not parse is that row's problem). An
-arrival may also be a Spark timestamp. Anything else is a mistake of the caller, found before a single row is read.
+Numbers are whole-number columns, decimals that are whole, or text that is parsed row by row. Times are all of these
+(the unit is the user's, milliseconds where it matters), or timestamps, timestamps without a zone (taken as UTC), dates,
+or ISO 8601 text (without a zone: UTC). The session's time zone never matters. A value that is none of these is its
+row's problem, and the row is refused with a reason; a type that can hold none is a mistake of the caller, found before
+a single row is read.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from typing import Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from onefold.engines.chains.number import TIMESTAMP_MAX
 from onefold.errors import Misuse
 
 WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 TEXT = (T.StringType,)
-TIME = (T.TimestampType,)
 EXACT = (T.DecimalType,)
+STAMPS = (T.TimestampType, T.TimestampNTZType)
+TIME = (*STAMPS, T.DateType)
+
+RANGE_ENDS: Final = ("lower_timestamp", "lower_sequence", "upper_timestamp", "upper_sequence")
+"""The columns of the missing ranges beside the key."""
+OURS: Final = ("_onefold_", "__onefold_")
+"""What the names of columns begin with that are added on the way, and taken off again."""
+
+DAY_MS: Final = 86_400_000
+_LONG_MAX: Final = (1 << 63) - 1
+_DATE: Final = "^[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_CLOCK: Final = _DATE + "[T ][0-9]{1,2}:[0-9]{2}"
+_SECONDS: Final = _CLOCK + ":[0-9]{2}([.][0-9]{1,9}0*)?"  # beyond nanoseconds nothing can be told
+_ZONE: Final = " ?(Z|[+-][0-9]{1,2}(:?[0-9]{2})?|[A-Za-z][A-Za-z0-9_+/:-]*)$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,13 +48,14 @@ class ChainColumns:
     key: tuple[str, ...] = ("stream", "partition", "publisher", "chain")
     """Together they name the chain; plain values of any type, not arrays, structs or maps."""
     timestamp: str = "timestamp"
+    """Milliseconds, or a time. Of a time, what lies below the millisecond takes the place of the sequence."""
     sequence: str | None = "sequence"
-    """None: every sequence is 0."""
+    """None: every sequence is 0, or what the time has below its millisecond."""
     previous_timestamp: str | None = "previous_timestamp"
     """None: no message names its previous one, so each is only compared with the newest."""
     previous_sequence: str | None = "previous_sequence"
     arrival: str | None = "arrival"
-    """The order of judgement. None: rows are judged in the order of their numbers."""
+    """The order of judgement. Null comes before all times. None: rows are judged in the order of their numbers."""
 
     def __post_init__(self) -> None:
         if not self.key:
@@ -49,7 +69,9 @@ class ChainColumns:
 
     def check(self, df: DataFrame) -> None:
         """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
-        check_columns(df, self.named, plain=("key",), required=("key", "timestamp"), time="arrival")
+        times = ("timestamp", "previous_timestamp", "arrival")
+        check_columns(df, self.named, plain=("key",), required=("key", "timestamp"), times=times)
+        refuse_range_ends(self.key, "key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +86,8 @@ class ProducerColumns:
     """Together they name the producer; plain values of any type, not arrays, structs or maps."""
     sequence: str = "sequence"
     order: str | None = None
-    """The order of judgement, such as the offset in the log. None: rows are judged in the order of their sequences."""
+    """The order of judgement, such as the offset in the log, or a time. Null comes before all others. None: rows are
+    judged in the order of their sequences."""
     epoch: str | None = None
     """A row whose epoch is below that of an earlier one comes from a zombie. Null or negative: it has none."""
     payload: tuple[str, ...] = ()
@@ -86,10 +109,9 @@ class ProducerColumns:
 
     def check(self, df: DataFrame) -> None:
         """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
-        plain = ("producer", "payload")
-        check_columns(
-            df, self.named, plain=plain, required=("producer", "sequence", "payload"), time="order", exact="sequence"
-        )
+        required = ("producer", "sequence", "payload")
+        check_columns(df, self.named, plain=("producer", "payload"), required=required, times=("order",))
+        refuse_range_ends(self.producer, "producer")
 
 
 def check_columns(
@@ -98,28 +120,60 @@ def check_columns(
     *,
     plain: tuple[str, ...],
     required: tuple[str, ...],
-    time: str,
-    exact: str | None = None,
+    times: tuple[str, ...],
 ) -> None:
     """Raise `Misuse` that names the column if one of these (role, column) is missing or of a type that cannot be.
 
-    ``plain``: roles that may be any plain value; ``time``: the one that may be a timestamp; ``exact``: the one that may
-    be a decimal. All else must be whole numbers or text.
+    ``plain``: roles that may be any plain value; ``times``: those that hold times. All else must be whole numbers.
     """
     types = {field.name: field.dataType for field in df.schema.fields}
     for role, name in named:
         if name not in types:
             hint = "" if role in required else f"; if there is none, say so: {role} = none"
             raise Misuse(f"no column {name!r} ({role}): the columns are {', '.join(types)}{hint}", column=name)
-        allowed = (*WHOLE, *TEXT, *(TIME if role == time else ()), *(EXACT if role == exact else ()))
-        if role not in plain and not isinstance(types[name], allowed):
-            wanted = "whole numbers or a timestamp" if role == time else "whole numbers"
-            raise Misuse(f"column {name!r} ({role}) is {types[name].simpleString()}, must be {wanted}", column=name)
-        if role in plain and not isinstance(types[name], T.AtomicType):
+        kind = types[name]
+        if role not in plain and not isinstance(kind, (*WHOLE, *TEXT, *EXACT, *(TIME if role in times else ()))):
+            wanted = "whole numbers or times" if role in times else "whole numbers"
+            raise Misuse(f"column {name!r} ({role}) is {kind.simpleString()}, must be {wanted}", column=name)
+        if role in plain and not isinstance(kind, T.AtomicType):
             # Spark hashes nested values by their leaves alone: ["a"], ["b"] and ["a", "b"], [] would be one chain.
+            raise Misuse(f"column {name!r} ({role}) is {kind.simpleString()}, must be a plain value", column=name)
+        if role in plain and role != "payload" and collation(kind) is not None:
+            # Spark hashes the bytes, and compares by the collation: what it calls equal would be two chains here.
             raise Misuse(
-                f"column {name!r} ({role}) is {types[name].simpleString()}, must be a plain value", column=name
+                f"column {name!r} ({role}) has the collation {collation(kind)}, and names are told apart by their "
+                f"bytes: cast it to a plain string first, such as lower({name}) collate UTF8_BINARY",
+                column=name,
             )
+
+
+def collation(kind: T.DataType) -> str | None:
+    """The collation of a column of text, by which values can be equal that have other bytes; None: there is none."""
+    name = getattr(kind, "collation", None)
+    return None if name in (None, "UTF8_BINARY") else str(name)
+
+
+def refuse_range_ends(key: Sequence[str], role: str) -> None:
+    """Refuse a key with a column that is called as one of those that the missing ranges have beside it."""
+    for name in key:
+        if name.lower() in RANGE_ENDS:
+            raise Misuse(f"column {name!r} ({role}): the missing ranges have a column so named, rename it", column=name)
+
+
+def refuse_ours(df: DataFrame) -> None:
+    """Refuse a table with a column whose name begins as those that are added on the way."""
+    for name in df.columns:
+        if name.lower().startswith(OURS):
+            raise Misuse(f"there is a column {name!r}: rename it, such names are added on the way", column=name)
+
+
+class Moment(NamedTuple):
+    """What a column of times says; null where it says nothing, or nothing that is a time."""
+
+    ms: Column
+    """Milliseconds since 1970, rounded down; of whole numbers the number, whatever its unit."""
+    below: Column | None
+    """The nanoseconds beyond that, from 0 to 999,999. None: of such a column there are none."""
 
 
 def whole(df: DataFrame, name: str) -> Column:
@@ -130,9 +184,147 @@ def whole(df: DataFrame, name: str) -> Column:
     return column.try_cast("long") if isinstance(kind, TEXT) else column.cast("long")
 
 
+def moment(df: DataFrame, name: str) -> Moment:
+    """What the column says as a time; where `readings` were added to the table, as they say."""
+    column, kind = F.col(quoted(name)), df.schema[name].dataType
+    if isinstance(kind, TEXT):
+        return _moment(_Written.added(name) if _Written.name(name, 0) in df.columns else _Written.of(column))
+    if isinstance(kind, STAMPS):
+        at = _instant(column, kind)
+        return Moment(F.unix_millis(at), _below(at))
+    if isinstance(kind, T.DateType):
+        return Moment(F.unix_date(column).cast("long") * DAY_MS, None)
+    return Moment(whole(df, name), None)
+
+
+def readings(df: DataFrame, names: Iterable[str | None]) -> dict[str, Column]:
+    """What to add to a table before `moment` is asked for these columns many times over: text is then parsed once."""
+    texts = [name for name in names if name is not None and isinstance(df.schema[name].dataType, TEXT)]
+    return {
+        _Written.name(name, i): part for name in texts for i, part in enumerate(_Written.of(F.col(quoted(name))))
+    }  # fmt: skip
+
+
+def written_moment(text: Column) -> Moment:
+    """What a text says as a time: a whole number is milliseconds, all else must be ISO 8601."""
+    return _moment(_Written.of(text))
+
+
+class _Written(NamedTuple):
+    """What a text says: a whole number, or an instant and the nanoseconds that it has beyond microseconds."""
+
+    number: Column
+    at: Column
+    finer: Column
+
+    @classmethod
+    def of(cls, text: Column) -> "_Written":
+        text = F.trim(text.cast(T.StringType()))  # without a collation, for which regular expressions need not work
+        number = text.try_cast("long")
+        finer = F.rpad(F.regexp_extract(text, "[.][0-9]{6}([0-9]{1,3})", 1), 3, "0").cast("long")
+        at = _with_zone(text).try_cast(T.TimestampType())
+        return cls(number, F.when(number.isNull(), at), F.when(number.isNull(), finer))
+
+    @classmethod
+    def added(cls, name: str) -> "_Written":
+        return cls(*(F.col(quoted(cls.name(name, i))) for i in range(len(cls._fields))))
+
+    @classmethod
+    def name(cls, column: str, i: int) -> str:
+        return f"_onefold_{cls._fields[i]}_{column}"
+
+
+def _moment(written: _Written) -> Moment:
+    number, at, finer = written
+    below = F.when(number.isNull(), _below(at) + finer).otherwise(F.lit(0).cast("long"))
+    return Moment(F.coalesce(number, F.unix_millis(at)), below)
+
+
 def milliseconds(df: DataFrame, name: str) -> Column:
-    """The column as milliseconds since 1970; null where it holds none."""
-    return F.unix_millis(F.col(quoted(name))) if isinstance(df.schema[name].dataType, TIME) else whole(df, name)
+    """The column as milliseconds since 1970, rounded down; null where it holds no time."""
+    return moment(df, name).ms
+
+
+def in_order(df: DataFrame, name: str) -> Column:
+    """The column as longs in the order of its times, to the microsecond; null where it holds no time.
+
+    Whole numbers are as they are. In text they may stand beside times, and are brought to microseconds: up to 2^43,
+    beyond which they go on by ones, so that nothing overflows and numbers of any unit keep their order.
+    """
+    column, kind = F.col(quoted(name)), df.schema[name].dataType
+    if isinstance(kind, STAMPS):
+        return F.unix_micros(_instant(column, kind))
+    ms, below = moment(df, name)
+    if below is None:
+        return ms
+    most = _LONG_MAX - 1000 * TIMESTAMP_MAX
+    spread = _within(ms, most) + 999 * _within(ms, TIMESTAMP_MAX)
+    micros = F.when(ms.between(-TIMESTAMP_MAX, TIMESTAMP_MAX - 1), F.call_function("div", below, F.lit(1000)))
+    return F.when(ms.isNotNull(), spread + F.coalesce(micros, F.lit(0).cast("long")))
+
+
+def no_time(df: DataFrame, name: str) -> Column | None:
+    """Whether the column holds a value that is no time; None: it is of a type whose values all are."""
+    if not isinstance(df.schema[name].dataType, (*TEXT, *EXACT)):
+        return None
+    return F.col(quoted(name)).isNotNull() & milliseconds(df, name).isNull()
+
+
+def as_time(ms: Column, nanos: Column | None, kind: T.DataType) -> Column:
+    """A moment as a value of a type that holds times; ``nanos``: what lies below the millisecond."""
+    if isinstance(kind, T.DateType):
+        return F.date_from_unix_date(F.call_function("div", ms, F.lit(DAY_MS)).cast("int"))
+    below = F.lit(0).cast("long") if nanos is None else F.call_function("div", nanos, F.lit(1000))
+    micros = ms * 1000 + below
+    return F.timestamp_micros(micros) if isinstance(kind, T.TimestampType) else _epoch() + micros * _microsecond()
+
+
+def told(df: DataFrame, name: str) -> Column:
+    """A value as JSON can have it: numbers and text as they are, times in ISO 8601, bytes in hex, all else as text."""
+    column, kind = F.col(quoted(name)), df.schema[name].dataType
+    if isinstance(kind, STAMPS):
+        micros = F.unix_micros(_instant(column, kind))
+        text = F.translate((_epoch() + micros * _microsecond()).cast("string"), " ", "T")
+        column = F.concat(text, F.lit("Z")) if isinstance(kind, T.TimestampType) else text
+    elif isinstance(kind, T.BinaryType):
+        column = F.lower(F.hex(column))
+    elif not isinstance(kind, (*WHOLE, *TEXT, T.BooleanType, T.FloatType, T.DoubleType)):
+        column = column.cast("string")
+    return column.alias(name)
+
+
+def _instant(column: Column, kind: T.DataType) -> Column:
+    """A timestamp; one without a zone is taken as UTC, whatever the session's zone is, which a cast would go by."""
+    if isinstance(kind, T.TimestampType):
+        return column
+    return F.timestamp_micros(F.call_function("div", column - _epoch(), _microsecond()))
+
+
+def _epoch() -> Column:
+    return F.expr("timestamp_ntz '1970-01-01 00:00:00'")
+
+
+def _microsecond() -> Column:
+    return F.expr("interval '0.000001' second")
+
+
+def _below(at: Column) -> Column:
+    return F.pmod(F.unix_micros(at), F.lit(1000)) * 1000
+
+
+def _with_zone(text: Column) -> Column:
+    """ISO 8601 as Spark reads it, with seconds and a zone; null if it is none: Spark would also take a lone clock."""
+    return (
+        F.when(text.rlike(_SECONDS + _ZONE), text)
+        .when(text.rlike(_SECONDS + "$"), F.concat(text, F.lit("Z")))
+        .when(text.rlike(_DATE + "$"), F.concat(text, F.lit("T00:00:00Z")))
+        .when(text.rlike(_CLOCK + "$"), F.concat(text, F.lit(":00Z")))
+        .when(text.rlike(_CLOCK + _ZONE), F.regexp_replace(text, f"({_CLOCK})", "$1:00"))
+    )
+
+
+def _within(value: Column, bound: int) -> Column:
+    return F.greatest(F.least(value, F.lit(bound)), F.lit(-bound))
 
 
 def quoted(name: str) -> str:

@@ -159,8 +159,12 @@ def missing_counters(firsts: DataFrame, columns: ReceptionColumns | None = None)
     data = firsts if names.kind is None else firsts.where(F.coalesce(F.col(quoted(names.kind)) != "join", F.lit(True)))
     for name in names.device:
         data = data.where(F.col(quoted(name)).isNotNull())
+    # Under names of ours: theirs may be those of the columns that are added here.
+    device, frame = [f"device{i}" for i in range(len(key))], [f"frame{i}" for i in range(len(names.frame))]
+    theirs = (*names.device, *names.frame, names.fcnt, names.time)
     narrow = data.select(
-        *(F.col(quoted(name)) for name in dict.fromkeys((*names.device, names.fcnt, names.time, *names.frame)))
+        *(F.col(quoted(name)).alias(ours) for name, ours in zip(theirs, (*device, *frame, "fcnt", "at"), strict=True))
     )
-    steps = counter_steps(narrow, names.device, names.fcnt, names.time, frame=names.frame)
-    return steps.where(F.col(LOST) > 0).select(*key, lower, upper)
+    steps = counter_steps(narrow, device, "fcnt", "at", frame=frame)
+    named = [F.col(ours).alias(name) for ours, name in zip(device, names.device, strict=True)]
+    return steps.where(F.col(LOST) > 0).select(*named, lower, upper)

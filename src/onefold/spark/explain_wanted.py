@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse
-from onefold.spark.columns import TEXT, WHOLE, quoted, whole
+from onefold.spark.columns import TEXT, TIME, WHOLE, milliseconds, moment, quoted, whole, written_moment
 from onefold.spark.explain_naming import Naming
 from onefold.spark.gaps import LOWER, UPPER
 
@@ -46,6 +46,10 @@ class Wanted:
             found.append(_all(_equals(rows, *pair) for pair in zip(self.known.message, parts, strict=True)))
         return found
 
+    @property
+    def _sequenced(self) -> bool:
+        return len(self.known.message) > 1
+
     def in_ranges(self, gaps: DataFrame) -> Column | None:
         """On missing ranges: theirs is the key, and the number lies inside. None: ranges cannot be what is meant."""
         number = tuple(name for name in self.known.message if name in self.pairs)
@@ -54,10 +58,10 @@ class Wanted:
         if any(name not in (*self.known.key, *number) for name in self.pairs):
             return None
         conditions = [_equals(gaps, name, value) for name, value in self.pairs.items() if name in self.known.key]
-        conditions += [_inside(gaps, BAR.join(self.pairs[name] for name in number))] if number else []
+        conditions += [_inside(gaps, BAR.join(self.pairs[name] for name in number), self._sequenced)] if number else []
         for word in self.words:
             keys = [_equals(gaps, name, word) for name in self.known.key if name in gaps.columns]
-            conditions.append(_any((*keys, _inside(gaps, word))))
+            conditions.append(_any((*keys, _inside(gaps, word, self._sequenced))))
         return _all(conditions)
 
 
@@ -88,28 +92,44 @@ def _equals(df: DataFrame, name: str, value: str) -> Column:
         return F.lit(False) if number is None else column == F.lit(number)
     if isinstance(kind, TEXT):
         return column == value
+    if isinstance(kind, TIME):
+        own, wanted = moment(df, name), written_moment(F.lit(value))
+        return _all(a == b for a, b in zip(own, wanted, strict=True) if a is not None and b is not None)
     if isinstance(kind, T.BinaryType):
         return F.hex(column) == value.upper()
     return column.cast("string") == value
 
 
-def _inside(gaps: DataFrame, value: str) -> Column:
-    """Whether a number lies in the ranges: above what was seen, up to what is known to exist."""
-    parts = [_whole(part) for part in value.split(BAR)]
+def _inside(gaps: DataFrame, value: str, sequenced: bool) -> Column:
+    """Whether a number lies in the ranges: above what was seen, up to what is known to exist.
+
+    ``sequenced``: a number has a sequence beside its time, so that a time alone is half a number.
+    """
     names = [(low, up) for low, up in zip(LOWER, UPPER, strict=True) if up in gaps.columns]
-    if None in parts or not 1 <= len(parts) <= len(names):
+    first, *rest = value.split(BAR)
+    numbers = [_whole(part) for part in rest]
+    if None in numbers or len(rest) >= len(names):
         return F.lit(False)
+    at = [part for part in written_moment(F.lit(first)) if part is not None]
+    if _whole(first) is not None or rest or sequenced or len(names) == 1:
+        at = [at[0], *(F.lit(number) for number in numbers)]
     lower, upper, number = (
-        F.struct(*(cell.cast("long").alias(f"c{i}") for i, cell in enumerate(cells)))
-        for cells in (
-            [whole(gaps, low) for (low, _), _ in zip(names, parts, strict=False)],
-            [whole(gaps, up) for (_, up), _ in zip(names, parts, strict=False)],
-            [F.lit(part) for part in parts],
-        )
+        F.struct(*(cell.cast("long").alias(f"c{i}") for i, cell in enumerate(cells[: len(at)])))
+        for cells in (_ends(gaps, [low for low, _ in names]), _ends(gaps, [up for _, up in names]), at)
     )
-    open_below = whole(gaps, names[0][0]).isNull()
+    open_below = milliseconds(gaps, names[0][0]).isNull()
     # Of a range within one millisecond half a number cannot tell where it lies: it may.
-    return (number <= upper) & (open_below | (number > lower) | ((number == lower) & (lower == upper)))
+    inside = open_below | (number > lower) | ((number == lower) & (lower == upper))
+    return at[0].isNotNull() & (number <= upper) & inside
+
+
+def _ends(gaps: DataFrame, names: Sequence[str]) -> list[Column]:
+    """The end of each range in whole numbers: of a time milliseconds, and what it has below them."""
+    if len(names) == 1:
+        return [whole(gaps, names[0])]
+    time = moment(gaps, names[0])
+    sequence = whole(gaps, names[1])
+    return [time.ms, sequence if time.below is None else sequence + time.below]
 
 
 def _whole(text: str) -> int | None:

@@ -11,8 +11,6 @@ rows are read of those that are shown.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import date, datetime
-from decimal import Decimal
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -21,7 +19,7 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.spark.audit_runs import published
-from onefold.spark.columns import WHOLE, quoted, whole
+from onefold.spark.columns import in_order, quoted, told
 from onefold.spark.explain_naming import Naming, naming
 from onefold.spark.explain_wanted import Wanted, read_wanted
 from onefold.spark.judging import Judging
@@ -121,7 +119,8 @@ def _missing(spark: SparkSession, place: Place, wanted: Wanted, limit: int) -> t
     if condition is None:
         return 0, []
     found = gaps.where(condition)
-    first = found.orderBy(*(F.col(quoted(name)) for name in gaps.columns)).limit(limit + 1).collect()
+    lines = found.orderBy(*(F.col(quoted(name)) for name in gaps.columns)).limit(limit + 1)
+    first = lines.select(*(told(gaps, name) for name in gaps.columns)).collect()
     count = len(first) if len(first) <= limit else found.count()
     return count, [{name: _plain(value) for name, value in row.asDict().items()} for row in first[:limit]]
 
@@ -130,7 +129,7 @@ def _cell(df: DataFrame, name: str) -> Column:
     """A value as it is, if it is short by its type."""
     kind = df.schema[name].dataType
     short = isinstance(kind, T.AtomicType) and not isinstance(kind, T.StringType | T.BinaryType)
-    return F.col(quoted(name)).alias(name) if short else _text(df, name)
+    return told(df, name) if short else _text(df, name)
 
 
 def _text(df: DataFrame, name: str) -> Column:
@@ -140,17 +139,13 @@ def _text(df: DataFrame, name: str) -> Column:
 
 
 def _order(df: DataFrame, name: str) -> Column:
-    """Numbers that are text in order of the numbers, what is none of them after them."""
+    """Numbers and times that are text in order of what they say, what says none before them."""
     column, kind = F.col(quoted(name)), df.schema[name].dataType
     if not isinstance(kind, T.AtomicType):
         return column.cast("string")
-    return F.struct(whole(df, name), column) if isinstance(kind, (T.StringType, *WHOLE)) else column
+    return F.struct(in_order(df, name), column) if isinstance(kind, T.StringType) else column
 
 
 def _plain(value: Any) -> Any:
     """As JSON has it."""
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return str(value)
     return value if isinstance(value, str | int | float | None) else str(value)

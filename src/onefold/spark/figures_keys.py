@@ -14,7 +14,7 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
-from onefold.spark.columns import quoted, whole
+from onefold.spark.columns import milliseconds, quoted
 from onefold.spark.figures_subject import VERDICTS, Subject, cell, has
 from onefold.spark.table import REASON
 
@@ -55,7 +55,7 @@ def keys_and_strips(
 
 def _counted(rows: DataFrame, subject: Subject, names: list[str]) -> DataFrame:
     """The keys with their four counts, where their firsts begin and end, and up to where they were forgotten."""
-    number = F.lit(None).cast("long") if subject.number is None else whole(rows, subject.number)
+    number = F.lit(None).cast("long") if subject.number is None else milliseconds(rows, subject.number)
     by_key = rows.groupBy(*(F.col(quoted(name)).alias(alias) for name, alias in zip(subject.key, names, strict=True)))
     return by_key.agg(
         *(F.count_if(has(verdict)).alias(verdict) for verdict in VERDICTS),
@@ -68,7 +68,7 @@ def _counted(rows: DataFrame, subject: Subject, names: list[str]) -> DataFrame:
 def _gathered(gaps: DataFrame, subject: Subject, names: list[str], ranges_max: int) -> DataFrame:
     """The keys that miss something: how many ranges, how much of it, and the widest of them."""
     key = [F.col(quoted(name)).alias(alias) for name, alias in zip(subject.key, names, strict=True)]
-    lower, upper = F.col(subject.lower), F.col(subject.upper)
+    lower, upper = milliseconds(gaps, subject.lower), milliseconds(gaps, subject.upper)
     # Before all that was seen something is missing, but only who counts from a known number knows how much.
     start = upper if subject.least is None else F.lit(subject.least - 1).cast("long")
     ranges = gaps.select(

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from onefold.spark.audit_ids import Identity
-from onefold.spark.columns import milliseconds, quoted, whole
+from onefold.spark.columns import milliseconds, quoted
 from onefold.spark.diff_forms import hashable
 from onefold.spark.figures_subject import Subject, has
 from onefold.spark.table import VERDICT
@@ -46,7 +46,7 @@ def lags(rows: DataFrame, subject: Subject, *, copies: int) -> dict[str, Any]:
 def _lags(rows: DataFrame, identity: Identity, arrival: str) -> DataFrame:
     # By 64 bits: among ten million ids two share a hash once in 400,000 runs, and a picture is none the worse for it.
     values = [hashable(F.col(quoted(name)), rows.schema[name].dataType) for name in identity.names]
-    values += [whole(rows, name) for name in identity.numbers]
+    values += identity.number(rows)
     timed = rows.select(VERDICT, F.xxhash64(*values).alias(_ID), milliseconds(rows, arrival).alias(_AT))
     firsts, copies = (timed.where(has(verdict) & F.col(_AT).isNotNull()).drop(VERDICT) for verdict in _BOTH)
     found = _since_the_last(firsts, copies) if identity.time else _since_the_only(firsts, copies)

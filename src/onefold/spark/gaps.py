@@ -5,34 +5,50 @@ then ``(a, previous of b]`` was never seen. That is the state the engine ends wi
 window over the firsts finds all of it in the JVM, in one narrow shuffle.
 """
 
+from collections.abc import Sequence
+
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from onefold.engines.chains.detector import Floor
-from onefold.spark.columns import ChainColumns, ProducerColumns, quoted, whole
+from onefold.spark.columns import RANGE_ENDS, TIME, ChainColumns, ProducerColumns, as_time, moment, quoted, whole
 
-LOWER, UPPER = ("lower_timestamp", "lower_sequence"), ("upper_timestamp", "upper_sequence")
+LOWER, UPPER = RANGE_ENDS[:2], RANGE_ENDS[2:]
+
+_NUMBER, _PREVIOUS, _BEFORE = "_onefold_number", "_onefold_previous", "_onefold_before"
 
 
 def missing_ranges(firsts: DataFrame, columns: ChainColumns | None = None, *, floor: Floor = "first") -> DataFrame:
     """One row per missing range: the key columns, ``lower`` (seen; null: before all) and ``upper`` (missing).
 
-    ``firsts``: the rows whose verdict is FIRST. With ``floor="first"`` nothing before the first message is missing.
+    ``firsts``: the rows whose verdict is FIRST. With ``floor="first"`` nothing before the first message is missing. The
+    timestamps are of the type of the column if it is one of times, else milliseconds.
     """
     names = columns or ChainColumns()
     key = [F.col(quoted(name)) for name in names.key]
     if names.previous_timestamp is None:  # nobody names what came before: nothing can be known to be missing
-        return firsts.select(*key, *(F.lit(None).cast("long").alias(name) for name in (*LOWER, *UPPER))).limit(0)
-    number = F.struct(whole(firsts, names.timestamp).alias("t"), _sequence(firsts, names.sequence).alias("s"))
-    previous = F.struct(
-        whole(firsts, names.previous_timestamp).alias("t"), _sequence(firsts, names.previous_sequence).alias("s")
-    )
-    narrow = firsts.select(*key, number.alias("_n"), previous.alias("_p"))
-    before = F.lag("_n").over(Window.partitionBy(*key).orderBy("_n"))
-    opens = F.col("_p.t").isNotNull() & (F.col("_b").isNull() if floor == "open" else F.lit(False))
-    inside = F.col("_p.t").isNotNull() & (F.col("_p") > F.col("_b"))
-    found = narrow.withColumn("_b", before).where(opens | inside)
-    return found.select(*key, *_ends("_b", LOWER), *_ends("_p", UPPER))
+        nothing = {name: F.lit(None).cast("long") for name in RANGE_ENDS}
+        return firsts.select(*key, *(column.alias(name) for name, column in nothing.items())).limit(0)
+    number = _number(firsts, names.timestamp, names.sequence)
+    previous = _number(firsts, names.previous_timestamp, names.previous_sequence)
+    narrow = firsts.select(*key, number.alias(_NUMBER), previous.alias(_PREVIOUS))
+    before = F.lag(_NUMBER).over(Window.partitionBy(*key).orderBy(_NUMBER))
+    known = F.col(_PREVIOUS)["t"].isNotNull()
+    opens = known & (F.col(_BEFORE).isNull() if floor == "open" else F.lit(False))
+    found = narrow.withColumn(_BEFORE, before).where(opens | (known & (F.col(_PREVIOUS) > F.col(_BEFORE))))
+    ends = [(F.col(_BEFORE), LOWER), (F.col(_PREVIOUS), UPPER)]
+    return found.select(*key, *(end for at, ends_ in ends for end in range_end(firsts, names, at["t"], at["s"], ends_)))
+
+
+def range_end(df: DataFrame, names: ChainColumns, ms: Column, sequence: Column, ends: Sequence[str]) -> list[Column]:
+    """The end of a range as the table has its numbers: a time of the type of its column, else milliseconds."""
+    kind = df.schema[names.timestamp].dataType
+    if not isinstance(kind, TIME):
+        return [ms.alias(ends[0]), sequence.alias(ends[1])]
+    if names.sequence is not None:
+        return [as_time(ms, None, kind).alias(ends[0]), sequence.alias(ends[1])]
+    nothing = F.when(ms.isNotNull(), F.lit(0).cast("long"))  # what is below the millisecond is part of the time
+    return [as_time(ms, sequence, kind).alias(ends[0]), nothing.alias(ends[1])]
 
 
 def missing_sequences(firsts: DataFrame, columns: ProducerColumns | None = None) -> DataFrame:
@@ -42,15 +58,14 @@ def missing_sequences(firsts: DataFrame, columns: ProducerColumns | None = None)
     """
     names = columns or ProducerColumns()
     key = [F.col(quoted(name)) for name in names.producer]
-    narrow = firsts.select(*key, whole(firsts, names.sequence).alias("_n"))
-    before = F.lag("_n").over(Window.partitionBy(*key).orderBy("_n"))
-    found = narrow.withColumn("_b", before).where(F.col("_n") - F.coalesce("_b", F.lit(-1)) > 1)
-    return found.select(*key, F.col("_b").alias(LOWER[1]), (F.col("_n") - 1).alias(UPPER[1]))
+    narrow = firsts.select(*key, whole(firsts, names.sequence).alias(_NUMBER))
+    before = F.lag(_NUMBER).over(Window.partitionBy(*key).orderBy(_NUMBER))
+    found = narrow.withColumn(_BEFORE, before).where(F.col(_NUMBER) - F.coalesce(_BEFORE, F.lit(-1)) > 1)
+    return found.select(*key, F.col(_BEFORE).alias(LOWER[1]), (F.col(_NUMBER) - 1).alias(UPPER[1]))
 
 
-def _sequence(df: DataFrame, name: str | None) -> Column:
-    return F.lit(0).cast("long") if name is None else whole(df, name)
-
-
-def _ends(struct: str, names: tuple[str, str]) -> list[Column]:
-    return [F.col(f"{struct}.t").alias(names[0]), F.col(f"{struct}.s").alias(names[1])]
+def _number(df: DataFrame, timestamp: str, sequence: str | None) -> Column:
+    """The number in its two parts, as the judge packs it."""
+    time = moment(df, timestamp)
+    below = F.lit(0).cast("long") if time.below is None else time.below
+    return F.struct(time.ms.alias("t"), (below if sequence is None else whole(df, sequence)).alias("s"))

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.spark import log_source
-from onefold.spark.columns import TEXT, quoted
+from onefold.spark.columns import TEXT, milliseconds, quoted, whole
 from onefold.spark.judging import Named
 from onefold.spark.place import Place
 from onefold.spark.validate import CORRUPT
@@ -27,6 +27,8 @@ _FORMATS = {"jsonl": "json", "ndjson": "json"}
 _DEFAULT_OPTIONS = {"csv": {"header": "true"}}
 _FILES = {"parquet", "json", "csv", "orc", "text", "avro"}
 _PLAIN = {"key", "producer", "payload", "frame", "station", "kind", "device"}  # columns whose values are not numbers
+TIMES = ("timestamp", "arrival", "order", "time")
+"""Roles whose columns hold times, or numbers; that of the previous message may be empty for long."""
 _STREAM_OPTIONS = {"maxFilesPerTrigger", "maxBytesPerTrigger", "latestFirst", "maxFileAge", "cleanSource"}
 
 
@@ -111,17 +113,17 @@ def _as_text(spark: SparkSession, path: str, options: Mapping[str, str], columns
 
 
 def _refuse_words(df: DataFrame, columns: Named) -> None:
-    """A text column without a single number among its first values is the wrong column, not a bad row."""
-    wanted = [name for role, name in columns.named if role in ("timestamp", "sequence", "time")]
+    """A text column without a single number or time among its first values is the wrong column, not a bad row."""
+    wanted = {name: role in TIMES for role, name in columns.named if role in (*TIMES, "sequence")}
     texts = [name for name in wanted if isinstance(df.schema[name].dataType, TEXT)]
     if not texts:
         return
     head = df.select(*(F.col(quoted(name)) for name in texts)).limit(PROBE_ROWS)
     cells = [cell for name in texts for cell in (
-        F.count(F.col(quoted(name)).try_cast("long")), F.first(F.col(quoted(name)), ignorenulls=True))]  # fmt: skip
+        F.count(milliseconds(df, name) if wanted[name] else whole(df, name)),
+        F.first(F.col(quoted(name)), ignorenulls=True))]  # fmt: skip
     found = head.agg(*cells).collect()[0]
     for i, name in enumerate(texts):
         if found[2 * i] == 0 and found[2 * i + 1] is not None:
-            raise Misuse(
-                f"column {name!r} is text without a whole number in it, such as {found[2 * i + 1]!r}", column=name
-            )
+            what = "a whole number or a time" if wanted[name] else "a whole number"
+            raise Misuse(f"column {name!r} is text without {what} in it, such as {found[2 * i + 1]!r}", column=name)

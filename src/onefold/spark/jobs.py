@@ -18,7 +18,7 @@ from onefold.spark import publish
 from onefold.spark.audit_passing import Passing, comparable
 from onefold.spark.audit_runs import audit_run, keep
 from onefold.spark.audit_tables import Audit
-from onefold.spark.columns import quoted
+from onefold.spark.columns import quoted, told
 from onefold.spark.figures import Figures, Phases, circumstances
 from onefold.spark.ingest import read
 from onefold.spark.judging import Judging
@@ -154,7 +154,8 @@ def _judge(
     gaps_path = str(place / publish.STAGING / publish.GAPS)
     judging.missing(firsts).write.mode("overwrite").parquet(gaps_path)
     gaps = df.sparkSession.read.parquet(gaps_path)
-    ranges = [row.asDict() for row in gaps.orderBy(*_columns(gaps)).limit(ranges_max).collect()]
+    first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
+    ranges = [row.asDict() for row in first.collect()]
     found = {"tally": tally, "engine": judging.engine, "keys": judging.keys(rows), "gaps": gaps.count()}
     return {**found, "ranges": ranges}, rows, gaps
 

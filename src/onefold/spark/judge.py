@@ -21,10 +21,10 @@ from onefold.engines.chains.columnar import TableDetector
 from onefold.engines.chains.detector import GAP_COUNT_MAX, ChainDetector, Floor
 from onefold.errors import Misuse
 from onefold.spark.chain_fold import Resume
-from onefold.spark.columns import WHOLE, ChainColumns, quoted
-from onefold.spark.ordering import Columns
+from onefold.spark.columns import WHOLE, ChainColumns, quoted, readings
+from onefold.spark.ordering import BEFORE_ALL, Columns
 from onefold.spark.spill import ROWS_IN_MEMORY_MAX, Codes, judge_partition
-from onefold.spark.stateful import BUCKETS, Hosted, Watch
+from onefold.spark.stateful import BUCKETS, Hosted, Integers, Watch
 from onefold.spark.table import REASON, VERDICT, Options, Transform, prepare, tie, with_verdict
 from onefold.spark.validate import packed
 
@@ -76,8 +76,7 @@ def judge_chains(
     def chains_judged(df: DataFrame) -> DataFrame:
         names.check(df)
         prepare(df, options)
-        engine = Hosted(integers(df, names, jump), resume, ANSWERS)
-        return with_verdict(df, names.key, engine, judge, options)
+        return with_verdict(df, names.key, Hosted(integers(df, names, jump), resume, ANSWERS), judge, options)
 
     return chains_judged
 
@@ -101,21 +100,23 @@ def _key(names: ChainColumns) -> list[Column]:
     return [F.col(quoted(name)) for name in names.key]
 
 
-def integers(df: DataFrame, names: ChainColumns, jump_max_ms: int | None) -> tuple[Column, ...]:
+def integers(df: DataFrame, names: ChainColumns, jump_max_ms: int | None) -> Integers:
     """What the judgement needs of a row: the `Columns`, as longs without nulls."""
-    numbers = packed(df, names, jump_max_ms)
-    return (
+    read = readings(df, [names.timestamp, names.previous_timestamp, names.arrival])
+    numbers = packed(df.withColumns(read) if read else df, names, jump_max_ms)
+    columns = (
         F.xxhash64(*_key(names)),
         F.xxhash64(F.lit(1), *_key(names)),
-        F.coalesce(numbers.arrival, F.lit(-1).cast("long")),
+        F.coalesce(numbers.arrival, F.lit(BEFORE_ALL).cast("long")),
         numbers.previous,
         numbers.number,
         _tie(df, names),
     )
+    return Integers(columns, read)
 
 
 def _tie(df: DataFrame, names: ChainColumns) -> Column:
-    """Of a time, the order has seen the milliseconds only: it is hashed too."""
+    """Of a time, the order has seen the microseconds only: it is hashed too."""
     return tie(df, {name for role, name in names.named if role == "key" or isinstance(df.schema[name].dataType, WHOLE)})
 
 

@@ -32,7 +32,7 @@ from onefold.engines.chains import ANSWERS
 from onefold.engines.chains.ordering_settings import BUFFER_MAX, GAP_COUNT_MAX, Settings
 from onefold.errors import Misuse
 from onefold.spark.columns import ChainColumns, quoted
-from onefold.spark.gaps import LOWER, UPPER
+from onefold.spark.gaps import LOWER, UPPER, range_end
 from onefold.spark.judge import integers, jump_limit
 from onefold.spark.ordered_bucket import GAP, OrderedBucket, Out
 from onefold.spark.ordering import SORTED
@@ -98,7 +98,10 @@ def order_chains(
             GroupStateTimeout.ProcessingTimeTimeout,
         )
         schema = T.StructType([*judged_schema(df).fields, T.StructField(GAP_COLUMN, _BOUNDS)])
-        return folded.mapInArrow(_unpack, schema).toDF(*df.columns, *LABELS, GAP_COLUMN)
+        unpacked = folded.mapInArrow(_unpack, schema).toDF(*df.columns, *LABELS, GAP_COLUMN)
+        gap = F.col(GAP_COLUMN)
+        ends = [end for to in (LOWER, UPPER) for end in range_end(df, names, gap[to[0]], gap[to[1]], to)]
+        return unpacked.withColumn(GAP_COLUMN, F.when(gap.isNotNull(), F.struct(*ends)))
 
     return ordered
 

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 Int64s: TypeAlias = NDArray[np.int64]
 
+BEFORE_ALL = -(1 << 63)
+"""The arrival of a row that has none: it is judged before the others of its chain."""
 SORTED = 6
 """How many columns take part in the order."""
 

@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from onefold.engines.negentropy.arrays import Rows, Stamps
 from onefold.errors import Misuse
-from onefold.spark.columns import TIME as TIME_TYPES
 from onefold.spark.columns import WHOLE, milliseconds, quoted
 from onefold.spark.diff_forms import row_form
 from onefold.spark.diff_ranges import row_id
@@ -57,7 +57,7 @@ class Naming:
         for name in (*names, *([] if self.time is None else [self.time])):
             if df.columns.count(name) != 1:
                 raise Misuse(f"no column {name!r}: the columns are {', '.join(df.columns)}", column=name)
-        if self.time is not None and not isinstance(df.schema[self.time].dataType, (*WHOLE, *TIME_TYPES)):
+        if self.time is not None and not isinstance(df.schema[self.time].dataType, (*WHOLE, T.TimestampType)):
             kind = df.schema[self.time].dataType.simpleString()
             raise Misuse(f"column {self.time!r} is {kind}, must be whole numbers or a timestamp", column=self.time)
         return names
@@ -77,7 +77,7 @@ class Naming:
     def during(self, df: DataFrame, since: int, until: int | None) -> Column:
         """Whether a row is of this time, ``until`` left out; written so that files can pass over what is not."""
         assert self.time is not None
-        time, stamped = F.col(quoted(self.time)), isinstance(df.schema[self.time].dataType, TIME_TYPES)
+        time, stamped = F.col(quoted(self.time)), isinstance(df.schema[self.time].dataType, T.TimestampType)
 
         def at(moment: int) -> Column:
             return F.timestamp_millis(F.lit(moment)) if stamped else F.lit(moment)

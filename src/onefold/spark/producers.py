@@ -13,12 +13,12 @@ from pyspark.sql import functions as F
 
 from onefold.engines.producers.answers import ANSWERS
 from onefold.engines.producers.bounds import DIGESTS_MAX, GAP_COUNT_MAX, Bounds, MemoryKind
-from onefold.spark.columns import TEXT, ProducerColumns, milliseconds, quoted, whole
-from onefold.spark.ordering import SORTED, Columns
+from onefold.spark.columns import EXACT, TEXT, ProducerColumns, in_order, no_time, quoted, readings, whole
+from onefold.spark.ordering import BEFORE_ALL, SORTED, Columns
 from onefold.spark.producer_fold import Resume
 from onefold.spark.sequences import NO_EPOCH, ColumnarSequences, refused
 from onefold.spark.spill import PREVIOUS_NUMBER, ROWS_IN_MEMORY_MAX, Codes, judge_partition
-from onefold.spark.stateful import BUCKETS, Hosted, Watch
+from onefold.spark.stateful import BUCKETS, Hosted, Integers, Watch
 from onefold.spark.table import Options, Transform, prepare, tie, with_verdict
 from onefold.spark.validate import CORRUPT
 
@@ -98,36 +98,43 @@ class _Judge:
         )
 
 
-def integers(df: DataFrame, names: ProducerColumns) -> tuple[Column, ...]:
+def integers(df: DataFrame, names: ProducerColumns) -> Integers:
     """What the judgement needs of a row, as longs without nulls: `Columns`, and the digest if there is a payload."""
+    read = readings(df, [names.order])
+    rows = df.withColumns(read) if read else df
     key = [F.col(quoted(name)) for name in names.producer]
     sequence = whole(df, names.sequence)
-    order = sequence if names.order is None else milliseconds(df, names.order)
+    order = sequence if names.order is None else in_order(rows, names.order)
     none = F.lit(NO_EPOCH).cast("long")
     epoch = none if names.epoch is None else F.greatest(F.coalesce(whole(df, names.epoch), none), none)
     payload = [part for name in names.payload for part in (F.col(quoted(name)).isNull(), F.col(quoted(name)))]
-    return (
+    columns = (
         F.xxhash64(*key),
         F.xxhash64(F.lit(1), *key),
-        F.coalesce(order, F.lit(-1).cast("long")),
+        F.coalesce(order, F.lit(BEFORE_ALL).cast("long")),
         epoch,
-        _judged(df, names, sequence),
+        _judged(rows, names, sequence),
         tie(df, {*names.producer, names.sequence}),
         # With nulls told apart from nothing: Spark's hash passes over them, and (null, "a") would equal ("a", null).
         *([F.xxhash64(*payload)] if payload else []),
     )
+    return Integers(columns, read)
 
 
 def _judged(df: DataFrame, names: ProducerColumns, sequence: Column) -> Column:
     """The sequence; negative where the row is refused."""
     unreadable = F.col(CORRUPT).isNotNull() if CORRUPT in df.columns else F.lit(False)
-    if names.epoch is not None and isinstance(df.schema[names.epoch].dataType, TEXT):
+    if names.epoch is not None and isinstance(df.schema[names.epoch].dataType, (*TEXT, *EXACT)):
         unreadable = unreadable | (F.col(quoted(names.epoch)).isNotNull() & whole(df, names.epoch).isNull())
     nameless = F.lit(False)
     for name in names.producer:
         nameless = nameless | F.col(quoted(name)).isNull()
     bad = sequence.isNull() | (sequence < 0) | (sequence == _LONG_MAX)
     judged = sequence
-    for reason, condition in (("bad_sequence", bad), ("null_key", nameless), ("malformed", unreadable)):
+    bad_time = None if names.order is None else no_time(df, names.order)
+    refusals = (("bad_sequence", bad), ("bad_time", bad_time), ("null_key", nameless), ("malformed", unreadable))
+    for reason, condition in refusals:
+        if condition is None:
+            continue
         judged = F.when(condition, F.lit(refused(reason)).cast("long")).otherwise(judged)
     return judged

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 
 from onefold.errors import Misuse
-from onefold.spark.columns import check_columns
+from onefold.spark.columns import check_columns, refuse_range_ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class ReceptionColumns:
     values of any type, not arrays, structs or maps."""
     station: str = "station"
     time: str = "time_ms"
-    """When it was heard, in milliseconds since 1970 or as a timestamp: the order of judgement."""
+    """When it was heard, in milliseconds since 1970 or as a time: the order of judgement."""
     kind: str | None = "kind"
     """"data" or "join"; null is data. None: all are data."""
     device: tuple[str, ...] = ("device",)
@@ -48,4 +48,5 @@ class ReceptionColumns:
     def check(self, df: DataFrame) -> None:
         """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
         plain = ("frame", "station", "kind", "device")
-        check_columns(df, self.named, plain=plain, required=("frame", "station", "time", "device"), time="time")
+        check_columns(df, self.named, plain=plain, required=("frame", "station", "time", "device"), times=("time",))
+        refuse_range_ends(self.device, "device")

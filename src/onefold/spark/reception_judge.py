@@ -24,12 +24,12 @@ from onefold.engines.lorawan.bank import LATE_MS
 from onefold.engines.lorawan.columnar import EXPIRY_MS, TIME_MS_MAX, ColumnarStations, Windows, refused
 from onefold.engines.lorawan.status import Status, Strategy
 from onefold.errors import Misuse
-from onefold.spark.columns import milliseconds, quoted
+from onefold.spark.columns import milliseconds, quoted, readings
 from onefold.spark.ordering import Columns
 from onefold.spark.reception_columns import ReceptionColumns
 from onefold.spark.reception_fold import Resume
 from onefold.spark.spill import ROWS_IN_MEMORY_MAX, Codes, judge_partition
-from onefold.spark.stateful import BUCKETS, Hosted, Watch
+from onefold.spark.stateful import BUCKETS, Hosted, Integers, Watch
 from onefold.spark.table import REASON, VERDICT, Options, Transform, prepare, tie, with_verdict
 from onefold.spark.validate import CORRUPT
 
@@ -90,7 +90,7 @@ def judge_receptions(
                 raise Misuse(f"there is a column {name!r} already: rename it, the judge writes one", column=name)
         prepare(df, options)
         narrow = integers(df, names, strict_adr=strict_adr)
-        judged = with_verdict(df, narrow[:1], Hosted(narrow, resume, ANSWERS), judge, options)
+        judged = with_verdict(df, narrow.columns[:1], Hosted(narrow, resume, ANSWERS), judge, options)
         return judged.withColumn(STATUS, status(Strategy(strategy)))
 
     return receptions_judged
@@ -125,14 +125,15 @@ def status(strategy: Strategy) -> Column:
     return F.when(counts, F.lit(str(Status.NOT_DUPLICATE))).when(F.col(VERDICT) == "REPEAT", repeat)
 
 
-def integers(df: DataFrame, names: ReceptionColumns, *, strict_adr: bool = False) -> tuple[Column, ...]:
+def integers(df: DataFrame, names: ReceptionColumns, *, strict_adr: bool = False) -> Integers:
     """What the judgement needs of a row, as longs without nulls: chain, time, whether it joins, station, tie, frame.
 
     The chain is the device; it is the frame where that is not named, of join requests, and by ``strict_adr``.
     """
     key, device = ([F.col(quoted(name)) for name in named] for named in (names.frame, names.device))
     kind = F.lit(None).cast("string") if names.kind is None else F.col(quoted(names.kind)).cast("string")
-    time = milliseconds(df, names.time)
+    read = readings(df, [names.time])
+    time = milliseconds(df.withColumns(read) if read else df, names.time)
     frame: tuple[Column, ...] = (F.xxhash64(*key), F.xxhash64(F.lit(1), *key))
     chain = frame
     if device and not strict_adr:
@@ -141,7 +142,7 @@ def integers(df: DataFrame, names: ReceptionColumns, *, strict_adr: bool = False
             named = named & column.isNotNull()
         by_device = F.xxhash64(F.lit(2), *device), F.xxhash64(F.lit(3), *device)
         chain = tuple(F.when(named, of).otherwise(by) for of, by in zip(by_device, frame, strict=True))
-    return (
+    columns = (
         *chain,
         F.coalesce(time, F.lit(-1).cast("long")),
         F.when(kind == "join", 1).otherwise(0).cast("long"),
@@ -149,6 +150,7 @@ def integers(df: DataFrame, names: ReceptionColumns, *, strict_adr: bool = False
         tie(df, {*names.frame, names.station}),
         *frame,
     )
+    return Integers(columns, read)
 
 
 def _judged(df: DataFrame, names: ReceptionColumns, kind: Column, time: Column) -> Column:

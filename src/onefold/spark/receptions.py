@@ -27,7 +27,7 @@ from pyspark.sql import types as T
 
 from onefold.engines.lorawan.bank import LATE_MS
 from onefold.errors import Misuse
-from onefold.spark.columns import EXACT, TEXT, TIME, WHOLE, quoted
+from onefold.spark.columns import EXACT, TEXT, TIME, WHOLE, milliseconds, quoted
 from onefold.spark.reception_fields import believable, eui, instant, number, real, yes
 from onefold.spark.reception_shapes import (
     LISTED,
@@ -73,7 +73,7 @@ MUST_HAVE: Final = ("frame", "station", "time_ms")
 """The columns by which a table in the normal form is known."""
 
 _NUMBERS: Final = (*WHOLE, *TEXT, *EXACT, T.FloatType, T.DoubleType, T.NullType)
-_TIMES: Final = (*_NUMBERS, *TIME, T.TimestampNTZType)
+_TIMES: Final = (*_NUMBERS, *TIME)
 _MAY_BE: Final[Mapping[str, tuple[tuple[type[T.DataType], ...], str]]] = {
     "string": ((T.AtomicType, T.NullType), "a plain value"),
     "long": (_NUMBERS, "numbers"),
@@ -222,9 +222,8 @@ def column_of(df: DataFrame, name: str) -> Column | None:
         return None
     if meaning == "time":
         if isinstance(type_, TIME):
-            return believable(F.unix_millis(column))
-        as_text = isinstance(type_, (*TEXT, T.TimestampNTZType))
-        return believable(instant(column.cast("string")) if as_text else column.try_cast("long"))
+            return believable(milliseconds(df, name))
+        return believable(instant(column) if isinstance(type_, TEXT) else column.try_cast("long"))
     if meaning == "string":
         return text_of(df, name)
     if name == "fcnt":
@@ -248,7 +247,7 @@ def _text(df: DataFrame) -> tuple[Column, Column]:
 
     def stored(name: str) -> Column:
         known = isinstance(types.get(name), TIME)
-        return (believable(F.unix_millis(F.col(name))) if known else F.lit(None)).cast("long")
+        return (believable(milliseconds(df, name)) if known else F.lit(None)).cast("long")
 
     for name, time, kinds in (
         ("payload", "time", (T.BinaryType,)),

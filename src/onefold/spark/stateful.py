@@ -13,9 +13,9 @@ again answers the same. Memory of a task: the rows of one bucket in one micro-ba
 (``maxFilesPerTrigger`` and its like) bound it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -59,12 +59,24 @@ class Fold(Protocol):
         ...
 
 
+class Integers(NamedTuple):
+    """What a judgement needs of a row."""
+
+    columns: Sequence[Column]
+    """Longs, never null; the first is a hash of the key."""
+    readings: Mapping[str, Column]
+    """What they are made from besides the columns of the row: it is added to the row, and taken off again."""
+
+    def read(self, df: DataFrame) -> DataFrame:
+        """The table with all that the integers are made from."""
+        return df.withColumns(dict(self.readings)) if self.readings else df
+
+
 @dataclass(frozen=True, slots=True)
 class Hosted:
     """What an engine must say to be hosted."""
 
-    integers: Sequence[Column]
-    """The longs, never null, that its judgement needs; the first is a hash of the key."""
+    integers: Integers
     resume: Callable[[bytes | None], Fold]
     """Go on from a blob; None: from nothing."""
     answers: Sequence[Answer]
@@ -79,7 +91,7 @@ def judge_stream(df: DataFrame, engine: Hosted, *, buckets: int = BUCKETS, watch
     if buckets < 1:
         raise Misuse(f"buckets is {buckets}, must be at least 1", buckets=buckets)
     folded = in_buckets(df, engine.integers, buckets).applyInPandasWithState(
-        _fold(len(engine.integers), engine.resume, buckets, watch),
+        _fold(len(engine.integers.columns), engine.resume, buckets, watch),
         blobs("codes", "rows"),
         STATE,
         "append",
@@ -88,10 +100,11 @@ def judge_stream(df: DataFrame, engine: Hosted, *, buckets: int = BUCKETS, watch
     return folded.mapInArrow(_unpack(engine.answers), judged_schema(df)).toDF(*df.columns, *LABELS)
 
 
-def in_buckets(df: DataFrame, integers: Sequence[Column], buckets: int) -> GroupedData:
+def in_buckets(df: DataFrame, integers: Integers, buckets: int) -> GroupedData:
     """The rows packed, and grouped by the bucket of their key: the columns ``bucket``, ``integers`` and ``rows``."""
-    names = [_INTEGERS.format(i) for i in range(len(integers))]
-    numbered = df.withColumns(dict(zip(names, integers, strict=True))).toDF(*_places(df), *names)
+    names = [_INTEGERS.format(i) for i in range(len(integers.columns))]
+    added = df.transform(integers.read).withColumns(dict(zip(names, integers.columns, strict=True)))
+    numbered = added.drop(*integers.readings).toDF(*_places(df), *names)
     return numbered.mapInArrow(_pack(names, buckets), blobs("bucket", "integers", "rows")).groupBy("bucket")
 
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse
-from onefold.spark.columns import quoted
+from onefold.spark.columns import quoted, refuse_ours
 from onefold.spark.ordering import Columns
 from onefold.spark.shipping import ship
 from onefold.spark.spill import Codes
@@ -71,7 +71,7 @@ def with_verdict(
         return judge_stream(df, engine, buckets=options.buckets, watch=options.watch)
     keys = [F.col(quoted(name)) if isinstance(name, str) else name for name in key]
     rows = df.repartition(options.partitions or _task_count(df), *keys)
-    coded = rows.withColumn(REASON, _judge_udf(judge)(*engine.integers))
+    coded = rows.transform(engine.integers.read).withColumn(REASON, _judge_udf(judge)(*engine.integers.columns))
     labels = {name: _label(engine, part) for part, name in enumerate(LABELS)}
     return coded.withColumns(labels).select(*(F.col(quoted(name)) for name in df.columns), *LABELS)
 
@@ -84,7 +84,8 @@ def prepare(df: DataFrame, options: Options) -> None:
 
 
 def refuse_taken(df: DataFrame) -> None:
-    """Refuse a table that has a column of one of the names that the judge writes."""
+    """Refuse a table that has a column of one of the names that the judge writes, or that are added on the way."""
+    refuse_ours(df)
     for name in df.columns:
         if name.lower() in LABELS:  # to Spark, Reason and reason are one column: it would be overwritten
             raise Misuse(f"there is a column {name!r} already: rename it, the judge writes one", column=name)

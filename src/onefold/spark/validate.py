@@ -4,6 +4,8 @@ All of it is native column logic. The result is one integer per row: the packed 
 here, the negative integer that stands for the reason (see `engines.chains.columnar`).
 """
 
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
@@ -11,14 +13,14 @@ from pyspark.sql import functions as F
 
 from onefold.engines.chains.columnar import NO_PREVIOUS, refused
 from onefold.engines.chains.number import SEQUENCE_BITS, SEQUENCE_MAX, TIMESTAMP_MAX
-from onefold.spark.columns import ChainColumns, milliseconds, quoted, whole
+from onefold.spark.columns import ChainColumns, Moment, in_order, milliseconds, moment, no_time, quoted, whole
 
 CORRUPT = "_corrupt_record"
 """Where Spark's readers put the text of a row that they could not read."""
 
 
 class Packed(NamedTuple):
-    """A row's numbers, as columns of longs without nulls."""
+    """A row's numbers, as columns of longs; ``arrival`` is null where it is not known."""
 
     previous: Column
     number: Column
@@ -27,19 +29,27 @@ class Packed(NamedTuple):
 
 def packed(df: DataFrame, columns: ChainColumns, jump_max_ms: int | None) -> Packed:
     """The packed numbers of every row; ``number`` is negative where the row is refused."""
-    zero = F.lit(0).cast("long")
-    timestamp = whole(df, columns.timestamp)
-    sequence = zero if columns.sequence is None else whole(df, columns.sequence)
-    arrival = None if columns.arrival is None else milliseconds(df, columns.arrival)
-    number = _pack(timestamp, sequence)
-    previous = F.coalesce(_previous(df, columns), F.lit(NO_PREVIOUS).cast("long"))
+    own = _Parts.of(df, columns.timestamp, columns.sequence)
+    before = None
+    if columns.previous_timestamp is not None:
+        before = _Parts.of(df, columns.previous_timestamp, columns.previous_sequence)
+    fine = columns.sequence is None and columns.previous_sequence is None
+    number, parts = own.packed(fine), [own] if before is None else [own, before]
+    none = F.lit(NO_PREVIOUS).cast("long")
+    previous = none if before is None else F.coalesce(before.packed(fine), none)
+    finer = [] if fine else [part.time.below > 0 for part in parts if part.time.below is not None]
+    jumps = None
+    if jump_max_ms is not None and columns.arrival is not None:
+        jumps = _ahead(own.time.ms, milliseconds(df, columns.arrival)) > jump_max_ms
     refusals = [
         ("malformed", F.col(CORRUPT).isNotNull() if CORRUPT in df.columns else None),
         ("null_key", _any([F.col(quoted(name)).isNull() for name in columns.key])),
-        ("bad_number", _any([_not_natural(timestamp), _not_natural(sequence), *_bad_previous(df, columns)])),
-        ("number_out_of_range", _any([_too_big(timestamp, sequence), *_previous_too_big(df, columns)])),
+        ("bad_number", _any([*own.not_natural, *_bad_previous(columns, before)])),
+        ("number_out_of_range", _any([part.too_big for part in parts])),
+        ("time_too_fine", _any(finer) if finer else None),
         ("bad_numbering", previous >= number),
-        ("jump_too_far", None if jump_max_ms is None or arrival is None else _ahead(timestamp, arrival) > jump_max_ms),
+        ("bad_time", None if columns.arrival is None else no_time(df, columns.arrival)),
+        ("jump_too_far", jumps),
     ]
     judged = number
     for reason, condition in reversed(refusals):
@@ -48,48 +58,42 @@ def packed(df: DataFrame, columns: ChainColumns, jump_max_ms: int | None) -> Pac
     return Packed(
         previous=previous,
         number=judged,
-        arrival=number if arrival is None else arrival,
+        arrival=number if columns.arrival is None else in_order(df, columns.arrival),
     )
 
 
-def _pack(timestamp: Column, sequence: Column) -> Column:
-    return F.shiftleft(timestamp, SEQUENCE_BITS).bitwiseOR(sequence)
+class _Parts(NamedTuple):
+    """A number: its time, and its sequence if there is a column of it."""
+
+    time: Moment
+    sequence: Column | None
+
+    @classmethod
+    def of(cls, df: DataFrame, timestamp: str, sequence: str | None) -> "_Parts":
+        return cls(moment(df, timestamp), None if sequence is None else whole(df, sequence))
+
+    def packed(self, fine: bool) -> Column:
+        """One long. ``fine``: without a sequence, what the time has below the millisecond stands in its place."""
+        rest = self.time.below if fine and self.sequence is None else self.sequence
+        return F.shiftleft(self.time.ms, SEQUENCE_BITS).bitwiseOR(F.lit(0).cast("long") if rest is None else rest)
+
+    @property
+    def not_natural(self) -> list[Column]:
+        return [part.isNull() | (part < 0) for part in (self.time.ms, self.sequence) if part is not None]
+
+    @property
+    def too_big(self) -> Column:
+        late = self.time.ms > TIMESTAMP_MAX
+        return late if self.sequence is None else late | (self.sequence > SEQUENCE_MAX)
 
 
-def _previous_parts(df: DataFrame, columns: ChainColumns) -> tuple[Column, Column] | None:
-    if columns.previous_timestamp is None:
-        return None
-    timestamp = whole(df, columns.previous_timestamp)
-    no_sequence = columns.previous_sequence is None
-    return timestamp, F.lit(0).cast("long") if no_sequence else whole(df, str(columns.previous_sequence))
-
-
-def _previous(df: DataFrame, columns: ChainColumns) -> Column:
-    parts = _previous_parts(df, columns)
-    return F.lit(NO_PREVIOUS).cast("long") if parts is None else _pack(*parts)
-
-
-def _bad_previous(df: DataFrame, columns: ChainColumns) -> list[Column]:
+def _bad_previous(columns: ChainColumns, before: _Parts | None) -> list[Column]:
     """Half a previous number, or one that is not a number, is no number."""
-    parts = _previous_parts(df, columns)
-    if parts is None:
+    if before is None:
         return []
     names = [columns.previous_timestamp, columns.previous_sequence]
     given = _any([F.col(quoted(name)).isNotNull() for name in names if name is not None])
-    return [given & _any([_not_natural(part) for part in parts])]
-
-
-def _previous_too_big(df: DataFrame, columns: ChainColumns) -> list[Column]:
-    parts = _previous_parts(df, columns)
-    return [] if parts is None else [F.coalesce(_too_big(*parts), F.lit(False))]
-
-
-def _not_natural(column: Column) -> Column:
-    return column.isNull() | (column < 0)
-
-
-def _too_big(timestamp: Column, sequence: Column) -> Column:
-    return (timestamp > TIMESTAMP_MAX) | (sequence > SEQUENCE_MAX)
+    return [given & _any(before.not_natural)]
 
 
 def _ahead(timestamp: Column, arrival: Column) -> Column:
@@ -98,7 +102,4 @@ def _ahead(timestamp: Column, arrival: Column) -> Column:
 
 
 def _any(conditions: list[Column]) -> Column:
-    found = conditions[0]
-    for condition in conditions[1:]:
-        found = found | condition
-    return found
+    return reduce(or_, conditions)

@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
-from onefold.spark.columns import check_columns, milliseconds, quoted
+from onefold.spark.columns import check_columns, in_order, milliseconds, quoted
 from onefold.spark.diff_forms import hashable, null_masks
 from onefold.spark.validate import CORRUPT
 
@@ -27,7 +27,7 @@ TIME_MIN, TIME_MAX = -62_135_596_800_000, 253_402_300_799_999
 """The years 1 to 9999 in milliseconds. Micro- and nanoseconds of our days lie beyond."""
 
 UNUSABLE: Final = ("malformed", "no_id", "no_time", "time_out_of_range", "no_order")
-"""Why a row says nothing: it could not be read; a key column is null; the time, or the order, is no number."""
+"""Why a row says nothing: it could not be read; a key column is null; time or order is no number and no time."""
 
 TASKS_PER_CORE: Final = 4
 """Into so many parts per core a table is kept: adaptive execution does not pack the slices of one that is."""
@@ -46,7 +46,7 @@ class WindowColumns:
     key: tuple[str, ...] | None = None
     """Together they are the id of a message. None: two rows are copies if they agree in all but time and order."""
     time: str = "arrival"
-    """The clock that the window is measured by: whole milliseconds, or a timestamp."""
+    """The clock that the window is measured by: whole milliseconds, or a time."""
     order: str | None = None
     """What says which row came first, such as an offset. None: the time does."""
 
@@ -66,9 +66,7 @@ class WindowColumns:
 
     def check(self, df: DataFrame) -> None:
         """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
-        for role in ("time", "order"):
-            named = [(kind, name) for kind, name in self.named if kind in ("key", role)]
-            check_columns(df, named, plain=("key",), required=("key", "time", "order"), time=role)
+        check_columns(df, self.named, plain=("key",), required=("key", "time", "order"), times=("time", "order"))
 
     def id(self, df: DataFrame) -> tuple[str, ...]:
         """The columns that make up the id."""
@@ -90,7 +88,7 @@ def why_unusable(df: DataFrame, columns: WindowColumns) -> Column:
         "no_id": F.greatest(*key_is_null, no) if key_is_null else no,
         "no_time": time.isNull(),
         "time_out_of_range": ~time.between(TIME_MIN, TIME_MAX),
-        "no_order": no if columns.order is None else milliseconds(df, columns.order).isNull(),
+        "no_order": no if columns.order is None else in_order(df, columns.order).isNull(),
     }
     assert tuple(conditions) == UNUSABLE
     why = F.lit(None).cast("string")
@@ -109,7 +107,7 @@ def timed(df: DataFrame, columns: WindowColumns) -> DataFrame:
         F.xxhash64(*nulls, *plain).alias(ID[0]),
         F.xxhash64(F.lit(1), *nulls, *plain).alias(ID[1]),
         at.alias(AT),
-        *([] if columns.order is None else [milliseconds(df, columns.order).alias(ORDER)]),
+        *([] if columns.order is None else [in_order(df, columns.order).alias(ORDER)]),
     )
 
 

@@ -26,6 +26,8 @@ MALFORMED: Final = Answer(Verdict.REJECT, "malformed")
 GIVEN_UP: Final = Answer(Verdict.UNSURE, "given_up")
 STATE_FULL: Final = Answer(Verdict.UNSURE, "state_full")
 LATE: Final = Answer(Verdict.FIRST, "late")
+BAD_TIME: Final = Answer(Verdict.REJECT, "bad_time")
+TIME_TOO_FINE: Final = Answer(Verdict.REJECT, "time_too_fine")
 
 RULES: Final = {
     NEW_CHAIN: "It is the first message of its chain that arrived.",
@@ -40,13 +42,15 @@ RULES: Final = {
     BAD_NUMBERING: "Its previous number is not below its own.",
     GAP_MISMATCH: "Its previous number contradicts what was seen: one of the two messages is wrong.",
     JUMP_TOO_FAR: "Its timestamp lies more than jump_max_ms ahead.",
-    BAD_NUMBER: "Its number, or its previous number, is missing, negative or not a whole number.",
+    BAD_NUMBER: "Its number, or its previous number, is missing, negative, or no whole number and no time.",
     NUMBER_OUT_OF_RANGE: "Its number does not fit: timestamp below 2^43 ms, sequence below 2^20.",
     NULL_KEY: "A part of its chain key is null.",
     MALFORMED: "The row could not be read at all.",
     GIVEN_UP: "Its range was given up as unfillable before it arrived.",
     STATE_FULL: "Its chain is new, and there is no room to remember another one within state_rows_max.",
     LATE: "It names no previous message and is older than the newest, and no row before it has its number.",
+    BAD_TIME: "Its arrival is neither a whole number nor a time.",
+    TIME_TOO_FINE: "Its time has a part below the millisecond, which has no room beside a sequence.",
 }
 
 ANSWERS: Final = tuple(RULES)

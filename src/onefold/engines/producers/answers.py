@@ -57,6 +57,7 @@ TOO_LARGE: Final = Pushed(Verdict.REJECT, "too_large")
 WRITE_FAILED: Final = Pushed(Verdict.UNSURE, "write_failed")
 JUMP_TOO_FAR: Final = Pushed(Verdict.REJECT, "jump_too_far")
 BUSY: Final = Pushed(Verdict.UNSURE, "busy")
+BAD_TIME: Final = Pushed(Verdict.REJECT, "bad_time")
 
 RULES: Final = {
     NEW: "It is above all that is stored of its producer.",
@@ -84,6 +85,7 @@ RULES: Final = {
     WRITE_FAILED: "The store could not keep it: nothing was acknowledged, try again.",
     JUMP_TOO_FAR: "It lies more than jump_max above the highest sequence of its producer.",
     BUSY: "Too much waits to be stored, or the topic is about to close: it was not taken, try again.",
+    BAD_TIME: "What it is ordered by is neither a whole number nor a time.",
 }
 
 ANSWERS: Final = tuple(RULES)
