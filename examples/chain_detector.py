@@ -20,8 +20,9 @@ def main() -> None:
     """Judge all arrivals, print the state after each, then the books."""
     detector, tally = ChainDetector(), Tally()
     for previous, number in ARRIVALS:
+        tally.arrive()
         answer = detector.judge(previous, number)
-        tally.note(answer)
+        tally.judge(answer)
         print(f"{answer!s:<22} {detector}")
     print(tally.check())
     for first, last in detector.missing():

@@ -30,11 +30,12 @@ def measure(counter: int, text: str) -> DataUp:
 
 def hear(station: str, frame: DataUp, now_ms: int) -> None:
     """A station hands in what it heard."""
+    tally.arrive()
     name = STATIONS[station]
     counter = find_counter(KEY, frame, heard[name].fcnt_up)
     if counter is None:  # before anything is remembered
         print(f"{now_ms:6} ms {station:8} {BAD_MIC}")
-        tally.note(BAD_MIC)
+        tally.judge(BAD_MIC)
         return
 
     judged = servers[name].uplink(THERMOMETER, frame, counter, heard[name], station, now_ms)
@@ -45,7 +46,7 @@ def hear(station: str, frame: DataUp, now_ms: int) -> None:
         answered = f"  confirmed with {claimed.fcnt_down}" if judged.route.down else ""
     goes = "-" if not judged.route.up else "up, marked" if judged.route.marked else "up"
     print(f"{now_ms:6} ms {station:8} {judged.answer!s:21} {goes:10}{answered}".rstrip())
-    tally.note(judged.answer)
+    tally.judge(judged.answer)
 
 
 def main() -> None:

@@ -102,7 +102,7 @@ def test_a_negative_count_is_refused_wherever_it_comes_from():
     with pytest.raises(BadInput, match="-2"):
         Tally(0, {SEEN: -2})
     tally = Tally()
-    for add in (tally.arrive, lambda n: tally.judge(SEEN, n), lambda n: tally.note(SEEN, n)):
+    for add in (tally.arrive, lambda n: tally.judge(SEEN, n)):
         with pytest.raises(Misuse, match="-3") as caught:
             add(-3)
         assert caught.value.values == {"n": -3}

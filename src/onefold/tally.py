@@ -52,11 +52,6 @@ class Tally:
         """Count ``n`` messages that were given this answer: called where they are judged."""
         self._counts[answer] += _increment(n)
 
-    def note(self, answer: Answer, n: int = 1) -> None:
-        """Count ``n`` messages as arrived and as judged at once: a tally of one column, which cannot fail."""
-        self.arrive(n)
-        self.judge(answer, n)
-
     def count(self, verdict: Verdict, reason: str | None = None) -> int:
         """How many messages got this verdict, for this reason or for any."""
         return sum(n for a, n in self._counts.items() if a.verdict == verdict and reason in (None, a.reason))

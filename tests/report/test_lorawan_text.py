@@ -21,9 +21,8 @@ SUSPECT = {"device": "26011bda", "fcnt": 5, "first_ms": 1_700_000_000_123, "rece
 
 
 def found(*, rejected=0, suspects=0, lost=3):
-    tally = Tally()
-    tally.note(Answer(Verdict.FIRST, "new_frame"), 600)
-    tally.note(Answer(Verdict.REJECT, "malformed"), rejected)
+    counts = {Answer(Verdict.FIRST, "new_frame"): 600, Answer(Verdict.REJECT, "malformed"): rejected}
+    tally = Tally(600 + rejected, counts)
     device = {**DEVICE, "lost": lost, "resets": lost, "suspects": suspects}
     return {
         "tally": tally.to_dict(), "engine": "lorawan", "rows": 700, "receptions": 600, "not_receptions": 100,

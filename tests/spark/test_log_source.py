@@ -109,7 +109,8 @@ def test_a_pipeline_reads_a_log_and_judges_its_producers(spark, topics, tmp_path
     def say(step: str) -> None:
         if step == "auditing":
             fill(topics, "p", 60, 1)
-            grown.note(NEW)
+            grown.arrive()
+            grown.judge(NEW)
 
     run = jobs.run(spark, source, judging, str(tmp_path / "out"), say=say)
     assert run.audit is not None

@@ -169,8 +169,7 @@ def test_faulty_traffic_comes_out_once_each_chain_ascending(spark, tmp_path):
 def test_rows_judged_are_rows_published_or_held(spark, held, problem):
     figures = BucketFigures.on(spark)
     watcher = Watcher(Tally, figures, lambda progress: None)
-    tally = Tally()
-    tally.note(ANSWERS[0], 2)
+    tally = Tally(2, {ANSWERS[0]: 2})
     for _ in range(2):  # a task that was tried twice says the same twice
         figures.add(1, {"held": held, "held_before": 0, "rows": 5, "at_ms": 10})
     watcher.published(0, tally)

@@ -75,7 +75,7 @@ def add(
                         show(f"{file}: {adding.tally.received:,} lines, {adding.tally.count(Verdict.FIRST):,} new")
         except KeyboardInterrupt:
             return fail(
-                f"interrupted: {count(adding.tally.received, 'line')} done; to add them again does no harm", 130
+                f"interrupted: {count(adding.tally.judged, 'line')} done; to add them again does no harm", 130
             )
         held = len(records)
     tally = adding.tally.check()
@@ -108,6 +108,7 @@ class Adding:
         """Add all lines of a file; yields after each batch."""
         with _open(file) as opened:
             for number, line in lines(opened):
+                self.tally.arrive()
                 try:
                     self._take(self._form.read(line))
                 except BadLine as error:
@@ -128,7 +129,7 @@ class Adding:
         self._bytes += len(record.body or b"")
 
     def _reject(self, file: Path, number: int, error: BadLine) -> None:
-        self.tally.note(Answer(Verdict.REJECT, error.reason))
+        self.tally.judge(Answer(Verdict.REJECT, error.reason))
         if len(self.rejected) < TOLD_MAX:
             people.print(foreign(f"{file}:{number}: {error}", 300), soft_wrap=True)
         if len(self.rejected) < 10 * TOLD_MAX:
@@ -136,8 +137,8 @@ class Adding:
 
     def _store(self) -> None:
         new = sum(self._records.add(list(self._batch.values()))) if self._batch else 0
-        self.tally.note(STORED, new)
-        self.tally.note(KNOWN, len(self._batch) - new + self._again)
+        self.tally.judge(STORED, new)
+        self.tally.judge(KNOWN, len(self._batch) - new + self._again)
         self._batch, self._bytes, self._again = {}, 0, 0
 
 
