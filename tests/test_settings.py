@@ -140,6 +140,17 @@ def test_none_says_that_there_is_no_such_column(pipeline):
     assert (judge.key, judge.timestamp, judge.sequence, judge.arrival) == (("device",), "timestamp", None, None)
 
 
+def test_the_jump_guard_of_producers_is_off_unless_it_is_set_and_reaches_the_engine(pipeline):
+    from onefold.cli.pipeline import judging
+
+    producers = PATHS + '[judge]\nengine = "producers"\n'
+    told = [judging(pipeline(producers + more)) for more in ("", "jump_max = 5\n", 'jump_max = "off"\n')]
+    assert [getattr(each, "jump_max", "missing") for each in told] == [None, 5, None]
+    assert refusal(pipeline, PATHS + "[judge]\njump_max = 5\n") == [
+        'pipeline.toml: judge.jump_max: is 5, which needs judge.engine = "producers"'
+    ]
+
+
 def test_producers_have_keys_of_their_own_and_chains_refuse_them(pipeline):
     judge = pipeline(PATHS + '[judge]\nengine = "producers"\nproducer = ["pid"]\norder = "offset"\n').judge
     assert (judge.producer, judge.sequence, judge.order, judge.epoch) == (("pid",), "sequence", "offset", None)

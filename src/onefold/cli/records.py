@@ -74,9 +74,7 @@ def add(
                     for _ in adding.read(file):
                         show(f"{file}: {adding.tally.received:,} lines, {adding.tally.count(Verdict.FIRST):,} new")
         except KeyboardInterrupt:
-            return fail(
-                f"interrupted: {count(adding.tally.judged, 'line')} done; to add them again does no harm", 130
-            )
+            return fail(f"interrupted: {count(adding.tally.judged, 'line')} done; to add them again does no harm", 130)
         held = len(records)
     tally = adding.tally.check()
     rejected = tally.count(Verdict.REJECT)
