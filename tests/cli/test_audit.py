@@ -46,6 +46,7 @@ def tampered(table):
 def test_a_good_run_agrees_and_what_is_done_to_it_later_is_named(traffic, tmp_path, spark):
     pipeline(tmp_path, traffic)
     (tmp_path / "out" / "audit" / "missing").mkdir(parents=True)
+    (tmp_path / "out" / "_onefold.json").write_text('{"format": 1, "kind": "run", "owns": {"audit": null}}')
     done = onefold("run", "pipeline.toml", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["audit"]["agrees"] is True
@@ -59,8 +60,16 @@ def test_a_good_run_agrees_and_what_is_done_to_it_later_is_named(traffic, tmp_pa
     (reject,) = (tmp_path / "out" / "rejects").glob("*.parquet")
     (reject.with_name(f".{reject.name}.crc")).unlink(missing_ok=True)
     reject.rename(tmp_path / "out" / "unsure" / "moved.parquet")
-    bad = onefold("audit", tmp_path / "out", cwd=tmp_path)
-    assert bad.returncode == 1, bad.stderr
+    for place, said in ((traffic, "overlaps the source"), (tmp_path / "out" / "x", "overlaps the run")):
+        wrong = onefold("audit", tmp_path / "out", "--out", place, cwd=tmp_path)
+        assert (wrong.returncode, said in wrong.stderr) == (2, True), wrong.stderr
+    for _ in range(2):
+        bad = onefold("audit", tmp_path / "out", "--out", tmp_path / "wrong", cwd=tmp_path)
+        assert bad.returncode == 1, bad.stderr
+    assert pq.read_table(tmp_path / "wrong" / "surplus").num_rows == 2
+    (tmp_path / "wrong" / "surplus" / "mine").write_text("mine")
+    wrong = onefold("audit", tmp_path / "out", "--out", tmp_path / "wrong", cwd=tmp_path)
+    assert (wrong.returncode, "'surplus/mine'" in wrong.stderr) == (2, True), wrong.stderr
     assert f"SOURCE AND SINK DO NOT AGREE: {lost + 2:,} rows missing, 2 surplus, 1 ids twice" in bad.stderr
     assert "in the source, not published" in bad.stderr
     assert "counts more than once" in bad.stderr

@@ -10,7 +10,7 @@ from tests.commands import here as onefold
 
 
 def folder_of(path, rows):
-    path.mkdir()
+    path.mkdir(parents=True)
     pq.write_table(pa.table({"id": [r[0] for r in rows], "name": [r[1] for r in rows]}), path / "x.parquet")
     return path
 
@@ -26,6 +26,7 @@ def test_the_command_finds_writes_and_repairs_and_then_finds_nothing_to_copy(spa
     a, b, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
     out.mkdir()
     (out / "report.html").write_text("of another comparison")
+    (out / "diff.json").write_text('{"equal": true}')  # whose folder this is, also without a signature
     found = onefold("diff", a, b, "--key", "id", "--out", out, "--repair", "--json", "--samples", 0, cwd=tmp_path)
     assert found.returncode == 1, found.stderr
     assert json.loads((out / "diff.json").read_text())["only_a"] == 1
@@ -67,6 +68,7 @@ def test_the_format_is_that_of_the_files_that_spark_sees(tmp_path):
 def test_what_cannot_be_read_compared_or_repaired_is_refused_in_one_line(spark, tmp_path):
     a = folder_of(tmp_path / "a", [(1, "x"), (2, "y")])
     b = folder_of(tmp_path / "b", [(1, "x")])
+    folder_of(tmp_path / "c" / "have", [(1, "x")])  # as an outcome has it, but nobody signed it
     for words, said in [
         ((a, tmp_path / "nowhere"), "there is nothing at"),
         ((a, b / "x.parquet", "--repair"), "is a single file"),
@@ -75,9 +77,13 @@ def test_what_cannot_be_read_compared_or_repaired_is_refused_in_one_line(spark, 
         ((a, b, "--key", "nope"), "no column 'nope'"),
         ((a, b, "--option-a", "x"), "NAME=VALUE"),
         (("ws://127.0.0.1:1", b), "the peer is given second"),
-        ((a, b, "--out", tmp_path / "a"), "holds 'x.parquet'"),
+        ((a, b, "--out", tmp_path / "c"), "holds 'have'"),
+        ((a, b, "--out", tmp_path / "a"), "overlaps A"),
+        ((a, b, "--out", tmp_path / "b" / "out"), "overlaps B"),
+        ((a, b / ".." / "a", "--repair"), "overlaps A"),
     ]:
         done = onefold("diff", *words, cwd=tmp_path)
         assert done.returncode == 2, done.stderr
         assert said in done.stderr
     assert [path.name for path in b.iterdir()] == ["x.parquet"]
+    assert [path.name for path in (tmp_path / "c").rglob("*.parquet")] == ["x.parquet"]

@@ -1,6 +1,7 @@
 """The commands that start Spark, as a user starts them."""
 
 import json
+import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -85,6 +86,30 @@ def test_a_wrong_key_is_one_line_and_nothing_is_written(traffic, tmp_path):
     pipeline(tmp_path, traffic / "messages", 'flor = "open"\n')
     one_line(onefold("run", "pipeline.toml", cwd=tmp_path), 2, "judge.flor", '"floor"')
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "output"),
+    [
+        ("data/messages", "data"),
+        ("data/messages", "data/messages"),
+        ("data/messages", "./data/../data/messages/out"),
+        ("link/messages", "data"),
+        ("data/*", "file:{}/data"),
+    ],
+)
+def test_an_output_that_overlaps_its_source_is_exit_2_and_the_source_is_kept(traffic, tmp_path, source, output):
+    shutil.copytree(traffic / "messages", tmp_path / "data" / "messages")
+    (tmp_path / "link").symlink_to("data")
+    before = sorted(tmp_path.rglob("*"))
+    settings = f'[source]\npath = "{source}"\n[publish]\npath = "{output.format(tmp_path)}"\n'
+    for mode in ("", 'mode = "stream"\n'):
+        (tmp_path / "p.toml").write_text(settings.replace("[publish]", f"{mode}[publish]"))
+        done = onefold("run", "p.toml", cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert "overlaps source.path" in done.stderr
+        (tmp_path / "p.toml").unlink()
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_missing_source_is_one_line(tmp_path):

@@ -81,6 +81,41 @@ def test_it_is_watched_while_it_runs_and_sigterm_ends_it_with_0(folder):
     assert json.loads(out.splitlines()[-1])["event"] == "stopped"
 
 
+def test_of_two_streams_at_once_on_one_checkpoint_or_output_the_second_is_refused(folder):
+    pipeline(folder, trigger="1 second")
+    with subprocess.Popen(COMMAND, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["rows"] == 2_000
+            pipeline(folder)
+            for change in (
+                'path = "out"\n',
+                'path = "out"\ncheckpoint = "c"\n',
+                'path = "o"\ncheckpoint = "out.checkpoint"\n',
+            ):
+                text = (folder / "pipeline.toml").read_text().replace('path = "out"\n', change)
+                (folder / "other.toml").write_text(text)
+                done = here("run", "other.toml", cwd=folder)
+                assert done.returncode == 2, done.stderr
+                assert "another" in done.stderr
+        finally:
+            process.kill()
+    done = run(folder)  # killed: at once another one can go on
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["tally"]["in"] == 2_000
+
+
+def test_a_folder_that_is_no_checkpoint_and_an_output_that_is_no_streams_are_refused_and_kept(folder):
+    for name, said in (("out.checkpoint", "is no checkpoint"), ("out", "is not a stream's output")):
+        (folder / name / "_staging").mkdir(parents=True)
+        (folder / name / "_staging" / "mine").write_text("mine")
+        done = run(folder)
+        assert done.returncode == 2, done.stderr
+        assert said in done.stderr
+        assert (folder / name / "_staging" / "mine").read_text() == "mine"
+        shutil.rmtree(folder / name)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -278,8 +278,9 @@ def test_columns_that_cannot_be_compared_are_named(spark):
 
 def test_what_a_table_of_text_would_not_give_back_is_not_appended(spark, tmp_path):
     (tmp_path / "a=b.csv").write_text("id,name,at\n1,x,2024-01-01T00:00:00.000Z\n")
-    (tmp_path / "_onefold_repair").mkdir()
-    (tmp_path / "_onefold_repair" / "left by one that died.csv").write_text("id,name,at\n9,,\n")
+    left = f"_onefold_repair_{'0' * 32}"
+    (tmp_path / left).mkdir()
+    (tmp_path / left / "left by one that died.csv").write_text("id,name,at\n9,,\n")
     table = Table(str(tmp_path), "csv")
     at, schema = dt.datetime(2024, 1, 1, 0, 0, 0, 7), "id long, name string, at timestamp"
     rows = spark.createDataFrame([(2, ' "y", z ', at), (3, None, None)], schema)

@@ -1,6 +1,7 @@
 """The batch jobs end to end: what is published, what is refused, what is left behind."""
 
 import json
+import shutil
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +18,7 @@ from onefold.spark.judging import Chains
 from onefold.tally import Tally
 
 OPEN = Chains(floor="open", partitions=2)
+OWNS = '{"format": 1, "kind": "run", "owns": {"tally.json": null, "_staging": null}}'
 FAULTY = Faults(poisoned=0.3, malformed=0.02, losses=0.02, late_heads=0.2)
 
 
@@ -54,7 +56,7 @@ def test_every_row_is_published_exactly_once_and_nothing_else_is_left(spark, tra
     folders = ["firsts", "repeats", "unsure", "rejects"]
     assert sorted(o for name in folders for o in offsets(tmp_path / "out" / name)) == list(range(4_000))
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {*folders, "gaps", "tally.json", "run.json"}
+    assert names == {*folders, "gaps", "tally.json", "run.json", "_onefold.json"}
 
 
 def test_running_twice_gives_the_same_output(spark, traffic, tmp_path):
@@ -85,7 +87,8 @@ def test_none_passes_every_row_on_as_it_came(spark, traffic, tmp_path):
 def test_another_strategy_replaces_the_folders_of_the_one_before(spark, traffic, tmp_path):
     run(spark, traffic, tmp_path / "out")
     run(spark, traffic, tmp_path / "out", strategy="mark")
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {"messages", "gaps", "tally.json", "run.json"}
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"messages", "gaps", "tally.json", "run.json", "_onefold.json"}
 
 
 def test_json_lines_with_text_numbers_and_broken_lines_lose_nothing(spark, tmp_path):
@@ -140,6 +143,92 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(spark, tra
     with pytest.raises(Misuse, match=r"precious\.txt"):
         run(spark, traffic, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
+
+
+def listing(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("strategy", ["drop", "mark", "none"])
+def test_a_source_inside_the_output_is_refused_and_not_touched(spark, traffic, tmp_path, strategy):
+    shutil.copytree(traffic, tmp_path / "data")
+    before = listing(tmp_path)
+    with pytest.raises(Misuse, match=r"the output .* overlaps the source"):
+        run(spark, tmp_path / "data", tmp_path / "data", strategy=strategy)
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "names", [["messages"], ["_staging"], ["firsts", "gaps"], ["tally.json"], ["audit", "uplinks"]]
+)
+def test_a_folder_of_only_such_names_as_a_run_has_is_somebody_elses_without_a_signature(
+    spark, traffic, tmp_path, names
+):
+    for name in names:
+        (tmp_path / "out" / name).mkdir(parents=True)
+        (tmp_path / "out" / name / "part-0.parquet").write_text("mine")
+    before = listing(tmp_path)
+    with pytest.raises(Misuse, match=f"signed it: it holds '{sorted(names)[0]}'"):
+        run(spark, traffic, tmp_path / "out")
+    assert listing(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["mine.txt", "messages/x.parquet", "firsts/mine.txt", "gaps/deep/er/mine.txt"])
+def test_what_somebody_puts_into_a_runs_folder_is_named_and_never_removed(spark, traffic, tmp_path, name):
+    run(spark, traffic, tmp_path / "out")
+    file = tmp_path / "out" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("mine")
+    before = listing(tmp_path / "out")
+    with pytest.raises(Misuse, match=f"holds '{name.removesuffix('/x.parquet')}'"):
+        run(spark, traffic, tmp_path / "out")
+    assert listing(tmp_path / "out") == before
+    file.unlink()
+    if "messages" in name:
+        file.parent.rmdir()
+    assert run(spark, traffic, tmp_path / "out").tally.balanced
+
+
+def test_a_run_of_the_version_that_did_not_sign_is_known_by_its_run_json_and_replaced(spark, traffic, tmp_path):
+    run(spark, traffic, tmp_path / "out")
+    (tmp_path / "out" / "_onefold.json").unlink()
+    run(spark, traffic, tmp_path / "out", strategy="mark")
+    assert not (tmp_path / "out" / "firsts").exists()
+    (tmp_path / "out" / "_onefold.json").unlink()
+    (tmp_path / "out" / "run.json").write_text('{"complete": true}')  # whose this is, nobody knows
+    with pytest.raises(Misuse, match="no run of onefold signed it"):
+        run(spark, traffic, tmp_path / "out")
+    assert (tmp_path / "out" / "messages").exists()
+
+
+@pytest.mark.parametrize(
+    "left",
+    [{}, {"_onefold.json.new": '{"form'}, {"_onefold.json": OWNS, "_staging/1/rows/part-0": "half", "tally.json": "x"}],
+)
+def test_whenever_the_first_run_died_the_next_one_goes_on(spark, traffic, tmp_path, left):
+    (tmp_path / "out").mkdir()
+    for name, text in left.items():
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_text(text)
+    assert run(spark, traffic, tmp_path / "out").tally.balanced
+    assert not (tmp_path / "out" / "_staging").exists()
+
+
+def test_of_two_runs_at_once_into_one_folder_the_second_is_refused(spark, traffic, tmp_path):
+    refused = []
+
+    def say(step):
+        if step == "finding what is missing":
+            with pytest.raises(Misuse, match="another run is writing to"):
+                run(spark, traffic, tmp_path / "out")
+            refused.append(step)
+
+    source = jobs.Source(path=str(traffic / "messages"))
+    result = jobs.run(spark, source, OPEN, str(tmp_path / "out"), say=say)
+    assert refused
+    assert result.audit is not None
+    assert result.audit.agrees
+    assert run(spark, traffic, tmp_path / "out").tally == result.tally
 
 
 def test_a_run_that_fails_is_not_complete(spark, traffic, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """``onefold audit``: the proof that a run published exactly what its source holds."""
 
 import os
+from contextlib import nullcontext
 from json import loads
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,23 +44,29 @@ def audit(
 
 def _audited(run: str, out: str | None, say: Any) -> dict[str, Any]:
     from onefold.cli.pipeline import opened
-    from onefold.spark.audit_runs import audit_run, books, books_differ, keep, prepare_kinds
+    from onefold.spark.audit_runs import audit_run, books, books_differ, keep_in, kinds_folder
     from onefold.spark.ingest import read
-    from onefold.spark.place import Place
+    from onefold.spark.overlap import refuse_overlap
+    from onefold.spark.place import Place, located
 
     settings = load(Path(run), os.environ) if run.endswith(".toml") else _settings(run)
     if settings.publish.format != "parquet":
         raise Misuse(f"{run}: published as {settings.publish.format}, only parquet can be audited", run=run)
+    path = settings.publish.path if run.endswith(".toml") else run
+    refuse_overlap([("the source", settings.source.path), ("the run", path)], [] if out is None else [("--out", out)])
     spark, source, judging = opened(settings)
-    place = Place(spark, settings.publish.path if run.endswith(".toml") else run)
-    wrong = None if out is None else prepare_kinds(Place(spark, out))  # what cannot be done is refused first
-    tally = books(spark, place)
-    came = read(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
-    say("auditing")
-    audited = audit_run(judging.shaped(came), place, judging)
-    differ = books_differ(tally, spark, place) if audited.ids is not None else []
-    if wrong is not None:
-        keep(audited, wrong)
+    place = Place(spark, path)
+    if out is not None:
+        refuse_overlap([("the source", located(spark, source.path))], [("--out", located(spark, out))])
+    # What cannot be done is refused first.
+    with nullcontext() if out is None else kinds_folder(Place(spark, out)) as folder:
+        tally = books(spark, place)
+        came = read(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
+        say("auditing")
+        audited = audit_run(judging.shaped(came), place, judging)
+        differ = books_differ(tally, spark, place) if audited.ids is not None else []
+        if folder is not None:
+            keep_in(folder, audited)
     return {**audited.to_dict(), "books": differ, "run": place.shown}
 
 

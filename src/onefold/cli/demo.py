@@ -1,9 +1,10 @@
 """``onefold demo``: a faulty stream made clean, and the proof."""
 
+import re
 import shutil
 from pathlib import Path
 from time import monotonic
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -15,6 +16,15 @@ from onefold.settings import Settings
 from onefold.tally import Tally
 
 _MARK = ".onefold-demo"  # only a folder that holds this is ever cleared
+_OWN: Final = {
+    "traffic": re.compile(r"messages/part-\d{5}\.parquet|truth/(rows|lost|missing)\.parquet|truth/traffic\.json"),
+    STREAM: re.compile(
+        r"(stream\.json|progress\.jsonl|report\.html)(\.new)?|_staging/.*"
+        r"|batches/\d{12}/(tally\.json|[a-z]+/[._]*(part-|SUCCESS).*)"
+    ),
+    f"{STREAM}.checkpoint": re.compile(r"\.?(metadata|_onefold)[^/]*|(offsets|commits|state|sources)/.*"),
+}
+"""The files that a demo makes, which the next one clears away; any other one is kept, and named."""
 
 
 def demo(
@@ -89,7 +99,12 @@ def _clear(out: Path) -> None:
 
     if out.exists() and any(out.iterdir()) and not (out / _MARK).exists():
         raise Misuse(f"{out} is not empty and not a demo's folder: choose another with --out", path=str(out))
-    for name in ("traffic", "run", STREAM, f"{STREAM}.checkpoint"):
+    for name, own in _OWN.items():  # the run replaces its own by itself
+        for path in (out / name).rglob("*"):
+            way = path.relative_to(out / name).as_posix()
+            if path.is_file() and own.fullmatch(way) is None:
+                raise Misuse(f"{out} holds '{name}/{way}', which no demo made: move it away, or choose another --out")
+    for name in _OWN:
         shutil.rmtree(out / name, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
     (out / _MARK).touch()

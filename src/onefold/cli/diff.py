@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -58,6 +59,7 @@ def diff(
     the columns of --key and --columns, else of all.
     """
     from onefold.services.reconciler.dialing import is_server
+    from onefold.spark.overlap import refuse_overlap
     from onefold.spark.session import session
 
     if is_server(a):
@@ -76,6 +78,9 @@ def diff(
         return
     _refuse({"--time": time, "--index": index, "--token-file": token_file}, "is for a peer, and B is none")
     tables = (table_at(a, format_a, option_a), table_at(b, format_b, option_b))
+    refuse_overlap([("A", a), ("B", b)], [] if out is None else [("--out", out)])
+    if repair:
+        refuse_overlap([("A", a)], [("B, which is to be repaired,", b)])
     by = _By(None if key is None else names_of(key), None if columns is None else names_of(columns), hash, samples)
     with progress(people) as say:
         say("starting Spark")
@@ -102,34 +107,36 @@ def _found(
     spark: Any, tables: tuple[Table, Table], by: _By, *, out: str | None, repair: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """What the tables do not share, after the repair if there was one."""
-    from onefold.spark.diff_files import append, check_appendable, outcome, write_outcome
+    from onefold.spark.diff_files import DIFFERING, HAVE, NEED, append, check_appendable, outcome, write_outcome
 
     # What cannot be done is refused before the work begins.
-    place = None if out is None else outcome(spark, out)
     if repair:
         check_appendable(spark, tables[1])
-    say("comparing")
-    with _compared(spark, tables, by) as found:
+    taken = nullcontext() if out is None else outcome(spark, out, [table.path for table in tables])
+    with taken as folder, _compared(spark, tables, by, say) as found:
         copied = found.summary.only_a if repair else 0
-        if place is not None:
+        if folder is not None:
             say("writing")
-            write_outcome(place, found)
+            rows = {HAVE: found.only_a, NEED: found.only_b, DIFFERING: found.differing}
+            write_outcome(folder, rows, found.summary.to_dict())
         if copied:
             say("repairing")
             append(spark, found.only_a, tables[1])
         else:
             document = _document(found, by)
     if copied:
-        say("comparing again")
-        with _compared(spark, tables, by) as found:
+        with _compared(spark, tables, by, say, "comparing again") as found:
             document = _document(found, by)
     return {**document, "copied": copied}
 
 
-def _compared(spark: Any, tables: tuple[Table, Table], by: _By) -> Diff:
+def _compared(
+    spark: Any, tables: tuple[Table, Table], by: _By, say: Callable[[str], None], step: str = "comparing"
+) -> Diff:
     from onefold.spark.diff_files import read_table
     from onefold.spark.diff_tables import diff as compare
 
+    say(step)
     a, b = (read_table(spark, table) for table in tables)
     return compare(a, b, key=by.key, columns=by.columns, hash=by.hash)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
@@ -76,22 +77,22 @@ def _found(
     from onefold.spark.peer_naming import Naming
     from onefold.spark.peer_rows import write_found
 
-    place = None if wanted.out is None else outcome(spark, wanted.out)
-    say("bringing the index up to date")
-    naming = Naming(columns=wanted.columns, time=wanted.time)
-    index = TableIndex(spark, table, naming, folder=wanted.index).refresh()
-    limits = ClientLimits()
-    opening = Opening(frame_size_max=limits.frame_size_max)
-    channel = connect()
-    try:
-        say("comparing")
-        found = find_ids(TableItems(index, rows_max=ROWS_MAX), channel, opening, limits, say=say)
-    finally:
-        channel.close()
-    document = _document(found, index, wanted)
-    if place is not None:
-        say("writing")
-        write_found(place, index, found.have, found.need, document)
+    with nullcontext() if wanted.out is None else outcome(spark, wanted.out, [table.path]) as folder:
+        say("bringing the index up to date")
+        naming = Naming(columns=wanted.columns, time=wanted.time)
+        index = TableIndex(spark, table, naming, folder=wanted.index).refresh()
+        limits = ClientLimits()
+        opening = Opening(frame_size_max=limits.frame_size_max)
+        channel = connect()
+        try:
+            say("comparing")
+            found = find_ids(TableItems(index, rows_max=ROWS_MAX), channel, opening, limits, say=say)
+        finally:
+            channel.close()
+        document = _document(found, index, wanted)
+        if folder is not None:
+            say("writing")
+            write_found(folder, index, found.have, found.need, document)
     return document
 
 

@@ -70,7 +70,9 @@ def execute(settings: Settings) -> dict[str, Any]:
     from onefold.cli.pipeline import opened
     from onefold.spark import jobs
     from onefold.spark.figures import Figures
+    from onefold.spark.overlap import refuse_overlap
 
+    refuse_overlap([("source.path", settings.source.path)], [("publish.path", settings.publish.path)])
     page = settings.report.page
     samples = {} if page == "samples" else {"samples_max": 0}
     with progress(people) as say, steps_told(local_folder(settings.publish.path), say) as begin:

@@ -70,10 +70,17 @@ def _leave_page(settings: Settings) -> None:
 def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], Any]) -> Progress:
     from onefold.cli.pipeline import opened
     from onefold.spark import streams
+    from onefold.spark.overlap import refuse_overlap
 
     judge, publish = settings.judge, settings.publish
     if publish.checkpoint == "auto" and publish.format == "postgres":
         raise Misuse('publish.checkpoint: is "auto", must be a folder: a database has no place for it')
+    folder = f"{publish.path}.checkpoint" if publish.checkpoint == "auto" else publish.checkpoint
+    writes = [
+        ("publish.checkpoint", folder),
+        *([] if publish.format == "postgres" else [("publish.path", publish.path)]),
+    ]
+    refuse_overlap([("source.path", settings.source.path)], writes)
     spark, source, judging = opened(settings)
     with _signals(stop):  # after Spark, which has its own idea of Ctrl-C
         return streams.run_stream(
@@ -81,7 +88,7 @@ def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], A
             source,
             judging,
             streams.Streaming(
-                checkpoint=f"{publish.path}.checkpoint" if publish.checkpoint == "auto" else publish.checkpoint,
+                checkpoint=folder,
                 trigger=settings.source.trigger,
                 idle_ms=None if judge.idle_ms == "off" else int(judge.idle_ms),
                 state_rows_max=None if judge.state_rows_max == "off" else int(judge.state_rows_max),

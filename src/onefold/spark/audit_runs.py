@@ -8,6 +8,8 @@ time, to name what is missing or surplus. So a source that grows while the run i
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -20,7 +22,8 @@ from onefold.spark.audit_tables import Audit, audit
 from onefold.spark.diff_ranges import Fingerprint
 from onefold.spark.judging import Judging
 from onefold.spark.place import Place
-from onefold.spark.publish import FOLDERS, MESSAGES, RUN
+from onefold.spark.publish import FOLDERS, MESSAGES, RUN, STAGING
+from onefold.spark.signature import Signed, signed
 from onefold.spark.sinks import open_sink
 from onefold.spark.sinks.parquet import BATCHES, STREAM
 from onefold.spark.table import REASON, VERDICT
@@ -97,17 +100,24 @@ def books_differ(run: Tally, spark: SparkSession, place: Place) -> list[str]:
     ]
 
 
-def prepare_kinds(place: Place) -> Place:
+@contextmanager
+def kinds_folder(place: Place) -> Iterator[Signed]:
     """A folder for what is wrong: emptied of what an audit left there, refused if something else lives there."""
-    strangers = [name for name in place.names() if name not in KINDS]
-    if strangers:
-        raise Misuse(f"{place.shown} holds {strangers[0]!r}, which no audit wrote: choose another", path=place.shown)
-    for name in KINDS:
-        (place / name).remove()
-    return place
+    with signed(place, "audit", [STAGING]) as folder:
+        for name in (*sorted(KINDS), STAGING):
+            folder.remove(name)
+        yield folder
+
+
+def keep_in(folder: Signed, audited: Audit) -> None:
+    """Write all rows of what is wrong to a folder of their own, by kind."""
+    staging = folder.place / STAGING
+    keep(audited, staging)
+    folder.replace({kind: staging / kind for kind in audited.tables}, KINDS)
+    folder.remove(STAGING)
 
 
 def keep(audited: Audit, place: Place) -> None:
     """Write all rows of what is wrong to a folder, by kind."""
     for kind, rows in audited.tables.items():
-        rows.write.mode("overwrite").parquet(str(place / kind))
+        rows.write.parquet(str(place / kind))

@@ -1,25 +1,31 @@
 """Tables as files: read to be compared, the outcome written, what is missing appended."""
 
-from collections.abc import Mapping, Set
+import re
+from collections.abc import Iterable, Mapping, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse
+from onefold.spark import publish
 from onefold.spark.columns import quoted
-from onefold.spark.diff_tables import Diff, diff, sampled, spoken
+from onefold.spark.diff_tables import diff, sampled, spoken
 from onefold.spark.ingest import read
 from onefold.spark.judging_lorawan import AnyShape
-from onefold.spark.place import Place
+from onefold.spark.overlap import refuse_overlap
+from onefold.spark.place import Place, located
+from onefold.spark.signature import Signed, signed
 from onefold.spark.validate import CORRUPT
 
 HAVE, NEED, DIFFERING, SUMMARY, REPORT = "have", "need", "differing", "diff.json", "report.html"
-KNOWN: Final = {HAVE, NEED, DIFFERING, SUMMARY, f"{SUMMARY}.new", REPORT}
-DRAFT: Final = "_onefold_repair"
-"""Where rows are tried before they are appended: Spark passes over names that begin so."""
+FILES: Final = (SUMMARY, f"{SUMMARY}.new", REPORT, f"{REPORT}.new")
+DRAFT: Final = re.compile("_onefold_repair_[0-9a-f]{32}")
+"""Where rows are tried before they are appended: Spark passes over names that begin so, and nobody else has such."""
 
 _JSON: Final = ("json", "jsonl", "ndjson")
 _TEXT: Final[Mapping[str, Mapping[str, str]]] = {
@@ -60,27 +66,34 @@ def read_table(spark: SparkSession, table: Table) -> DataFrame:
     return df.drop(CORRUPT) if table.format in _TEXT else df
 
 
-def outcome(spark: SparkSession, path: str) -> Place:
-    """A folder for what is found; refused if something lives there that no diff wrote."""
-    place = Place(spark, path)
-    strangers = [name for name in place.names() if name not in KNOWN]
-    if strangers:
-        raise Misuse(f"{place.shown} holds {strangers[0]!r}, which no diff wrote: choose another folder", path=path)
-    return place
+def outcome(spark: SparkSession, path: str, tables: Iterable[str]) -> AbstractContextManager[Signed]:
+    """A folder for what is found in these tables; refused if it overlaps one, or something lives there that no diff
+    wrote.
+    """
+    refuse_overlap([("a table", located(spark, table)) for table in tables], [("--out", located(spark, path))])
+    return signed(Place(spark, path), "diff", [*FILES, publish.STAGING], _of_former_versions)
 
 
-def begin_outcome(place: Place) -> None:
-    """Take away what is said of an earlier outcome, before its rows are replaced."""
+def _of_former_versions(place: Place) -> list[str]:
+    """What is a diff's own in a folder that has no signature, only a diff.json."""
+    try:
+        said = (place / SUMMARY).read_json() if (place / SUMMARY).exists() else None
+    except ValueError:
+        return []
+    return [HAVE, NEED, DIFFERING] if isinstance(said, dict) and "equal" in said else []
+
+
+def write_outcome(folder: Signed, tables: Mapping[str, DataFrame], figures: Mapping[str, Any]) -> None:
+    """Replace an earlier outcome: the rows of each kind as parquet, the figures last."""
+    folder.remove(publish.STAGING)
+    staging = folder.place / publish.STAGING
+    for name, rows in tables.items():
+        rows.write.parquet(str(staging / name))
     for name in (SUMMARY, REPORT):
-        (place / name).remove()
-
-
-def write_outcome(place: Place, found: Diff) -> None:
-    """Write what was found: the rows of each kind as parquet, the figures last."""
-    begin_outcome(place)
-    for name, rows in ((HAVE, found.only_a), (NEED, found.only_b), (DIFFERING, found.differing)):
-        rows.write.mode("overwrite").parquet(str(place / name))
-    (place / SUMMARY).write_json(found.summary.to_dict())
+        folder.remove(name)
+    folder.replace({name: staging / name for name in tables}, [HAVE, NEED, DIFFERING])
+    folder.remove(publish.STAGING)
+    (folder.place / SUMMARY).write_json(dict(figures))
 
 
 def check_appendable(spark: SparkSession, table: Table) -> None:
@@ -112,8 +125,10 @@ def append(spark: SparkSession, rows: DataFrame, table: Table) -> None:
     wanted = rows.select(*(F.col(quoted(f.name)) for f in fields))
     # A number that is too large for its column becomes null here, and so is found when it is read again.
     fitting = wanted.select(*(F.col(quoted(f.name)).try_cast(f.dataType).alias(f.name) for f in fields))
-    folders, draft = _folders(place, {f.name for f in fields}), place / DRAFT
-    draft.remove()  # of one that died
+    folders, draft = _folders(place, {f.name for f in fields}), place / f"_onefold_repair_{uuid4().hex}"
+    for name in place.names():
+        if DRAFT.fullmatch(name):  # of one that died
+            (place / name).remove()
     try:
         _write(fitting, table, draft, folders)
         with diff(wanted, _read_again(spark, table, draft, fields)) as lost:

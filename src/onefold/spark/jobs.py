@@ -22,7 +22,8 @@ from onefold.spark.columns import quoted, told
 from onefold.spark.figures import Figures, Phases, circumstances
 from onefold.spark.ingest import read
 from onefold.spark.judging import Judging
-from onefold.spark.place import Place
+from onefold.spark.overlap import refuse_overlap
+from onefold.spark.place import Place, located
 from onefold.spark.table import VERDICT
 from onefold.tally import Tally
 
@@ -90,25 +91,27 @@ def run(
     settings: Mapping[str, Any] | None = None, ranges_max: int = 20, figures: Figures | None = None, say: Say = print,
 ) -> Run:  # fmt: skip
     """Judge a source and publish the result at ``path``; complete or not at all. ``figures``: to take for a report."""
+    refuse_overlap([("the source", located(spark, source.path))], [("the output", located(spark, path))])
     phases = Phases("opening the source", say)
     came = read(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
     df = judging.shaped(came)
-    place = publish.prepare(spark, path)
     sent = Passing(comparable(df))
-    try:
-        found, rows, gaps = _judge(df, place, judging, strategy, ranges_max, phases.begin, sent)
+    with publish.opened(spark, path) as output:
+        place = output.place
+        found, rows, gaps = _judge(df, output.staging, judging, strategy, ranges_max, phases.begin, sent)
         extras = judging.extras(rows)
-        publish.stage_extras(place, extras)
+        publish.stage_extras(output.staging, extras)
         others = judging.others(came)
         taken = None
         if figures is not None:
             phases.begin("taking figures")
             taken = figures.take(rows, gaps, judging, found["tally"], found["keys"])
         phases.begin("publishing")
-        publish.commit(place, rows, strategy, _columns(df), extras=extras)
+        publish.commit(output, publish.staged(output.staging, rows, strategy, _columns(df), extras=extras))
         phases.begin("auditing")
         audited = audit_run(df, place, judging, sent.fingerprint)
         if not audited.agrees:
+            output.signed.own({publish.AUDIT: None})
             keep(audited, place / publish.AUDIT)
         audited.check()
         if taken is not None:
@@ -116,9 +119,7 @@ def run(
         result = Run(
             **found, others=others, seconds=phases.seconds, path=place.shown, audit=audited, figures=taken
         )  # fmt: skip
-        publish.finish(place, result.tally, {**result.to_dict(), "settings": dict(settings or {})})
-    finally:
-        (place / publish.STAGING).remove()
+        publish.finish(output, result.tally, {**result.to_dict(), "settings": dict(settings or {})})
     return result
 
 
@@ -129,21 +130,21 @@ def check(spark: SparkSession, source: Source, judging: Judging, *, ranges_max: 
     df = judging.shaped(came)
     folder = tempfile.mkdtemp(prefix="onefold-check-")
     try:
-        place = publish.prepare(spark, folder)
         judged_columns = {name for _, name in judging.columns.named} | {"_corrupt_record"}
         narrow = df.select(*(F.col(quoted(name)) for name in df.columns if name in judged_columns))
-        found, _, _ = _judge(narrow, place, judging, "mark", ranges_max, say, Passing())
+        found, _, _ = _judge(narrow, Place(spark, folder), judging, "mark", ranges_max, say, Passing())
         return Run(**found, others=judging.others(came), seconds=monotonic() - started)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _judge(
-    df: DataFrame, place: Place, judging: Judging, strategy: publish.Strategy, ranges_max: int, say: Say, sent: Passing
-) -> tuple[dict[str, Any], DataFrame, DataFrame]:
+    df: DataFrame, staging: Place, judging: Judging, strategy: publish.Strategy, ranges_max: int, say: Say,
+    sent: Passing,
+) -> tuple[dict[str, Any], DataFrame, DataFrame]:  # fmt: skip
     say("judging")
     judged = df.transform(sent.watch).transform(judging.table())
-    rows = publish.stage(judged, place, strategy)
+    rows = publish.stage(judged, staging, strategy)
     say("keeping the books")
     tally = publish.books(rows, sent.rows)
     if not tally.balanced:  # a stage that Spark ran twice was observed twice: count again before crying out
@@ -151,8 +152,8 @@ def _judge(
     tally.check()
     say("finding what is missing")
     firsts = rows.where(F.col(VERDICT) == "FIRST")
-    gaps_path = str(place / publish.STAGING / publish.GAPS)
-    judging.missing(firsts).write.mode("overwrite").parquet(gaps_path)
+    gaps_path = str(staging / publish.GAPS)
+    judging.missing(firsts).write.parquet(gaps_path)
     gaps = df.sparkSession.read.parquet(gaps_path)
     first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
     ranges = [row.asDict() for row in first.collect()]

@@ -14,6 +14,7 @@ memory: one that is damaged, or of another version, is made again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -41,6 +42,8 @@ from onefold.spark.place import Place
 VERSION: Final = 1
 SUFFIX: Final = ".onefold-index"
 HEAD: Final = "index.json"
+OWN: Final = re.compile(r"(part|layout)-[0-9a-f]{32}\.npz")
+"""What only an index calls a file: nothing else in its folder is ever removed."""
 BUCKET_ROWS: Final = 128
 """Rows that a bucket should have: 4 kB of ids, where a bound lies in it. Of 10 million rows it is 150 all the same."""
 PARTS_MAX: Final = 16
@@ -221,5 +224,5 @@ class _Store:
         (self._place / HEAD).write_json(head)
         kept = {HEAD, state.layout_name, *(part.name for part in state.parts)}
         for name in self._place.names():
-            if name not in kept and not name.endswith(".new"):  # another process may be writing one
+            if name not in kept and OWN.fullmatch(name):
                 (self._place / name).remove()

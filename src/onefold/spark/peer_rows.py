@@ -11,10 +11,10 @@ from pyspark.sql import functions as F
 
 from onefold.engines.negentropy.arrays import Rows, Stamps
 from onefold.spark.columns import quoted
-from onefold.spark.diff_files import HAVE, NEED, SUMMARY, begin_outcome
+from onefold.spark.diff_files import HAVE, NEED, write_outcome
 from onefold.spark.peer_items import Indexed
 from onefold.spark.peer_naming import ID, TIME, rows_of, words
-from onefold.spark.place import Place
+from onefold.spark.signature import Signed
 
 
 def known(index: Indexed, ids: Rows) -> tuple[Stamps, Rows]:
@@ -34,13 +34,10 @@ def as_table(spark: SparkSession, ids: Sequence[bytes]) -> DataFrame:
 
 
 def write_found(
-    place: Place, index: Indexed, have: Sequence[bytes], need: Sequence[bytes], figures: Mapping[str, Any]
+    folder: Signed, index: Indexed, have: Sequence[bytes], need: Sequence[bytes], figures: Mapping[str, Any]
 ) -> None:
     """Write what a peer lacks, as rows, what we lack, as ids, and the figures last."""
-    begin_outcome(place)
-    for name, rows in ((HAVE, rows_with(index, have)), (NEED, as_table(index.df.sparkSession, need))):
-        rows.write.mode("overwrite").parquet(str(place / name))
-    (place / SUMMARY).write_json(dict(figures))
+    write_outcome(folder, {HAVE: rows_with(index, have), NEED: as_table(index.df.sparkSession, need)}, figures)
 
 
 def _with_ids(index: Indexed, ids: Sequence[bytes]) -> DataFrame:

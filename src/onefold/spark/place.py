@@ -7,8 +7,10 @@ line that names the place.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -44,6 +46,11 @@ class Place:
         """The place as a person writes it: a local path without its scheme."""
         return str(self).removeprefix("file:")
 
+    @property
+    def local(self) -> Path | None:
+        """The same place for Python, if it is on a disk of this machine."""
+        return Path(self.shown) if str(self).startswith("file:") else None
+
     def exists(self) -> bool:
         """Whether there is anything at this place."""
         with self._named("look at"):
@@ -56,6 +63,19 @@ class Place:
                 return []
             found = [str(status.getPath().getName()) for status in self._files.listStatus(self._path)]
         return sorted(name for name in found if not name.startswith("."))
+
+    def files(self) -> list[str]:
+        """All files below the folder, at any depth, by their way from it; checksums of Hadoop's do not count."""
+        if (folder := self.local) is not None:  # one call of Java costs as much as a hundred of these
+            found = [Path(above, name) for above, _, names in os.walk(folder) for name in names]
+            return sorted(path.relative_to(folder).as_posix() for path in found if not _is_checksum(path.name))
+        if not self.exists():
+            return []
+        with self._named("list"):
+            files, names = self._files.listFiles(self._path, True), []
+            while files.hasNext():
+                names.append(str(files.next().getPath().toString()).removeprefix(f"{self}/"))
+        return sorted(names)
 
     def make(self) -> None:
         """Make the folder, and those above it."""
@@ -94,7 +114,32 @@ class Place:
             stream = self._files.create(draft._path, True)
             stream.write(bytearray(data))
             stream.close()
-        draft.move_to(self)
+        if (file := self.local) is not None:
+            os.replace(draft.shown, file)  # in one step, where Hadoop has two
+        else:
+            draft.move_to(self)
+
+    def write_new(self, data: bytes) -> bool:
+        """Write a file that is not there yet; False, and nothing written, if it is."""
+        with self._named("write"):
+            if self._files.exists(self._path):
+                return False
+            try:
+                stream = self._files.create(self._path, False)
+            except Py4JJavaError as error:
+                if "FileAlreadyExists" in str(error.java_exception.getClass().getName()):
+                    return False
+                raise
+            stream.write(bytearray(data))
+            stream.close()
+        return True
+
+    def write_over(self, data: bytes) -> None:
+        """Write a file whether it is there or not; who reads it meanwhile may see a part of it."""
+        with self._named("write"):
+            stream = self._files.create(self._path, True)
+            stream.write(bytearray(data))
+            stream.close()
 
     def read_bytes(self) -> bytes:
         """Read a file back."""
@@ -119,3 +164,15 @@ class Place:
         except Py4JJavaError as error:
             said = str(error.java_exception.getMessage()).splitlines()[0]
             raise OSError(f"cannot {verb} {self.shown}: {said}") from error
+
+
+def located(spark: SparkSession, path: str) -> str:
+    """The path as this session understands it: with the scheme and the folder that it starts from."""
+    try:
+        return str(Place(spark, path)) if path else path
+    except OSError:  # no path to Hadoop, such as the name of something else: the reader says what is wrong
+        return path
+
+
+def _is_checksum(name: str) -> bool:
+    return name.startswith(".") and name.endswith(".crc")

@@ -3,7 +3,7 @@
 The judged rows are written once, into ``_staging``, split by where they belong. From what lies there the books are made
 and the missing ranges found: what is counted is what was written. Then the folders are moved into place and
 ``run.json`` is written, last; a run without it is not complete, and running again replaces it. The same input gives
-the same rows.
+the same rows. Only what the folder's signature names is removed (see `signature`), and one run at a time has it.
 
 The strategy decides what becomes of rows that are not FIRST:
 
@@ -14,15 +14,19 @@ The strategy decides what becomes of rows that are not FIRST:
 An engine may publish more, made from the judged rows: ``uplinks/`` holds the receptions of each radio frame merged.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
+from uuid import uuid4
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from onefold.errors import Misuse
+from onefold.errors import StaleWrite
 from onefold.spark.judge import REASON, VERDICT
 from onefold.spark.place import Place
+from onefold.spark.signature import Signed, signed
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 
@@ -35,37 +39,65 @@ AUDIT = "audit"
 """Where a run whose audit failed keeps the rows that are wrong."""
 PROGRESS, REPORT = "progress.json", "report.html"
 FILES = {name + end for name in (TALLY, RUN, PROGRESS, REPORT) for end in ("", ".new")}
-KNOWN = {*FOLDERS.values(), *EXTRAS, MESSAGES, GAPS, STAGING, AUDIT, *FILES}
+ROWS = "rows"
 
 _FOLDER = "_onefold_folder"
 
 
-def prepare(spark: SparkSession, path: str) -> Place:
-    """The place of a run: made if it is not there, refused if something else lives there."""
-    place = Place(spark, path)
-    strangers = [name for name in place.names() if name not in KNOWN]
-    if strangers:
-        raise Misuse(f"{place.shown} is not a run's folder: it holds {strangers[0]!r}; choose another", path=path)
-    place.make()
-    (place / STAGING).remove()
-    (place / STAGING).make()
-    return place
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The folder of a run while the run has it for itself."""
+
+    signed: Signed
+    staging: Place
+    """What is being made; of this attempt alone, for the tasks of one that was killed may write for a while yet."""
+
+    @property
+    def place(self) -> Place:
+        """Where the run is published."""
+        return self.signed.place
 
 
-def stage(judged: DataFrame, place: Place, strategy: Strategy) -> DataFrame:
+@contextmanager
+def opened(spark: SparkSession, path: str) -> Iterator[Output]:
+    """The folder of a run: made if it is not there, refused if something else lives there or another run is at it."""
+    with signed(Place(spark, path), "run", [*sorted(FILES), STAGING], _of_former_versions) as folder:
+        folder.remove(STAGING)
+        staging = folder.place / STAGING / uuid4().hex[:12]
+        staging.make()
+        try:
+            yield Output(folder, staging)
+        finally:
+            with suppress(StaleWrite):  # then it is somebody else's by now
+                folder.remove(STAGING)
+
+
+def _of_former_versions(place: Place) -> list[str]:
+    """What is a run's own in a folder that has no signature, only a run.json: the folders of its strategy."""
+    try:
+        run = (place / RUN).read_json() if (place / RUN).exists() else None
+    except ValueError:
+        return []
+    if not isinstance(run, dict) or run.get("complete") is not True or "tally" not in run:
+        return []
+    rows = list(FOLDERS.values()) if (place / FOLDERS[Verdict.FIRST]).exists() else [MESSAGES]
+    return [*rows, *EXTRAS, GAPS]
+
+
+def stage(judged: DataFrame, staging: Place, strategy: Strategy) -> DataFrame:
     """Write all judged rows into the staging folder, in one pass; return them as read back from there."""
     spark = judged.sparkSession
-    staged = place / STAGING / "rows"
+    staged = staging / ROWS
     judged.withColumn(_FOLDER, _folder(strategy)).write.partitionBy(_FOLDER).parquet(str(staged))
     schema = judged.schema
     rows = spark.read.schema(schema.add(_FOLDER, "string")).parquet(str(staged)) if staged.names() else None
     return spark.createDataFrame([], schema) if rows is None else rows.drop(_FOLDER)
 
 
-def stage_extras(place: Place, extras: Mapping[str, DataFrame]) -> None:
+def stage_extras(staging: Place, extras: Mapping[str, DataFrame]) -> None:
     """Write what an engine publishes besides into the staging folder."""
     for name, rows in extras.items():
-        rows.write.mode("overwrite").parquet(str(place / STAGING / name))
+        rows.write.parquet(str(staging / name))
 
 
 def books(rows: DataFrame, received: int) -> Tally:
@@ -74,38 +106,35 @@ def books(rows: DataFrame, received: int) -> Tally:
     return Tally(received, {Answer(Verdict(row[VERDICT]), row[REASON]): row["count"] for row in counted})
 
 
-def commit(
-    place: Place, rows: DataFrame, strategy: Strategy, original: list[Column], *, gaps: bool = True,
+def staged(
+    staging: Place, rows: DataFrame, strategy: Strategy, original: list[Column], *, gaps: bool = True,
     extras: Iterable[str] = (),
-) -> None:  # fmt: skip
-    """Move what was staged into place, gaps and extras too if there are any. Until ``run.json`` is written it does not
-    count.
-
-    A stream's batch has no ``run.json``: it is made out of sight, by the same steps, and moved as a whole.
-    """
-    for name in (RUN, REPORT):
-        (place / name).remove()
-    staged = place / STAGING / "rows"
+) -> dict[str, Place]:  # fmt: skip
+    """What was staged, by the names that it gets where it is published: rows by the strategy, gaps, extras."""
     if strategy == "none":
-        rows.select(*original).write.mode("overwrite").parquet(str(place / STAGING / MESSAGES))
-        staged = place / STAGING
-    wanted = [MESSAGES] if strategy != "drop" else list(FOLDERS.values())
-    for name in {*FOLDERS.values(), *EXTRAS, MESSAGES, AUDIT} - set(wanted):
-        (place / name).remove()
-    for name in wanted:
-        source = staged / name if strategy == "none" else staged / f"{_FOLDER}={name}"
-        if not source.exists():
-            rows.limit(0).coalesce(1).write.parquet(str(source))
-        source.move_to(place / name)
-    for name in (*([GAPS] if gaps else []), *extras):
-        (place / STAGING / name).move_to(place / name)
+        rows.select(*original).write.parquet(str(staging / MESSAGES))
+        parts = {MESSAGES: staging / MESSAGES}
+    else:
+        names = [MESSAGES] if strategy == "mark" else list(FOLDERS.values())
+        parts = {name: staging / ROWS / f"{_FOLDER}={name}" for name in names}
+    for part in parts.values():
+        if not part.exists():
+            rows.limit(0).coalesce(1).write.parquet(str(part))
+    return parts | {name: staging / name for name in (*([GAPS] if gaps else []), *extras)}
 
 
-def finish(place: Place, tally: Tally, run: dict[str, object]) -> None:
+def commit(output: Output, parts: Mapping[str, Place]) -> None:
+    """Replace what the run before left by what was staged. Until ``run.json`` is written it does not count."""
+    for name in (RUN, REPORT):
+        output.signed.remove(name)
+    output.signed.replace(parts, [*FOLDERS.values(), *EXTRAS, MESSAGES, GAPS, AUDIT])
+
+
+def finish(output: Output, tally: Tally, run: dict[str, object]) -> None:
     """Write the books, then the word that the run is complete, and tidy up."""
-    (place / TALLY).write_json(tally.check().to_dict())
-    (place / STAGING).remove()
-    (place / RUN).write_json(run)
+    (output.place / TALLY).write_json(tally.check().to_dict())
+    output.signed.remove(STAGING)
+    (output.place / RUN).write_json(run)
 
 
 def _folder(strategy: Strategy) -> Column:

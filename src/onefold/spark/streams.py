@@ -8,6 +8,7 @@ is counted once, and the books of the run are the sum of its batches' books.
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +21,16 @@ from onefold.spark.ingest import read_stream
 from onefold.spark.jobs import Source
 from onefold.spark.judging import Judging, State
 from onefold.spark.ordered import parted
-from onefold.spark.place import Place
+from onefold.spark.overlap import refuse_overlap
+from onefold.spark.place import Place, located
 from onefold.spark.publish import Strategy
 from onefold.spark.shipping import is_cluster, require_libraries
-from onefold.spark.sinks import Format, open_sink, publish
+from onefold.spark.signature import MARK, locked
+from onefold.spark.sinks import Format, Sink, open_sink, publish
 from onefold.spark.watching import BucketFigures, Progress, Watcher
 
 AVAILABLE = "available"
+METADATA = "metadata"
 POLL_S = 0.5
 
 STATE_STORE = {
@@ -56,8 +60,38 @@ def run_stream(
     ``tell`` is called after every batch. When ``stop`` is set, the batch in hand is finished.
     """
     stop = stop or threading.Event()
+    folders = [("the checkpoint", streaming.checkpoint), *([] if format == "postgres" else [("the output", path)])]
+    writes = [(name, located(spark, folder)) for name, folder in folders]
+    refuse_overlap([("the source", located(spark, source.path))], writes)
+    df = read_stream(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
     sink = open_sink(spark, path, format=format, strategy=strategy)
-    checkpoint = Place(spark, streaming.checkpoint)
+    with ExitStack() as locks:
+        for place in [_checkpoint(spark, streaming.checkpoint, sink), *(Place(spark, p) for _, p in folders[1:])]:
+            place.make()
+            locks.enter_context(locked(place, "stream"))
+        return _run(df, sink, judging, streaming, tell, stop)
+
+
+def _checkpoint(spark: SparkSession, path: str, sink: Sink) -> Place:
+    """The place of the checkpoint; refused if it is no checkpoint, or not that of the sink."""
+    place = Place(spark, path)
+    names = place.names()
+    if names and METADATA not in names and MARK not in names:
+        raise Misuse(f"{place.shown} is no checkpoint: it holds {names[0]!r}; choose another", path=path)
+    sink.last(_stream(place) if METADATA in names else "")
+    return place
+
+
+def _stream(checkpoint: Place) -> str:
+    """The id that Spark gave the stream when it made the checkpoint."""
+    return str((checkpoint / METADATA).read_json()["id"])
+
+
+def _run(
+    df: DataFrame, sink: Sink, judging: Judging, streaming: Streaming, tell: Callable[[Progress], None],
+    stop: threading.Event,
+) -> Progress:  # fmt: skip
+    spark, checkpoint = df.sparkSession, Place(df.sparkSession, streaming.checkpoint)
     if is_cluster(str(spark.sparkContext.master)):
         require_libraries(spark, ["numpy", "pandas", "pyarrow"])
     # A batch without data ends a wait; where all that is there is read, it would be followed by another for ever.
@@ -71,7 +105,7 @@ def run_stream(
         if stop.is_set() or watcher.problem:
             raise _Stopped
         try:
-            stream = str((checkpoint / "metadata").read_json()["id"])
+            stream = _stream(checkpoint)
             if streaming.ordered_wait_ms is None:
                 tally = publish(sink, stream, batch, rows, None)
             else:
@@ -84,7 +118,6 @@ def run_stream(
             rows.write.format("noop").mode("overwrite").save()
         watcher.published(batch, tally)
 
-    df = read_stream(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
     judged = df.transform(judging.shaped).transform(judging.stream(streaming, figures.add))
     spark.streams.addListener(watcher)
     try:

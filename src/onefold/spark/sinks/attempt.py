@@ -13,6 +13,8 @@ The rows are counted as they pass to the files: where driver and executors each 
 name, files are missing afterwards, and the books do not balance.
 """
 
+import re
+from typing import Final
 from uuid import uuid4
 
 from pyspark.sql import DataFrame, Observation
@@ -22,6 +24,10 @@ from onefold.errors import StaleWrite
 from onefold.spark.place import Place
 
 WORD = "attempt.json"
+TOKEN: Final = re.compile("[0-9a-f]{12}")
+"""What an attempt calls itself."""
+DRAFT: Final = re.compile(rf"(\d{{12}}|trash)-{TOKEN.pattern}")
+"""What only an attempt calls a folder: nothing else is ever cleared away."""
 
 
 class Attempt:
@@ -35,7 +41,7 @@ class Attempt:
         home.make()
         self._word.write_json({"attempt": self.token})
         for name in home.names():
-            if not name.startswith(WORD):
+            if DRAFT.fullmatch(name):
                 trash = home / f"trash-{uuid4().hex[:12]}"
                 (home / name).move_to(trash)
                 trash.remove()

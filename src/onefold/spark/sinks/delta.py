@@ -18,7 +18,7 @@ that is not there yet; its replay finds them committed and adds the rows alone.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from onefold.spark import publish
 from onefold.spark.columns import quoted
 from onefold.spark.judge import REASON, VERDICT
 from onefold.spark.place import Place
-from onefold.spark.sinks.attempt import Attempt, counted, received
+from onefold.spark.sinks.attempt import DRAFT, TOKEN, WORD, Attempt, counted, received
 from onefold.spark.sinks.sink import another, other_columns, stranger
 from onefold.tally import Tally
 
@@ -69,15 +69,23 @@ class DeltaSink:
 
     def last(self, stream: str) -> int | None:
         """The version of the stream's transaction in the log."""
-        self._gaps.last(stream)
-        return self._rows.last(stream)
+        begun = self._begun()
+        self._gaps.last(stream, begun)
+        return self._rows.last(stream, begun)
+
+    def _begun(self) -> Container[str]:
+        """What an attempt at the first batch may have left: its own folder, signed with its word, and files."""
+        ours = (self._place / OURS).names()
+        if not all(name.startswith(WORD) or DRAFT.fullmatch(name) for name in ours):
+            return ()
+        return (DATA, OURS) if WORD in ours else (OURS,)
 
     def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
         """Stage the files, move them to where they stay, then commit the gaps, then the rows."""
         before = self.total()
         kept = _kept(rows, self._strategy).schema
         self._rows.check_schema(kept)
-        known = self._gaps.last(stream)
+        known = self._gaps.last(stream, self._begun())
         new_gaps = gaps if known is None or known < batch else None
         if new_gaps is not None:
             self._gaps.check_schema(new_gaps.schema)
@@ -123,12 +131,13 @@ class _Table:
         self._place = place
         self._partition_by = partition_by
 
-    def last(self, stream: str) -> int | None:
-        """The last batch of this stream; `Misuse` if the table is another's."""
+    def last(self, stream: str, allowed: Container[str]) -> int | None:
+        """The last batch of this stream; `Misuse` if the table is another's, or there is none and there are other names
+        than those that are allowed.
+        """
         table = self._open()
         if table is None:
-            names = [name for name in self._place.names() if name not in (DATA, OURS)]
-            if names:
+            if names := [name for name in self._place.names() if name not in allowed]:
                 raise stranger(self._place.shown, names[0])
             return None
         version = table.transaction_version(stream)
@@ -176,7 +185,7 @@ class _Table:
         except CommitFailedError as error:
             raise StaleWrite(f"{self._place.shown}: {error}", batch=batch) from error
         for name in folder.names():  # left by attempts that came this far and no farther; now they never will
-            if name != token:
+            if name != token and TOKEN.fullmatch(name):
                 (folder / name).remove()
 
     def books(self) -> dict[str, Any] | None:

@@ -60,8 +60,8 @@ class ParquetSink:
             if name not in KNOWN:
                 raise stranger(self, name)
         if STREAM not in names:
-            if BATCHES in names:
-                raise stranger(self, BATCHES)
+            if strangers := [name for name in names if name != f"{STREAM}.new"]:
+                raise stranger(self, strangers[0])
             return None
         self._check_owner(stream)
         if self._known is None or not self._folder(self._known).exists():
@@ -122,12 +122,15 @@ class ParquetSink:
         """Write everything that the batch is, and nothing else, to ``draft``."""
         original = [F.col(quoted(name)) for name in rows.columns if name not in (VERDICT, REASON)]
         passing, counter = counted(rows)
-        staged = publish.stage(passing, draft, self._strategy)
+        staging = draft / publish.STAGING
+        staged = publish.stage(passing, staging, self._strategy)
         tally = publish.books(staged, received(counter)).check()
         if gaps is not None:
-            gaps.write.parquet(str(draft / publish.STAGING / publish.GAPS))
-        publish.commit(draft, staged, self._strategy, original, gaps=gaps is not None)
-        (draft / publish.STAGING).remove()
+            gaps.write.parquet(str(staging / publish.GAPS))
+        parts = publish.staged(staging, staged, self._strategy, original, gaps=gaps is not None)
+        for name, part in parts.items():
+            part.move_to(draft / name)
+        staging.remove()
         (draft / publish.TALLY).write_json({"batch": batch, **tally.to_dict()})
         return tally
 
