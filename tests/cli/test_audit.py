@@ -113,7 +113,7 @@ def test_what_is_no_run_is_refused_in_one_line(traffic, tmp_path, spark):
     for words, said in [
         ((tmp_path / "empty",), "is not a complete run: it holds no run.json"),
         ((tmp_path / "by-hand",), "does not name the run's source"),
-        (("pipeline.toml", "--out", tmp_path / "full"), "holds 'mine', which no audit wrote"),
+        (("pipeline.toml", "--out", tmp_path / "full"), "no audit of onefold signed it: it holds 'mine'"),
     ]:
         done = onefold("audit", *words, cwd=tmp_path)
         assert done.returncode == 2

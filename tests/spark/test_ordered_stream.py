@@ -1,6 +1,7 @@
 """Ordered mode: each chain comes out in order or after its gap was given up; nothing is lost, whatever the batches."""
 
 import dataclasses
+import json
 import os
 import threading
 import time
@@ -57,12 +58,18 @@ class Bench:
         pq.write_table(table, path)
         os.utime(path, (1_700_000_000 + self.files,) * 2)
 
-    def run(self, wait_ms, trigger="available", **more):
+    def run(self, wait_ms, trigger="available", order_end=None, **more):
         return streams.run_stream(
             self.spark,
             jobs.Source(path=str(self.folder / "in"), options={"maxFilesPerTrigger": "1"}),
             Chains(columns=COLUMNS, jump_max_ms="off"),
-            streams.Streaming(checkpoint=str(self.folder / "c"), trigger=trigger, ordered_wait_ms=wait_ms, buckets=2),
+            streams.Streaming(
+                checkpoint=str(self.folder / "c"),
+                trigger=trigger,
+                ordered_wait_ms=wait_ms,
+                order_end=order_end or ("hold" if trigger == "available" else "give_up"),
+                buckets=2,
+            ),
             str(self.folder / "out"),
             strategy="mark",
             **more,
@@ -171,13 +178,93 @@ def test_rows_judged_are_rows_published_or_held(spark, held, problem):
     watcher = Watcher(Tally, figures, lambda progress: None)
     tally = Tally(2, {ANSWERS[0]: 2})
     for _ in range(2):  # a task that was tried twice says the same twice
-        figures.add(1, {"held": held, "held_before": 0, "rows": 5, "at_ms": 10})
+        figures.add(1, {"held": held, "held_before": 0, "rows": 5, "at_ms": 10, "batch": 0})
     watcher.published(0, tally)
     assert (watcher.problem or "").startswith(problem or "")
     assert bool(watcher.problem) == bool(problem)
     watcher.problem = None
     watcher.published(1, Tally())  # an empty batch touches no bucket
     assert watcher.problem is None
+
+
+def test_a_clock_that_steps_back_between_two_batches_is_no_trouble(spark):
+    figures = BucketFigures.on(spark)
+    watcher = Watcher(Tally, figures, lambda progress: None)
+    for batch, (bucket, at_ms) in enumerate([(1, 9_000), (2, 7_000), (2, 7_000), (1, 8_000)]):
+        figures.add(bucket, {"held": 0, "held_before": 0, "rows": 3, "at_ms": at_ms, "batch": batch})
+        tally = Tally()
+        tally.note(ANSWERS[0], 3)
+        watcher.published(batch, tally)
+        assert watcher.problem is None
+
+
+def test_a_stream_goes_on_although_its_clock_stepped_back(spark, tmp_path):
+    write(make(Traffic(rows=300, chains=4)), tmp_path / "t", files=3)
+    files = sorted((tmp_path / "t" / "messages").iterdir())
+    for i, file in enumerate(files):
+        os.utime(file, (1_700_000_000 + i,) * 2)
+    late = [file.rename(tmp_path / file.name) for file in files[1:]]
+
+    def run():
+        source = jobs.Source(path=str(tmp_path / "t" / "messages"), options={"maxFilesPerTrigger": "1"})
+        streaming = streams.Streaming(checkpoint=str(tmp_path / "c"), buckets=2)
+        return streams.run_stream(spark, source, Chains(), streaming, str(tmp_path / "out"))
+
+    assert run().tally.received == 100
+    (tmp_path / "c" / "commits" / "0").unlink()  # as if it had died there, at a time that the clock has yet to reach
+    (tmp_path / "c" / "commits" / ".0.crc").unlink()
+    (tmp_path / "c" / "offsets" / ".0.crc").unlink()
+    offsets = tmp_path / "c" / "offsets" / "0"
+    version, told, end = offsets.read_text().split("\n")
+    told = json.dumps({**json.loads(told), "batchTimestampMs": json.loads(told)["batchTimestampMs"] + HOUR})
+    offsets.write_text("\n".join([version, told, end]))
+    for file in late:
+        file.rename(tmp_path / "t" / "messages" / file.name)
+    assert run().tally.received == 300
+
+
+def test_when_all_is_read_what_is_missing_is_given_up_and_all_that_is_held_comes_out_once(bench):
+    bench.come(("a", None, 1), ("a", 2, 3), ("b", None, 7), ("a", 3, 4), ("b", 8, 9), ("a", 6, 7))
+    told = []
+    last = bench.run(HOUR, order_end="give_up", tell=told.append)
+    assert (last.held, str(last.tally)) == (0, "6 in = 6 first + 0 repeat + 0 unsure + 0 reject")
+    assert [progress.held for progress in told] == [4, 0]
+    assert (bench.out(), bench.out("b")) == ([[1], [3, 4, 7]], [[7], [9]])
+    assert sorted(bench.gaps()) == [("a", 1, 0, 2, 0), ("a", 4, 0, 6, 0), ("b", 7, 0, 8, 0)]
+    commits = bench.folder / "c" / "commits"
+    (commits / "1").unlink()  # as if the driver had died between the sink's commit and Spark's, in the last batch
+    (commits / ".1.crc").unlink()
+    bench.come(("a", 1, 2), ("a", 7, 8))
+    last = bench.run(HOUR, order_end="give_up")
+    assert (last.held, str(last.tally)) == (0, "8 in = 7 first + 0 repeat + 1 unsure + 0 reject")
+    assert bench.out() == [[1], [3, 4, 7], [2, 8]]
+
+
+def test_after_a_restart_what_is_held_is_known_although_nothing_comes(bench):
+    bench.come(("a", None, 1), ("a", 2, 3), ("a", 3, 4), ("b", None, 1), ("b", 5, 6))
+    assert bench.run(HOUR).held == 3
+    last = bench.run(HOUR)
+    assert (last.held, last.tally.received) == (3, 2)
+    bench.come(("a", 1, 2))
+    last = bench.run(HOUR)
+    assert (last.held, last.tally.received) == (1, 5)
+    last = bench.run(HOUR, order_end="give_up")
+    assert (last.held, last.tally.received) == (0, 6)
+    assert bench.gaps() == [("b", 1, 0, 5, 0)]
+
+
+def test_with_an_interval_a_wait_ends_after_a_restart_too_although_nothing_comes(bench):
+    bench.come(("a", None, 1), ("a", 5, 6))
+    assert bench.run(300).held == 1
+    stop = threading.Event()
+
+    def tell(progress):
+        if not progress.held or progress.batch > 300:
+            stop.set()
+
+    last = bench.run(300, trigger="200 milliseconds", tell=tell, stop=stop)
+    assert (last.tally.received, last.held) == (2, 0)
+    assert bench.gaps() == [("a", 1, 0, 5, 0)]
 
 
 def test_of_a_bucket_the_newest_word_counts_and_of_what_was_before_the_first(spark):

@@ -247,6 +247,22 @@ def test_other_columns_or_another_strategy_are_one_clear_refusal(bench, frame, f
 
 
 @pytest.mark.parametrize("format", FORMATS)
+def test_another_meaning_is_refused_by_its_name_and_one_that_was_not_kept_is_kept_from_now_on(bench, frame, format):
+    place, meaning = bench(format), {"engine": "chains", "key": "a string, b string"}
+
+    def sink(meaning):
+        return open_sink(place.spark, place.path, format=format, strategy="mark", meaning=meaning)
+
+    publish(place.open(), ME, 0, frame(1), None)  # as versions did that kept none
+    publish(sink(meaning), ME, 1, frame(2), None)
+    for check in (lambda sink: sink.last(ME), lambda sink: publish(sink, ME, 2, frame(3), None)):
+        with pytest.raises(Misuse, match="begun with key = 'a string, b string', not 'b string, a string'"):
+            check(sink({**meaning, "key": "b string, a string"}))
+    publish(sink(meaning), ME, 2, frame(3), None)
+    assert place.ids() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("format", FORMATS)
 def test_gaps_are_the_concern_of_each_batch(spark, bench, frame, format):
     place = bench(format)
     place.publish(0, frame(0))

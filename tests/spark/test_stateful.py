@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,16 @@ def test_another_number_of_buckets_is_refused(spark, stream, tmp_path):
         file.rename(folder / f"more-{file.name}")
     with pytest.raises(Exception, match="made with 2 buckets"):
         stream(folder, judge_chains(buckets=3), checkpoint=checkpoint)
+
+
+def test_a_users_own_stream_does_not_go_on_with_another_meaning(spark, stream, tmp_path):
+    write(make(Traffic(rows=500, chains=5)), tmp_path / "traffic", files=2)
+    folder, checkpoint = tmp_path / "traffic" / "messages", tmp_path / "checkpoint"
+    stream(folder, judge_chains(buckets=2), checkpoint=checkpoint)
+    for file in list(folder.glob("*.parquet")):
+        shutil.copy(file, folder / f"more-{file.name}")
+    with pytest.raises(Exception, match="the state of this stream was begun with floor = 'first', not 'open'"):
+        stream(folder, judge_chains(buckets=2, floor="open"), checkpoint=checkpoint)
 
 
 def test_columns_of_every_kind_come_through(spark, stream, tmp_path):

@@ -94,12 +94,14 @@ def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], A
                 state_rows_max=None if judge.state_rows_max == "off" else int(judge.state_rows_max),
                 buckets=settings.spark.buckets,
                 ordered_wait_ms=None if judge.order_wait_ms == "off" else int(judge.order_wait_ms),
+                order_end=judge.order_end,
             ),
             publish.path,
             format=publish.format,
             strategy=publish.strategy,
             tell=tell,
             stop=stop,
+            say=lambda line: people.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True),
         )
 
 

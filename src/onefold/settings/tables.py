@@ -129,6 +129,11 @@ class Judge(Table):
     order_wait_ms: Annotated[int | Literal["off"], _whole_or("off", least=0), STREAM, CHAINS] = "off"
     """Of a stream of chains: hold messages back until what is missing before them arrives, at most so long; then what
     is missing is given up, and told in the gaps. "off": messages come out as they come."""
+    order_end: Annotated[Literal["give_up", "hold"], STREAM, CHAINS] = "give_up"
+    """Of a stream of chains with order_wait_ms and trigger "available": what becomes of messages that are still held
+    back when all that is there is read. "give_up": what is missing before them is given up at once, told in the gaps,
+    and they come out. "hold": they stay in the checkpoint, in no book, and wait on at the next start: right where the
+    next run, an hour later, brings what is missing."""
     producer: Annotated[Names, PRODUCERS] = ("producer",)
     """Of producers: the columns that together name the producer of a message."""
     order: Annotated[MaybeName, PRODUCERS] = None

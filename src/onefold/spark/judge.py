@@ -16,12 +16,14 @@ from typing import Literal
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from onefold.engines.chains import ANSWERS
+from onefold.engines.chains import ANSWERS, bank_snapshot
 from onefold.engines.chains.columnar import TableDetector
 from onefold.engines.chains.detector import GAP_COUNT_MAX, ChainDetector, Floor
 from onefold.errors import Misuse
+from onefold.spark import ordered_bucket
 from onefold.spark.chain_fold import Resume
 from onefold.spark.columns import WHOLE, ChainColumns, quoted, readings
+from onefold.spark.meaning import Meaning, of_columns
 from onefold.spark.ordering import BEFORE_ALL, Columns
 from onefold.spark.spill import ROWS_IN_MEMORY_MAX, Codes, judge_partition
 from onefold.spark.stateful import BUCKETS, Hosted, Integers, Watch
@@ -76,9 +78,26 @@ def judge_chains(
     def chains_judged(df: DataFrame) -> DataFrame:
         names.check(df)
         prepare(df, options)
-        return with_verdict(df, names.key, Hosted(integers(df, names, jump), resume, ANSWERS), judge, options)
+        meaning = chains_meaning(df, names, floor=floor, jump_max_ms=jump, buckets=buckets)
+        engine = Hosted(integers(df, names, jump), resume, ANSWERS, meaning)
+        return with_verdict(df, names.key, engine, judge, options)
 
     return chains_judged
+
+
+def chains_meaning(
+    df: DataFrame, names: ChainColumns, *, floor: Floor, jump_max_ms: int | None, buckets: int, ordered: bool = False
+) -> Meaning:
+    """What the memory of a stream of chains means."""
+    return {
+        "engine": "chains",
+        "state": ordered_bucket.FORMAT if ordered else bank_snapshot.FORMAT,
+        **of_columns(df, names.named),
+        "floor": floor,
+        "jump_max_ms": "off" if jump_max_ms is None else jump_max_ms,
+        "buckets": buckets,
+        "ordered": ordered,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ from onefold.engines.producers.bounds import DIGESTS_MAX, MemoryKind
 from onefold.errors import Misuse
 from onefold.spark.columns import ChainColumns, ProducerColumns, quoted
 from onefold.spark.gaps import missing_ranges, missing_sequences
-from onefold.spark.judge import judge_chains
+from onefold.spark.judge import chains_meaning, judge_chains, jump_limit
+from onefold.spark.meaning import Meaning
 from onefold.spark.ordered import order_chains
-from onefold.spark.producers import judge_producers
+from onefold.spark.producers import judge_producers, producers_meaning
 from onefold.spark.stateful import BUCKETS, Watch
 from onefold.spark.table import REASON, Transform
 
@@ -89,6 +90,10 @@ class Judging(Protocol):
 
     def stream(self, state: State, watch: Watch) -> Transform:
         """The step that judges a stream."""
+        ...
+
+    def meaning(self, df: DataFrame, state: State) -> Meaning:
+        """What the memory of a stream of these rows means: whoever goes on with it must mean the same."""
         ...
 
     def missing(self, firsts: DataFrame) -> DataFrame:
@@ -170,6 +175,17 @@ class Chains(AsItStands):
             watch=watch,
         )
 
+    def meaning(self, df: DataFrame, state: State) -> Meaning:
+        """The columns, floor, jump guard, buckets, and whether rows are held back."""
+        return chains_meaning(
+            df,
+            self.columns,
+            floor=self.floor,
+            jump_max_ms=jump_limit(self.jump_max_ms, self.columns),
+            buckets=state.buckets,
+            ordered=state.ordered_wait_ms is not None,
+        )
+
     def _ordered(self, state: State, wait_ms: int, watch: Watch) -> Transform:
         if self.floor != "first":
             raise Misuse(
@@ -237,6 +253,12 @@ class Producers(AsItStands):
             state_rows_max=state.state_rows_max,
             buckets=state.buckets,
             watch=watch,
+        )
+
+    def meaning(self, df: DataFrame, state: State) -> Meaning:
+        """The columns, memory, jump guard and buckets."""
+        return producers_meaning(
+            df, self.columns, memory=self.memory, jump_max=self.jump_max, buckets=state.buckets
         )
 
     def missing(self, firsts: DataFrame) -> DataFrame:

@@ -8,13 +8,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from onefold.engines.lorawan.bank import LATE_MS
-from onefold.engines.lorawan.columnar import EXPIRY_MS
+from onefold.engines.lorawan.columnar import EXPIRY_MS, Windows
 from onefold.errors import Misuse
 from onefold.spark.columns import milliseconds, quoted
 from onefold.spark.counters import missing_counters
 from onefold.spark.judging import Named, State
+from onefold.spark.meaning import Meaning
 from onefold.spark.reception_columns import ReceptionColumns
-from onefold.spark.reception_judge import STATUS, judge_receptions
+from onefold.spark.reception_judge import STATUS, judge_receptions, receptions_meaning
 from onefold.spark.receptions import TYPES, column_of, not_receptions, receptions, text_of
 from onefold.spark.stateful import Watch
 from onefold.spark.table import REASON, VERDICT, Transform
@@ -104,6 +105,14 @@ class Lorawan:
         )
         # Under "none" rows pass as they came: what a sink does not know to take off must not be put on.
         return judge if self.strategy != "none" else lambda df: df.transform(judge).drop(STATUS)
+
+    def meaning(self, df: DataFrame, state: State) -> Meaning:
+        """The columns, or the shape that they are made from, the windows and the buckets."""
+        windows = Windows(expiry_ms=self.expiry_ms, sliding=self.sliding, echo_ms=self.echo_ms)
+        meaning = receptions_meaning(
+            df, self.columns, windows=windows, strict_adr=self.strict_adr, buckets=state.buckets
+        )
+        return {**meaning, "shape": self.shape}
 
     def missing(self, firsts: DataFrame) -> DataFrame:
         """The counters of each device that nobody heard."""

@@ -8,8 +8,8 @@ Within a task the rows of a chain stand in order. Time is that of the micro-batc
 runs: a batch that is tried again gives up the same gaps. What is due comes out with the next batch, of whatever bucket:
 
     trigger every n seconds   a batch begins each time, even if nothing came, so that a wait ends by itself
-    trigger "available"       held rows stay in the checkpoint when all is read; the first batch of a later run, once
-                              something new is there to read, gives out what is due by then
+    trigger "available"       when all is read, what is missing is given up and held rows come out; or, if the
+                              settings say so, they stay in the checkpoint for the next start (`streams`)
 
 Memory of a task: the rows that came for one bucket and those that it holds, which ``buffer_max`` bounds per chain.
 """
@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
@@ -33,15 +33,18 @@ from onefold.engines.chains.ordering_settings import BUFFER_MAX, GAP_COUNT_MAX, 
 from onefold.errors import Misuse
 from onefold.spark.columns import ChainColumns, quoted
 from onefold.spark.gaps import LOWER, UPPER, range_end
-from onefold.spark.judge import integers, jump_limit
-from onefold.spark.ordered_bucket import GAP, OrderedBucket, Out
+from onefold.spark.judge import chains_meaning, integers, jump_limit
+from onefold.spark.meaning import Meaning, any_meaning, with_meaning
+from onefold.spark.ordered_bucket import GAP, OrderedBucket, Out, held_count
 from onefold.spark.ordering import SORTED
+from onefold.spark.place import Place
 from onefold.spark.shipping import ship
 from onefold.spark.stateful import (
     BUCKETS,
     LABELS,
     STATE,
     Watch,
+    batch_id,
     blobs,
     came,
     from_blob,
@@ -54,6 +57,8 @@ from onefold.spark.table import Transform, refuse_taken
 from onefold.spark.workers import settle
 
 GAP_COLUMN = "__onefold_gap"
+HEAD_MAX = 1 << 16
+"""Bytes of a bucket's state that tell how much it holds: far more than any meaning takes."""
 
 _WIDTH = SORTED
 _BOUNDS = T.StructType([T.StructField(name, T.LongType()) for name in (*LOWER, *UPPER)])
@@ -89,9 +94,10 @@ def order_chains(
         refuse_taken(df)
         ship(df.sparkSession)
         resume = _Resume(settings, frozenset(df.columns.index(name) for name in names.key), state_rows_max)
+        meaning = chains_meaning(df, names, floor="first", jump_max_ms=jump, buckets=buckets, ordered=True)
         grouped = in_buckets(df, integers(df, names, jump), buckets)
         folded = grouped.applyInPandasWithState(
-            _fold(resume, buckets, watch),
+            _fold(resume, buckets, meaning, watch),
             blobs("codes", "bounds", "rows"),
             STATE,
             "append",
@@ -104,6 +110,17 @@ def order_chains(
         return unpacked.withColumn(GAP_COLUMN, F.when(gap.isNotNull(), F.struct(*ends)))
 
     return ordered
+
+
+def held_back(spark: SparkSession, checkpoint: Place) -> dict[int, tuple[int, int]]:
+    """Of each bucket that holds rows back, how many, and when Spark is to look at it again, as the state tells."""
+    if not (checkpoint / "commits").names():
+        return {}
+    rows = spark.read.format("statestore").load(str(checkpoint))
+    value = F.col("value.groupState.blob")
+    heads = rows.select("key.bucket", F.substring(value, 1, HEAD_MAX).alias("head"), "value.timeoutTimestamp").collect()
+    held = {row["bucket"]: (held_count(any_meaning(bytes(row["head"]))), row["timeoutTimestamp"]) for row in heads}
+    return {bucket: (count, max(0, due_ms)) for bucket, (count, due_ms) in held.items() if count}
 
 
 @contextmanager
@@ -131,22 +148,22 @@ class _Resume:
 
 
 def _fold(
-    resume: _Resume, buckets: int, watch: Watch | None
+    resume: _Resume, buckets: int, meaning: Meaning, watch: Watch | None
 ) -> Callable[[Any, Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]:
     def fold(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
         integers, rows = came(frames, _WIDTH)
         now_ms = state.getCurrentProcessingTimeMs()
-        bucket = resume(remembered(state, buckets))
+        bucket = resume(remembered(state, buckets, meaning))
         table = pa.Table.from_batches([from_blob(blob) for blob in rows]) if rows else None
         out = bucket.judge(np.concatenate([np.empty((_WIDTH, 0), np.int64), *integers], axis=1), table, now_ms)
         blob = bucket.snapshot()
-        state.update((blob, buckets))
+        state.update((with_meaning(meaning, blob), buckets))
         due_ms = bucket.due_ms()
         if due_ms is not None:  # Spark calls when this much and a millisecond more has passed
             state.setTimeoutDuration(max(1, due_ms - now_ms - 1))
         if watch is not None:
             arrived = sum(part.shape[1] for part in integers)
-            watch(int(key[0]), {**bucket.figures(), "bytes": len(blob), "rows": arrived, "at_ms": now_ms})
+            watch(int(key[0]), {**bucket.figures(), "bytes": len(blob), "rows": arrived, "batch": batch_id()})
         if len(out.codes):
             yield _lines(out)
         settle()

@@ -229,6 +229,11 @@ class OrderedBucket:
         return bucket
 
 
+def held_count(head: bytes) -> int:
+    """How many rows a bucket holds back, as the beginning of its snapshot tells."""
+    return int(_HEAD.unpack_from(head)[4]) if head[:4] == _MAGIC else 0
+
+
 class _Going:
     """What goes out: places of rows, and of the rows above gaps."""
 

@@ -14,8 +14,9 @@ from pyspark.sql import functions as F
 from onefold.engines.producers.answers import ANSWERS
 from onefold.engines.producers.bounds import DIGESTS_MAX, GAP_COUNT_MAX, Bounds, MemoryKind
 from onefold.spark.columns import EXACT, TEXT, ProducerColumns, in_order, no_time, quoted, readings, whole
+from onefold.spark.meaning import Meaning, of_columns
 from onefold.spark.ordering import BEFORE_ALL, SORTED, Columns
-from onefold.spark.producer_fold import Resume
+from onefold.spark.producer_fold import FORMAT, Resume
 from onefold.spark.sequences import NO_EPOCH, ColumnarSequences, refused
 from onefold.spark.spill import PREVIOUS_NUMBER, ROWS_IN_MEMORY_MAX, Codes, judge_partition
 from onefold.spark.stateful import BUCKETS, Hosted, Integers, Watch
@@ -70,9 +71,24 @@ def judge_producers(
     def producers_judged(df: DataFrame) -> DataFrame:
         names.check(df)
         prepare(df, options)
-        return with_verdict(df, names.producer, Hosted(integers(df, names), resume, ANSWERS), judge, options)
+        meaning = producers_meaning(df, names, memory=memory, jump_max=jump_max, buckets=buckets)
+        return with_verdict(df, names.producer, Hosted(integers(df, names), resume, ANSWERS, meaning), judge, options)
 
     return producers_judged
+
+
+def producers_meaning(
+    df: DataFrame, names: ProducerColumns, *, memory: MemoryKind, jump_max: int | None, buckets: int
+) -> Meaning:
+    """What the memory of a stream of producers means."""
+    return {
+        "engine": "producers",
+        "state": FORMAT,
+        **of_columns(df, names.named),
+        "memory": memory,
+        "jump_max": "off" if jump_max is None else jump_max,
+        "buckets": buckets,
+    }
 
 
 @dataclass(frozen=True, slots=True)

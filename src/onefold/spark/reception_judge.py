@@ -20,11 +20,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from onefold.engines.lorawan.answers import ANSWERS
-from onefold.engines.lorawan.bank import LATE_MS
+from onefold.engines.lorawan.bank import FORMAT, LATE_MS, STRICT_FORMAT
 from onefold.engines.lorawan.columnar import EXPIRY_MS, TIME_MS_MAX, ColumnarStations, Windows, refused
 from onefold.engines.lorawan.status import Status, Strategy
 from onefold.errors import Misuse
 from onefold.spark.columns import milliseconds, quoted, readings
+from onefold.spark.meaning import Meaning, of_columns
 from onefold.spark.ordering import Columns
 from onefold.spark.reception_columns import ReceptionColumns
 from onefold.spark.reception_fold import Resume
@@ -90,10 +91,27 @@ def judge_receptions(
                 raise Misuse(f"there is a column {name!r} already: rename it, the judge writes one", column=name)
         prepare(df, options)
         narrow = integers(df, names, strict_adr=strict_adr)
-        judged = with_verdict(df, narrow.columns[:1], Hosted(narrow, resume, ANSWERS), judge, options)
+        meaning = receptions_meaning(df, names, windows=windows, strict_adr=strict_adr, buckets=buckets)
+        judged = with_verdict(df, narrow.columns[:1], Hosted(narrow, resume, ANSWERS, meaning), judge, options)
         return judged.withColumn(STATUS, status(Strategy(strategy)))
 
     return receptions_judged
+
+
+def receptions_meaning(
+    df: DataFrame, names: ReceptionColumns, *, windows: Windows, strict_adr: bool, buckets: int
+) -> Meaning:
+    """What the memory of a stream of receptions means."""
+    return {
+        "engine": "lorawan",
+        "state": STRICT_FORMAT if strict_adr else FORMAT,
+        **of_columns(df, names.named),
+        "expiry": "sliding" if windows.sliding else "fixed",
+        "expiry_ms": windows.expiry_ms,
+        "echo_ms": windows.echo_ms,
+        "strict_adr": strict_adr,
+        "buckets": buckets,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from onefold.errors import Misuse
+from onefold.spark.meaning import Meaning, with_meaning, without_meaning
 from onefold.spark.workers import settle
 from onefold.verdict import Answer
 
@@ -81,6 +83,8 @@ class Hosted:
     """Go on from a blob; None: from nothing."""
     answers: Sequence[Answer]
     """What the codes mean."""
+    meaning: Meaning
+    """What its memory means, see `meaning`."""
 
 
 Watch: TypeAlias = Callable[[int, dict[str, int]], None]
@@ -91,7 +95,7 @@ def judge_stream(df: DataFrame, engine: Hosted, *, buckets: int = BUCKETS, watch
     if buckets < 1:
         raise Misuse(f"buckets is {buckets}, must be at least 1", buckets=buckets)
     folded = in_buckets(df, engine.integers, buckets).applyInPandasWithState(
-        _fold(len(engine.integers.columns), engine.resume, buckets, watch),
+        _fold(engine, buckets, watch),
         blobs("codes", "rows"),
         STATE,
         "append",
@@ -177,17 +181,18 @@ def from_blob(blob: Any) -> pa.RecordBatch:
 
 
 def _fold(
-    width: int, resume: Callable[[bytes | None], Fold], buckets: int, watch: Watch | None
+    hosted: Hosted, buckets: int, watch: Watch | None
 ) -> Callable[[Any, Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]:
+    width, resume, meaning = len(hosted.integers.columns), hosted.resume, hosted.meaning  # columns stay with the driver
+
     def fold(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
         integers, rows = came(frames, width)
-        engine = resume(remembered(state, buckets))
-        now_ms = state.getCurrentProcessingTimeMs()
-        codes = engine.judge(np.concatenate(integers, axis=1), now_ms)
+        engine = resume(remembered(state, buckets, meaning))
+        codes = engine.judge(np.concatenate(integers, axis=1), state.getCurrentProcessingTimeMs())
         blob = engine.snapshot()
-        state.update((blob, buckets))
+        state.update((with_meaning(meaning, blob), buckets))
         if watch is not None:
-            watch(int(key[0]), {**engine.figures(), "bytes": len(blob), "rows": len(codes), "at_ms": now_ms})
+            watch(int(key[0]), {**engine.figures(), "bytes": len(blob), "rows": len(codes), "batch": batch_id()})
         parts = np.split(codes, np.cumsum([part.shape[1] for part in integers])[:-1])
         yield pd.DataFrame({"codes": [part.astype(np.int8).tobytes() for part in parts], "rows": rows})
         settle()
@@ -205,12 +210,21 @@ def came(frames: Iterator[pd.DataFrame], width: int) -> tuple[list[Int64s], list
     return integers, rows
 
 
-def remembered(state: GroupState, buckets: int) -> bytes | None:
-    """The blob that the last batch left to this bucket; None: there was none."""
-    blob, had = state.get if state.exists else (None, buckets)
+def remembered(state: GroupState, buckets: int, meaning: Meaning) -> bytes | None:
+    """The blob that the last batch left to this bucket; None: there was none. `Misuse` if it means something else."""
+    if not state.exists:
+        return None
+    blob, had = state.get
     if had != buckets:
         raise Misuse(f"the checkpoint was made with {had} buckets, this run has {buckets}", buckets=buckets)
-    return blob  # type: ignore[no-any-return]
+    return without_meaning(meaning, blob)
+
+
+def batch_id() -> int:
+    """The number of the batch that this task works for; -1 outside of one."""
+    context = TaskContext.get()
+    said = None if context is None else context.getLocalProperty("streaming.sql.batchId")
+    return -1 if said is None else int(said)
 
 
 def _unpack(answers: Sequence[Answer]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -47,7 +47,7 @@ class Progress:
     gaps: int = 0
     """Ranges that are missing now."""
     held: int = 0
-    """Messages held back to come out in order, as far as the batches of this start have seen them."""
+    """Messages held back to come out in order."""
     tally: Tally = field(default_factory=Tally)
     """Of all batches so far, also those of earlier starts."""
 
@@ -81,11 +81,9 @@ class BucketFigures:
         """The sum over all buckets."""
         return sum(figures.get(name, 0) for figures in self._newest.value.values())
 
-    def arrived(self) -> tuple[int, int]:
-        """When the newest batch that touched a bucket began, and how many rows it brought, also if it was retried."""
-        words = list(self._newest.value.values())
-        newest = max((word["at_ms"] for word in words), default=-1)
-        return newest, sum(word["rows"] for word in words if word["at_ms"] == newest)
+    def arrived(self, batch: int) -> int:
+        """How many rows a batch brought, also if it was retried, as long as no later one has begun."""
+        return sum(word["rows"] for word in self._newest.value.values() if word["batch"] == batch)
 
     def grown(self, name: str) -> int:
         """By how much it has grown since the first word of each bucket, which told what was before it."""
@@ -115,10 +113,13 @@ class Watcher(StreamingQueryListener):
         self._tally: Tally | None = None
         self._batches: set[int] = set()
         self._held = 0
-        self._at_ms = -1
         self._ended = threading.Event()
         self.progress = Progress()
         self.problem: str | None = None  # an error raised in a listener is lost
+
+    def begin(self) -> None:
+        """A query begins; one before it may have ended."""
+        self._ended.clear()
 
     def published(self, batch: int, tally: Tally | None) -> None:
         """The sink holds this batch; None: it held it before."""
@@ -131,10 +132,9 @@ class Watcher(StreamingQueryListener):
 
     def _weigh(self, batch: int, tally: Tally | None) -> None:
         """Compare what was judged with what was published. Retried tasks count once in both."""
-        at_ms, rows = self._figures.arrived()
-        came = 0 if at_ms == self._at_ms else rows
+        came = self._figures.arrived(batch)
         held = self._figures.grown("held")
-        grown, self._held, self._at_ms = held - self._held, held, at_ms
+        grown, self._held = held - self._held, held
         if tally is not None and tally.received + grown != came:
             held_back = f", {grown} more are held" if grown else ""
             self.problem = f"batch {batch}: {came} rows were judged, {tally.received} were published{held_back}"
@@ -146,7 +146,7 @@ class Watcher(StreamingQueryListener):
             raise BooksDoNotBalance(self.problem)
         if self._tally is None:
             self._tally = self._total()
-        return replace(self.progress, tally=self._tally)
+        return replace(self.progress, tally=self._tally, held=self._figures.total("held"))
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing to tell yet."""

@@ -2,7 +2,8 @@
 
     PATH/_delta_log/                                          the log; a file that it does not name does not exist
     PATH/data/000000000012/<attempt>/verdict=FIRST/*.parquet  the files of a batch
-    PATH/_onefold/                                            what is being written; no reader and no VACUUM looks here
+    PATH/_onefold/                                            what is being written, and what the rows are judged by; no
+                                                              reader and no VACUUM looks here
     PATH_gaps/                                                the gaps, a table of their own
 
 No jar is needed: the log is written by the package ``deltalake``, with Delta's own means for exactly once. Each commit
@@ -35,6 +36,7 @@ from onefold.errors import BadInput, Misuse, StaleWrite
 from onefold.spark import publish
 from onefold.spark.columns import quoted
 from onefold.spark.judge import REASON, VERDICT
+from onefold.spark.meaning import Meaning, refuse_other
 from onefold.spark.place import Place
 from onefold.spark.sinks.attempt import DRAFT, TOKEN, WORD, Attempt, counted, received
 from onefold.spark.sinks.sink import another, other_columns, stranger
@@ -42,6 +44,7 @@ from onefold.tally import Tally
 
 BOOKS = "onefold"
 DATA, OURS, ROWS, GAPS = "data", "_onefold", "rows", "gaps"
+STREAM = "stream.json"
 # What the protocol allows in a name only with column mapping, which not every reader knows.
 FORBIDDEN = " ,;{}()\n\t="
 PLAIN = (T.StringType, T.NumericType, T.BooleanType, T.BinaryType, T.DateType, T.TimestampType, T.TimestampNTZType)
@@ -52,7 +55,9 @@ TIMESTAMP_TYPE = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 class DeltaSink:
     """A Delta table on a local path, and one for the gaps beside it."""
 
-    def __init__(self, spark: SparkSession, path: str, strategy: publish.Strategy) -> None:
+    def __init__(
+        self, spark: SparkSession, path: str, strategy: publish.Strategy, meaning: Meaning | None = None
+    ) -> None:
         self._place = Place(spark, path.rstrip("/") or path)
         if not str(self._place).startswith("file:"):
             raise Misuse(
@@ -61,6 +66,7 @@ class DeltaSink:
                 path=path,
             )
         self._strategy = strategy
+        self._meaning = meaning
         self._rows = _Table(self._place, [] if strategy == "none" else [VERDICT])
         self._gaps = _Table(Place(spark, f"{self._place}_gaps"), [])
 
@@ -71,12 +77,16 @@ class DeltaSink:
         """The version of the stream's transaction in the log."""
         begun = self._begun()
         self._gaps.last(stream, begun)
-        return self._rows.last(stream, begun)
+        last = self._rows.last(stream, begun)
+        said = self._place / OURS / STREAM
+        if last is not None and self._meaning is not None and said.exists():
+            refuse_other(self, said.read_json().get("meaning", {}), self._meaning)
+        return last
 
     def _begun(self) -> Container[str]:
         """What an attempt at the first batch may have left: its own folder, signed with its word, and files."""
         ours = (self._place / OURS).names()
-        if not all(name.startswith(WORD) or DRAFT.fullmatch(name) for name in ours):
+        if not all(name.startswith((WORD, STREAM)) or DRAFT.fullmatch(name) for name in ours):
             return ()
         return (DATA, OURS) if WORD in ours else (OURS,)
 
@@ -90,6 +100,8 @@ class DeltaSink:
         if new_gaps is not None:
             self._gaps.check_schema(new_gaps.schema)
         attempt = Attempt(self._place / OURS, batch)
+        if self._meaning is not None and not (self._place / OURS / STREAM).exists():
+            (self._place / OURS / STREAM).write_json({"stream": stream, "meaning": dict(self._meaning)})
         with _micros(rows.sparkSession):
             tally = self._stage(attempt.draft, rows)
             if new_gaps is not None:

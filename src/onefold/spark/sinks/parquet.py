@@ -1,6 +1,6 @@
 """Batches as folders of parquet files: a batch is staged as a whole, then one rename makes it visible.
 
-    PATH/stream.json                            whose output this is, and its columns; written before the first batch
+    PATH/stream.json                            whose output this is, its columns and meaning; before the first batch
     PATH/batches/000000000012/firsts/           and repeats/ unsure/ rejects/ (drop), or messages/ (mark, none)
                               gaps/             if gaps were given
                               tally.json        the books of the batch
@@ -15,6 +15,8 @@ Cost: one pass over the rows, one over what was written; with ``none`` what was 
 two columns.
 """
 
+from typing import Any
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -22,6 +24,7 @@ from onefold.errors import Misuse
 from onefold.spark import publish
 from onefold.spark.columns import quoted
 from onefold.spark.judge import REASON, VERDICT
+from onefold.spark.meaning import Meaning, refuse_other
 from onefold.spark.place import Place
 from onefold.spark.sinks.attempt import Attempt, counted, received
 from onefold.spark.sinks.sink import another, other_columns, stranger
@@ -38,7 +41,9 @@ OBJECT_STORES = {"s3", "s3a", "s3n", "gs", "oss", "obs", "cos", "cosn", "wasb", 
 class ParquetSink:
     """A folder of batches."""
 
-    def __init__(self, spark: SparkSession, path: str, strategy: publish.Strategy) -> None:
+    def __init__(
+        self, spark: SparkSession, path: str, strategy: publish.Strategy, meaning: Meaning | None = None
+    ) -> None:
         scheme = path.partition(":")[0].lower()
         if scheme in OBJECT_STORES:
             raise Misuse(
@@ -48,6 +53,7 @@ class ParquetSink:
             )
         self._place = Place(spark, path)
         self._strategy = strategy
+        self._meaning = meaning
         self._known: int | None = None
 
     def __str__(self) -> str:
@@ -95,7 +101,7 @@ class ParquetSink:
                 raise stranger(self._place / BATCHES, name)
         return [int(name) for name in names]
 
-    def _check_owner(self, stream: str, columns: dict[str, str] | None = None) -> None:
+    def _check_owner(self, stream: str, columns: dict[str, str] | None = None) -> dict[str, Any]:
         signed = (self._place / STREAM).read_json()
         if not isinstance(signed, dict) or signed.get("format") != FORMAT:
             raise stranger(self, STREAM)
@@ -107,16 +113,19 @@ class ParquetSink:
                 " hold all batches; go on with the old one, or use an empty place and an empty checkpoint",
                 strategy=self._strategy,
             )
+        if self._meaning is not None and signed.get("meaning") is not None:
+            refuse_other(self, signed["meaning"], self._meaning)
         if columns is not None and columns != signed["columns"]:
             raise other_columns(self, signed["columns"], columns)
+        return signed
 
     def _sign(self, stream: str, columns: dict[str, str]) -> None:
         self._place.make()
-        if (self._place / STREAM).exists():
-            self._check_owner(stream, columns)
-        else:
-            signed = {"format": FORMAT, "stream": stream, "strategy": self._strategy, "columns": columns}
-            (self._place / STREAM).write_json(signed)
+        before = self._check_owner(stream, columns) if (self._place / STREAM).exists() else None
+        signed = {"format": FORMAT, "stream": stream, "strategy": self._strategy, "columns": columns}
+        meaning = {} if self._meaning is None else {"meaning": dict(self._meaning)}
+        if before is None or not meaning.keys() <= before.keys():
+            (self._place / STREAM).write_json(signed | meaning)
 
     def _stage(self, draft: Place, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
         """Write everything that the batch is, and nothing else, to ``draft``."""

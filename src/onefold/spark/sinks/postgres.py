@@ -16,6 +16,7 @@ With ``drop`` and ``mark`` the table has ``verdict`` and ``reason``; who wants w
 """
 
 import io
+import json
 from collections.abc import Callable, Iterator
 from typing import LiteralString
 
@@ -28,6 +29,7 @@ from pyspark.sql import types as T
 
 from onefold.spark.columns import quoted
 from onefold.spark.judge import REASON, VERDICT
+from onefold.spark.meaning import Meaning, refuse_other
 from onefold.spark.publish import Strategy
 from onefold.spark.sinks.sink import another
 from onefold.stores.postgres import batches
@@ -61,8 +63,9 @@ FORMATS: dict[type[T.DataType], str] = {
 class PostgresSink:
     """A table, and beside it its gaps, its books and the id of its last batch."""
 
-    def __init__(self, url: str, strategy: Strategy) -> None:
+    def __init__(self, url: str, strategy: Strategy, meaning: Meaning | None = None) -> None:
         self._batches = batches.Batches(parse(url))
+        self._meaning = meaning
         self._strategy = strategy
 
     def __str__(self) -> str:
@@ -73,9 +76,11 @@ class PostgresSink:
         found = self._batches.stream()
         if found is None:
             return None
-        owner, batch = found
+        owner, batch, meaning = found
         if owner != stream:
             raise another(self)
+        if self._meaning is not None and meaning is not None:
+            refuse_other(self, json.loads(meaning), self._meaning)
         return batch
 
     def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
@@ -91,7 +96,8 @@ class PostgresSink:
         hidden = {VERDICT, REASON} if self._strategy == "none" else set()
         frames = {batches.ROWS: rows} | ({} if gaps is None else {batches.GAPS: gaps})
         kinds = {kind: [_column(field, hidden) for field in frame.schema] for kind, frame in frames.items()}
-        staging = self._batches.begin(stream, kinds)
+        meaning = None if self._meaning is None else json.dumps(dict(self._meaning))
+        staging = self._batches.begin(stream, kinds, meaning)
         for kind, frame in frames.items():
             text = frame.select(*(_text(field).alias(f"c{n}") for n, field in enumerate(frame.schema)))
             text.mapInArrow(_copier(self._batches, staging[kind]), "sent long").collect()

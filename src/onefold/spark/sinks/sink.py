@@ -19,6 +19,7 @@ from typing import Literal, Protocol, TypeAlias
 from pyspark.sql import DataFrame, SparkSession
 
 from onefold.errors import Misuse
+from onefold.spark.meaning import Meaning
 from onefold.spark.publish import Strategy
 from onefold.tally import Tally
 
@@ -33,7 +34,7 @@ class Sink(Protocol):
     def last(self, stream: str) -> int | None:
         """The last batch that this stream committed; None if the place is empty.
 
-        `Misuse` if the place holds the output of another stream, or something that is not ours.
+        `Misuse` if the place holds the output of another stream or of another meaning, or something that is not ours.
         """
         ...
 
@@ -80,8 +81,14 @@ def publish(sink: Sink, stream: str, batch: int, rows: DataFrame, gaps: DataFram
     return sink.write(stream, batch, rows, gaps)
 
 
-def open_sink(spark: SparkSession, path: str, *, format: Format, strategy: Strategy) -> Sink:
-    """The sink of this format at this place; nothing is written yet."""
+def open_sink(
+    spark: SparkSession, path: str, *, format: Format, strategy: Strategy, meaning: Meaning | None = None
+) -> Sink:
+    """The sink of this format at this place; nothing is written yet.
+
+    ``meaning``: what the rows are judged by (see `meaning`): it is kept with the first batch, and a place that was
+    begun with another one is refused. None: that is not looked at.
+    """
     package = _PACKAGES.get(format)
     if package is not None and find_spec(package) is None:
         raise Misuse(f"the {format} sink needs the package {package}: pip install 'onefold[{format}]'", format=format)
@@ -89,15 +96,15 @@ def open_sink(spark: SparkSession, path: str, *, format: Format, strategy: Strat
     if format == "parquet":
         from onefold.spark.sinks.parquet import ParquetSink
 
-        return ParquetSink(spark, path, strategy)
+        return ParquetSink(spark, path, strategy, meaning)
     if format == "delta":
         from onefold.spark.sinks.delta import DeltaSink
 
-        return DeltaSink(spark, path, strategy)
+        return DeltaSink(spark, path, strategy, meaning)
     if format == "postgres":
         from onefold.spark.sinks.postgres import PostgresSink
 
-        return PostgresSink(path, strategy)
+        return PostgresSink(path, strategy, meaning)
     raise Misuse(f"format is {format!r}, must be parquet, delta or postgres", format=format)
 
 

@@ -3,7 +3,7 @@
     TABLE                 the rows
     TABLE_gaps            the gaps
     TABLE_tally           batch, verdict, reason, count
-    TABLE_stream          one row: whose output this is, its last batch, the staging that is in use
+    TABLE_stream          one row: whose output this is, its last batch, what it is judged by, the staging in use
 
 A batch is staged in two unlogged tables: the rows, each with the number of its part, and a list of the parts. A part is
 what one task copies, in one transaction; a task that is tried again, or twice at once, waits for the other attempt at
@@ -65,13 +65,17 @@ class Batches:
     def __init__(self, address: Address) -> None:
         self.address = address
 
-    def stream(self) -> tuple[str, int | None] | None:
-        """Whose output this is, and its last batch; None if nothing was ever written. `Misuse` if it is not ours."""
+    def stream(self) -> tuple[str, int | None, str | None] | None:
+        """Whose output this is, its last batch, and what it is judged by if that is told; None if nothing was ever
+        written. `Misuse` if it is not ours.
+        """
         with self._connect() as connection:
             if _exists(connection, self._named(STREAM)):
-                row = connection.execute(SQL("select stream, batch from {}").format(self._id(STREAM))).fetchone()
+                # As JSON: a table of an older version has no such column.
+                query = SQL("select stream, batch, to_jsonb(s) ->> 'meaning' from {} s").format(self._id(STREAM))
+                row = connection.execute(query).fetchone()
                 if row is not None:
-                    return row[0], row[1]
+                    return row[0], row[1], row[2]
             if _exists(connection, self._named()):
                 row = connection.execute(SQL("select 1 from {} limit 1").format(self._id())).fetchone()
                 if row is not None:
@@ -87,8 +91,13 @@ class Batches:
             lines = connection.execute(query).fetchall()
         return _tally(sum(count for _, _, count in lines), lines)
 
-    def begin(self, stream: str, kinds: Mapping[str, Sequence[Column]]) -> dict[str, Staging]:
-        """Drop what an earlier attempt left, and make staging tables for these kinds of rows (ROWS, GAPS)."""
+    def begin(
+        self, stream: str, kinds: Mapping[str, Sequence[Column]], meaning: str | None = None
+    ) -> dict[str, Staging]:
+        """Drop what an earlier attempt left, and make staging tables for these kinds of rows (ROWS, GAPS).
+
+        ``meaning``: what the rows are judged by, kept with the stream.
+        """
         token = uuid4().hex[:10]
         staging = {
             kind: Staging(self._named(f"_staging_{token}_{number}"), tuple(columns))
@@ -96,6 +105,8 @@ class Batches:
         }
         with self._connect() as connection:
             self._claim(connection, stream)
+            if meaning is not None:
+                self._keep_meaning(connection, meaning)
             for kind, table in staging.items():
                 self._check_columns(connection, kind, table.columns)
                 _create_staging(connection, table)
@@ -152,6 +163,13 @@ class Batches:
             raise StaleWrite(f"{self.address} was taken by another stream in between", stream=owner)
         for name in left:
             connection.execute(SQL("drop table if exists {}").format(Identifier(name)))
+
+    def _keep_meaning(self, connection: Connection, meaning: str) -> None:
+        """Keep it if there is none; a table of an older version gets the column."""
+        query = SQL("select to_jsonb(s) ->> 'meaning' from {} s").format(self._id(STREAM))
+        if connection.execute(query).fetchone() == (None,):
+            connection.execute(SQL("alter table {} add column if not exists meaning text").format(self._id(STREAM)))
+            connection.execute(SQL("update {} set meaning = %s").format(self._id(STREAM)), [meaning])
 
     def _check_columns(self, connection: Connection, kind: str, columns: Sequence[Column]) -> None:
         for column in columns:

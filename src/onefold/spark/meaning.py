@@ -1,0 +1,92 @@
+"""What gives the memory of a stream its meaning: the same bytes under other settings would say something else.
+
+A meaning is a flat mapping of names to values: the engine, its columns with their order and types, the rules that
+decide, the number of buckets, the format of the state. Names are those of the settings. It is kept where the memory is
+(the checkpoint, and each bucket of the state) and where its outcome goes (the sink); whoever goes on with another one
+is told the first name that differs, and both values.
+
+Not part of it are bounds, which may change from start to start, because what is remembered says by itself where they
+were: ``gap_count_max``, ``idle_ms``, ``state_rows_max``, ``order_wait_ms``, ``late_ms``, ``digests_max``.
+
+An engine lists its own (see `judging`). A rule that an engine gets later is listed where it differs from what was done
+before, so that what was kept before stays good.
+
+In a bucket of the state the meaning stands before the engine's own bytes: a magic, a length, JSON. A state without it
+is of a version that did not know it: it is taken as it is, and gets one with the next batch.
+"""
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
+
+from pyspark.sql import DataFrame
+
+from onefold.errors import BadInput, Misuse
+
+Meaning: TypeAlias = Mapping[str, str | int | bool]
+
+_MAGIC: Final = b"OFmn"
+_HEAD: Final = struct.Struct("<4sI")
+
+
+def of_columns(df: DataFrame, named: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Each role with its columns, in their order, and their types."""
+    meaning: dict[str, str] = {}
+    for role, name in named:
+        column = f"{name} {df.schema[name].dataType.simpleString()}"
+        meaning[role] = f"{meaning[role]}, {column}" if role in meaning else column
+    return meaning
+
+
+def difference(before: Meaning, now: Meaning) -> str | None:
+    """The first name whose value is another one, with both values; None: they mean the same.
+
+    >>> difference({"engine": "chains", "key": "a string, b string"}, {"engine": "chains", "key": "b string, a string"})
+    "key = 'a string, b string', not 'b string, a string'"
+    >>> difference({"engine": "chains", "payload": "x int"}, {"engine": "chains"})
+    "payload = 'x int', not none"
+    """
+    for name in {**before, **now}:
+        was, is_ = before.get(name), now.get(name)
+        if was != is_:
+            return f"{name} = {_shown(was)}, not {_shown(is_)}"
+    return None
+
+
+def refuse_other(place: object, before: Meaning, now: Meaning) -> None:
+    """Raise `Misuse` if what was kept at a place means something else now."""
+    if (other := difference(before, now)) is not None:
+        raise Misuse(
+            f"{place} was begun with {other}: what is remembered there would mean something else; set it back, or begin"
+            " anew with an empty checkpoint and an empty output",
+            place=str(place), before=dict(before), now=dict(now),
+        )  # fmt: skip
+
+
+def with_meaning(meaning: Meaning, blob: bytes) -> bytes:
+    """A bucket's memory, its meaning before it."""
+    text = json.dumps(dict(meaning)).encode()
+    return _HEAD.pack(_MAGIC, len(text)) + text + blob
+
+
+def without_meaning(meaning: Meaning, state: bytes) -> bytes:
+    """A bucket's memory as the engine wrote it; `Misuse` if it was written with another meaning."""
+    if state[:4] != _MAGIC:
+        return state
+    _, length = _HEAD.unpack_from(state)
+    text = state[_HEAD.size : _HEAD.size + length]
+    try:
+        refuse_other("the state of this stream", json.loads(text), meaning)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadInput(f"a damaged state: its meaning is {text[:80]!r}") from error
+    return state[_HEAD.size + length :]
+
+
+def any_meaning(state: bytes) -> bytes:
+    """A bucket's memory as the engine wrote it, whatever it means."""
+    return state[_HEAD.size + _HEAD.unpack_from(state)[1] :] if state[:4] == _MAGIC else state
+
+
+def _shown(value: str | int | bool | None) -> str:
+    return "none" if value is None else repr(value)
