@@ -112,7 +112,7 @@ def test_the_output_knows_it_too_and_so_does_the_state(bench):
     stream = json.loads((bench.folder / "out" / "stream.json").read_text())
     del stream["meaning"]  # now both are as the version before left them
     (bench.folder / "out" / "stream.json").write_text(json.dumps(stream))
-    with pytest.raises(Misuse, match="^the state of this stream was begun with key"):
+    with pytest.raises(Misuse, match=r"^the state of this stream was begun with key"):
         bench.run(other)
 
 

@@ -225,7 +225,7 @@ def test_a_stream_goes_on_although_its_clock_stepped_back(spark, tmp_path):
 
 def test_when_all_is_read_what_is_missing_is_given_up_and_all_that_is_held_comes_out_once(bench):
     bench.come(("a", None, 1), ("a", 2, 3), ("b", None, 7), ("a", 3, 4), ("b", 8, 9), ("a", 6, 7))
-    told = []
+    told: list[Any] = []
     last = bench.run(HOUR, order_end="give_up", tell=told.append)
     assert (last.held, str(last.tally)) == (0, "6 in = 6 first + 0 repeat + 0 unsure + 0 reject")
     assert [progress.held for progress in told] == [4, 0]
