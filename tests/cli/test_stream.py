@@ -114,6 +114,16 @@ def test_a_folder_that_is_no_checkpoint_and_an_output_that_is_no_streams_are_ref
         assert said in done.stderr
         assert (folder / name / "_staging" / "mine").read_text() == "mine"
         shutil.rmtree(folder / name)
+    pipeline(folder)
+    text = (folder / "pipeline.toml").read_text()
+    for checkpoint in ("out", "out/checkpoint", "."):
+        (folder / "pipeline.toml").write_text(
+            text.replace('path = "out"', f'path = "out"\ncheckpoint = "{checkpoint}"')
+        )
+        done = run(folder)
+        assert done.returncode == 2, done.stderr
+        assert "lies inside" in done.stderr or "overlaps source.path" in done.stderr
+    assert not (folder / "out").exists()
 
 
 @pytest.mark.parametrize(

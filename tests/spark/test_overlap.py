@@ -1,5 +1,6 @@
 """Places that overlap, in every spelling that a user might give them; and a lock where there is no flock."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from onefold.errors import Misuse, StaleWrite
 from onefold.spark import signature
-from onefold.spark.overlap import overlaps
+from onefold.spark.overlap import overlaps, refuse_inside
 from onefold.spark.place import Place
 
 
@@ -74,6 +75,23 @@ def test_what_lies_beside_does_not_overlap(data, target):
 )
 def test_places_elsewhere_are_compared_by_store_and_way(source, target, expected):
     assert overlaps(source, target) is expected
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "refused"),
+    [
+        ("data/in", "data/in", True),
+        ("data/in", "link/in/x", True),
+        ("data/in", "data/in/day=1/../.hidden", False),
+        ("data/in", "data", False),
+        ("data/in", "data/in.checkpoint", False),
+        ("data/.in", "data/.in/", True),
+        ("s3a://b/x", "s3://b/x/y", True),
+    ],
+)
+def test_what_lies_inside_and_is_not_hidden_is_refused(data, outer, inner, refused):
+    with pytest.raises(Misuse, match="lies inside") if refused else contextlib.nullcontext():
+        refuse_inside(("the one", outer), ("the other", inner))
 
 
 names = st.lists(st.sampled_from(["a", "b", "a b", "ä"]), min_size=1, max_size=4)

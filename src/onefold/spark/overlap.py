@@ -27,6 +27,7 @@ BRACES_MAX: Final = 1_000
 MATCHES_MAX: Final = 10_000
 """Paths that are there and match a pattern, and whose links are followed."""
 
+_NOBODYS: Final = "_onefold_nobodys"  # a name that nothing has: what is below a place is inside of whatever holds both
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/]*))?(.*)", re.S)
 _ONE_STORE: Final = {"s3n": "s3", "s3a": "s3", "abfss": "abfs", "wasbs": "wasb"}
 
@@ -69,6 +70,25 @@ def overlaps(source: str, target: str) -> bool:
     (True, False, True)
     """
     return any(_meet(one, other) for one in _read(source) for other in _written(target))
+
+
+def refuse_inside(outer: tuple[str, str], inner: tuple[str, str]) -> None:
+    """Raise `Misuse` that names both if the one place is the other or lies inside it, where Spark would see it.
+
+    >>> refuse_inside(("the table", "data"), ("the index", "data/.index"))
+    >>> refuse_inside(("the table", "data/t"), ("the index", "data"))
+    >>> refuse_inside(("the table", "data"), ("the index", "data/index"))
+    Traceback (most recent call last):
+    onefold.errors.Misuse: the index (data/index) lies inside the table (data): choose a place outside of it
+    """
+    name = inner[1].rstrip("/").rpartition("/")[2]
+    if overlaps(outer[1], f"{inner[1]}/{_NOBODYS}"):
+        if name.startswith(".") and not overlaps(inner[1], f"{outer[1]}/{_NOBODYS}"):
+            return
+        raise Misuse(
+            f"{inner[0]} ({inner[1]}) lies inside {outer[0]} ({outer[1]}): choose a place outside of it",
+            outer=outer[1], inner=inner[1],
+        )  # fmt: skip
 
 
 def _meet(one: _Where, other: _Where) -> bool:

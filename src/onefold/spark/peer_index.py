@@ -31,6 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from onefold.errors import BadInput, Misuse
 from onefold.spark.diff_files import Table, read_table
 from onefold.spark.ingest import first_line
+from onefold.spark.overlap import refuse_inside
 from onefold.spark.peer_buckets import Buckets, read_arrays, total
 from onefold.spark.peer_build import Build
 from onefold.spark.peer_files import Files, files_of, only
@@ -87,6 +88,8 @@ class TableIndex:
             raise Misuse(f"bucket_rows is {bucket_rows}, must be at least 1", bucket_rows=bucket_rows)
         self._spark, self._table, self._naming, self._bucket_rows = spark, table, naming, bucket_rows
         named = any(sign in table.path for sign in "*?[{")  # a name for many paths: there is no "beside it"
+        if folder is not None:
+            refuse_inside(("the table", table.path), ("the index", folder))
         self._folder = folder or (None if named else _beside(table.path))
         self._state: _State | None = None
 

@@ -67,7 +67,9 @@ class Place:
     def files(self) -> list[str]:
         """All files below the folder, at any depth, by their way from it; checksums of Hadoop's do not count."""
         if (folder := self.local) is not None:  # one call of Java costs as much as a hundred of these
-            found = [Path(above, name) for above, _, names in os.walk(folder) for name in names]
+            walk = ((Path(above), [*folders, *names]) for above, folders, names in os.walk(folder))
+            found = [above / name for above, names in walk for name in names]
+            found = [path for path in found if path.is_symlink() or not path.is_dir()]
             return sorted(path.relative_to(folder).as_posix() for path in found if not _is_checksum(path.name))
         if not self.exists():
             return []

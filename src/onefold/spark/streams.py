@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any, Literal, TypeAlias
 
 from pyspark.errors import StreamingQueryException
@@ -24,7 +25,7 @@ from onefold.spark.jobs import Source
 from onefold.spark.judging import Judging, State
 from onefold.spark.meaning import Meaning, refuse_other
 from onefold.spark.ordered import held_back, parted
-from onefold.spark.overlap import refuse_overlap
+from onefold.spark.overlap import refuse_inside, refuse_overlap
 from onefold.spark.place import Place, located
 from onefold.spark.publish import Strategy
 from onefold.spark.shipping import is_cluster, require_libraries
@@ -83,7 +84,10 @@ def run_stream(
     stop = stop or threading.Event()
     folders = [("the checkpoint", streaming.checkpoint), *([] if format == "postgres" else [("the output", path)])]
     writes = [(name, located(spark, folder)) for name, folder in folders]
-    refuse_overlap([("the source", located(spark, source.path))], writes)
+    gaps = [("the gaps", f"{writes[-1][1]}_gaps")] if format == "delta" else []
+    refuse_overlap([("the source", located(spark, source.path))], [*writes, *gaps])
+    for outer, inner in permutations(writes, 2):
+        refuse_inside(outer, inner)
     df = read_stream(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
     df = df.transform(judging.shaped)
     meaning = judging.meaning(df, streaming)
