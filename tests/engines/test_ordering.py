@@ -186,6 +186,18 @@ def test_only_the_answer_to_the_last_request_ends_the_wait():
     assert chain.answered(75) == []
 
 
+@given(st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 10**9), st.integers(0, 3))
+def test_whatever_the_clock_did_a_gap_ends_within_the_waits_that_the_settings_allow(wait_ms, retry_ms, ahead_ms, asks):
+    chain = OrderedChain[str](wait_ms=wait_ms, retry_ms=retry_ms, requests_max=asks)
+    chain.add((0, 0), (1, 0), "first", ahead_ms)
+    chain.add((2, 0), (3, 0), "held", ahead_ms)
+    now_ms = 0  # the clock came back
+    for _ in range(asks + 2):
+        chain.tick(now_ms)
+        now_ms += max(1, wait_ms, retry_ms)
+    assert chain.held_count == 0
+
+
 def test_an_answer_to_a_chain_that_never_asks_changes_nothing():
     owner = fed(1, 3, requests_max=0)
     assert owner.chain.answered(0) == []

@@ -117,8 +117,9 @@ class OrderedBucket:
         return self._follow(step.events, going)
 
     def _tick(self, now_ms: int, going: "_Going") -> None:
-        due = [name for name, (due, _) in self._asleep.items() if 0 <= due <= now_ms]
-        due += [name for name, chain in self._awake.items() if chain.due_ms is not None and chain.due_ms <= now_ms]
+        latest_ms = now_ms + self._settings.longest_ms  # what is due later was found by a clock that was ahead
+        due = [name for name, (due, _) in self._asleep.items() if 0 <= due <= now_ms or due > latest_ms]
+        due += [name for name, chain in self._awake.items() if chain.due_ms is not None]
         for name in sorted(due):
             chain = self._wake(name)
             if chain is not None:

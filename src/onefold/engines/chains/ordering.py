@@ -116,8 +116,14 @@ class OrderedChain(Generic[M]):
         return Step(answer, events)
 
     def tick(self, now_ms: int) -> list[Event[M]]:
-        """Do what is due by now. A late tick asks once and waits ``retry_ms`` anew: no gap is given up unasked."""
+        """Do what is due by now. A late tick asks once and waits ``retry_ms`` anew: no gap is given up unasked.
+
+        Nothing is due later than the settings let it be from now on: a clock that was ahead for a while costs one wait.
+        """
         events: list[Event[M]] = []
+        latest_ms = now_ms + self.settings.longest_ms
+        if self._gap is not None and self._gap.due_ms > latest_ms:
+            self._gap = self._gap._replace(due_ms=latest_ms)
         while self._gap is not None and self._gap.due_ms <= now_ms:
             if self._gap.asked_count < self.settings.requests_max:
                 return [*events, self._ask(self._gap, now_ms)]

@@ -34,6 +34,11 @@ class Settings(NamedTuple):
     buffer_max: int
     gap_count_max: int
 
+    @property
+    def longest_ms(self) -> int:
+        """How far ahead of now the next thing to do can be."""
+        return max(1, self.wait_ms, self.retry_ms)
+
     def checked(self) -> Settings:
         """Return self if every setting makes sense; else raise `Misuse` naming the first that does not."""
         if self.strategy not in ("light", "full"):
