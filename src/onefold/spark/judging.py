@@ -257,9 +257,7 @@ class Producers(AsItStands):
 
     def meaning(self, df: DataFrame, state: State) -> Meaning:
         """The columns, memory, jump guard and buckets."""
-        return producers_meaning(
-            df, self.columns, memory=self.memory, jump_max=self.jump_max, buckets=state.buckets
-        )
+        return producers_meaning(df, self.columns, memory=self.memory, jump_max=self.jump_max, buckets=state.buckets)
 
     def missing(self, firsts: DataFrame) -> DataFrame:
         """With memory "gaps", what lies between neighbours; with "highest" holes mean nothing."""
