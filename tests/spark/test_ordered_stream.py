@@ -192,9 +192,7 @@ def test_a_clock_that_steps_back_between_two_batches_is_no_trouble(spark):
     watcher = Watcher(Tally, figures, lambda progress: None)
     for batch, (bucket, at_ms) in enumerate([(1, 9_000), (2, 7_000), (2, 7_000), (1, 8_000)]):
         figures.add(bucket, {"held": 0, "held_before": 0, "rows": 3, "at_ms": at_ms, "batch": batch})
-        tally = Tally()
-        tally.note(ANSWERS[0], 3)
-        watcher.published(batch, tally)
+        watcher.published(batch, Tally(3, {ANSWERS[0]: 3}))
         assert watcher.problem is None
 
 
