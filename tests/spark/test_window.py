@@ -196,7 +196,7 @@ def test_without_rows_no_window_is_named(spark):
     [
         ({"key": ["nope"]}, r"no column 'nope' \(key\)"),
         ({"time": "when"}, r"no column 'when' \(time\)"),
-        ({"time": "ratio"}, r"column 'ratio' \(time\) is double, must be whole numbers or a timestamp"),
+        ({"time": "ratio"}, r"column 'ratio' \(time\) is double, must be whole numbers or times"),
         ({"order": "ratio"}, r"column 'ratio' \(order\) is double"),
         ({"key": ["tags"]}, r"column 'tags' \(key\) is array<int>, must be a plain value"),
         ({"key": ["arrival"]}, r"column 'arrival' is the time, it cannot be the key too"),
