@@ -173,7 +173,8 @@ def test_a_forged_join_and_one_of_a_stranger_leave_nothing_in_the_store(tmp_path
 
 
 def test_copies_of_a_frame_whose_claim_could_not_be_made_wait_for_nothing(tmp_path, monkeypatch):
-    real, failures = Delivery.record, []
+    real = Delivery.record
+    failures: list[object] = []
 
     def failing(self, item, judged):
         if not failures:
