@@ -56,7 +56,7 @@ def test_every_row_is_published_exactly_once_and_nothing_else_is_left(spark, tra
     folders = ["firsts", "repeats", "unsure", "rejects"]
     assert sorted(o for name in folders for o in offsets(tmp_path / "out" / name)) == list(range(4_000))
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {*folders, "gaps", "tally.json", "run.json", "_onefold.json"}
+    assert names == {*folders, "gaps", "tally.json", "manifest.jsonl", "run.json", "_onefold.json"}
 
 
 def test_running_twice_gives_the_same_output(spark, traffic, tmp_path):
@@ -88,7 +88,7 @@ def test_another_strategy_replaces_the_folders_of_the_one_before(spark, traffic,
     run(spark, traffic, tmp_path / "out")
     run(spark, traffic, tmp_path / "out", strategy="mark")
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"messages", "gaps", "tally.json", "run.json", "_onefold.json"}
+    assert names == {"messages", "gaps", "tally.json", "manifest.jsonl", "run.json", "_onefold.json"}
 
 
 def test_json_lines_with_text_numbers_and_broken_lines_lose_nothing(spark, tmp_path):

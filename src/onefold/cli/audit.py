@@ -27,7 +27,9 @@ def audit(
     """Compare what the source of a run holds now with what the run published, row by row and id by id.
 
     Names each row that is missing or surplus, each id that counts twice, each repeat without a first, and where the
-    books say another number than the rows. Exit 1 if there is anything, 0 if all agrees.
+    books say another number than the rows. Files of the source that have grown, shrunk, vanished or been written again
+    since the run are named too, by its manifest, and rows that the reader gives are compared with a count of their own.
+    Exit 1 if there is anything, 0 if all agrees.
     """
     with progress(people) as say:
         say("starting Spark")
@@ -38,16 +40,21 @@ def audit(
         people.print(line, soft_wrap=True)
     for line in found["books"]:
         people.print(foreign(f"  {line}", agreement.ROW_CHARS_MAX), soft_wrap=True)
-    if not found["agrees"] or found["orphans"] or found["books"]:
+    for line in agreement.files_read(found["manifest"]):
+        people.print(line, soft_wrap=True)
+    wrong_files = found["manifest"]["changed"] or found["manifest"]["set_aside"]
+    if not found["agrees"] or found["orphans"] or found["books"] or wrong_files:
         raise typer.Exit(1)
 
 
 def _audited(run: str, out: str | None, say: Any) -> dict[str, Any]:
     from onefold.cli.pipeline import opened
     from onefold.spark.audit_runs import audit_run, books, books_differ, keep_in, kinds_folder
-    from onefold.spark.ingest import read
+    from onefold.spark.files import Manifest
+    from onefold.spark.ingest import open_source
     from onefold.spark.overlap import refuse_overlap
     from onefold.spark.place import Place, located
+    from onefold.spark.publish import MANIFEST
 
     settings = load(Path(run), os.environ) if run.endswith(".toml") else _settings(run)
     if settings.publish.format != "parquet":
@@ -61,13 +68,23 @@ def _audited(run: str, out: str | None, say: Any) -> dict[str, Any]:
     # What cannot be done is refused first.
     with nullcontext() if out is None else kinds_folder(Place(spark, out)) as folder:
         tally = books(spark, place)
-        came = read(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
+        now = open_source(spark, source, judging.reads)
+        kept = place / MANIFEST  # of a batch run, and not of one that an older version made
+        changed = []
+        if kept.exists() and now.files is not None:
+            changed = Manifest.from_lines(kept.read_bytes()).changed(now.files.listed(), new=True)
         say("auditing")
-        audited = audit_run(judging.shaped(came), place, judging)
+        messages = judging.shaped(now.rows)
+        audited = audit_run(messages, place, judging)
         differ = books_differ(tally, spark, place) if audited.ids is not None else []
+        counted = now.manifest.rows
+        read = audited.source if messages is now.rows or counted is None else now.rows.count()
+        if counted is not None and read != counted:
+            differ.append(f"the files hold {counted:,} rows, the reader gave {read:,}")
         if folder is not None:
             keep_in(folder, audited)
-    return {**audited.to_dict(), "books": differ, "run": place.shown}
+    manifest = {**now.manifest.to_dict(), "changed": changed}
+    return {**audited.to_dict(), "books": differ, "manifest": manifest, "run": place.shown}
 
 
 def _folder(run: str) -> Any:

@@ -8,7 +8,7 @@ import typer
 from onefold.cli.output import emit_json, people
 from onefold.cli.progress import progress
 from onefold.errors import Misuse
-from onefold.report import text
+from onefold.report import agreement, text
 from onefold.tally import Tally
 
 if TYPE_CHECKING:
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".orc": "orc", ".parquet": "parquet"}
 _KEY = "stream,partition,publisher,chain"
+
+Producer = Annotated[str | None, typer.Option(help="The columns that name the producer: judges producers, not chains.")]
+BadFiles = Annotated[
+    Literal["stop", "set_aside"],
+    typer.Option(help='A file that cannot be read: "stop" and name it, or "set_aside": go on without it and name it.'),
+]
+PartitionTypes = Annotated[
+    Literal["text", "infer"],
+    typer.Option(help='Values of folders like device=001: "text" as it is written, or "infer" as Spark guesses.'),
+]
 
 
 def check(
@@ -34,9 +44,7 @@ def check(
     previous_sequence: Annotated[str, typer.Option(help='Column of its sequence, or "none".')] = "previous_sequence",
     arrival: Annotated[str, typer.Option(help='Column of the arrival: whole ms, or a time; or "none".')] = "arrival",
     floor: Annotated[Literal["first", "open"], typer.Option(help="Is what lies below the first arrival new?")] = "open",
-    producer: Annotated[
-        str | None, typer.Option(help="The columns that name the producer: judges producers, not chains.")
-    ] = None,
+    producer: Producer = None,
     order: Annotated[str, typer.Option(help='Of producers: column of the order, or "none": by sequence.')] = "none",
     payload: Annotated[str, typer.Option(help='Of producers: columns of the content, or "none".')] = "none",
     memory: Annotated[
@@ -44,6 +52,8 @@ def check(
     ] = "gaps",
     jump_max: Annotated[int, typer.Option(min=0, help="Of producers: reject jumps beyond it; 0: none is too far.")] = 0,
     gap_count_max: Annotated[int, typer.Option(min=1, help="Gaps remembered per chain or producer.")] = 10_000,
+    bad_files: BadFiles = "stop",
+    partition_types: PartitionTypes = "text",
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
     ranges: Annotated[int, typer.Option(min=0, help="How many missing ranges to show.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
@@ -73,7 +83,8 @@ def check(
     with progress(people) as say:
         say("starting Spark")
         spark = session(master)
-        source = jobs.Source(path=path, format=format_of(path) if format == "auto" else format)
+        kind = format_of(path) if format == "auto" else format
+        source = jobs.Source(path=path, format=kind, bad_files=bad_files, partition_types=partition_types)
         result = jobs.check(spark, source, judging, ranges_max=ranges, say=say).to_dict()
     if _told(result, json):
         raise typer.Exit(1)
@@ -88,6 +99,8 @@ def _told(result: dict[str, Any], json: bool) -> bool:
     people.print(text.books(tally, result["engine"]))
     people.print(text.ranges(result))
     people.print(text.banner(tally))
+    for line in agreement.files_read(result["manifest"]):
+        people.print(line, soft_wrap=True)
     people.print(f"found: {', '.join(found)}" if found else "clean: every message is there once", highlight=False)
     return bool(found)
 

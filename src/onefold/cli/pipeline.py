@@ -15,7 +15,13 @@ from onefold.spark.session import session
 def opened(settings: Settings) -> tuple[Any, Source, Judging]:
     """A session of Spark, what to read with it, and how to judge."""
     spark = session(settings.spark.master, memory=settings.spark.memory, config=settings.spark.config)
-    source = Source(path=settings.source.path, format=_format(settings), options=settings.source.options)
+    source = Source(
+        path=settings.source.path,
+        format=_format(settings),
+        options=settings.source.options,
+        bad_files=settings.source.bad_files,
+        partition_types=settings.source.partition_types,
+    )
     return spark, source, judging(settings)
 
 

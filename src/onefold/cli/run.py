@@ -34,9 +34,10 @@ def run(
     """Judge every message of a source, and publish firsts, repeats, unsure, rejects, gaps and the books.
 
     A batch run is complete when its folder holds run.json; running again replaces it. It ends with an audit: what can
-    now be read there is compared with what was read from the source; if they do not agree it is not complete, the rows
-    that are wrong are named, and kept in audit/. A stream publishes each of its batches once; starting it again goes
-    on where it ended. Ctrl-C and SIGTERM let the batch in hand finish.
+    now be read there is compared with what was read from the source, and that with a count of its rows that did not go
+    through the reader (manifest.jsonl); if they do not agree it is not complete, the rows that are wrong are named, and
+    kept in audit/. Exit 1 if files could not be read and were set aside. A stream publishes each of its batches once;
+    starting it again goes on where it ended. Ctrl-C and SIGTERM let the batch in hand finish.
     """
     settings = load(pipeline, os.environ)
     if settings.source.mode == "stream":
@@ -56,12 +57,15 @@ def run(
         )
     for line in agreement.audited(result["audit"]):
         people.print(line, soft_wrap=True)
+    for line in agreement.files_read(result["manifest"]):
+        people.print(line, soft_wrap=True)
     people.print(f"published in {result['path']}", highlight=False)
     if result["report"]:
         people.print(f"report: {result['report']}", markup=False, highlight=False, soft_wrap=True)
     # Repeats are what a pipeline is there to remove; they are no finding, if each has its first.
     unknown = tally.count(Verdict.UNSURE) or tally.count(Verdict.REJECT) or result["missing_ranges"]
-    if strict and (unknown or result["audit"]["orphans"]):
+    unknown = unknown or result["manifest"]["changed"]
+    if result["manifest"]["set_aside"] or (strict and (unknown or result["audit"]["orphans"])):
         raise typer.Exit(1)
 
 

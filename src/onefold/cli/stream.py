@@ -45,9 +45,18 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
     people.print(f"{'stopped' if stop.is_set() else 'all read'}; published in {_place(settings)}", highlight=False)
     if last.held:
         people.print(f"{last.held:,} messages are held back in the checkpoint, in no book yet", highlight=False)
+    for line in told_of_files(last):
+        people.print(line, style="yellow", markup=False, soft_wrap=True)
     _leave_page(settings)
     unsure = last.tally.count(Verdict.UNSURE) or last.tally.count(Verdict.REJECT)
-    return 1 if strict and (unsure or last.gaps) else 0
+    return 1 if last.set_aside or (strict and (unsure or last.gaps or last.changed)) else 0
+
+
+def told_of_files(progress: Progress) -> list[str]:
+    """What is to be known of files that could not be read, or changed after they were read, one line each."""
+    aside = [f"set aside: {file['path']}, {file['size']:,} bytes: {file['trouble']}" for file in progress.set_aside]
+    lines = [*(f"{line}; its rows are unknown" for line in aside), *progress.changed]
+    return [text.foreign(line, 500).plain for line in lines]
 
 
 def _leave_page(settings: Settings) -> None:
@@ -131,10 +140,13 @@ def _shown(keys: str) -> Iterator[Callable[[Progress], None]]:
 
 
 def _sentence(progress: Progress, keys: str) -> str:
+    files = [(len(progress.set_aside), "set aside"), (len(progress.changed), "changed after they were read")]
+    told = "".join(f"; {count:,} files {what}" for count, what in files if count)
     return (
         f"batch {progress.batch}: {progress.rows:,} rows, {progress.rows_per_second:,.0f}/s; in all {progress.tally};"
         f" {progress.keys:,} {keys}, {progress.gaps:,} gaps, {progress.state_bytes:,} bytes remembered"
         + (f"; {progress.held:,} messages held back" if progress.held else "")
+        + told
     )
 
 
@@ -146,6 +158,10 @@ def _table(progress: Progress, keys: str) -> Table:
     rows = {"batch": f"{progress.batch}", "last batch": rate, **counts, "remembered": state}
     if progress.held:
         rows["held back"] = f"{progress.held:,}"
+    if progress.set_aside:
+        rows["set aside"] = f"{len(progress.set_aside):,} files that cannot be read"
+    if progress.changed:
+        rows["changed"] = f"{len(progress.changed):,} files, after they were read"
     if progress.behind is not None:
         rows["still to read"] = f"{progress.behind:,}"
     for name, value in rows.items():

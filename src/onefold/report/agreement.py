@@ -10,6 +10,10 @@ from onefold.report.text import foreign
 ROW_CHARS_MAX: Final = 200
 """How much of a row or an id is shown."""
 
+FILES_SHOWN_MAX: Final = 20
+FILE_CHARS_MAX: Final = 500
+"""How much of a line about a file is shown: a path may be long."""
+
 SIDES: Final = {"only_a": "only in A", "only_b": "only in B", "differing": "differs"}
 """What is wrong with a row of two tables, by where a comparison names it."""
 
@@ -68,6 +72,24 @@ def audited(audit: Mapping[str, Any]) -> Iterator[Text]:
             yield foreign(f"  {told(row)}: {KINDS[kind]}", ROW_CHARS_MAX)
         if audit[kind] > len(rows):
             yield Text(f"  and {audit[kind] - len(rows):,} more: {KINDS[kind]}", style="dim")
+
+
+def files_read(manifest: Mapping[str, Any]) -> Iterator[Text]:
+    """What is known of the files of a source without its reader: their rows, and what is wrong with which."""
+    if manifest["not_counted"]:
+        yield foreign(f"rows were not counted independently: {manifest['not_counted']}", ROW_CHARS_MAX)
+    elif manifest["rows"] is not None:
+        apart = [f"{manifest[name]:,} {name} lines" for name in ("blank", "header") if manifest[name]]
+        held = ", ".join([f"{manifest['rows']:,} rows in {manifest['files']:,} files", *apart])
+        yield Text(f"counted without the reader: {held}")
+    for file in manifest["set_aside"][:FILES_SHOWN_MAX]:
+        line = f"  set aside: {file['path']}, {file['size']:,} bytes: {file['trouble']}; its rows are unknown"
+        yield Text(foreign(line, FILE_CHARS_MAX).plain, style="yellow")
+    for line in manifest["changed"][:FILES_SHOWN_MAX]:
+        yield Text(foreign(f"  changed meanwhile: {line}", FILE_CHARS_MAX).plain, style="yellow")
+    more = sum(max(0, len(manifest[name]) - FILES_SHOWN_MAX) for name in ("set_aside", "changed"))
+    if more:
+        yield Text(f"  and {more:,} more files", style="dim")
 
 
 def _of_ids(audit: Mapping[str, Any]) -> Text:

@@ -25,6 +25,7 @@ OF_A_RUN: Final = ("tally", "rows_a", "rows_peer")
 NUMBERED: Final = "[0-9]" * 12
 """What a batch is called; nothing else in its folder is one."""
 BATCHES_SHOWN_MAX: Final = 500
+UNCOUNTED: Final = "a stream does not count its files"
 FAR: Final = re.compile(r"[a-z][a-z0-9+.-]+:/", re.I)
 BYTES_MAX: Final = 64 << 20
 """Of a document: a run's is below one megabyte."""
@@ -72,7 +73,12 @@ def _stream(place: Path) -> dict[str, Any]:
         line = told.get(int(folder.name)) or {}
         seconds, state = line.get("seconds"), line.get("state_bytes")
         batches.append([int(folder.name), tally.received, seconds, state, [counts[name] for name in VERDICTS]])
-    return {"tally": total.to_dict(), "batches": batches[-BATCHES_SHOWN_MAX:], "path": str(place)}
+    document: dict[str, Any] = {"tally": total.to_dict(), "batches": batches[-BATCHES_SHOWN_MAX:], "path": str(place)}
+    last = told[max(told)] if told else {}
+    if last.get("set_aside") or last.get("changed"):
+        files: dict[str, Any] = {"set_aside": last.get("set_aside") or [], "changed": last.get("changed") or []}
+        document["manifest"] = {"files": 0, "rows": None, "blank": 0, "header": 0, "not_counted": UNCOUNTED, **files}
+    return document
 
 
 def _progress(path: Path) -> dict[int, dict[str, Any]]:

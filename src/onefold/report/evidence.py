@@ -55,7 +55,26 @@ def audit(document: Part, ledger: Ledger) -> Section:
     told = [(words, f"{fact.count():,}" if type(fact.value) is int else fact.text()) for words, fact in facts]
     if left_out := [name.text() for name in part["left_out"].each(COLUMNS_MAX)]:
         told.append(("columns not compared, by their types", ", ".join(left_out)))
+    counted = document["manifest"]
+    told += [(words, f"{counted[name].count():,}") for name, words in COUNTED.items() if counted[name].value]
+    if counted["not_counted"]:
+        told.append(("rows were not counted independently", counted["not_counted"].text(CELL_CHARS_MAX * 2)))
+    if aside := counted["set_aside"].each():
+        lines = [
+            f"{file['path'].text(300)}, {file['size'].count():,} bytes: {file['trouble'].text(300)}" for file in aside
+        ]
+        shown.append(("files that could not be read, their rows unknown", len(lines), lines[:SAMPLES_MAX]))
+    if changed := [line.text(300) for line in counted["changed"].each()]:
+        shown.append(("files that changed while they were judged", len(changed), changed[:SAMPLES_MAX]))
     return Section("audit", title, "", lead, {"facts": told, "shown": shown})
+
+
+COUNTED: Final = {
+    "files": "files of the source",
+    "rows": "rows in them, counted without the reader",
+    "blank": "blank lines",
+    "header": "header lines",
+}
 
 
 AUDITED: Final = {

@@ -89,6 +89,8 @@ class RunReport:
             yield text.banner(tally)
         if self._part["audit"]:
             yield from agreement.audited({"left_out": [], **self.document["audit"]})
+        if self._part["manifest"]:
+            yield from agreement.files_read(self.document["manifest"])
         yield from self._told(standing(self._part, ledger))
 
     def _compared(self) -> Iterator[Text]:

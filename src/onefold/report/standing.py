@@ -18,6 +18,8 @@ from onefold.report.quantities import many
 from onefold.report.reading import Part
 
 Level: TypeAlias = Literal["ok", "note", "warn", "bad"]
+PATH_CHARS_MAX: Final = 300
+"""How much of a file's path, or of what is wrong with it, is shown."""
 WORDS: Final = {"ok": "good", "note": "not known", "warn": "look at this", "bad": "wrong"}
 """What a level is called, beside its colour."""
 
@@ -59,6 +61,7 @@ def standing(document: Part, ledger: Ledger) -> Standing:
         _lost(document["audit"], ledger),
         _twice(document["audit"], ledger),
         *_orphans(document["audit"]),
+        *_files(document["manifest"]),
         _missing(document),
         _refused(ledger),
     ]
@@ -69,7 +72,11 @@ def standing(document: Part, ledger: Ledger) -> Standing:
     left = _open_things(document, ledger)
     but = f"{'But look' if proven else 'Look'} at {_and(left)}." if left and not bad else ""
     listed = bool(document["missing_ranges"])
-    return Standing(level, _headline(ledger, level), checks, _exit(left, level, listed), but)
+    aside = len(document["manifest"]["set_aside"].each())
+    headline, code = _headline(ledger, level), _exit(left, level, listed)
+    if aside and not bad:
+        headline, code = "Some files could not be read", f"Exit code 1: {many(aside, 'file')} could not be read."
+    return Standing(level, headline, checks, code, but)
 
 
 def compared(found: Comparison) -> Standing:
@@ -151,6 +158,25 @@ def _orphans(audit: Part) -> Iterator[Check]:
         yield Check("ok", question, f"Yes: each of {many(repeats, 'repeat')} has its first.")
 
 
+def _files(manifest: Part) -> Iterator[Check]:
+    """Only asked where the files of the source were looked at without its reader."""
+    if not manifest:
+        return
+    question = "Was every file read, to its end?"
+    aside, changed = manifest["set_aside"].each(), manifest["changed"].each()
+    if aside:
+        first = f"{aside[0]['path'].text(PATH_CHARS_MAX)}: {aside[0]['trouble'].text(PATH_CHARS_MAX)}"
+        yield Check("warn", question, f"No: {many(len(aside), 'file')} could not be read, such as {first}.")
+    elif changed:
+        yield Check("note", question, f"Files changed meanwhile, such as: {changed[0].text(PATH_CHARS_MAX)}.")
+    elif manifest["not_counted"]:
+        why = manifest["not_counted"].text(PATH_CHARS_MAX)
+        yield Check("note", question, f"Not known: rows were not counted independently: {why}.")
+    elif manifest["files"].count():
+        held = f"{many(manifest['rows'].count(), 'row')} in {many(manifest['files'].count(), 'file')}"
+        yield Check("ok", question, f"Yes: {held}, by a count that did not go through the reader.")
+
+
 def _missing(document: Part) -> Check:
     question = "Did everything arrive?"
     if not document["missing_ranges"]:
@@ -204,6 +230,16 @@ def _open_things(document: Part, ledger: Ledger) -> list[str]:
             (ledger["reject"], "rejected row", None),
             (ledger["unsure"], "unsure message", None),
             (document["audit"]["orphans"].count(), "repeat without a first", "repeats without a first"),
+            (
+                len(document["manifest"]["set_aside"].each()),
+                "file that could not be read",
+                "files that could not be read",
+            ),
+            (
+                len(document["manifest"]["changed"].each()),
+                "file that changed meanwhile",
+                "files that changed meanwhile",
+            ),
         )
         if count
     ]

@@ -85,6 +85,8 @@ def findings(run: Mapping[str, Any]) -> list[str]:
         (tally.count(Verdict.UNSURE), "messages that cannot be known"),
         (tally.count(Verdict.REJECT), "rejected rows"),
         (run["missing_ranges"], "missing ranges"),
+        (len(run["manifest"]["set_aside"]), "files that cannot be read"),
+        (len(run["manifest"]["changed"]), "files that changed while they were judged"),
     )
     return [f"{count:,} {what}" for count, what in found if count]
 

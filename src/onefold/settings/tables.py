@@ -73,6 +73,13 @@ class Source(Table):
     """Any format that Spark can read: "parquet", "json", "csv", "orc", ...; "onefold-log" is the log of a topic."""
     options: Texts = {}
     """Options of Spark's reader for that format, such as { header = true } for CSV."""
+    bad_files: Literal["stop", "set_aside"] = "stop"
+    """What happens to a file that cannot be read: empty, torn, not of its format. "stop": nothing is judged, and the
+    error names it. "set_aside": the rest is judged; the file is named in the output and on the page, nobody knows how
+    many rows it holds, and the exit code is 1."""
+    partition_types: Literal["text", "infer"] = "text"
+    """Of folders that are named like device=001: "text": the value is what is written there, so that 001 and 1 are two
+    devices. "infer": whatever Spark takes it for, such as a number."""
     mode: Literal["batch", "stream"] = "batch"
     """"batch": what is there, once. "stream": what is there and what comes, in micro-batches, each published exactly
     once; a start goes on where the last one ended."""

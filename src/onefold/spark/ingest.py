@@ -1,11 +1,28 @@
 """Reading a source: any Spark format, one clear error for what cannot be read, no row lost for what is malformed.
 
-In text formats (JSON lines, CSV) the columns that hold numbers are read as text, so that one bad value spoils its own
-row and not the type of the column; lines that cannot be parsed at all are kept whole in ``_corrupt_record`` and
-rejected as `malformed`.
+Nothing is inferred that could change a message:
+
+    keys and numbers    in text formats (JSON lines, CSV) they are read as text, as they are written: ``"001"`` stays
+                        what it is, and one bad value spoils its own row and not the type of the column
+    partition folders   their values are text (``device=001`` and ``device=1`` are two devices), unless
+                        ``partition_types = "infer"``
+    columns             are found over all files: one that only some have is null elsewhere; CSV files are read by
+                        their own header lines; Parquet and ORC files that disagree on a type are refused by name
+    JSON lines          are judged one by one. A line that is not exactly one JSON object with distinct keys is kept
+                        whole in ``_corrupt_record``, and rejected as `malformed`; those around it are untouched
+    files               that cannot be read, empty ones included, are named (`files`)
+
+JSON lines are surveyed first, in one pass that is native to Spark: which columns there are in all lines, and whether
+any line is odd. If none is, Spark's own reader may read them, which is the fastest; else each line is taken apart here.
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any, Final, Literal, TypeAlias
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
@@ -14,11 +31,15 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse
-from onefold.spark import log_source
+from onefold.spark import json_lines, log_source
 from onefold.spark.columns import TEXT, milliseconds, quoted, whole
+from onefold.spark.files import FOOTED, LISTING, BadFiles, File, Files, Manifest, first_line, is_in, is_true
 from onefold.spark.judging import Named
 from onefold.spark.place import Place
+from onefold.spark.table import Transform
 from onefold.spark.validate import CORRUPT
+
+PartitionTypes: TypeAlias = Literal["text", "infer"]
 
 PROBE_ROWS = 1_000
 """How many rows are looked at before a text column is believed to hold numbers."""
@@ -26,10 +47,65 @@ PROBE_ROWS = 1_000
 _FORMATS = {"jsonl": "json", "ndjson": "json"}
 _DEFAULT_OPTIONS = {"csv": {"header": "true"}}
 _FILES = {"parquet", "json", "csv", "orc", "text", "avro"}
-_PLAIN = {"key", "producer", "payload", "frame", "station", "kind", "device"}  # columns whose values are not numbers
 TIMES = ("timestamp", "arrival", "order", "time")
 """Roles whose columns hold times, or numbers; that of the previous message may be empty for long."""
-_STREAM_OPTIONS = {"maxFilesPerTrigger", "maxBytesPerTrigger", "latestFirst", "maxFileAge", "cleanSource"}
+_INFERRED = {"payload"}
+"""Columns with a role whose values are compared, but name nothing: they keep the type that they have."""
+_STREAM_OPTIONS = {"maxfilespertrigger", "maxbytespertrigger", "latestfirst", "maxfileage", "cleansource"}
+_LADDERS: Final = ((T.ByteType, T.ShortType, T.IntegerType, T.LongType), (T.FloatType, T.DoubleType))
+"""Types of which each holds all values of those before it."""
+AT: Final = "_onefold_at"
+"""The column that says which file a row is from, where that is asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the messages are, and how they are read."""
+
+    path: str
+    format: str = "parquet"
+    options: Mapping[str, str] = field(default_factory=dict)
+    bad_files: BadFiles = "stop"
+    """What happens to a file that cannot be read: the job ends and names it, or goes on without it and names it."""
+    partition_types: PartitionTypes = "text"
+    """Whether values of partition folders are text, or what Spark takes them for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A source that is ready to be judged, and what is known of it without its reader."""
+
+    rows: DataFrame
+    manifest: Manifest
+    files: Files | None = None
+    """None: the source is no files."""
+    by_file: Callable[[], DataFrame] | None = None
+    """Reads it again, as (file, rows)."""
+
+    def changed(self) -> list[str]:
+        """What happened to its files since it was opened, one line each."""
+        return [] if self.files is None else self.manifest.changed(self.files.listed())
+
+    def rows_by_file(self) -> dict[str, int]:
+        """How many rows the reader gives of each file, by another pass."""
+        assert self.by_file is not None
+        return {str(at): int(rows) for at, rows in self.by_file().collect()}
+
+
+def open_source(spark: SparkSession, source: Source, columns: Named, *, count: bool = True) -> Opened:
+    """The table of a source, ready to be judged by these columns. ``count``: its rows are counted without the reader.
+
+    Raise `Misuse` for what is not there or cannot be what it should be, `OSError` for files that cannot be read.
+    """
+    with _told(spark, source) as (kind, options):
+        if kind in _FILES:
+            opened = _opened(Reading(spark, source, columns, kind, options), count)
+        else:
+            why = f"what a source of format {source.format!r} holds is known from its reader alone"
+            opened = Opened(spark.read.format(kind).options(**options).load(source.path), Manifest(why_not=why))
+        columns.check(opened.rows)
+        _refuse_words(opened.rows, columns)
+    return opened
 
 
 def read(
@@ -37,79 +113,271 @@ def read(
     columns: Named,
 ) -> DataFrame:  # fmt: skip
     """The table at a path, ready to be judged by these columns."""
-    kind = _kind(spark, format)
-    chosen = {**_DEFAULT_OPTIONS.get(kind, {}), **(options or {})}
-    if path and "://" not in path and not _exists(spark, path):
-        raise Misuse(f"there is nothing at {path}", path=path)
+    return open_source(spark, Source(path=path, format=format, options=options or {}), columns, count=False).rows
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedStream:
+    """A source as a stream, and what its files must be like."""
+
+    rows: DataFrame
+    files: Files | None = None
+    """None: the source is no files."""
+    header: str | None = None
+    """The header line of CSV files; None: it does not matter."""
+
+    def judged(self, file: File) -> File:
+        """A file that was looked at; in trouble, too, if it is not like the others."""
+        if file.trouble or self.header is None or file.layout == self.header:
+            return file
+        return replace(file, trouble=f"its header line is {file.layout!r}, and the stream reads {self.header!r}")
+
+
+def open_stream(spark: SparkSession, source: Source, columns: Named, aside: Sequence[File] = ()) -> OpenedStream:
+    """A source as a stream; of files, those that are there now say what the columns are. ``aside``: not to be read."""
+    with _told(spark, source) as (kind, options):
+        reader = spark.readStream.options(**options)
+        if kind in _FILES:
+            batch = {name: value for name, value in options.items() if name.lower() not in _STREAM_OPTIONS}
+            reading = Reading(spark, replace(source, bad_files="set_aside"), columns, kind, batch)
+            reading.look(count=False, aside=aside)  # what is bad is told when its batch comes
+            part, header = reading.stream_part(source.bad_files)
+            _refuse_words(part.read(spark.read, source.path, reading.manifest.aside), columns)
+            opened = OpenedStream(part.read(reader, source.path, aside), reading.files, header)
+        else:
+            opened = OpenedStream(reader.format(kind).load(source.path))
+        columns.check(opened.rows)
+    return opened
+
+
+@contextmanager
+def _told(spark: SparkSession, source: Source) -> Iterator[tuple[str, dict[str, str]]]:
+    """The format as Spark calls it, and its options; and one clear line for whatever Spark says of the source."""
+    if source.path and "://" not in source.path and not _exists(spark, source.path):
+        raise Misuse(f"there is nothing at {source.path}", path=source.path)
+    if source.format == log_source.NAME:
+        log_source.register_log(spark)
+    kind, what = _FORMATS.get(source.format, source.format), f"cannot read {source.path} as {source.format}"
     try:
-        df = _as_text(spark, path, chosen, columns) if kind == "json" else _load(spark, path, kind, chosen)
+        yield kind, {**_DEFAULT_OPTIONS.get(kind, {}), **source.options}
     except AnalysisException as error:
-        raise Misuse(f"cannot read {path} as {format}: {first_line(error)}", path=path, format=format) from error
+        raise Misuse(f"{what}: {first_line(error)}", path=source.path, format=source.format) from error
     except Py4JJavaError as error:  # such as a format that is not there
         said = str(error.java_exception.getMessage()).splitlines()[0]
-        raise Misuse(f"cannot read {path} as {format}: {said}", path=path, format=format) from error
+        raise Misuse(f"{what}: {said}", path=source.path, format=source.format) from error
     except PySparkException as error:
-        raise OSError(f"cannot read {path} as {format}: {first_line(error)}") from error
-    columns.check(df)
-    _refuse_words(df, columns)
-    return df
-
-
-def read_stream(
-    spark: SparkSession, path: str, *, format: str = "parquet", options: Mapping[str, str] | None = None,
-    columns: Named,
-) -> DataFrame:  # fmt: skip
-    """The source at a path as a stream; of files, those that are there now say what the columns are."""
-    kind = _kind(spark, format)
-    reader = spark.readStream.format(kind).options(**{**_DEFAULT_OPTIONS.get(kind, {}), **(options or {})})
-    if kind in _FILES:
-        batch = {key: value for key, value in (options or {}).items() if key not in _STREAM_OPTIONS}
-        schema = read(spark, path, format=format, options=batch, columns=columns).schema
-        return reader.schema(schema).load(path)
-    try:
-        df = reader.load(path)
-    except (AnalysisException, Py4JJavaError) as error:
-        raise Misuse(f"cannot read {path} as {format}: {first_line(error)}", path=path, format=format) from error
-    columns.check(df)
-    return df
-
-
-def _kind(spark: SparkSession, format: str) -> str:
-    """The format as Spark calls it; our own is made known to the session."""
-    if format == log_source.NAME:
-        log_source.register_log(spark)
-    return _FORMATS.get(format, format)
-
-
-def first_line(error: Exception) -> str:
-    """What a Spark error says, without its stack; of one out of the JVM, what began it."""
-    said: object = error
-    if isinstance(error, Py4JJavaError):
-        cause = error.java_exception
-        while cause is not None:
-            said, cause = cause.getMessage() or said, cause.getCause()
-    text = str(said).strip().splitlines()
-    return text[0] if text else type(error).__name__
+        raise OSError(f"{what}: {first_line(error)}") from error
 
 
 def _exists(spark: SparkSession, path: str) -> bool:
     return any(char in path for char in "*?[{") or Place(spark, path).exists()
 
 
-def _load(spark: SparkSession, path: str, kind: str, options: Mapping[str, str]) -> DataFrame:
-    reader = spark.read.format(kind).options(**options)
-    if kind != "csv":
-        return reader.load(path)
-    names = reader.load(path).schema
-    return reader.schema(T.StructType([*names.fields, T.StructField(CORRUPT, T.StringType())])).load(path)
+def _opened(reading: Reading, count: bool) -> Opened:
+    reading.look(count=count)
+    parts, aside = reading.parts(), reading.manifest.aside
+
+    def table(*, at: bool = False) -> DataFrame:
+        frames = [part.read(reading.spark.read, reading.source.path, aside, at=at) for part in parts]
+        return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+
+    df = table()
+    # What changed since it was looked at is counted again, as the reader has just listed it.
+    reading.look(count=count)
+    manifest = reading.manifest.only(df.inputFiles())
+    return Opened(df, manifest, reading.files, lambda: table(at=True).groupBy(AT).count())
 
 
-def _as_text(spark: SparkSession, path: str, options: Mapping[str, str], columns: Named) -> DataFrame:
-    reader = spark.read.format("json").options(**options)
-    inferred = reader.load(path).schema
-    numbers = {name for role, name in columns.named if role not in _PLAIN}
-    fields = [T.StructField(f.name, T.StringType()) if f.name in numbers else f for f in inferred if f.name != CORRUPT]
-    return reader.schema(T.StructType([*fields, T.StructField(CORRUPT, T.StringType())])).load(path)
+@dataclass(frozen=True, slots=True)
+class Part:
+    """How some of the files are read, or all of them."""
+
+    kind: str
+    options: Mapping[str, str]
+    schema: T.StructType
+    step: Transform = lambda df: df
+    """From what is read to the table; a column `AT` stays."""
+    only: Sequence[File] | None = None
+    """None: all files."""
+
+    def read(self, reader: Any, path: str, aside: Sequence[File] = (), *, at: bool = False) -> DataFrame:
+        """The table of these files. ``reader``: of a batch or of a stream. ``at``: with the file of each row."""
+        df: DataFrame = reader.format(self.kind).options(**self.options).schema(self.schema).load(path)
+        if self.only is not None:
+            df = df.where(is_in(self.only))
+        elif any(file.metadata_path for file in aside):
+            df = df.where(~is_in(aside))
+        return self.step(df.withColumn(AT, F.col("_metadata.file_path")) if at else df)
+
+
+class Reading:
+    """Finds out what the columns of a source are, over all of its files, and how they are to be read."""
+
+    def __init__(
+        self, spark: SparkSession, source: Source, columns: Named, kind: str, options: Mapping[str, str]
+    ) -> None:  # fmt: skip
+        self.spark, self.source = spark, source
+        self._kind, self._options = kind, options
+        self.files = Files(spark, source.path, kind, options)
+        self.manifest = Manifest()
+        self._roles = {name for role, name in columns.named if role not in _INFERRED}
+        mode = self.files.options.get("mode", "").upper()
+        if kind in ("json", "csv") and mode == "DROPMALFORMED":
+            raise Misuse('source.options: mode is "DROPMALFORMED", which drops rows in silence: leave it out')
+        self._fails_fast = mode == "FAILFAST"
+
+    def look(self, *, count: bool, aside: Sequence[File] = ()) -> None:
+        """Look at the files that are there now, but for those that were looked at and did not change."""
+        found = self.files.inspected(self.source.bad_files, count=count, known=self.manifest)
+        gone = {file.path for file in aside}
+        bad = [*found.aside, *(file for file in found.files if file.path in gone)]
+        self.manifest = replace(found, files=tuple(f for f in found.files if f.path not in gone), aside=tuple(bad))
+        if bad and not self.manifest.files:
+            told = bad[0].trouble or "it was set aside"
+            raise OSError(f"there is no file at {self.source.path} that can be read; {bad[0].shown}: {told}")
+
+    def parts(self) -> list[Part]:
+        """How all of it is read, in a table."""
+        if not self.manifest.files:
+            return [Part(self._kind, self._options, self._with_folders(self._inferred()))]
+        if self._kind == "csv":
+            return self._csv()
+        if self._kind == "json":
+            return [self._loose_json() if self._is_loose else self._json()]
+        return [Part(self._kind, self._options, self._with_folders(self._merged()))]
+
+    def stream_part(self, bad_files: BadFiles) -> tuple[Part, str | None]:
+        """How all of it is read, in a stream, and the header line that its files must have."""
+        if self._kind == "json" and self.manifest.files and not self._is_loose:
+            return self._line_by_line(), None
+        parts = sorted(self.parts(), key=lambda part: -len(part.only or ()))
+        if len(parts) > 1 and bad_files == "stop":
+            one, other = ((part.only or ())[0].shown for part in parts[:2])
+            raise Misuse(f"{one} and {other} have different header lines: a stream reads one", path=self.source.path)
+        has_header = self._kind == "csv" and is_true(self.files.options.get("header")) and self.manifest.files
+        header = (parts[0].only or self.manifest.files)[0].layout if has_header else None
+        return replace(parts[0], only=None), header
+
+    def _inferred(self, files: Sequence[File] | None = None) -> T.StructType:
+        """The columns as Spark's own reader finds them."""
+        paths = self.source.path if files is None else [file.path for file in files]
+        return self.spark.read.format(self._kind).options(**self._options).load(paths).schema
+
+    def _with_folders(self, columns: T.StructType, *more: T.StructField) -> T.StructType:
+        """The columns of the files, then ``more``, then those that are names of folders."""
+        folders = self.files.folders(infer=self.source.partition_types == "infer")
+        names = {column.name.lower() for column in folders}
+        return T.StructType([*(each for each in (*columns, *more) if each.name.lower() not in names), *folders])
+
+    def _merged(self) -> T.StructType:
+        """The columns of all files. Files of one layout have the same, so that one of each is asked."""
+        if self._kind not in FOOTED:
+            return self._inferred(self.manifest.files)
+        columns: dict[str, tuple[T.StructField, File]] = {}
+        for file in {file.layout: file for file in reversed(self.manifest.files)}.values():
+            for column in self._inferred([file]):
+                known, first = columns.get(column.name.lower(), (column, file))
+                kind = _wider(known.dataType, column.dataType)
+                if kind is None:
+                    here, there = column.dataType.simpleString(), known.dataType.simpleString()
+                    raise Misuse(
+                        f"column {column.name!r} is {here} in {file.shown}, {there} in {first.shown}: no type is both",
+                        column=column.name,
+                    )
+                columns[column.name.lower()] = (T.StructField(known.name, kind), first)
+        return T.StructType([column for column, _ in columns.values()])
+
+    def _csv(self) -> list[Part]:
+        """Each file by its own header line, those with the same one together."""
+        layouts: dict[str, list[File]] = {}
+        for file in self.manifest.files:
+            layouts.setdefault(file.layout, []).append(file)
+        guessed = is_true(self.files.options.get("inferschema"))
+        found = [self._inferred(files if guessed else files[:1]) for files in layouts.values()]
+        types: dict[str, T.DataType] = {}
+        for column in (column for columns in found for column in columns):
+            known = types.get(column.name.lower(), column.dataType)
+            types[column.name.lower()] = _wider(known, column.dataType) or T.StringType()
+        parts = []
+        for columns, files in zip(found, layouts.values(), strict=True):
+            typed = [T.StructField(column.name, types[column.name.lower()]) for column in columns]
+            schema = self._with_folders(self._as_written(typed), _text(CORRUPT))
+            parts.append(Part("csv", self._options, schema, only=files if len(layouts) > 1 else None))
+        return parts
+
+    def _as_written(self, columns: Iterable[T.StructField]) -> T.StructType:
+        """The columns, those that name or number a message as text."""
+        plain = [(column, column.name in self._roles and not _is_nested(column.dataType)) for column in columns]
+        return T.StructType([_text(column.name) if is_text else column for column, is_text in plain])
+
+    @property
+    def _is_loose(self) -> bool:
+        """Whether Spark's own reader is to say what a row of JSON is."""
+        return any(is_true(self.files.options.get(name)) for name in json_lines.LOOSE) or self.files.is_wide
+
+    def _loose_json(self) -> Part:
+        columns = self._as_written(each for each in self._inferred(self.manifest.files) if each.name != CORRUPT)
+        return Part("json", self._options, self._with_folders(columns, _text(CORRUPT)))
+
+    def _json(self) -> Part:
+        """By Spark's own reader if a survey finds no odd line; else line by line."""
+        survey = json_lines.survey(self._lines().read(self.spark.read, self.source.path, self.manifest.aside))
+        columns = json_lines.Columns.of(survey.keys, self._roles, self.files.options)
+        if survey.odd and self._fails_fast:
+            raise OSError(
+                f"{self.source.path}: {survey.odd:,} lines are not one JSON object each, such as {survey.sample!r}"
+            )
+        if survey.odd or columns.ambiguous:
+            return self._line_by_line()
+        return Part("json", self._options, self._with_folders(columns.schema, _text(CORRUPT)))
+
+    def _line_by_line(self) -> Part:
+        """Each line taken apart by itself; what an odd one holds is no column."""
+        lines = self._lines()
+        rows = lines.read(self.spark.read, self.source.path, self.manifest.aside)
+        keys = json_lines.survey(rows, strict=True).keys
+        columns = json_lines.Columns.of(keys, self._roles, self.files.options)
+        return replace(lines, step=lambda df: columns.table(lines.step(df), self.files.options))
+
+    def _lines(self) -> Part:
+        """The lines as they are."""
+        options = {name: value for name, value in self.files.options.items() if name in {*LISTING, "linesep"}}
+        schema = self._with_folders(T.StructType([_text(json_lines.VALUE)]))
+        decoded = F.decode(F.col(json_lines.VALUE).cast("binary"), self.files.encoding)
+        is_utf8 = self.files.encoding == "utf-8"
+        return Part("text", options, schema, lambda df: df if is_utf8 else df.withColumn(json_lines.VALUE, decoded))
+
+
+def _text(name: str) -> T.StructField:
+    return T.StructField(name, T.StringType())
+
+
+def _is_nested(kind: T.DataType) -> bool:
+    return isinstance(kind, T.StructType | T.ArrayType | T.MapType)
+
+
+def _wider(one: T.DataType, other: T.DataType) -> T.DataType | None:
+    """The type that holds the values of both; None: there is none."""
+    if one == other or isinstance(other, T.NullType):
+        return one
+    if isinstance(one, T.NullType):
+        return other
+    for ladder in _LADDERS:
+        if type(one) in ladder and type(other) in ladder:
+            return max(one, other, key=lambda kind: ladder.index(type(kind)))
+    if isinstance(one, T.ArrayType) and isinstance(other, T.ArrayType):
+        element = _wider(one.elementType, other.elementType)
+        return None if element is None else T.ArrayType(element)
+    if isinstance(one, T.StructType) and isinstance(other, T.StructType):
+        names = {column.name.lower(): column for column in one}
+        for column in other:
+            known = names.get(column.name.lower(), column)
+            kind = _wider(known.dataType, column.dataType)
+            if kind is None:
+                return None
+            names[column.name.lower()] = T.StructField(known.name, kind)
+        return T.StructType(list(names.values()))
+    return None
 
 
 def _refuse_words(df: DataFrame, columns: Named) -> None:

@@ -6,7 +6,7 @@ A run whose audit does not find its rows as its source sent them is not complete
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, TypeAlias
@@ -17,10 +17,12 @@ from pyspark.sql import functions as F
 from onefold.spark import publish
 from onefold.spark.audit_passing import Passing, comparable
 from onefold.spark.audit_runs import audit_run, keep
-from onefold.spark.audit_tables import Audit
+from onefold.spark.audit_tables import Audit, AuditFailed
 from onefold.spark.columns import quoted, told
 from onefold.spark.figures import Figures, Phases, circumstances
-from onefold.spark.ingest import read
+from onefold.spark.files import NAMED_MAX, Manifest, naming_files
+from onefold.spark.ingest import Opened, open_source
+from onefold.spark.ingest import Source as Source
 from onefold.spark.judging import Judging
 from onefold.spark.overlap import refuse_overlap
 from onefold.spark.place import Place, located
@@ -30,15 +32,6 @@ from onefold.tally import Tally
 Say: TypeAlias = Callable[[str], None]
 
 FORMAT = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where the messages are."""
-
-    path: str
-    format: str = "parquet"
-    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +54,10 @@ class Run:
     """What was published against what the source sent; None of a check."""
     figures: Mapping[str, Any] | None = None
     """What a report shows besides, see `Figures`; None: they were not taken."""
+    manifest: Manifest = field(default_factory=Manifest)
+    """The files of the source, and their rows as they were counted without its reader."""
+    changed: Sequence[str] = ()
+    """What happened to files of the source while they were judged, one line each."""
 
     @property
     def state_entries(self) -> int:
@@ -82,10 +79,12 @@ class Run:
             "seconds": round(self.seconds, 3),
             "path": self.path,
             "audit": None if self.audit is None else self.audit.to_dict(),
+            "manifest": {**self.manifest.to_dict(), "changed": list(self.changed)},
             **({} if self.figures is None else {"figures": self.figures}),
         }
 
 
+@naming_files()
 def run(
     spark: SparkSession, source: Source, judging: Judging, path: str, *, strategy: publish.Strategy = "drop",
     settings: Mapping[str, Any] | None = None, ranges_max: int = 20, figures: Figures | None = None, say: Say = print,
@@ -93,12 +92,13 @@ def run(
     """Judge a source and publish the result at ``path``; complete or not at all. ``figures``: to take for a report."""
     refuse_overlap([("the source", located(spark, source.path))], [("the output", located(spark, path))])
     phases = Phases("opening the source", say)
-    came = read(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
-    df = judging.shaped(came)
+    opened = open_source(spark, source, judging.reads)
+    came = opened.rows
+    df, reading = _counted(came, judging)
     sent = Passing(comparable(df))
     with publish.opened(spark, path) as output:
-        place = output.place
-        found, rows, gaps = _judge(df, output.staging, judging, strategy, ranges_max, phases.begin, sent)
+        place, staging = output.place, output.staging
+        found, rows, gaps = _judge(df, staging, judging, strategy, ranges_max, phases.begin, sent, opened, reading)
         extras = judging.extras(rows)
         publish.stage_extras(output.staging, extras)
         others = judging.others(came)
@@ -119,34 +119,48 @@ def run(
         result = Run(
             **found, others=others, seconds=phases.seconds, path=place.shown, audit=audited, figures=taken
         )  # fmt: skip
-        publish.finish(output, result.tally, {**result.to_dict(), "settings": dict(settings or {})})
+        document = {**result.to_dict(), "settings": dict(settings or {})}
+        publish.finish(output, result.tally, document, result.manifest.lines())
     return result
 
 
+@naming_files()
 def check(spark: SparkSession, source: Source, judging: Judging, *, ranges_max: int = 20, say: Say = print) -> Run:
     """Judge a source and tell what was found; only a temporary folder is written, and removed."""
     started = monotonic()
-    came = read(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
-    df = judging.shaped(came)
+    opened = open_source(spark, source, judging.reads)
+    came = opened.rows
+    df, reading = _counted(came, judging)
     folder = tempfile.mkdtemp(prefix="onefold-check-")
     try:
         judged_columns = {name for _, name in judging.columns.named} | {"_corrupt_record"}
         narrow = df.select(*(F.col(quoted(name)) for name in df.columns if name in judged_columns))
-        found, _, _ = _judge(narrow, Place(spark, folder), judging, "mark", ranges_max, say, Passing())
+        staging = Place(spark, folder)
+        found, _, _ = _judge(narrow, staging, judging, "mark", ranges_max, say, Passing(), opened, reading)
         return Run(**found, others=judging.others(came), seconds=monotonic() - started)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _counted(came: DataFrame, judging: Judging) -> tuple[DataFrame, Passing | None]:
+    """The messages of what came, and a count of its rows in passing; None: every row is a message."""
+    df = judging.shaped(came)
+    if df is came:
+        return df, None
+    reading = Passing()
+    return judging.shaped(came.transform(reading.watch)), reading
+
+
 def _judge(
     df: DataFrame, staging: Place, judging: Judging, strategy: publish.Strategy, ranges_max: int, say: Say,
-    sent: Passing,
+    sent: Passing, opened: Opened, reading: Passing | None,
 ) -> tuple[dict[str, Any], DataFrame, DataFrame]:  # fmt: skip
     say("judging")
     judged = df.transform(sent.watch).transform(judging.table())
     rows = publish.stage(judged, staging, strategy)
     say("keeping the books")
-    tally = publish.books(rows, sent.rows)
+    came = _believed(opened, (reading or sent).rows)
+    tally = publish.books(rows, came if reading is None else sent.rows)
     if not tally.balanced:  # a stage that Spark ran twice was observed twice: count again before crying out
         tally = publish.books(rows, df.count())
     tally.check()
@@ -158,7 +172,27 @@ def _judge(
     first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
     ranges = [row.asDict() for row in first.collect()]
     found = {"tally": tally, "engine": judging.engine, "keys": judging.keys(rows), "gaps": gaps.count()}
-    return {**found, "ranges": ranges}, rows, gaps
+    return {**found, "ranges": ranges, "manifest": opened.manifest, "changed": opened.changed()}, rows, gaps
+
+
+def _believed(opened: Opened, read: int) -> int:
+    """How many rows came in, by the count that was made without the reader; `AuditFailed` that names the files if the
+    reader gave others.
+    """
+    counted = opened.manifest.rows
+    if counted is None or read == counted:
+        return read
+    # Of a file that is being appended to, Hadoop's readers take the line that follows the end which they were told.
+    if counted < read <= counted + sum(" has grown " in line for line in opened.changed()):
+        return read
+    by_file = opened.rows_by_file()  # a stage that Spark ran twice was observed twice: so it is read again
+    rows = [(file, by_file.get(file.metadata_path, 0)) for file in opened.manifest.files]
+    wrong = [f"{file.shown} holds {file.rows:,} rows, {n:,} were read" for file, n in rows if file.rows != n]
+    if wrong:
+        more = [f"and {len(wrong) - NAMED_MAX:,} more files"] if len(wrong) > NAMED_MAX else []
+        words = "; ".join([*wrong[:NAMED_MAX], *more])
+        raise AuditFailed(f"the reader did not give what the files hold: {words}")
+    return counted
 
 
 def _columns(df: DataFrame) -> list[Column]:

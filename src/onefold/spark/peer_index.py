@@ -30,7 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from onefold.errors import BadInput, Misuse
 from onefold.spark.diff_files import Table, read_table
-from onefold.spark.ingest import first_line
+from onefold.spark.files import first_line
 from onefold.spark.overlap import refuse_inside
 from onefold.spark.peer_buckets import Buckets, read_arrays, total
 from onefold.spark.peer_build import Build

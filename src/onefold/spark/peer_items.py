@@ -25,7 +25,7 @@ from onefold.engines.negentropy.arrays import Flags, Ints, Limbs, Rows, Stamps, 
 from onefold.engines.negentropy.columns import Columns
 from onefold.engines.negentropy.fingerprint import minus, plus, running_sums, running_xors
 from onefold.errors import BadInput, StaleWrite
-from onefold.spark.ingest import first_line
+from onefold.spark.files import first_line
 from onefold.spark.peer_buckets import Buckets, with_bucket
 from onefold.spark.peer_layout import Layout, first_words
 from onefold.spark.peer_naming import Naming, rows_of

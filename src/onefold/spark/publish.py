@@ -38,7 +38,9 @@ EXTRAS = ("uplinks",)
 AUDIT = "audit"
 """Where a run whose audit failed keeps the rows that are wrong."""
 PROGRESS, REPORT = "progress.json", "report.html"
-FILES = {name + end for name in (TALLY, RUN, PROGRESS, REPORT) for end in ("", ".new")}
+MANIFEST = "manifest.jsonl"
+"""The files of the source, a line each: size, time, and rows as they were counted without the reader."""
+FILES = {name + end for name in (TALLY, RUN, PROGRESS, REPORT, MANIFEST) for end in ("", ".new")}
 ROWS = "rows"
 
 _FOLDER = "_onefold_folder"
@@ -130,9 +132,10 @@ def commit(output: Output, parts: Mapping[str, Place]) -> None:
     output.signed.replace(parts, [*FOLDERS.values(), *EXTRAS, MESSAGES, GAPS, AUDIT])
 
 
-def finish(output: Output, tally: Tally, run: dict[str, object]) -> None:
-    """Write the books, then the word that the run is complete, and tidy up."""
+def finish(output: Output, tally: Tally, run: dict[str, object], manifest: bytes) -> None:
+    """Write the books and the manifest, then the word that the run is complete, and tidy up."""
     (output.place / TALLY).write_json(tally.check().to_dict())
+    (output.place / MANIFEST).write_bytes(manifest)
     output.signed.remove(STAGING)
     (output.place / RUN).write_json(run)
 

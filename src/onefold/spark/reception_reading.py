@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from onefold.errors import Misuse
 from onefold.spark import log_source
-from onefold.spark.ingest import first_line
+from onefold.spark.files import first_line
 from onefold.spark.place import Place
 from onefold.spark.receptions import receptions
 

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from onefold.errors import Misuse, OnefoldError
-from onefold.spark.ingest import read_stream
+from onefold.spark.files import failed_file
 from onefold.spark.jobs import Source
 from onefold.spark.judging import Judging, State
 from onefold.spark.meaning import Meaning, refuse_other
@@ -31,6 +31,7 @@ from onefold.spark.publish import Strategy
 from onefold.spark.shipping import is_cluster, require_libraries
 from onefold.spark.signature import FORMAT, MARK, OURS, locked, signature
 from onefold.spark.sinks import Format, Sink, open_sink, publish
+from onefold.spark.stream_files import SetAside, StreamFiles
 from onefold.spark.watching import BEFORE, BucketFigures, Progress, Watcher
 
 AVAILABLE = "available"
@@ -88,8 +89,8 @@ def run_stream(
     refuse_overlap([("the source", located(spark, source.path))], [*writes, *gaps])
     for outer, inner in permutations(writes, 2):
         refuse_inside(outer, inner)
-    df = read_stream(spark, source.path, format=source.format, options=source.options, columns=judging.reads)
-    df = df.transform(judging.shaped)
+    files = StreamFiles(spark, source, judging.reads, Place(spark, streaming.checkpoint))
+    df = files.table().transform(judging.shaped)
     meaning = judging.meaning(df, streaming)
     sink = open_sink(spark, path, format=format, strategy=strategy, meaning=meaning)
     _check_checkpoint(Place(spark, streaming.checkpoint), meaning, sink)
@@ -98,7 +99,7 @@ def run_stream(
             Place(spark, folder).make()
             locks.enter_context(locked(Place(spark, folder), "stream"))
         _sign_checkpoint(Place(spark, streaming.checkpoint), meaning, say)
-        return _run(df, sink, judging, streaming, tell, stop)
+        return _run(df, files, sink, judging, streaming, tell, stop)
 
 
 def _check_checkpoint(checkpoint: Place, meaning: Meaning, sink: Sink) -> None:
@@ -126,8 +127,8 @@ def _stream(checkpoint: Place) -> str:
 
 
 def _run(
-    df: DataFrame, sink: Sink, judging: Judging, streaming: Streaming, tell: Callable[[Progress], None],
-    stop: threading.Event,
+    df: DataFrame, files: StreamFiles, sink: Sink, judging: Judging, streaming: Streaming,
+    tell: Callable[[Progress], None], stop: threading.Event,
 ) -> Progress:  # fmt: skip
     spark, checkpoint = df.sparkSession, Place(df.sparkSession, streaming.checkpoint)
     if is_cluster(str(spark.sparkContext.master)):
@@ -136,13 +137,14 @@ def _run(
     waits = {"spark.sql.streaming.noDataMicroBatches.enabled": str(streaming.trigger != AVAILABLE).lower()}
     _settle(spark, {**STATE_STORE, **waits}, judging.partitions)
     figures = BucketFigures.on(spark)
-    watcher = Watcher(sink.total, figures, tell)
+    watcher = Watcher(sink.total, figures, lambda progress: tell(files.noted(progress)))
     errors: list[Exception] = []
 
     def each(rows: DataFrame, batch: int) -> None:
         if stop.is_set() or watcher.problem:
             raise _Stopped
         try:
+            files.check(batch)
             stream = _stream(checkpoint)
             if streaming.ordered_wait_ms is None:
                 tally = publish(sink, stream, batch, rows, None)
@@ -156,13 +158,20 @@ def _run(
             rows.write.format("noop").mode("overwrite").save()
         watcher.published(batch, tally)
 
-    judged = df.transform(judging.stream(streaming, figures.add))
-
     def go(trigger: str) -> Progress:
-        watcher.begin()
-        writer = judged.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
-        _wait(_triggered(writer, trigger).start(), stop, errors)
-        return watcher.settled()
+        rows = df
+        while True:
+            judged = rows.transform(judging.stream(streaming, figures.add))
+            writer = judged.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
+            errors.clear()
+            watcher.begin()
+            try:
+                _wait(_triggered(writer, trigger).start(), stop, errors)
+            except SetAside:  # the batch is begun again, by a query that leaves them out
+                rows = files.table().transform(judging.shaped)
+                continue
+            files.look()
+            return files.noted(watcher.settled())
 
     spark.streams.addListener(watcher)
     try:
@@ -261,7 +270,13 @@ def _wait(query: StreamingQuery, stop: threading.Event, errors: list[Exception])
 
 
 def _cause(error: StreamingQueryException) -> str:
-    """The line that says what went wrong: the last one of a Python error, else Spark's first."""
-    lines = [line for line in str(error).split("=== Streaming Query ===")[0].splitlines() if line.strip()]
+    """The line that says what went wrong: a file that could not be read, the last line of a Python error, else Spark's
+    first.
+    """
+    text = str(error).split("=== Streaming Query ===")[0]
+    if (failed := failed_file(text)) is not None:
+        return failed
+    lines = [line for line in text.splitlines() if line.strip()]
     python = [line for line in lines if line.startswith(("onefold.", "Misuse", "BadInput"))]
-    return (python or lines)[0 if not python else -1].strip()
+    told = [line for line in lines if not line.startswith((" ", "\t", "Traceback"))]
+    return (python[-1] if python else (told or lines)[0]).strip()

@@ -8,7 +8,7 @@ must agree after every batch: rows judged = rows published + growth of what is h
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,6 +50,10 @@ class Progress:
     """Messages held back to come out in order."""
     tally: Tally = field(default_factory=Tally)
     """Of all batches so far, also those of earlier starts."""
+    set_aside: tuple[Mapping[str, Any], ...] = ()
+    """Files that could not be read: path, size, trouble."""
+    changed: tuple[str, ...] = ()
+    """Files that changed after they were read, one line each."""
 
     def to_dict(self) -> dict[str, Any]:
         """All figures, for JSON."""

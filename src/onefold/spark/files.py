@@ -1,0 +1,498 @@
+"""The files of a source, looked at without the reader that judges them: the manifest.
+
+A reader that skips a file, stops early or joins two lines says nothing of it, and an audit that reads through the same
+reader cannot know. So before a source is read, each of its files is opened here by other means: the footer of a
+Parquet or ORC file says how many rows it holds and which columns; of a text file the lines are counted, which also
+proves that a packed one can be unpacked to its end. Files that cannot be read are found before any row is judged, and
+by name.
+
+Files of this machine are read by Python, in threads (zlib, numpy and the disk let go of the interpreter). Of other file
+systems only footers and first lines come through the driver; their lines are counted by a Spark job that parses
+nothing.
+
+    rows = lines - blank lines - header lines
+
+What the lines of a file do not tell (values of several lines, another encoding, comments, formats that are not known
+here) is not counted, and the manifest says why.
+
+Cost: a pass over the bytes of text files (about 1 GB/s a core, unpacking aside); of Parquet and ORC only the footers.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import IO, Any, Final, Literal, TypeAlias
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.orc
+import pyarrow.parquet
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+BadFiles: TypeAlias = Literal["stop", "set_aside"]
+
+THREADS_MAX: Final = 8
+"""How many files are looked at at once: enough to keep a disk or an object store busy."""
+CHUNK_BYTES: Final = 4 << 20
+HEAD_BYTES_MAX: Final = 1 << 20
+"""How far a header line may reach; Spark itself ends at 128 columns of 4,096 characters or so unless told otherwise."""
+NAMED_MAX: Final = 3
+"""How many files an error names in its one line."""
+
+LINES: Final = ("json", "csv", "text")
+FOOTED: Final = ("parquet", "orc")
+_BLANK: Final = {"json": b" \t", "csv": bytes(range(33)), "text": b""}
+"""Of which bytes a line consists that Spark's readers pass over. To the text reader every line is a row."""
+_FOREIGN: Final = {
+    b"\x1f\x8b": "gzip", b"PAR1": "Parquet", b"ORC": "ORC", b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
+}  # fmt: skip
+"""How a file begins that is no text in UTF-8, whatever its name says."""
+_UNPACKED: Final[Mapping[str, Callable[[Any], Any]]] = {
+    ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
+    ".bz2": bz2.BZ2File,
+    ".deflate": lambda raw: io.BytesIO(zlib.decompress(raw.read())),
+}
+_PACKED: Final = (".zst", ".lz4", ".snappy", ".xz", ".lzo")
+"""Packed in a way that Spark may know and Python's own library does not."""
+_FAILED: Final = re.compile(r"\[FAILED_READ_FILE[^\]]*\] \w.*? file (\S+?)\.?\s")
+_INDEX: Final = ("path", "modificationTime", "length", "content")
+"""The columns of Spark's table of files; all others are names of folders."""
+LISTING: Final = {"pathglobfilter", "recursivefilelookup", "basepath", "modifiedbefore", "modifiedafter"}
+"""The options that say which files are meant."""
+_ASCII: Final = {"utf-8", "us-ascii", "ascii", "iso-8859-1", "latin1", "iso-8859-15", "windows-1252", "cp1252"}
+"""Encodings in which a line feed is the byte of a line feed, and nothing else is."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file, and what is known of it without the reader."""
+
+    path: str
+    size: int
+    modified_ms: int
+    rows: int | None = None
+    """None: not counted."""
+    blank: int = 0
+    """Lines that are no rows."""
+    header: int = 0
+    layout: str = ""
+    """What its columns are, in its own words: the header line of a CSV file, the schema of a Parquet file."""
+    trouble: str = ""
+    """Why it cannot be read; empty: it can."""
+    metadata_path: str = ""
+    """The path as Spark's ``_metadata.file_path`` spells it."""
+
+    @property
+    def shown(self) -> str:
+        """The path as a person writes it."""
+        return self.path.removeprefix("file:")
+
+    def to_dict(self) -> dict[str, Any]:
+        """A line of the manifest."""
+        known = {"path": self.shown, "size": self.size, "modified_ms": self.modified_ms}
+        if self.trouble:
+            return {**known, "trouble": self.trouble}
+        return {**known, "rows": self.rows, "blank": self.blank, "header": self.header}
+
+    @classmethod
+    def from_dict(cls, line: Mapping[str, Any]) -> File:
+        """A line of the manifest, read back."""
+        path = str(line["path"])
+        return cls(path if ":/" in path else f"file:{path}", int(line["size"]), int(line["modified_ms"]),
+                   rows=line.get("rows"), blank=int(line.get("blank", 0)), header=int(line.get("header", 0)),
+                   trouble=str(line.get("trouble", "")), metadata_path=str(line.get("metadata_path", "")))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The files of a source, those that can be read and those that were set aside."""
+
+    files: tuple[File, ...] = ()
+    aside: tuple[File, ...] = ()
+    why_not: str = ""
+    """Why the rows were not counted; empty: they were."""
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows the files hold; None: nobody counted."""
+        return None if self.why_not else sum(file.rows or 0 for file in self.files)
+
+    def only(self, urls: Iterable[str]) -> Manifest:
+        """Without files that are not among these: they came when the reader had listed the others."""
+        names = {plain_path(url) for url in urls}
+        return replace(self, files=tuple(file for file in self.files if file.path in names))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The sums, for run.json; each file is a line of the manifest beside it."""
+        sums = {name: sum(getattr(file, name) for file in self.files) for name in ("size", "blank", "header")}
+        return {
+            "files": len(self.files),
+            "bytes": sums["size"],
+            "rows": self.rows,
+            "blank": sums["blank"],
+            "header": sums["header"],
+            "not_counted": self.why_not or None,
+            "set_aside": [file.to_dict() for file in self.aside],
+        }
+
+    def lines(self) -> bytes:
+        """The manifest as a file: a line of JSON per file."""
+        every = sorted((*self.files, *self.aside), key=lambda file: file.path)
+        return "".join(json.dumps(file.to_dict(), ensure_ascii=False) + "\n" for file in every).encode(
+            errors="surrogateescape"
+        )
+
+    @classmethod
+    def from_lines(cls, data: bytes) -> Manifest:
+        """Read `lines` back."""
+        every = [File.from_dict(json.loads(line)) for line in data.decode(errors="surrogateescape").splitlines()]
+        files = tuple(file for file in every if not file.trouble)
+        uncounted = any(file.rows is None for file in files)
+        return cls(files, tuple(file for file in every if file.trouble), "they were not" if uncounted else "")
+
+    def changed(self, now: Iterable[File], *, new: bool = False) -> list[str]:
+        """What happened to the files since, one line each; ``new``: files that came since are told too."""
+        there, lines = {file.path: file for file in now}, []
+        for file in (*self.files, *self.aside):
+            found = there.pop(file.path, None)
+            if found is None:
+                lines.append(f"{file.shown} is gone: it had {file.size:,} bytes")
+            elif found.size != file.size:
+                verb = "has grown" if found.size > file.size else "has shrunk"
+                lines.append(f"{file.shown} {verb} from {file.size:,} to {found.size:,} bytes")
+            elif found.modified_ms != file.modified_ms:
+                lines.append(f"{file.shown} was written again: {found.size:,} bytes, as before")
+        return lines + ([f"{file.shown} is new" for file in there.values()] if new else [])
+
+
+class Files:
+    """The files of a path, as Spark lists them for a format with these options."""
+
+    def __init__(self, spark: SparkSession, path: str, kind: str, options: Mapping[str, str]) -> None:
+        self._spark = spark
+        self._path = path
+        self.kind = kind
+        self.options = {name.lower(): value for name, value in options.items()}  # Spark's names are case-insensitive
+        self._index = self._listing()
+
+    def _listing(self, paths: Sequence[str] | None = None) -> DataFrame:
+        which = {name: value for name, value in self.options.items() if name in LISTING}
+        return self._spark.read.format("binaryFile").options(**which).load(list(paths or [self._path]))
+
+    def folders(self, *, infer: bool) -> list[T.StructField]:
+        """The columns that are names of folders, such as ``device=7``: texts, or what Spark takes them for."""
+        found = [column for column in self._index.schema if column.name not in _INDEX]
+        return [column if infer else T.StructField(column.name, T.StringType()) for column in found]
+
+    def listed(self, paths: Sequence[str] | None = None) -> list[File]:
+        """What is there now, unopened, or these of it. Spark's readers pass over files without a byte; here they are
+        named.
+        """
+        index = self._listing(paths)
+        rows = index.select("path", "length", F.unix_millis("modificationTime"), "_metadata.file_path").collect()
+        found = {str(path): File(str(path), size, ms, metadata_path=at) for path, size, ms, at in rows}
+        names = (plain_path(url) for url in index.inputFiles())
+        return sorted([*found.values(), *(File(name, 0, 0) for name in names if name not in found)],
+                      key=lambda file: file.path)  # fmt: skip
+
+    def inspected(self, bad_files: BadFiles = "stop", *, count: bool = True, known: Manifest | None = None) -> Manifest:
+        """The manifest of what is there now. ``count``: rows too. ``known``: files that did not change since are not
+        opened again.
+
+        Raise `OSError` that names the first files that cannot be read, unless they are to be set aside.
+        """
+        before = {(f.path, f.size, f.modified_ms): f for f in (*known.files, *known.aside)} if known else {}
+        files = self.listed()
+        new = [file for file in files if (file.path, file.size, file.modified_ms) not in before]
+        opened = {file.path: file for file in self._looked_at(new, count)}
+        files = [opened.get(file.path) or before[file.path, file.size, file.modified_ms] for file in files]
+        bad = tuple(file for file in files if file.trouble)
+        if bad and bad_files == "stop":
+            raise OSError(cannot_read(bad))
+        return Manifest(tuple(file for file in files if not file.trouble), bad, self.why_not if count else "not asked")
+
+    def looked_at(self, paths: Sequence[str]) -> list[File]:
+        """These files, each with its trouble if it cannot be read."""
+        return self._looked_at(self.listed(paths), count=False) if paths else []
+
+    @property
+    def why_not(self) -> str:
+        """Why the rows of such files are not counted; empty: they are."""
+        if self.kind not in (*LINES, *FOOTED):
+            return f"how many rows a file of format {self.kind!r} holds is not known without its reader"
+        if self.kind in FOOTED:
+            return ""
+        for option, why in (("multiline", "a value may have several lines"), ("wholetext", "a file is one value")):
+            if is_true(self.options.get(option)):
+                return f"{why} ({option} = true)"
+        if self.is_wide:
+            return f"lines are counted in encodings like UTF-8 only (encoding = {self.encoding})"
+        return "lines may be comments (comment is set)" if self.options.get("comment") else ""
+
+    def _looked_at(self, files: Sequence[File], count: bool) -> list[File]:
+        """Each file with what can be told of it, or with its trouble."""
+        with ThreadPoolExecutor(max_workers=THREADS_MAX) as pool:
+            looked = list(pool.map(partial(self._look, count=count and not self.why_not), files))
+        uncounted = [file for file in looked if count and not self.why_not and file.rows is None and not file.trouble]
+        counted = {file.path: file for file in self._counted_by_spark(uncounted)} if uncounted else {}
+        return [counted.get(file.path, file) for file in looked]
+
+    def _look(self, file: File, *, count: bool) -> File:
+        if not file.size:
+            return replace(file, trouble="it is empty (0 bytes)")
+        try:
+            with closing(self._opened(file)) as raw:
+                if self.kind in FOOTED:
+                    rows, layout = _footer(self.kind, raw)
+                    return replace(file, rows=rows, layout=layout)
+                return self._look_at_lines(file, raw, count) if self.kind in LINES else file
+        except (OSError, EOFError, ValueError, zlib.error, pa.ArrowException) as error:
+            return replace(file, trouble=_words(error))
+
+    def _look_at_lines(self, file: File, raw: IO[bytes], count: bool) -> File:
+        ending = next((end for end in (*_UNPACKED, *_PACKED) if file.path.endswith(end)), "")
+        if ending in _PACKED:
+            return file
+        local = file.path.startswith("file:")
+        unpacked: IO[bytes] = _UNPACKED[ending](raw) if ending else raw
+        head = unpacked.read(HEAD_BYTES_MAX if local or self._has_header else 8)
+        if not ending and not self.is_wide:
+            for magic, kind in _FOREIGN.items():
+                if head.startswith(magic):
+                    raise ValueError(f"it is {kind}, not text in UTF-8")
+        blank, layout = _BLANK[self.kind], ""
+        if self._has_header:
+            first = (line for line in head.removeprefix(b"\xef\xbb\xbf").splitlines() if line.strip(blank))
+            layout = next(first, b"").decode(errors="backslashreplace")
+        if not local or "linesep" in self.options:
+            return replace(file, layout=layout)
+        chunks = _chunks(head, unpacked, None if ending else file.size)
+        if not count:
+            for _ in chunks if ending else ():  # unpacked to its end, it is whole
+                pass
+            return replace(file, layout=layout)
+        lines, rows = counted(chunks, blank)
+        rows = lines if self.kind == "text" else rows
+        header = 1 if self._has_header and rows else 0
+        return replace(file, rows=rows - header, blank=lines - rows, header=header, layout=layout)
+
+    @property
+    def _has_header(self) -> bool:
+        return self.kind == "csv" and is_true(self.options.get("header"))
+
+    @property
+    def encoding(self) -> str:
+        """In which text is written, in small letters."""
+        said = (self.options.get("encoding") or self.options.get("charset") or "utf-8").lower()
+        return "utf-8" if said == "utf8" else said
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the encoding is one in which the byte of a line feed may mean something else."""
+        return self.encoding not in _ASCII
+
+    def _opened(self, file: File) -> IO[bytes]:
+        if file.path.startswith("file:"):
+            return open(file.path.removeprefix("file:"), "rb")
+        return io.BufferedReader(_Remote(self._spark, file), 64 << 10)
+
+    def _counted_by_spark(self, files: Sequence[File]) -> list[File]:
+        """The same count through Spark, for what Python does not reach or cannot unpack."""
+        try:
+            return self._lines_of(files)
+        except (PySparkException, Py4JJavaError) as error:
+            if len(files) == 1:
+                return [replace(files[0], trouble=_words(error))]
+        with ThreadPoolExecutor(max_workers=THREADS_MAX) as pool:
+            return [file for found in pool.map(lambda file: self._counted_by_spark([file]), files) for file in found]
+
+    def _lines_of(self, files: Sequence[File]) -> list[File]:
+        reader = self._spark.read.format("text")
+        if "linesep" in self.options:
+            reader = reader.option("lineSep", self.options["linesep"])
+        blanks = _BLANK[self.kind].decode()
+        is_row = F.lit(True) if not blanks else F.btrim(F.col("value"), F.lit(blanks)) != ""
+        lines = reader.load([file.path for file in files]).groupBy(F.col("_metadata.file_path").alias("at"))
+        found = {
+            row["at"]: row
+            for row in lines.agg(F.count(F.lit(1)).alias("n"), F.count_if(is_row).alias("rows")).collect()
+        }
+        counted_files = []
+        for file in files:
+            row = found.get(file.metadata_path)
+            n, rows = (0, 0) if row is None else (row["n"], row["rows"])
+            header = 1 if self._has_header and rows else 0
+            counted_files.append(replace(file, rows=rows - header, blank=n - rows, header=header))
+        return counted_files
+
+
+def is_in(files: Iterable[File]) -> Column:
+    """Whether a row comes from one of these files; Spark does not open the others."""
+    return F.col("_metadata.file_path").isin([file.metadata_path for file in files if file.metadata_path])
+
+
+def cannot_read(files: Sequence[File]) -> str:
+    """One line that names the first of the files that cannot be read."""
+    named = "; ".join(f"{file.shown}: {file.trouble}" for file in files[:NAMED_MAX])
+    more = f"; and {len(files) - NAMED_MAX:,} more" if len(files) > NAMED_MAX else ""
+    return f'cannot read {named}{more}; source.bad_files = "set_aside" goes on without such files, and names them'
+
+
+def is_true(value: str | None) -> bool:
+    """Whether an option of Spark says yes."""
+    return str(value or "").strip().lower() == "true"
+
+
+def counted(chunks: Iterable[bytes], blank: bytes) -> tuple[int, int]:
+    """How many lines there are, and how many of them hold another byte than these.
+
+    A line ends with a line feed, a carriage return or both, as for Hadoop's readers; the last one need not.
+
+    >>> counted([b"a\\r\\nb\\n", b" \\n\\nc"], b" ")
+    (5, 3)
+    """
+    lines = rows = 0
+    in_line = in_row = after_return = False
+    for chunk in chunks:
+        data = np.frombuffer(chunk, np.uint8)
+        feeds, returns = data == 10, data == 13
+        both = np.count_nonzero(feeds[1:] & returns[:-1]) + bool(after_return and feeds[0])
+        lines += int(np.count_nonzero(feeds) + np.count_nonzero(returns) - both)
+        after_return, in_line = bool(returns[-1]), not (feeds[-1] or returns[-1])
+        # A row is a run of bytes that are neither blank nor the end of a line, blanks left out.
+        text = np.frombuffer(chunk.translate(None, bytes(set(blank) - {10, 13})), np.uint8)
+        if len(text):
+            inside = (text != 10) & (text != 13)
+            rows += int(np.count_nonzero(inside[1:] & ~inside[:-1])) + bool(inside[0] and not in_row)
+            in_row = bool(inside[-1])
+    return lines + in_line, rows
+
+
+def _chunks(head: bytes, file: IO[bytes], most: int | None) -> Iterator[bytes]:
+    """The bytes of a file from its beginning, at most so many: what is appended meanwhile is not read."""
+    chunk, left = head, most
+    while chunk and (left is None or left > 0):
+        yield chunk if left is None else chunk[:left]
+        left = None if left is None else left - len(chunk)
+        chunk = file.read(CHUNK_BYTES)
+
+
+def _footer(kind: str, raw: IO[bytes]) -> tuple[int, str]:
+    """How many rows a Parquet or ORC file holds, and its schema as it is stored there."""
+    if kind == "orc":
+        orc = pa.orc.ORCFile(raw)
+        return orc.nrows, str(orc.schema.remove_metadata())
+    footer = pa.parquet.ParquetFile(raw).metadata
+    spark = (footer.metadata or {}).get(b"org.apache.spark.sql.parquet.row.metadata", b"")
+    return footer.num_rows, f"{footer.schema}\n{spark!r}".partition("\n")[2]  # its first line is an address in memory
+
+
+class _Remote(io.RawIOBase):
+    """A file of another file system, through Hadoop: for the few bytes of a footer or a header."""
+
+    def __init__(self, spark: SparkSession, file: File) -> None:
+        jvm: Any = spark.sparkContext._jvm
+        path = getattr(jvm, "org.apache.hadoop.fs.Path")(file.path)
+        try:
+            self._stream = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).open(path)
+        except Py4JJavaError as error:
+            raise OSError(_words(error)) from error
+        self._at, self._size = 0, file.size
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next byte comes from."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a byte."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer from where we are."""
+        try:
+            self._stream.seek(self._at)
+            data = bytes(self._stream.readNBytes(min(len(buffer), max(0, self._size - self._at))))
+        except Py4JJavaError as error:
+            raise OSError(_words(error)) from error
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        """Let go of it."""
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+
+def first_line(error: Exception) -> str:
+    """What a Spark error says, without its stack; of one out of the JVM, what began it."""
+    said: object = error
+    if isinstance(error, Py4JJavaError):
+        cause = error.java_exception
+        while cause is not None:
+            said, cause = cause.getMessage() or said, cause.getCause()
+    text = str(said).strip().splitlines()
+    return text[0] if text else type(error).__name__
+
+
+@contextmanager
+def naming_files() -> Iterator[None]:
+    """Turn Spark's pages about a file that it failed to read into one line that names the file."""
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as error:
+        line = failed_file(str(error))
+        if line is None:
+            raise
+        raise OSError(line) from error
+
+
+def failed_file(text: str) -> str | None:
+    """Which file Spark failed to read and why, out of what it says; None: it was something else.
+
+    >>> failed_file("[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///a%20b.orc. SQLSTATE: X\\n"
+    ...             "\\tat x\\nCaused by: java.io.IOException: no ORC")
+    'cannot read /a b.orc: no ORC'
+    """
+    found = _FAILED.search(text)
+    if found is None:
+        return None
+    causes = [line.partition(": ")[2] for line in text[found.end() :].splitlines() if line.startswith("Caused by: ")]
+    causes = [cause.partition(": ")[2] or cause for cause in causes]
+    return f"cannot read {plain_path(found[1]).removeprefix('file:')}: {causes[-1] if causes else 'the reader failed'}"
+
+
+def _words(error: Exception) -> str:
+    text = (error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)).strip()
+    return " ".join(text.split())[:300] or type(error).__name__
+
+
+def plain_path(url: str) -> str:
+    """A path as Hadoop prints it, from its URL."""
+    return "file:" + unquote(url.removeprefix("file://")) if url.startswith("file:///") else unquote(url)

@@ -1,0 +1,382 @@
+"""Reading a source: no message is changed, lost or invented by how it is stored, and no file is skipped."""
+
+import gzip
+import json
+import os
+
+import pyarrow as pa
+import pyarrow.orc as orc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from onefold.errors import Misuse
+from onefold.spark import jobs
+from onefold.spark.audit_tables import AuditFailed
+from onefold.spark.columns import ChainColumns
+from onefold.spark.judging import Chains
+from onefold.spark.streams import Streaming, run_stream
+
+DEVICES = Chains(
+    columns=ChainColumns(
+        key=("device",), timestamp="ts", sequence=None, previous_timestamp=None, previous_sequence=None, arrival=None
+    ),
+    floor="open",
+    partitions=1,
+)
+
+
+def run(spark, folder, out, format="jsonl", judging=DEVICES, **source):
+    where = jobs.Source(path=str(folder), format=format, **source)
+    return jobs.run(spark, where, judging, str(out), strategy="mark", say=lambda step: None)
+
+
+def published(out):
+    return pq.read_table(out / "messages").to_pylist()
+
+
+def reasons(result):
+    return {line["reason"]: line["count"] for line in result.tally.to_dict()["reasons"]}
+
+
+GOOD = ['{"device": "a", "ts": 1}', '{"device": "b", "ts": 1, "only": {"deep": [1, 2]}}', '{"device": "a", "ts": 2}']
+ODD = {
+    "two objects": '{"device": "c", "ts": 1}{"device": "d", "ts": 1}',
+    "two objects with a comma": '{"device": "c", "ts": 1}, {"device": "d", "ts": 1}',
+    "garbage after the object": '{"device": "c", "ts": 1} ?',
+    "a bracket after the object": '{"device": "c", "ts": 1}], "x": [{}',
+    "a brace after the object": '{"device": "c", "ts": 1}, "x": {"y": 1}}',
+    "a key twice": '{"device": "c", "ts": 1, "ts": 2}',
+    "a key twice, deep": '{"device": "c", "ts": 1, "only": {"deep": 1, "deep": 2}}',
+    "a key in two spellings": '{"device": "c", "ts": 1, "note": "x", "Note": "y"}',
+    "a spelling behind an escape": '{"device": "c", "ts": 1, "note": "x", "\\u004eote": "y"}',
+    "not a number": '{"device": "c", "ts": NaN}',
+    "infinity": '{"device": "c", "ts": 1, "value": -Infinity}',
+    "a list": '[{"device": "c", "ts": 1}]',
+    "an empty list": "[]",
+    "a number": "7",
+    "null": "null",
+    "half a line": '{"device": "c", "t',
+    "half a character": '{"device": "c\\ud800", "ts": 1}',
+}
+
+
+@pytest.mark.parametrize("odd", ODD.values(), ids=list(ODD))
+def test_an_odd_line_of_json_is_rejected_with_its_text_and_those_around_it_are_untouched(spark, tmp_path, odd):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "x.jsonl").write_text("\n".join([*GOOD[:2], odd, GOOD[2]]) + "\n")
+    result = run(spark, tmp_path / "in", tmp_path / "out")
+    rows = published(tmp_path / "out")
+    assert {row["_corrupt_record"] for row in rows} == {odd, None}
+    bad = [row for row in rows if row["_corrupt_record"] is not None]
+    assert [(row["reason"], row["device"], row["ts"]) for row in bad] == [("malformed", None, None)]
+    good = sorted((row["device"], row["ts"], row["verdict"]) for row in rows if row["_corrupt_record"] is None)
+    assert good == [("a", "1", "FIRST"), ("a", "2", "FIRST"), ("b", "1", "FIRST")]
+    assert result.tally.received == 4
+
+
+def test_bytes_that_are_no_text_spoil_their_own_line_only(spark, tmp_path):
+    (tmp_path / "x.jsonl").write_bytes(b'{"device": "a", "ts": 1}\n{"device": "\xff\xfe", "ts": 1}\n')
+    result = run(spark, tmp_path / "x.jsonl", tmp_path / "out")
+    assert reasons(result) == {"new_chain": 1, "malformed": 1}
+    assert '{"device": "��", "ts": 1}' in {row["_corrupt_record"] for row in published(tmp_path / "out")}
+
+
+def test_two_spellings_of_a_key_in_different_lines_are_one_column(spark, tmp_path):
+    lines = ['{"device": "a", "ts": 1, "Note": "x"}', '{"device": "b", "ts": 1, "note": "y"}']
+    (tmp_path / "x.jsonl").write_text("\n".join(lines) + "\n")
+    run(spark, tmp_path / "x.jsonl", tmp_path / "out")
+    assert {row["device"]: row["note"] for row in published(tmp_path / "out")} == {"a": "x", "b": "y"}
+
+
+@pytest.mark.parametrize("odd", [[], ["{"]], ids=["clean", "with an odd line"])
+def test_keys_keep_their_text_as_it_is_written(spark, tmp_path, odd):
+    keys = ['"001"', "1", '"01"', "1.0", "1e0", "12345678901234567890.123456789", "true", '"{}"']
+    (tmp_path / "x.jsonl").write_text("\n".join([*(f'{{"device": {key}, "ts": 5}}' for key in keys), *odd]) + "\n")
+    result = run(spark, tmp_path / "x.jsonl", tmp_path / "out")
+    devices = {row["device"] for row in published(tmp_path / "out") if row["_corrupt_record"] is None}
+    assert devices == {key.strip('"') for key in keys}
+    assert result.tally.to_dict()["first"] == len(keys)
+
+
+@pytest.mark.parametrize("odd", [[], ["{"]], ids=["clean", "with an odd line"])
+def test_columns_of_json_are_those_of_all_lines_with_the_types_that_all_values_have(spark, tmp_path, odd):
+    lines = [{"device": "a", "ts": 1, "n": 1, "x": 1.5, "mixed": 1, "in": {"k": [{"a": 1}]}, "none": None, "o": {}}]
+    lines += [{"device": "b", "ts": 1, "n": 2, "x": 2, "mixed": "two", "in": {"k": [{"b": "t"}]}, "a.b c": True}]
+    (tmp_path / "x.jsonl").write_text("\n".join([*map(json.dumps, lines), *odd]) + "\n")
+    run(spark, tmp_path / "x.jsonl", tmp_path / "out")
+    rows = {row["device"]: row for row in published(tmp_path / "out") if row["_corrupt_record"] is None}
+    assert (rows["a"]["n"], rows["a"]["x"], rows["a"]["mixed"], rows["a"]["o"]) == (1, 1.5, "1", "{}")
+    assert (rows["b"]["n"], rows["b"]["x"], rows["b"]["mixed"], rows["b"]["a.b c"]) == (2, 2.0, "two", True)
+    assert rows["a"]["in"] == {"k": [{"a": 1, "b": None}]}
+    assert rows["b"]["in"] == {"k": [{"a": None, "b": "t"}]}
+
+
+def test_blank_lines_are_no_messages_and_are_counted_apart(spark, tmp_path):
+    (tmp_path / "x.jsonl").write_text("\n \t\n" + GOOD[0] + "\r\n\r\n" + GOOD[1] + "\n\n")
+    result = run(spark, tmp_path / "x.jsonl", tmp_path / "out")
+    assert result.tally.received == 2
+    told = result.manifest.to_dict()
+    assert (told["rows"], told["blank"], told["not_counted"]) == (2, 4, None)
+
+
+def test_json_with_several_lines_to_a_value_is_read_as_the_option_says_and_not_counted(spark, tmp_path):
+    (tmp_path / "x.json").write_text('[{"device": "a",\n "ts": 1}, {"device": "b", "ts": 1}]')
+    result = run(spark, tmp_path / "x.json", tmp_path / "out", format="json", options={"multiLine": "true"})
+    assert result.tally.received == 2
+    assert "several lines" in result.manifest.to_dict()["not_counted"]
+
+
+def test_values_of_partition_folders_are_text_unless_they_are_to_be_guessed(spark, tmp_path):
+    for value in ("001", "1", "01"):
+        (tmp_path / "in" / f"device={value}").mkdir(parents=True)
+        pq.write_table(pa.table({"ts": [5]}), tmp_path / "in" / f"device={value}" / "x.parquet")
+    inferred = spark.conf.get("spark.sql.sources.partitionColumnTypeInference.enabled")
+    text = run(spark, tmp_path / "in", tmp_path / "out", format="parquet")
+    assert {row["device"] for row in published(tmp_path / "out")} == {"001", "1", "01"}
+    assert text.tally.to_dict()["first"] == 3
+    guessed = run(spark, tmp_path / "in", tmp_path / "guessed", format="parquet", partition_types="infer")
+    assert (guessed.tally.to_dict()["first"], guessed.tally.received) == (1, 3)
+    assert spark.conf.get("spark.sql.sources.partitionColumnTypeInference.enabled") == inferred
+
+
+@pytest.mark.parametrize("format", ["jsonl", "csv"])
+def test_values_of_partition_folders_are_text_in_text_formats_too(spark, tmp_path, format):
+    for value in ("001", "1"):
+        (tmp_path / "in" / f"device={value}").mkdir(parents=True)
+        text = '{"ts": 5}\n' if format == "jsonl" else "ts\n5\n"
+        (tmp_path / "in" / f"device={value}" / f"x.{format}").write_text(text)
+    result = run(spark, tmp_path / "in", tmp_path / "out", format=format)
+    assert {row["device"] for row in published(tmp_path / "out")} == {"001", "1"}
+    assert result.tally.to_dict()["first"] == 2
+
+
+def test_each_csv_file_is_read_by_its_own_header(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.csv").write_text("device,ts,value\na,1,x\n")
+    (tmp_path / "in" / "2.csv").write_text("ts,device\n2,a\n3,b\n")
+    (tmp_path / "in" / "3.csv").write_text("\n\ndevice,ts,value\nc,7,z\n\n")
+    result = run(spark, tmp_path / "in", tmp_path / "out", format="csv")
+    rows = sorted((row["device"], row["ts"], row["value"]) for row in published(tmp_path / "out"))
+    assert [row[:2] for row in rows] == [("a", "1"), ("a", "2"), ("b", "3"), ("c", "7")]
+    assert [row[2] for row in rows] == ["x", None, None, "z"]
+    assert (result.tally.received, result.manifest.to_dict()["header"], result.tally.to_dict()["first"]) == (4, 3, 4)
+
+
+def test_csv_options_still_work_and_say_what_they_keep_from_being_counted(spark, tmp_path):
+    (tmp_path / "semicolons.csv").write_text("a;1\nb;1\n")
+    names = ChainColumns(
+        key=("_c0",), timestamp="_c1", sequence=None, previous_timestamp=None, previous_sequence=None, arrival=None
+    )
+    options = {"sep": ";", "header": "false"}
+    result = run(spark, tmp_path / "semicolons.csv", tmp_path / "out", "csv", Chains(columns=names), options=options)
+    assert (result.tally.received, result.manifest.rows) == (2, 2)
+    (tmp_path / "notes.csv").write_text('device,ts,note\na,1,"two\nlines"\n')
+    result = run(spark, tmp_path / "notes.csv", tmp_path / "notes", format="csv", options={"multiLine": "true"})
+    assert [row["note"] for row in published(tmp_path / "notes")] == ["two\nlines"]
+    assert result.manifest.rows is None
+    with pytest.raises(Misuse, match="DROPMALFORMED"):
+        run(spark, tmp_path / "notes.csv", tmp_path / "not", format="csv", options={"mode": "DROPMALFORMED"})
+
+
+@pytest.mark.parametrize("write", [pq.write_table, orc.write_table], ids=["parquet", "orc"])
+def test_a_column_that_only_some_files_have_is_kept(spark, tmp_path, write):
+    format = "parquet" if write is pq.write_table else "orc"
+    (tmp_path / "in").mkdir()
+    write(pa.table({"device": ["a"], "ts": pa.array([1], pa.int32())}), tmp_path / "in" / f"1.{format}")
+    write(pa.table({"device": ["b"], "ts": [1 << 40], "extra": [7]}), tmp_path / "in" / f"2.{format}")
+    result = run(spark, tmp_path / "in", tmp_path / "out", format=format)
+    rows = {row["device"]: (row["ts"], row["extra"]) for row in published(tmp_path / "out")}
+    assert rows == {"a": (1, None), "b": (1 << 40, 7)}
+    assert result.manifest.rows == 2
+
+
+def test_files_that_disagree_on_a_type_are_refused_by_name(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"device": ["a"], "ts": [1], "x": ["t"]}), tmp_path / "in" / "1.parquet")
+    pq.write_table(pa.table({"device": ["b"], "ts": [1], "x": [7]}), tmp_path / "in" / "2.parquet")
+    with pytest.raises(Misuse, match=r"column 'x' is (string|bigint) in .*/in/[12]\.parquet") as caught:
+        run(spark, tmp_path / "in", tmp_path / "out", format="parquet")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def torn(data):
+    return data[: len(data) // 2]
+
+
+GOOD_LINES = ("\n".join(GOOD) + "\n").encode()
+BAD_FILES = {
+    "an empty Parquet file": ("parquet", "bad.parquet", b"", r"it is empty \(0 bytes\)"),
+    "a Parquet file without its end": ("parquet", "bad.parquet", b"PAR1half", "Parquet"),
+    "empty JSON": ("jsonl", "bad.jsonl", b"", r"it is empty \(0 bytes\)"),
+    "half of packed JSON": ("jsonl", "bad.jsonl.gz", torn(gzip.compress(GOOD_LINES * 50)), "end-of-stream"),
+    "JSON that is not packed": ("jsonl", "bad.jsonl.gz", GOOD_LINES, "Not a gzipped file"),
+    "packed JSON by another name": ("jsonl", "bad.jsonl", gzip.compress(GOOD_LINES), "it is gzip, not text"),
+    "JSON in UTF-16": ("jsonl", "bad.jsonl", GOOD_LINES.decode().encode("utf-16"), "it is UTF-16, not text in UTF-8"),
+    "half of packed CSV": ("csv", "bad.csv.gz", torn(gzip.compress(b"device,ts\n" + b"a,1\n" * 99)), "end-of-stream"),
+}
+
+
+@pytest.fixture(params=BAD_FILES.values(), ids=list(BAD_FILES))
+def bad(request, tmp_path):
+    format, name, data, why = request.param
+    (tmp_path / "in").mkdir()
+    if format == "parquet":
+        pq.write_table(pa.table({"device": ["a", "b"], "ts": [1, 1]}), tmp_path / "in" / "good.parquet")
+    elif format == "csv":
+        (tmp_path / "in" / "good.csv").write_text("device,ts\na,1\nb,1\n")
+    else:
+        (tmp_path / "in" / "good.jsonl").write_text("\n".join(GOOD[:2]) + "\n")
+    (tmp_path / "in" / name).write_bytes(data)
+    return format, name, why
+
+
+def test_a_file_that_cannot_be_read_ends_the_run_and_is_named(spark, tmp_path, bad):
+    format, name, why = bad
+    with pytest.raises(OSError, match=rf"cannot read .*/in/{name}: .*{why}") as caught:
+        run(spark, tmp_path / "in", tmp_path / "out", format=format)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_cannot_be_read_can_be_set_aside_and_is_a_line_of_the_books(spark, tmp_path, bad):
+    format, name, _ = bad
+    result = run(spark, tmp_path / "in", tmp_path / "out", format=format, bad_files="set_aside")
+    assert (result.tally.received, result.manifest.rows) == (2, 2)
+    (aside,) = json.loads((tmp_path / "out" / "run.json").read_text())["manifest"]["set_aside"]
+    assert aside["path"].endswith(f"/in/{name}")
+    assert aside["size"] == (tmp_path / "in" / name).stat().st_size
+    assert aside["trouble"]
+
+
+def test_a_page_of_a_parquet_file_that_is_damaged_ends_the_run_and_names_the_file(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    good = pa.table({"device": [f"d{i}" for i in range(1000)], "ts": list(range(1000))})
+    pq.write_table(good, tmp_path / "in" / "x.parquet", use_dictionary=False)
+    data = bytearray((tmp_path / "in" / "x.parquet").read_bytes())
+    data[100:2000] = b"\xff" * 1900
+    (tmp_path / "in" / "x.parquet").write_bytes(data)
+    with pytest.raises(OSError, match=r"cannot read .*/in/x\.parquet") as caught:
+        run(spark, tmp_path / "in", tmp_path / "out", format="parquet")
+    assert "\n" not in str(caught.value)
+
+
+def test_every_run_keeps_a_manifest_of_its_files_with_rows_counted_without_the_reader(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.jsonl").write_text("\n".join(GOOD) + "\n\n")
+    (tmp_path / "in" / "2.jsonl.gz").write_bytes(gzip.compress(GOOD_LINES))
+    result = run(spark, tmp_path / "in", tmp_path / "out")
+    lines = [json.loads(line) for line in (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()]
+    assert [(line["path"], line["rows"], line["blank"]) for line in lines] == [
+        (str(tmp_path / "in" / "1.jsonl"), 3, 1),
+        (str(tmp_path / "in" / "2.jsonl.gz"), 3, 0),
+    ]
+    assert [line["size"] for line in lines] == [path.stat().st_size for path in sorted((tmp_path / "in").iterdir())]
+    assert result.tally.received == result.manifest.rows == 6
+
+
+def meddling(spark, tmp_path, change):
+    """A run of two files, one of which is changed when the source has been opened and the judging begins."""
+    (tmp_path / "in").mkdir()
+    for name in ("1.jsonl", "2.jsonl"):
+        (tmp_path / "in" / name).write_text("\n".join(GOOD) + "\n")
+    source = jobs.Source(path=str(tmp_path / "in"), format="jsonl")
+
+    def say(step):
+        if step == "judging":
+            change(tmp_path / "in" / "2.jsonl")
+
+    return jobs.run(spark, source, DEVICES, str(tmp_path / "out"), say=say)
+
+
+def test_a_reader_that_loses_rows_is_convicted_and_the_file_is_named(spark, tmp_path):
+    with pytest.raises(AuditFailed, match=r"/in/2\.jsonl holds 3 rows, 1 were read"):
+        meddling(spark, tmp_path, lambda file: file.write_text(GOOD[0] + "\n"))
+    assert not (tmp_path / "out" / "run.json").exists()
+
+
+def test_a_file_that_grows_while_it_is_judged_is_named_and_no_trouble(spark, tmp_path):
+    result = meddling(spark, tmp_path, lambda file: file.write_text("\n".join(GOOD) + "\n" + GOOD[0] + "\n"))
+    assert result.tally.received in (6, 7)  # the reader may take the line after the end that it was told
+    (line,) = json.loads((tmp_path / "out" / "run.json").read_text())["manifest"]["changed"]
+    assert line.startswith(f"{tmp_path}/in/2.jsonl has grown from ")
+
+
+@given(
+    st.lists(st.sampled_from([b"a", b"bc", b" ", b"\t", b"\n", b"\r", b"\r\n", b"\x00"]), max_size=30),
+    st.integers(1, 7),
+)
+def test_lines_are_counted_the_same_in_whatever_pieces_they_come(pieces, size):
+    from onefold.spark.files import counted
+
+    data = b"".join(pieces)
+    chunks = [data[i : i + size] for i in range(0, len(data), size)]
+    lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    lines = lines[:-1] if lines[-1] == b"" else lines
+    assert counted(chunks, b" \t") == (len(lines), sum(1 for line in lines if line.strip(b" \t")))
+
+
+def stream(spark, folder, format, **source):
+    streaming = Streaming(checkpoint=str(folder / "checkpoint"), buckets=2)
+    where = jobs.Source(path=str(folder / "in"), format=format, **source)
+    return run_stream(spark, where, DEVICES, streaming, str(folder / "streamed"), strategy="mark")
+
+
+def streamed(folder):
+    files = sorted((folder / "streamed").rglob("messages/*.parquet"))
+    return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
+
+
+def test_an_odd_line_in_a_stream_is_rejected_with_its_text_also_in_a_file_that_comes_later(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.jsonl").write_text(GOOD_LINES.decode())
+    assert stream(spark, tmp_path, "jsonl").tally.received == 3
+    (tmp_path / "in" / "2.jsonl").write_text("\n".join([*ODD.values(), "", " ", GOOD[0]]) + "\n")
+    progress = stream(spark, tmp_path, "jsonl")
+    texts = {row["_corrupt_record"] for row in streamed(tmp_path) if row["reason"] == "malformed"}
+    assert texts == set(ODD.values())
+    assert progress.tally.received == 3 + len(ODD) + 1
+
+
+def test_a_file_that_cannot_be_read_ends_a_stream_by_name_at_every_start_until_it_is_set_aside(spark, tmp_path, bad):
+    format, name, why = bad
+    for _ in range(2):
+        with pytest.raises(OSError, match=rf"cannot read .*/in/{name}: .*{why}") as caught:
+            stream(spark, tmp_path, format)
+        assert "\n" not in str(caught.value)
+    for _ in range(2):
+        progress = stream(spark, tmp_path, format, bad_files="set_aside")
+        assert [file["path"].endswith(f"/in/{name}") for file in progress.set_aside] == [True]
+        assert progress.tally.received == 2
+    assert len(streamed(tmp_path)) == 2
+
+
+def test_a_csv_file_with_another_header_ends_a_stream_by_name_or_is_set_aside(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.csv").write_text("device,ts\na,1\n")
+    assert stream(spark, tmp_path, "csv").tally.received == 1
+    (tmp_path / "in" / "2.csv").write_text("ts,device\n1,b\n")
+    with pytest.raises(Misuse, match=r"/in/1\.csv and .*/in/2\.csv have different header lines"):
+        stream(spark, tmp_path, "csv")
+    (tmp_path / "in" / "3.csv").write_text("device,ts\nc,1\n")
+    progress = stream(spark, tmp_path, "csv", bad_files="set_aside")
+    assert [file["trouble"] for file in progress.set_aside] == [
+        "its header line is 'ts,device', and the stream reads 'device,ts'"
+    ]
+    assert sorted(row["device"] for row in streamed(tmp_path)) == ["a", "c"]
+
+
+def test_a_file_that_is_written_again_after_a_stream_has_read_it_is_named(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "1.jsonl").write_text(GOOD_LINES.decode())
+    assert stream(spark, tmp_path, "jsonl").changed == ()
+    with (tmp_path / "in" / "1.jsonl").open("a") as file:
+        file.write(GOOD[0] + "\n")
+    later_ns = (tmp_path / "in" / "1.jsonl").stat().st_mtime_ns + 2_000_000_000
+    os.utime(tmp_path / "in" / "1.jsonl", ns=(later_ns, later_ns))
+    progress = stream(spark, tmp_path, "jsonl")
+    (line,) = progress.changed
+    assert line.startswith(f"{tmp_path}/in/1.jsonl changed after it was found: it has ")
+    assert progress.tally.received == 3
