@@ -48,9 +48,9 @@ def test_a_torn_file_ends_a_run_by_name_or_is_set_aside_and_told_everywhere(fold
     page = (folder / "out" / "report.html").read_text()
     assert "Some files could not be read" in page
     assert "2.jsonl.gz" in page
-    checked = onefold("check", "in", *COLUMNS, cwd=folder)
+    checked = onefold("check", folder / "in", *COLUMNS, cwd=folder)
     assert checked.returncode == 3
-    checked = onefold("check", "in", *COLUMNS, "--bad-files", "set_aside", cwd=folder)
+    checked = onefold("check", folder / "in", *COLUMNS, "--bad-files", "set_aside", cwd=folder)
     assert checked.returncode == 1
     assert "1 files that cannot be read" in checked.stderr
     assert "clean" not in checked.stderr
@@ -59,14 +59,14 @@ def test_a_torn_file_ends_a_run_by_name_or_is_set_aside_and_told_everywhere(fold
 def test_files_that_change_after_a_run_are_named_by_the_audit(folder, spark):
     (folder / "in" / "2.jsonl").write_text("\n".join(LINES) + "\n")
     assert onefold("run", "pipeline.toml", cwd=folder).returncode == 0
-    good = onefold("audit", "out", cwd=folder)
+    good = onefold("audit", folder / "out", cwd=folder)
     assert good.returncode == 0, good.stderr
     assert "counted without the reader: 4 rows in 2 files" in good.stderr
     with (folder / "in" / "1.jsonl").open("a") as file:
         file.write("\n\n")  # no row is new: only the manifest can tell
     (folder / "in" / "2.jsonl").write_text("\n".join(reversed(LINES)) + "\n")
     (folder / "in" / "3.jsonl").write_text("\n")
-    bad = onefold("audit", "out", cwd=folder)
+    bad = onefold("audit", folder / "out", cwd=folder)
     assert bad.returncode == 1, bad.stderr
     assert "/in/1.jsonl has grown from 50 to 52 bytes" in bad.stderr
     assert "/in/2.jsonl was written again: 50 bytes, as before" in bad.stderr
