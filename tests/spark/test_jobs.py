@@ -268,5 +268,5 @@ def test_a_text_column_without_numbers_is_the_wrong_column(spark, tmp_path):
     columns = ChainColumns(
         key=("k",), timestamp="ts", sequence=None, previous_timestamp=None, previous_sequence=None, arrival=None
     )
-    with pytest.raises(Misuse, match="column 'ts' is text without a whole number in it, such as 'monday'"):
+    with pytest.raises(Misuse, match="column 'ts' is text without a whole number or a time in it, such as 'monday'"):
         run(spark, tmp_path, tmp_path / "out", Chains(columns=columns))

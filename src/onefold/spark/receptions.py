@@ -27,7 +27,7 @@ from pyspark.sql import types as T
 
 from onefold.engines.lorawan.bank import LATE_MS
 from onefold.errors import Misuse
-from onefold.spark.columns import EXACT, TEXT, TIME, WHOLE, milliseconds, quoted
+from onefold.spark.columns import EXACT, STAMPS, TEXT, WHOLE, milliseconds, quoted
 from onefold.spark.reception_fields import believable, eui, instant, number, real, yes
 from onefold.spark.reception_shapes import (
     LISTED,
@@ -73,7 +73,7 @@ MUST_HAVE: Final = ("frame", "station", "time_ms")
 """The columns by which a table in the normal form is known."""
 
 _NUMBERS: Final = (*WHOLE, *TEXT, *EXACT, T.FloatType, T.DoubleType, T.NullType)
-_TIMES: Final = (*_NUMBERS, *TIME)
+_TIMES: Final = (*_NUMBERS, *STAMPS)
 _MAY_BE: Final[Mapping[str, tuple[tuple[type[T.DataType], ...], str]]] = {
     "string": ((T.AtomicType, T.NullType), "a plain value"),
     "long": (_NUMBERS, "numbers"),
@@ -221,7 +221,7 @@ def column_of(df: DataFrame, name: str) -> Column | None:
     if not isinstance(type_, _MAY_BE[meaning][0]):
         return None
     if meaning == "time":
-        if isinstance(type_, TIME):
+        if isinstance(type_, STAMPS):
             return believable(milliseconds(df, name))
         return believable(instant(column) if isinstance(type_, TEXT) else column.try_cast("long"))
     if meaning == "string":
@@ -246,7 +246,7 @@ def _text(df: DataFrame) -> tuple[Column, Column]:
     types = {kind.name: kind.dataType for kind in df.schema.fields}
 
     def stored(name: str) -> Column:
-        known = isinstance(types.get(name), TIME)
+        known = isinstance(types.get(name), STAMPS)
         return (believable(milliseconds(df, name)) if known else F.lit(None)).cast("long")
 
     for name, time, kinds in (
