@@ -69,7 +69,9 @@ def test_every_copy_of_a_message_is_told_with_its_arrival_verdict_and_rule(run, 
     told = [(row["verdict"], row["reason"], row["arrival"], row["found_in"]) for row in found["shown"]]
     assert told == [("FIRST", "new_chain", 1_000, "firsts"), ("REPEAT", "seen", 1_200, "repeats"),
                     ("REPEAT", "seen", 1_340, "repeats")]  # fmt: skip
-    assert [row["rule"] for row in found["shown"]][1] == "It lies in a range that has been seen completely."
+    assert [row["rule"] for row in found["shown"]][
+        1
+    ] == "Its number was seen, or lies in a range that has been seen completely."
     assert found["shown"][2]["arrived"] == "1970-01-01 00:00:01.340 (+340 ms)"
     assert found["shown"][0]["key"] == {"stream": "s", "partition": 0, "publisher": "p", "chain": "c1"}
     assert len(found["shown"][0]["more"]["payload"]) == 200

@@ -149,3 +149,59 @@ def test_check_judges_the_producers_of_a_dump_and_of_a_log(tmp_path):
     clean = onefold("check", tmp_path / "log" / "orders", "--producer", "producer", cwd=tmp_path)
     assert clean.returncode == 0, clean.stderr
     one_line(onefold("check", "x", "--memory", "highest", cwd=tmp_path), 2, "--memory", "--producer")
+
+
+EVENTS = ("--key", "user", "--timestamp", "ts")
+
+
+@pytest.fixture(scope="module")
+def late_events(tmp_path_factory):
+    """Twenty thousand different events, one in ten of them late, that name no previous one."""
+    folder = tmp_path_factory.mktemp("events") / "events"
+    folder.mkdir()
+    number = [1_700_000_000_000 + 1_000 * n for n in range(20_000)]
+    rows = {
+        "user": [f"u{n % 200}" for n in range(20_000)],
+        "ts": number,
+        "received": [ts + (n % 10 == 3) * 60_000 * (1 + n % 59) for n, ts in enumerate(number)],
+    }
+    pq.write_table(pa.table(rows), folder / "events.parquet")
+    return folder
+
+
+def test_late_events_without_previous_all_count_and_what_cannot_be_told_is_said(late_events, tmp_path):
+    checked = onefold("check", late_events, *EVENTS, "--arrival", "received", "--json", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stderr
+    figures = json.loads(checked.stdout)
+    assert (figures["tally"]["first"], figures["tally"]["repeat"], figures["tally"]["unsure"]) == (20_000, 0, 0)
+    assert [untold["option"] for untold in figures["cannot_tell"]] == ["previous_timestamp", "timestamp"]
+    assert figures["absent_columns"] == ["sequence", "previous_timestamp", "previous_sequence"]
+    assert "clean" not in checked.stderr
+    assert "what was lost: the rows name no previous message; --previous-timestamp COLUMN would tell" in checked.stderr
+    pipeline(tmp_path, late_events, 'key = ["user"]\ntimestamp = "ts"\narrival = "received"\n')
+    done = onefold("run", "pipeline.toml", "--strict", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["tally"]["first"] == 20_000
+    assert 'previous_timestamp = "COLUMN" in [judge] would tell' in done.stderr
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "Nothing lost" not in page
+    assert "Cannot be told: what was lost" in page
+    assert onefold("audit", tmp_path / "out", cwd=tmp_path).returncode == 0
+
+
+def test_copies_that_bear_another_time_are_not_called_clean(tmp_path):
+    rows = {"event_id": [f"e{n % 7}" for n in range(20)], "ts": list(range(1_000, 1_020))}
+    pq.write_table(pa.table(rows), tmp_path / "ids.parquet")
+    done = onefold("check", tmp_path / "ids.parquet", "--key", "event_id", "--timestamp", "ts", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "clean" not in done.stderr
+    assert "nothing was found" in done.stderr
+    assert "cannot be told: copies that bear another number" in done.stderr
+
+
+def test_a_column_that_was_named_and_is_not_there_is_refused_with_the_command_as_it_could_be(late_events, tmp_path):
+    done = onefold("check", late_events, *EVENTS, "--previous-timestamp", "before", cwd=tmp_path)
+    one_line(done, 2, "no column 'before' (previous_timestamp): the columns are user, ts, received; try: onefold check")
+    assert "--key user --timestamp ts --previous-timestamp none" in done.stderr
+    pipeline(tmp_path, late_events, 'key = ["user"]\ntimestamp = "ts"\nprevious_timestamp = "before"\n')
+    one_line(onefold("run", "pipeline.toml", cwd=tmp_path), 2, 'previous_timestamp = "none" in [judge]')

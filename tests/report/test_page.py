@@ -334,3 +334,26 @@ def test_the_templates_are_in_the_wheel(tmp_path):
     }
     assert here == packed
     assert len(packed) > 10
+
+
+def test_repeats_without_a_first_by_rule_and_unsure_messages_are_never_green():
+    by_rule = documents.clean()
+    by_rule["audit"] = {**by_rule["audit"], "orphans_by_rule": 3}
+    stand = stands(by_rule)
+    assert (stand.level, stand.headline) == ("warn", "Some messages count nowhere")
+    assert "With --strict it is 1: 3 repeats without a first" in stand.exit
+
+
+def test_what_cannot_be_told_is_said_with_the_setting_that_would_tell_and_not_called_right():
+    document = documents.clean()
+    document["cannot_tell"] = [
+        {"about": "lost", "what": "what was lost: no names", "option": "previous_timestamp", "value": "COLUMN"},
+        {"about": "copies", "what": "copies that bear another number", "option": "timestamp", "value": "COLUMN"},
+    ]
+    stand = stands(document)
+    assert (stand.level, stand.headline) == ("note", "The books balance")
+    assert "there is nothing to look at" not in stand.exit
+    answers = {check.question: (check.level, check.answer) for check in stand.checks}
+    level, answer = answers["Did everything arrive?"]
+    assert (level, 'previous_timestamp = "COLUMN" would tell' in answer) == ("note", True)
+    assert answers["Was anything counted twice?"][0] == "note"

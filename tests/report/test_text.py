@@ -30,7 +30,7 @@ def test_the_books_show_each_reason_with_its_rule():
     assert shown(text.books(BOOKS)) == [
         "verdict  reason    messages    share  because",
         "FIRST    in_order         4  66.67 %  It follows the newest message seen, and names it as its previous one.",
-        "REPEAT   seen             1  16.67 %  It lies in a range that has been seen completely.",
+        "REPEAT   seen             1  16.67 %  Its number was seen, or lies in a range that has been seen completely.",
         "REJECT   null_key         1  16.67 %  A part of its chain key is null.",
     ]
 

@@ -29,7 +29,8 @@ def audit(
     Names each row that is missing or surplus, each id that counts twice, each repeat without a first, and where the
     books say another number than the rows. Files of the source that have grown, shrunk, vanished or been written again
     since the run are named too, by its manifest, and rows that the reader gives are compared with a count of their own.
-    Exit 1 if there is anything, 0 if all agrees.
+    Exit 1 if there is anything, 0 if all agrees. A repeat that has no first by the rule of its reason is a finding too:
+    it counts nowhere.
     """
     with progress(people) as say:
         say("starting Spark")
@@ -43,7 +44,8 @@ def audit(
     for line in agreement.files_read(found["manifest"]):
         people.print(line, soft_wrap=True)
     wrong_files = found["manifest"]["changed"] or found["manifest"]["set_aside"]
-    if not found["agrees"] or found["orphans"] or found["books"] or wrong_files:
+    alone = found["orphans"] or found["orphans_by_rule"]
+    if not found["agrees"] or alone or found["books"] or wrong_files:
         raise typer.Exit(1)
 
 

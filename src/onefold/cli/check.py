@@ -1,7 +1,9 @@
 """``onefold check``: what is wrong with a data set, without writing anything."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -26,6 +28,22 @@ PartitionTypes = Annotated[
     Literal["text", "infer"],
     typer.Option(help='Values of folders like device=001: "text" as it is written, or "infer" as Spark guesses.'),
 ]
+_Sequence: TypeAlias = Annotated[
+    str | None, typer.Option(help='Column of its sequence, or "none". Default: sequence, if there is one.')
+]
+_PreviousTimestamp: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help='Column of the previous number\'s timestamp, or "none". Default: previous_timestamp, if there is one.'
+    ),
+]
+_PreviousSequence: TypeAlias = Annotated[
+    str | None, typer.Option(help='Column of its sequence, or "none". Default: previous_sequence, if there is one.')
+]
+_Arrival: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help='Column of the arrival: whole ms, or a time; or "none". Default: arrival, if there is one.'),
+]
 
 
 def check(
@@ -37,12 +55,10 @@ def check(
     timestamp: Annotated[
         str, typer.Option(help="Column of the number's timestamp: whole ms, or a time (timestamp, date, ISO 8601).")
     ] = "timestamp",
-    sequence: Annotated[str, typer.Option(help='Column of its sequence, or "none".')] = "sequence",
-    previous_timestamp: Annotated[
-        str, typer.Option(help='Column of the previous number\'s timestamp, or "none".')
-    ] = "previous_timestamp",
-    previous_sequence: Annotated[str, typer.Option(help='Column of its sequence, or "none".')] = "previous_sequence",
-    arrival: Annotated[str, typer.Option(help='Column of the arrival: whole ms, or a time; or "none".')] = "arrival",
+    sequence: _Sequence = None,
+    previous_timestamp: _PreviousTimestamp = None,
+    previous_sequence: _PreviousSequence = None,
+    arrival: _Arrival = None,
     floor: Annotated[Literal["first", "open"], typer.Option(help="Is what lies below the first arrival new?")] = "open",
     producer: Producer = None,
     order: Annotated[str, typer.Option(help='Of producers: column of the order, or "none": by sequence.')] = "none",
@@ -58,7 +74,11 @@ def check(
     ranges: Annotated[int, typer.Option(min=0, help="How many missing ranges to show.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
-    """Find the duplicates, gaps and malformed rows of a data set. Exit 1 if there are any, 0 if it is clean."""
+    """Find the duplicates, gaps and malformed rows of a data set. Exit 1 if there are any, 0 if none were found.
+
+    What cannot be told from these columns, such as a loss where no row names its previous one, is said, with the option
+    that would tell it; then the data set is not called clean.
+    """
     from onefold.spark import jobs
     from onefold.spark.columns import ChainColumns, ProducerColumns
     from onefold.spark.judging import Chains, Producers
@@ -68,24 +88,25 @@ def check(
     if producer is None:
         texts = {"--order": (order, "none"), "--payload": (payload, "none"), "--memory": (memory, "gaps")}
         _refuse({**texts, "--jump-max": (jump_max, 0)}, "--producer")
-        before = {"previous_timestamp": _maybe(previous_timestamp), "previous_sequence": _maybe(previous_sequence)}
-        columns = ChainColumns(
-            key=names_of(key), timestamp=timestamp, sequence=_maybe(sequence), arrival=_maybe(arrival), **before
-        )
+        before = {"previous_timestamp": previous_timestamp, "previous_sequence": previous_sequence}
+        given = {"sequence": sequence, **before, "arrival": arrival}
+        named = {role: _maybe(name) for role, name in given.items() if name is not None}
+        columns = ChainColumns(key=names_of(key), timestamp=timestamp, **named)
         judging = Chains(columns=columns, floor=floor, gap_count_max=gap_count_max)
     else:
-        of_chains = {"--key": (key, _KEY), "--timestamp": (timestamp, "timestamp"), "--arrival": (arrival, "arrival")}
+        of_chains = {"--key": (key, _KEY), "--timestamp": (timestamp, "timestamp"), "--arrival": (arrival, None)}
         _refuse(of_chains, "no --producer")
-        dump = ProducerColumns(
-            producer=names_of(producer), sequence=sequence, order=_maybe(order), payload=names_of(_maybe(payload) or "")
-        )
+        content = names_of(_maybe(payload) or "")
+        number = sequence or "sequence"
+        dump = ProducerColumns(producer=names_of(producer), sequence=number, order=_maybe(order), payload=content)
         judging = Producers(columns=dump, memory=memory, gap_count_max=gap_count_max, jump_max=jump_max or None)
     with progress(people) as say:
         say("starting Spark")
         spark = session(master)
         kind = format_of(path) if format == "auto" else format
         source = jobs.Source(path=path, format=kind, bad_files=bad_files, partition_types=partition_types)
-        result = jobs.check(spark, source, judging, ranges_max=ranges, say=say).to_dict()
+        with _columns_in_options(path, judging):
+            result = jobs.check(spark, source, judging, ranges_max=ranges, say=say).to_dict()
     if _told(result, json):
         raise typer.Exit(1)
 
@@ -101,8 +122,35 @@ def _told(result: dict[str, Any], json: bool) -> bool:
     people.print(text.banner(tally))
     for line in agreement.files_read(result["manifest"]):
         people.print(line, soft_wrap=True)
-    people.print(f"found: {', '.join(found)}" if found else "clean: every message is there once", highlight=False)
+    for line in text.absent(result):
+        people.print(line, soft_wrap=True)
+    untold = text.cannot_tell(result)
+    clean = "nothing was found" if untold else "clean: every message is there once"
+    people.print(f"found: {', '.join(found)}" if found else clean, highlight=False)
+    for line in untold:
+        people.print(line, soft_wrap=True)
     return bool(found)
+
+
+@contextmanager
+def _columns_in_options(path: str, judging: "Judging") -> Iterator[None]:
+    """Say of a column that is not there what the command could be."""
+    from onefold.spark.columns import Usual
+
+    try:
+        yield
+    except Misuse as error:
+        if "role" not in error.values:
+            raise
+        chosen: dict[str, list[str]] = {}
+        for role, name in judging.columns.named:
+            if not isinstance(name, Usual):
+                chosen.setdefault(role, []).append(name)
+        wrong, required = error.values["role"], error.values["required"]
+        given = {role: ",".join(names) for role, names in chosen.items()} | {wrong: "COLUMN" if required else "none"}
+        options = (f"--{role.replace('_', '-')} {shlex.quote(name)}" for role, name in given.items())
+        command = f"onefold check {shlex.quote(path)} {' '.join(options)}"
+        raise Misuse(f"{error.values['said']}; try: {command}", **error.values) from error
 
 
 def _refuse(options: Mapping[str, tuple[object, object]], needed: str) -> None:

@@ -1,5 +1,7 @@
 """From settings to what the jobs take: the session, the source and the engine. This file imports Spark."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from onefold.errors import Misuse
@@ -10,6 +12,19 @@ from onefold.spark.judging import Chains, Judging, Producers
 from onefold.spark.judging_lorawan import Lorawan
 from onefold.spark.reception_columns import ReceptionColumns
 from onefold.spark.session import session
+
+
+@contextmanager
+def columns_in_toml() -> Iterator[None]:
+    """Say of a column that is not there what to write in the pipeline's TOML file."""
+    try:
+        yield
+    except Misuse as error:
+        if "role" not in error.values:
+            raise
+        role, required = error.values["role"], error.values["required"]
+        hint = f'name another: {role} = "COLUMN"' if required else f'if there is none: {role} = "none"'
+        raise Misuse(f"{error.values['said']}; {hint} in [judge]", **error.values) from error
 
 
 def opened(settings: Settings) -> tuple[Any, Source, Judging]:
@@ -56,15 +71,12 @@ def judging(settings: Settings) -> Judging:
             jump_max=None if judge.jump_max == "off" else judge.jump_max,
             partitions=partitions,
         )
+    usual = ChainColumns()
+    names = {role: getattr(judge, role) for role in ("sequence", "previous_timestamp", "previous_sequence", "arrival")}
+    # A name that is the default is the usual one, which a source may lack: run.json writes out what was left open.
+    chosen = {role: default if (default := getattr(usual, role)) == name else name for role, name in names.items()}
     return Chains(
-        columns=ChainColumns(
-            key=judge.key,
-            timestamp=judge.timestamp,
-            sequence=judge.sequence,
-            previous_timestamp=judge.previous_timestamp,
-            previous_sequence=judge.previous_sequence,
-            arrival=judge.arrival,
-        ),
+        columns=ChainColumns(key=judge.key, timestamp=judge.timestamp, **chosen),
         floor=judge.floor,
         gap_count_max=judge.gap_count_max,
         jump_max_ms=judge.jump_max_ms,

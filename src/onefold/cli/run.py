@@ -22,7 +22,11 @@ def run(
     pipeline: Annotated[Path, typer.Argument(help="The pipeline's TOML file; `onefold init` writes one.")],
     strict: Annotated[
         bool,
-        typer.Option("--strict", help="Exit 1 if anything was unsure, rejected or missing, or a repeat has no first."),
+        typer.Option(
+            "--strict",
+            help="Exit 1 if anything was unsure, rejected or missing, or a repeat has no first, be it by the rule of "
+            "its reason. What cannot be told at all is said, and changes no exit code.",
+        ),
     ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print the figures as JSON on standard output; of a stream, a line a batch.")
@@ -51,11 +55,13 @@ def run(
     people.print(text.books(tally, settings.judge.engine))
     people.print(text.ranges(result))
     people.print(text.banner(tally))
+    for line in text.absent(result):
+        people.print(line, soft_wrap=True)
     if result["others"]:
         people.print(
             f"{result['others']:,} rows of the source are no messages: not judged, in no book", highlight=False
         )
-    for line in agreement.audited(result["audit"]):
+    for line in (*agreement.audited(result["audit"]), *text.cannot_tell(result, toml=True)):
         people.print(line, soft_wrap=True)
     for line in agreement.files_read(result["manifest"]):
         people.print(line, soft_wrap=True)
@@ -65,13 +71,14 @@ def run(
     # Repeats are what a pipeline is there to remove; they are no finding, if each has its first.
     unknown = tally.count(Verdict.UNSURE) or tally.count(Verdict.REJECT) or result["missing_ranges"]
     unknown = unknown or result["manifest"]["changed"]
-    if result["manifest"]["set_aside"] or (strict and (unknown or result["audit"]["orphans"])):
+    alone = result["audit"]["orphans"] or result["audit"]["orphans_by_rule"]
+    if result["manifest"]["set_aside"] or (strict and (unknown or alone)):
         raise typer.Exit(1)
 
 
 def execute(settings: Settings) -> dict[str, Any]:
     """Run the pipeline of these settings, showing progress, and leave its page; its figures, and where the page is."""
-    from onefold.cli.pipeline import opened
+    from onefold.cli.pipeline import columns_in_toml, opened
     from onefold.spark import jobs
     from onefold.spark.figures import Figures
     from onefold.spark.overlap import refuse_overlap
@@ -83,17 +90,18 @@ def execute(settings: Settings) -> dict[str, Any]:
         say("starting Spark")
         spark, source, judging = opened(settings)
         told = without_secrets(settings.model_dump(mode="json"))  # run.json lies beside the rows, for all their readers
-        result = jobs.run(
-            spark,
-            source,
-            judging,
-            settings.publish.path,
-            strategy=settings.publish.strategy,
-            settings=told,
-            ranges_max=settings.report.ranges_max,
-            figures=None if page == "off" else Figures(**samples),
-            say=begin,
-        )
+        with columns_in_toml():
+            result = jobs.run(
+                spark,
+                source,
+                judging,
+                settings.publish.path,
+                strategy=settings.publish.strategy,
+                settings=told,
+                ranges_max=settings.report.ranges_max,
+                figures=None if page == "off" else Figures(**samples),
+                say=begin,
+            )
         found = result.to_dict()
         report = None if page == "off" else _leave_page(spark, settings.publish.path, {**found, "settings": told})
     return {**found, "report": report}

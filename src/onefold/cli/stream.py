@@ -47,6 +47,8 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
         people.print(f"{last.held:,} messages are held back in the checkpoint, in no book yet", highlight=False)
     for line in told_of_files(last):
         people.print(line, style="yellow", markup=False, soft_wrap=True)
+    for untold in text.cannot_tell({"cannot_tell": _untold(settings)}, toml=True):
+        people.print(untold, soft_wrap=True)
     _leave_page(settings)
     unsure = last.tally.count(Verdict.UNSURE) or last.tally.count(Verdict.REJECT)
     return 1 if last.set_aside or (strict and (unsure or last.gaps or last.changed)) else 0
@@ -57,6 +59,13 @@ def told_of_files(progress: Progress) -> list[str]:
     aside = [f"set aside: {file['path']}, {file['size']:,} bytes: {file['trouble']}" for file in progress.set_aside]
     lines = [*(f"{line}; its rows are unknown" for line in aside), *progress.changed]
     return [text.foreign(line, 500).plain for line in lines]
+
+
+def _untold(settings: Settings) -> list[dict[str, str]]:
+    """What cannot be told, by the settings."""
+    from onefold.cli.pipeline import judging
+
+    return [untold._asdict() for untold in judging(settings).cannot_tell()]
 
 
 def _leave_page(settings: Settings) -> None:

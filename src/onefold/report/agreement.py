@@ -98,5 +98,6 @@ def _of_ids(audit: Mapping[str, Any]) -> Text:
     if not audit["orphans"] and not audit["orphans_by_rule"]:
         return Text(f"  {once}, and each of {of_them} has its first")
     alone = f"{audit['orphans']:,} have no first" if audit["orphans"] else ""
-    rule = f"{audit['orphans_by_rule']:,} have none by the rule of their reason" if audit["orphans_by_rule"] else ""
-    return Text(f"  {once}; of {of_them} {' and '.join(filter(None, (alone, rule)))}")
+    ruled = audit["orphans_by_rule"]
+    rule = f"{ruled:,} have none by the rule of their reason: they may be new, and count nowhere" if ruled else ""
+    return Text(f"  {once}; of {of_them} {' and '.join(filter(None, (alone, rule)))}", style="yellow")

@@ -14,8 +14,8 @@ ENGINES: Final[Mapping[str, tuple[str, ...]]] = {
     "chains": (
         'Exact, in any order of arrival, where each message names the one before it. With floor = "first" what is '
         "older than the first message that arrived is a repeat, as published.",
-        "Messages that name no previous one are compared with the newest only: best effort, and kept apart in the "
-        "books.",
+        "Messages that name no previous one are judged by their numbers alone: exactly in a table; in a stream, which "
+        "cannot know them, they are unsure when they are older than the newest. A loss among them leaves no trace.",
         "Over gap_count_max the lowest gap is forgotten; what lies there is unsure, never called a repeat.",
         "After the last message of a chain nothing can tell whether more was sent.",
     ),

@@ -20,6 +20,8 @@ from onefold.report.reading import Part
 Level: TypeAlias = Literal["ok", "note", "warn", "bad"]
 PATH_CHARS_MAX: Final = 300
 """How much of a file's path, or of what is wrong with it, is shown."""
+WHAT_CHARS_MAX: Final = 300
+"""How much is shown of a sentence that has the name of a column in it."""
 WORDS: Final = {"ok": "good", "note": "not known", "warn": "look at this", "bad": "wrong"}
 """What a level is called, beside its colour."""
 
@@ -57,23 +59,25 @@ class Standing:
 
 def standing(document: Part, ledger: Ledger) -> Standing:
     """How a run stands, from its books, its audit and its missing ranges."""
+    untold = {part["about"].text(): part for part in document["cannot_tell"].each()}
     checks = [
         _lost(document["audit"], ledger),
-        _twice(document["audit"], ledger),
+        _twice(document["audit"], ledger, untold.get("copies")),
         *_orphans(document["audit"]),
         *_files(document["manifest"]),
-        _missing(document),
+        _missing(document, untold.get("lost")),
         _refused(ledger),
     ]
     bad = any(check.level == "bad" for check in checks)
-    proven = checks[0].level == checks[1].level == "ok"
     alone = any(check.level == "warn" for check in checks[2:-2])
-    level: Level = "bad" if bad else "warn" if alone else "ok" if proven else "note"
+    unknown = bool(ledger["unsure"])
+    proven = checks[0].level == checks[1].level == "ok" and not untold
+    level: Level = "bad" if bad else "warn" if alone or unknown else "ok" if proven else "note"
     left = _open_things(document, ledger)
-    but = f"{'But look' if proven else 'Look'} at {_and(left)}." if left and not bad else ""
+    but = f"{'But look' if level == 'ok' else 'Look'} at {_and(left)}." if left and not bad else ""
     listed = bool(document["missing_ranges"])
     aside = len(document["manifest"]["set_aside"].each())
-    headline, code = _headline(ledger, level), _exit(left, level, listed)
+    headline, code = _headline(ledger, level, alone), _exit(left, level, listed, bool(untold))
     if aside and not bad:
         headline, code = "Some files could not be read", f"Exit code 1: {many(aside, 'file')} could not be read."
     return Standing(level, headline, checks, code, but)
@@ -119,7 +123,7 @@ def _lost(audit: Part, ledger: Ledger) -> Check:
     return Check("note", question, f"{every} got a verdict. Source and output were not compared.")
 
 
-def _twice(audit: Part, ledger: Ledger) -> Check:
+def _twice(audit: Part, ledger: Ledger, untold: Part | None) -> Check:
     question = "Was anything counted twice?"
     if ledger.judged > ledger.received and ledger.problem is None:
         more = ledger.judged - ledger.received
@@ -139,7 +143,15 @@ def _twice(audit: Part, ledger: Ledger) -> Check:
     if not audit["ids"]:
         return Check("note", question, "The output carries no verdicts, so its ids were not looked at.")
     ids = audit["ids"].count()
+    if untold:
+        return Check("note", question, f"No number counts twice, of {ids:,}. {_untold(untold)}")
     return Check("ok", question, f"No. {many(ids, 'message')} {'counts' if ids == 1 else 'count'}, each once.")
+
+
+def _untold(part: Part) -> str:
+    """What cannot be told, and what would tell it."""
+    setting = f'{part["option"].text()} = "{part["value"].text()}"'
+    return f"Cannot be told: {part['what'].text(WHAT_CHARS_MAX)}. In [judge], {setting} would tell."
 
 
 def _orphans(audit: Part) -> Iterator[Check]:
@@ -151,9 +163,10 @@ def _orphans(audit: Part) -> Iterator[Check]:
     if orphans:
         yield Check("warn", question, f"No: {many(orphans, 'repeat')} of {repeats:,} have no first, and count nowhere.")
     elif by_rule:
-        yield Check(
-            "ok", question, f"Yes, but for {by_rule:,} of {repeats:,} that need none by the rule of their reason."
+        answer = (
+            f"Not known of {by_rule:,} of {repeats:,}: by the rule of their reason they are repeats without a first."
         )
+        yield Check("warn", question, f"{answer} They may be new, and count nowhere.")
     elif repeats:
         yield Check("ok", question, f"Yes: each of {many(repeats, 'repeat')} has its first.")
 
@@ -177,8 +190,10 @@ def _files(manifest: Part) -> Iterator[Check]:
         yield Check("ok", question, f"Yes: {held}, by a count that did not go through the reader.")
 
 
-def _missing(document: Part) -> Check:
+def _missing(document: Part, untold: Part | None) -> Check:
     question = "Did everything arrive?"
+    if untold:
+        return Check("note", question, _untold(untold))
     if not document["missing_ranges"]:
         return Check("note", question, "Not listed here: what is missing now may come yet.")
     ranges = document["missing_ranges"].count()
@@ -200,17 +215,17 @@ def _refused(ledger: Ledger) -> Check:
     return Check("warn", question, f"Yes: {' and '.join(parts)}.") if parts else Check("ok", question, "No.")
 
 
-def _headline(ledger: Ledger, level: Level) -> str:
+def _headline(ledger: Ledger, level: Level, alone: bool) -> str:
     if not ledger.balanced:
         return "The books do not balance" if ledger.problem is None else "The books cannot be right"
     if level == "bad":
         return "Source and output do not agree"
     if level == "warn":
-        return "Some messages count nowhere"
+        return "Some messages count nowhere" if alone else "Some messages cannot be known"
     return "Nothing lost, nothing counted twice" if level == "ok" else "The books balance"
 
 
-def _exit(left: list[str], level: Level, listed: bool) -> str:
+def _exit(left: list[str], level: Level, listed: bool, untold: bool) -> str:
     """``listed``: whether what is missing is known; a stream counts it while it goes."""
     if level == "bad":
         return "Exit code 3: a run like this is not complete. Do not use its output."
@@ -218,6 +233,8 @@ def _exit(left: list[str], level: Level, listed: bool) -> str:
         return f"Exit code 0{': the run is complete' if listed else ''}. With --strict it is 1: {_and(left)}."
     if not listed:
         return "Exit code 0. With --strict it is 1 if gaps are open when it ends."
+    if untold:
+        return "Exit code 0, with --strict too: nothing was found. Not all could be told: see above."
     return "Exit code 0, with --strict too: there is nothing to look at."
 
 
@@ -229,7 +246,11 @@ def _open_things(document: Part, ledger: Ledger) -> list[str]:
             (document["missing_ranges"].count(), "missing range", None),
             (ledger["reject"], "rejected row", None),
             (ledger["unsure"], "unsure message", None),
-            (document["audit"]["orphans"].count(), "repeat without a first", "repeats without a first"),
+            (
+                document["audit"]["orphans"].count() + document["audit"]["orphans_by_rule"].count(),
+                "repeat without a first",
+                "repeats without a first",
+            ),
             (
                 len(document["manifest"]["set_aside"].each()),
                 "file that could not be read",

@@ -27,6 +27,8 @@ RULES: Mapping[str, Mapping[Any, str]] = {
 
 FOREIGN_MAX: Final = 80
 """How many characters of a foreign text are shown."""
+LINE_MAX: Final = 400
+"""How long a line may be that has a foreign name in it."""
 
 LOWER, UPPER = ("lower_timestamp", "lower_sequence"), ("upper_timestamp", "upper_sequence")
 
@@ -62,6 +64,8 @@ def banner(tally: Tally) -> Text:
 def ranges(run: Mapping[str, Any]) -> RenderableType:
     """The missing ranges that the run kept as samples."""
     shown: list[Mapping[str, Any]] = run["missing_ranges_shown"]
+    if not shown and any(untold["about"] == "lost" for untold in run.get("cannot_tell", ())):
+        return Text("what is missing cannot be told", style="yellow")
     if not shown:
         return Text("nothing is known to be missing", style="green")
     lower, upper = ([name for name in shown[0] if name in ends] for ends in (LOWER, UPPER))
@@ -78,17 +82,41 @@ def ranges(run: Mapping[str, Any]) -> RenderableType:
 
 
 def findings(run: Mapping[str, Any]) -> list[str]:
-    """What is not as it should be, one line each; nothing if all is clean."""
+    """What is not as it should be, one line each; nothing if nothing was found."""
     tally = Tally.from_dict(run["tally"])
+    files = run.get("manifest", {})  # runs of earlier versions kept none
     found: Iterable[tuple[int, str]] = (
         (tally.count(Verdict.REPEAT), "repeated messages"),
         (tally.count(Verdict.UNSURE), "messages that cannot be known"),
         (tally.count(Verdict.REJECT), "rejected rows"),
         (run["missing_ranges"], "missing ranges"),
-        (len(run["manifest"]["set_aside"]), "files that cannot be read"),
-        (len(run["manifest"]["changed"]), "files that changed while they were judged"),
+        (len(files.get("set_aside", ())), "files that cannot be read"),
+        (len(files.get("changed", ())), "files that changed while they were judged"),
     )
     return [f"{count:,} {what}" for count, what in found if count]
+
+
+def cannot_tell(run: Mapping[str, Any], *, toml: bool = False) -> list[Text]:
+    """What nobody may claim of a run, one line each, with the option or the line of TOML that would tell."""
+    return [
+        foreign(f"cannot be told: {untold['what']}; {_setting(untold, toml)} would tell", LINE_MAX)
+        for untold in run.get("cannot_tell", ())
+    ]
+
+
+def absent(run: Mapping[str, Any]) -> list[Text]:
+    """Which usual columns the source does not have, in one line, if it lacks any."""
+    names = run.get("absent_columns", ())
+    if not names:
+        return []
+    order = "; without an arrival, rows are judged in the order of their numbers" if "arrival" in names else ""
+    return [foreign(f"there is no column {', '.join(names)}: judged without{order}", LINE_MAX)]
+
+
+def _setting(untold: Mapping[str, Any], toml: bool) -> str:
+    option, value = untold["option"], untold["value"]
+    shared = ", a column that copies share," if option == "timestamp" else ""
+    return f'{option} = "{value}" in [judge]{shared}' if toml else f"--{option.replace('_', '-')} {value}{shared}"
 
 
 def memory(run: Mapping[str, Any]) -> str:

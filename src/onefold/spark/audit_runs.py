@@ -42,7 +42,7 @@ def audit_run(source: DataFrame, place: Place, judging: Judging, sent: Fingerpri
     rows = _found(source.sparkSession, place)
     if rows is None:
         rows = source.limit(0).withColumns({name: F.lit("") for name in (VERDICT, REASON)})
-    return audit(source, rows, identity(judging), columns=comparable(source), sent=sent)
+    return audit(source, rows, identity(judging.fitted(source)), columns=comparable(source), sent=sent)
 
 
 def published(spark: SparkSession, place: Place) -> DataFrame:

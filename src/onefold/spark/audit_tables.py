@@ -64,7 +64,7 @@ class Audit:
     orphans: int = 0
     """How many repeats have no first, though their reason knows of one."""
     orphans_by_rule: int = 0
-    """How many repeats have no first, and by the rule of their reason need not."""
+    """How many repeats have no first by the rule of their reason: nothing can tell whether they are copies."""
     left_out: Sequence[str] = ()
     """Columns of a type that nobody can compare."""
     shown: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Audit:
     @property
     def clean(self) -> bool:
         """Whether there is nothing to report at all."""
-        return self.agrees and not self.orphans
+        return self.agrees and not self.orphans and not self.orphans_by_rule
 
     def check(self) -> Audit:
         """Return self if source and sink agree; raise `AuditFailed` that names the first ids if not."""

@@ -7,9 +7,11 @@ row's problem, and the row is refused with a reason; a type that can hold none i
 a single row is read.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from typing import Final, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -37,9 +39,15 @@ _SECONDS: Final = _CLOCK + ":[0-9]{2}([.][0-9]{1,9}0*)?"  # beyond nanoseconds n
 _ZONE: Final = " ?(Z|[+-][0-9]{1,2}(:?[0-9]{2})?|[A-Za-z][A-Za-z0-9_+/:-]*)$"
 
 
+class Usual(str):
+    """The usual name of a column: a table that has none of this name has no such column, which is no mistake."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainColumns:
-    """The names of the columns; None says that there is no such column.
+    """The names of the columns; None says that there is no such column, and so does a default that a table lacks.
 
     >>> ChainColumns(key=("device",), timestamp="ts", sequence=None, arrival="received").key
     ('device',)
@@ -49,12 +57,12 @@ class ChainColumns:
     """Together they name the chain; plain values of any type, not arrays, structs or maps."""
     timestamp: str = "timestamp"
     """Milliseconds, or a time. Of a time, what lies below the millisecond takes the place of the sequence."""
-    sequence: str | None = "sequence"
+    sequence: str | None = Usual("sequence")
     """None: every sequence is 0, or what the time has below its millisecond."""
-    previous_timestamp: str | None = "previous_timestamp"
+    previous_timestamp: str | None = Usual("previous_timestamp")
     """None: no message names its previous one, so each is only compared with the newest."""
-    previous_sequence: str | None = "previous_sequence"
-    arrival: str | None = "arrival"
+    previous_sequence: str | None = Usual("previous_sequence")
+    arrival: str | None = Usual("arrival")
     """The order of judgement. Null comes before all times. None: rows are judged in the order of their numbers."""
 
     def __post_init__(self) -> None:
@@ -70,8 +78,20 @@ class ChainColumns:
     def check(self, df: DataFrame) -> None:
         """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
         times = ("timestamp", "previous_timestamp", "arrival")
-        check_columns(df, self.named, plain=("key",), required=("key", "timestamp"), times=times)
+        check_columns(df, self.of(df).named, plain=("key",), required=("key", "timestamp"), times=times)
         refuse_range_ends(self.key, "key")
+
+    def of(self, df: DataFrame) -> ChainColumns:
+        """The columns that this table has: those that were left at their defaults and are not there are None."""
+        there = set(df.columns)
+        absent = {role for role, name in self.named if isinstance(name, Usual) and name not in there}
+        if {"sequence", "previous_timestamp"}.isdisjoint(absent) and None not in (
+            self.sequence,
+            self.previous_timestamp,
+        ):
+            absent.discard("previous_sequence")  # half of what the previous number is: taking it for 0 would be a guess
+        none: dict[str, Any] = dict.fromkeys(absent)
+        return replace(self, **none)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +149,9 @@ def check_columns(
     types = {field.name: field.dataType for field in df.schema.fields}
     for role, name in named:
         if name not in types:
-            hint = "" if role in required else f"; if there is none, say so: {role} = none"
-            raise Misuse(f"no column {name!r} ({role}): the columns are {', '.join(types)}{hint}", column=name)
+            hint = "" if role in required else f"; if there is none: {role}=None"
+            said = f"no column {name!r} ({role}): the columns are {', '.join(types)}"
+            raise Misuse(f"{said}{hint}", column=name, role=role, said=said, required=role in required)
         kind = types[name]
         if role not in plain and not isinstance(kind, (*WHOLE, *TEXT, *EXACT, *(TIME if role in times else ()))):
             wanted = "whole numbers or times" if role in times else "whole numbers"
@@ -218,7 +239,7 @@ class _Written(NamedTuple):
     finer: Column
 
     @classmethod
-    def of(cls, text: Column) -> "_Written":
+    def of(cls, text: Column) -> _Written:
         text = F.trim(text.cast(T.StringType()))  # without a collation, for which regular expressions need not work
         number = text.try_cast("long")
         finer = F.rpad(F.regexp_extract(text, "[.][0-9]{6}([0-9]{1,3})", 1), 3, "0").cast("long")
@@ -226,7 +247,7 @@ class _Written(NamedTuple):
         return cls(number, F.when(number.isNull(), at), F.when(number.isNull(), finer))
 
     @classmethod
-    def added(cls, name: str) -> "_Written":
+    def added(cls, name: str) -> _Written:
         return cls(*(F.col(quoted(cls.name(name, i))) for i in range(len(cls._fields))))
 
     @classmethod

@@ -41,7 +41,7 @@ class Naming:
 
 def naming(rows: DataFrame, judging: Judging | None) -> Naming:
     """As the engine reads a row; if it is not known, as rows with these columns are usually read."""
-    found = _usual(rows) if judging is None else _of(judging)
+    found = _usual(rows) if judging is None else _of(judging.fitted(rows))
     if found.source is not None:
         return found
     return replace(found, source=next((name for name in SOURCES if name in rows.columns), None))

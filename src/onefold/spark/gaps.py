@@ -24,7 +24,7 @@ def missing_ranges(firsts: DataFrame, columns: ChainColumns | None = None, *, fl
     ``firsts``: the rows whose verdict is FIRST. With ``floor="first"`` nothing before the first message is missing. The
     timestamps are of the type of the column if it is one of times, else milliseconds.
     """
-    names = columns or ChainColumns()
+    names = (columns or ChainColumns()).of(firsts)
     key = [F.col(quoted(name)) for name in names.key]
     if names.previous_timestamp is None:  # nobody names what came before: nothing can be known to be missing
         nothing = {name: F.lit(None).cast("long") for name in RANGE_ENDS}

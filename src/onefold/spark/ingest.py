@@ -382,7 +382,8 @@ def _wider(one: T.DataType, other: T.DataType) -> T.DataType | None:
 
 def _refuse_words(df: DataFrame, columns: Named) -> None:
     """A text column without a single number or time among its first values is the wrong column, not a bad row."""
-    wanted = {name: role in TIMES for role, name in columns.named if role in (*TIMES, "sequence")}
+    there = set(df.columns)
+    wanted = {name: role in TIMES for role, name in columns.named if role in (*TIMES, "sequence") and name in there}
     texts = [name for name in wanted if isinstance(df.schema[name].dataType, TEXT)]
     if not texts:
         return

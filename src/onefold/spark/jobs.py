@@ -23,7 +23,7 @@ from onefold.spark.figures import Figures, Phases, circumstances
 from onefold.spark.files import NAMED_MAX, Manifest, naming_files
 from onefold.spark.ingest import Opened, open_source
 from onefold.spark.ingest import Source as Source
-from onefold.spark.judging import Judging
+from onefold.spark.judging import Judging, Untold
 from onefold.spark.overlap import refuse_overlap
 from onefold.spark.place import Place, located
 from onefold.spark.table import VERDICT
@@ -47,6 +47,10 @@ class Run:
     ranges: list[dict[str, Any]]
     """The first of them: key columns, lower and upper ends."""
     seconds: float
+    cannot_tell: Sequence[Untold] = ()
+    """What nobody may claim of this run, and which setting would tell it."""
+    absent: Sequence[str] = ()
+    """Usual columns that the source does not have, and that the judgement did without."""
     others: int = 0
     """How many rows of the source were no messages: counted, not judged."""
     path: str | None = None
@@ -74,6 +78,8 @@ class Run:
             "keys": self.keys,
             "missing_ranges": self.gaps,
             "missing_ranges_shown": self.ranges,
+            "cannot_tell": [untold._asdict() for untold in self.cannot_tell],
+            "absent_columns": list(self.absent),
             "state_entries": self.state_entries,
             "others": self.others,
             "seconds": round(self.seconds, 3),
@@ -94,6 +100,7 @@ def run(
     phases = Phases("opening the source", say)
     opened = open_source(spark, source, judging.reads)
     came = opened.rows
+    absent, judging = _fitted(judging, came)
     df, reading = _counted(came, judging)
     sent = Passing(comparable(df))
     with publish.opened(spark, path) as output:
@@ -117,7 +124,8 @@ def run(
         if taken is not None:
             taken |= circumstances(came, phases)
         result = Run(
-            **found, others=others, seconds=phases.seconds, path=place.shown, audit=audited, figures=taken
+            **found, absent=absent, others=others, seconds=phases.seconds,
+            path=place.shown, audit=audited, figures=taken,
         )  # fmt: skip
         document = {**result.to_dict(), "settings": dict(settings or {})}
         publish.finish(output, result.tally, document, result.manifest.lines())
@@ -130,6 +138,7 @@ def check(spark: SparkSession, source: Source, judging: Judging, *, ranges_max: 
     started = monotonic()
     opened = open_source(spark, source, judging.reads)
     came = opened.rows
+    absent, judging = _fitted(judging, came)
     df, reading = _counted(came, judging)
     folder = tempfile.mkdtemp(prefix="onefold-check-")
     try:
@@ -137,7 +146,7 @@ def check(spark: SparkSession, source: Source, judging: Judging, *, ranges_max: 
         narrow = df.select(*(F.col(quoted(name)) for name in df.columns if name in judged_columns))
         staging = Place(spark, folder)
         found, _, _ = _judge(narrow, staging, judging, "mark", ranges_max, say, Passing(), opened, reading)
-        return Run(**found, others=judging.others(came), seconds=monotonic() - started)
+        return Run(**found, absent=absent, others=judging.others(came), seconds=monotonic() - started)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -149,6 +158,13 @@ def _counted(came: DataFrame, judging: Judging) -> tuple[DataFrame, Passing | No
         return df, None
     reading = Passing()
     return judging.shaped(came.transform(reading.watch)), reading
+
+
+def _fitted(judging: Judging, source: DataFrame) -> tuple[list[str], Judging]:
+    """The usual columns that are not there, and the engine without them."""
+    fitted = judging.fitted(source)
+    there = {name for _, name in fitted.columns.named}
+    return [name for _, name in judging.columns.named if name not in there], fitted
 
 
 def _judge(
@@ -172,7 +188,8 @@ def _judge(
     first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
     ranges = [row.asDict() for row in first.collect()]
     found = {"tally": tally, "engine": judging.engine, "keys": judging.keys(rows), "gaps": gaps.count()}
-    return {**found, "ranges": ranges, "manifest": opened.manifest, "changed": opened.changed()}, rows, gaps
+    files = {"manifest": opened.manifest, "changed": opened.changed()}
+    return {**found, "ranges": ranges, "cannot_tell": judging.cannot_tell(), **files}, rows, gaps
 
 
 def _believed(opened: Opened, read: int) -> int:

@@ -62,7 +62,7 @@ def judge_chains(
     """
     names = columns or ChainColumns()
     ChainDetector(gap_count_max=gap_count_max, floor=floor)  # refuses misuse now, not in a task
-    jump = jump_limit(jump_max_ms, names)
+    jump_limit(jump_max_ms, names)
     options = Options(
         partitions=partitions,
         rows_in_memory_max=rows_in_memory_max,
@@ -77,9 +77,11 @@ def judge_chains(
 
     def chains_judged(df: DataFrame) -> DataFrame:
         names.check(df)
+        present = names.of(df)
         prepare(df, options)
-        meaning = chains_meaning(df, names, floor=floor, jump_max_ms=jump, buckets=buckets)
-        engine = Hosted(integers(df, names, jump), resume, ANSWERS, meaning)
+        jump = jump_limit(jump_max_ms, present)
+        meaning = chains_meaning(df, present, floor=floor, jump_max_ms=jump, buckets=buckets)
+        engine = Hosted(integers(df, present, jump), resume, ANSWERS, meaning)
         return with_verdict(df, names.key, engine, judge, options)
 
     return chains_judged

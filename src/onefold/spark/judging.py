@@ -4,9 +4,11 @@ The jobs read, judge, publish and keep the books for whatever stands behind `Jud
 in a file of its own (`judging_lorawan`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, Protocol, Self
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -35,6 +37,17 @@ class Named(Protocol):
     def check(self, df: DataFrame) -> None:
         """Raise `Misuse` that names the column if one is missing or of a wrong type."""
         ...
+
+
+class Untold(NamedTuple):
+    """Something that an engine cannot tell with these settings, and the setting that would tell it."""
+
+    about: Literal["lost", "copies"]
+    what: str
+    option: str
+    """The setting's name."""
+    value: str
+    """What it must be; COLUMN stands for the name of a column."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +89,10 @@ class Judging(Protocol):
         """How many tasks judge; None: by the size of the input."""
         ...
 
+    def fitted(self, source: DataFrame) -> Judging:
+        """The same, looking only where this source has columns."""
+        ...
+
     def shaped(self, source: DataFrame) -> DataFrame:
         """The messages of the source, one a row, with the columns that are looked at."""
         ...
@@ -100,6 +117,10 @@ class Judging(Protocol):
         """The ranges that are known to be missing: the key, lower ends (seen; null: before all), upper ends."""
         ...
 
+    def cannot_tell(self) -> Sequence[Untold]:
+        """What nobody may claim of rows that were judged like this."""
+        ...
+
     def keys(self, rows: DataFrame) -> int:
         """How many chains, producers or devices there are among judged rows."""
         ...
@@ -121,6 +142,10 @@ class AsItStands:
         """The columns that are looked at."""
         return self.columns
 
+    def fitted(self, source: DataFrame) -> Self:
+        """All that is named must be there."""
+        return self
+
     def shaped(self, source: DataFrame) -> DataFrame:
         """The source."""
         return source
@@ -132,6 +157,10 @@ class AsItStands:
     def extras(self, rows: DataFrame) -> Mapping[str, DataFrame]:
         """Nothing."""
         return {}
+
+    def cannot_tell(self) -> Sequence[Untold]:
+        """Nothing but what guarantees.md says of the engine."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +178,10 @@ class Chains(AsItStands):
     def key(self) -> Sequence[str]:
         """The columns that name a chain."""
         return self.columns.key
+
+    def fitted(self, source: DataFrame) -> Chains:
+        """Without the usual columns that are not there."""
+        return replace(self, columns=self.columns.of(source))
 
     def table(self) -> Transform:
         """The step that judges a table."""
@@ -177,11 +210,12 @@ class Chains(AsItStands):
 
     def meaning(self, df: DataFrame, state: State) -> Meaning:
         """The columns, floor, jump guard, buckets, and whether rows are held back."""
+        present = self.columns.of(df)
         return chains_meaning(
             df,
-            self.columns,
+            present,
             floor=self.floor,
-            jump_max_ms=jump_limit(self.jump_max_ms, self.columns),
+            jump_max_ms=jump_limit(self.jump_max_ms, present),
             buckets=state.buckets,
             ordered=state.ordered_wait_ms is not None,
         )
@@ -206,6 +240,17 @@ class Chains(AsItStands):
     def missing(self, firsts: DataFrame) -> DataFrame:
         """What lies between neighbours that do not name each other."""
         return missing_ranges(firsts, self.columns, floor=self.floor)
+
+    def cannot_tell(self) -> Sequence[Untold]:
+        """Without previous numbers a loss leaves no trace, and a number is all that a message is known by."""
+        if self.columns.previous_timestamp is not None:
+            return ()
+        number = self.columns.timestamp
+        alike = f"rows of one key that share their {number!r} are copies here, and rows with another are other messages"
+        return (
+            Untold("lost", "what was lost: the rows name no previous message", "previous_timestamp", "COLUMN"),
+            Untold("copies", f"copies that bear another number: {alike}", "timestamp", "COLUMN"),
+        )
 
     def keys(self, rows: DataFrame) -> int:
         """Every chain has one first message."""
@@ -263,6 +308,12 @@ class Producers(AsItStands):
         """With memory "gaps", what lies between neighbours; with "highest" holes mean nothing."""
         missing = missing_sequences(firsts, self.columns)
         return missing if self.memory == "gaps" else missing.limit(0)
+
+    def cannot_tell(self) -> Sequence[Untold]:
+        """With memory "highest" a hole may be anything."""
+        if self.memory == "gaps":
+            return ()
+        return (Untold("lost", 'what was lost: with memory = "highest" holes mean nothing', "memory", "gaps"),)
 
     def keys(self, rows: DataFrame) -> int:
         """Who has a message that counts."""

@@ -1,5 +1,7 @@
 """What a pipeline needs to know of the lorawan engine: receptions are read from whatever shape they are stored in."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,7 +14,7 @@ from onefold.engines.lorawan.columnar import EXPIRY_MS, Windows
 from onefold.errors import Misuse
 from onefold.spark.columns import milliseconds, quoted
 from onefold.spark.counters import missing_counters
-from onefold.spark.judging import Named, State
+from onefold.spark.judging import Named, State, Untold
 from onefold.spark.meaning import Meaning
 from onefold.spark.reception_columns import ReceptionColumns
 from onefold.spark.reception_judge import STATUS, judge_receptions, receptions_meaning
@@ -64,6 +66,14 @@ class Lorawan:
     def reads(self) -> Named:
         """The columns, or whatever there is."""
         return self.columns if self.shape == FLAT else AnyShape()
+
+    def fitted(self, source: DataFrame) -> Lorawan:
+        """All that is named must be there."""
+        return self
+
+    def cannot_tell(self) -> Sequence[Untold]:
+        """Nothing but what guarantees.md says."""
+        return ()
 
     def shaped(self, source: DataFrame) -> DataFrame:
         """One row per reception."""

@@ -82,7 +82,7 @@ def order_chains(
     """
     names = columns or ChainColumns()
     settings = Settings(wait_ms, 0, 0, "light", buffer_max, gap_count_max).checked()
-    jump = jump_limit(jump_max_ms, names)
+    jump_limit(jump_max_ms, names)
     for name, value in {"buckets": buckets, "state_rows_max": state_rows_max}.items():
         if value is not None and value < 1:
             raise Misuse(f"{name} is {value}, must be at least 1", **{name: value})
@@ -91,11 +91,13 @@ def order_chains(
         if not df.isStreaming:
             raise Misuse("only a stream is brought into order: sort a table")
         names.check(df)
+        present = names.of(df)
         refuse_taken(df)
         ship(df.sparkSession)
         resume = _Resume(settings, frozenset(df.columns.index(name) for name in names.key), state_rows_max)
-        meaning = chains_meaning(df, names, floor="first", jump_max_ms=jump, buckets=buckets, ordered=True)
-        grouped = in_buckets(df, integers(df, names, jump), buckets)
+        jump = jump_limit(jump_max_ms, present)
+        meaning = chains_meaning(df, present, floor="first", jump_max_ms=jump, buckets=buckets, ordered=True)
+        grouped = in_buckets(df, integers(df, present, jump), buckets)
         folded = grouped.applyInPandasWithState(
             _fold(resume, buckets, meaning, watch),
             blobs("codes", "bounds", "rows"),
@@ -106,7 +108,7 @@ def order_chains(
         schema = T.StructType([*judged_schema(df).fields, T.StructField(GAP_COLUMN, _BOUNDS)])
         unpacked = folded.mapInArrow(_unpack, schema).toDF(*df.columns, *LABELS, GAP_COLUMN)
         gap = F.col(GAP_COLUMN)
-        ends = [end for to in (LOWER, UPPER) for end in range_end(df, names, gap[to[0]], gap[to[1]], to)]
+        ends = [end for to in (LOWER, UPPER) for end in range_end(df, present, gap[to[0]], gap[to[1]], to)]
         return unpacked.withColumn(GAP_COLUMN, F.when(gap.isNotNull(), F.struct(*ends)))
 
     return ordered

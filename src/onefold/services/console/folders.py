@@ -122,8 +122,11 @@ class Folder:
             for answer, count in tally
             if answer.verdict is Verdict.REJECT
         )
-        agrees = (run.get("audit") or {}).get("agrees")
+        audit = run.get("audit") or {}
+        agrees, alone = audit.get("agrees"), whole(audit.get("orphans", 0)) + whole(audit.get("orphans_by_rule", 0))
         audited = "" if agrees is None else "; source and sink agree" if agrees else "; SOURCE AND SINK DO NOT AGREE"
+        audited += f"; {alone:,} repeats have no first" if alone else ""
+        audited += "; not all can be told, see the report" if run.get("cannot_tell") else ""
         state: State = "complete" if tally.balanced and agrees is not False else "trouble"
         told = f"complete{audited}" if tally.balanced else "THE BOOKS DO NOT BALANCE"
         at_ms = round((self.path / RUN).stat().st_mtime * 1000)
