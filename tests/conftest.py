@@ -3,6 +3,7 @@ import tempfile
 from uuid import uuid4
 
 import pytest
+from hypothesis import settings
 
 IN_CI = os.environ.get("CI") == "true"
 
@@ -13,6 +14,10 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:Reserved
 
 # `onefold publish` keeps a digest with the user's state; tests have none of their own.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="onefold-state-")
+
+# Ours are laws, not races: on a busy machine any example may take its time. What hangs meets pytest's own timeout.
+settings.register_profile("onefold", deadline=None)
+settings.load_profile("onefold")
 
 
 def pytest_xdist_auto_num_workers():
