@@ -152,6 +152,7 @@ def test_check_judges_the_producers_of_a_dump_and_of_a_log(tmp_path):
 
 
 EVENTS = ("--key", "user", "--timestamp", "ts")
+NO_PREVIOUS = ("--sequence", "none", "--previous-timestamp", "none", "--previous-sequence", "none")
 
 
 @pytest.fixture(scope="module")
@@ -170,18 +171,19 @@ def late_events(tmp_path_factory):
 
 
 def test_late_events_without_previous_all_count_and_what_cannot_be_told_is_said(late_events, tmp_path):
-    checked = onefold("check", late_events, *EVENTS, "--arrival", "received", "--json", cwd=tmp_path)
+    words = (*EVENTS, *NO_PREVIOUS, "--arrival", "received")
+    checked = onefold("check", late_events, *words, "--json", cwd=tmp_path)
     assert checked.returncode == 0, checked.stderr
     figures = json.loads(checked.stdout)
     assert (figures["tally"]["first"], figures["tally"]["repeat"], figures["tally"]["unsure"]) == (20_000, 0, 0)
     assert [untold["option"] for untold in figures["cannot_tell"]] == ["previous_timestamp", "timestamp"]
-    assert figures["absent_columns"] == ["sequence", "previous_timestamp", "previous_sequence"]
     assert "clean" not in checked.stderr
     assert "what was lost: the rows name no previous message; --previous-timestamp COLUMN would tell" in checked.stderr
     pipeline(tmp_path, late_events, 'key = ["user"]\ntimestamp = "ts"\narrival = "received"\n')
     done = onefold("run", "pipeline.toml", "--strict", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tally"]["first"] == 20_000
+    assert json.loads(done.stdout)["absent_columns"] == ["sequence", "previous_timestamp", "previous_sequence"]
     assert 'previous_timestamp = "COLUMN" in [judge] would tell' in done.stderr
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Nothing lost" not in page
@@ -192,7 +194,8 @@ def test_late_events_without_previous_all_count_and_what_cannot_be_told_is_said(
 def test_copies_that_bear_another_time_are_not_called_clean(tmp_path):
     rows = {"event_id": [f"e{n % 7}" for n in range(20)], "ts": list(range(1_000, 1_020))}
     pq.write_table(pa.table(rows), tmp_path / "ids.parquet")
-    done = onefold("check", tmp_path / "ids.parquet", "--key", "event_id", "--timestamp", "ts", cwd=tmp_path)
+    words = ("--key", "event_id", "--timestamp", "ts", *NO_PREVIOUS, "--arrival", "none")
+    done = onefold("check", tmp_path / "ids.parquet", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "clean" not in done.stderr
     assert "nothing was found" in done.stderr

@@ -283,7 +283,7 @@ def test_an_empty_table_gives_an_empty_table(table):
     ("change", "names", "message"),
     [
         (lambda df: df.drop("publisher"), {}, "no column 'publisher' (key)"),
-        (lambda df: df.drop("arrival"), {}, "no column 'arrival' (arrival)"),
+        (lambda df: df.drop("arrival"), {"arrival": "arrival"}, "no column 'arrival' (arrival)"),
         (lambda df: df, {"timestamp": "time"}, "no column 'time' (timestamp)"),
         (lambda df: df.withColumn("sequence", F.lit(1.5)), {}, "column 'sequence' (sequence) is double"),
         (lambda df: df.withColumn("arrival", F.lit(True)), {}, "column 'arrival' (arrival) is boolean"),
