@@ -39,7 +39,12 @@ def test_a_batch_pipeline_publishes_receptions_gaps_and_uplinks_and_its_books_ba
     assert "Another station of this server heard it first." in " ".join(done.stderr.split())
     out = tmp_path / "out"
     names = {"firsts", "repeats", "unsure", "rejects", "gaps", "uplinks", "tally.json", "run.json"}
-    assert {path.name for path in out.iterdir()} == names | {"report.html", "progress.json"}
+    assert {path.name for path in out.iterdir()} == names | {
+        "report.html",
+        "progress.json",
+        "manifest.jsonl",
+        "_onefold.json",
+    }
     came = {name: pq.read_table(out / name) for name in ("firsts", "repeats", "uplinks")}
     assert came["uplinks"].num_rows == came["firsts"].num_rows == tally["first"]
     heard = sum(len(receptions) for receptions in came["uplinks"]["receptions"].to_pylist())

@@ -21,8 +21,8 @@ class Passing:
     finds that nothing comes out of a job it forgets what was seen on the way.
     """
 
-    def __init__(self, names: Sequence[str] | None = None) -> None:
-        self._seen = Observation("onefold")
+    def __init__(self, names: Sequence[str] | None = None, *, called: str = "onefold") -> None:
+        self._seen = Observation(called)  # two in one plan need two names
         self._names = names
 
     def watch(self, df: DataFrame) -> DataFrame:

@@ -156,7 +156,7 @@ def _counted(came: DataFrame, judging: Judging) -> tuple[DataFrame, Passing | No
     df = judging.shaped(came)
     if df is came:
         return df, None
-    reading = Passing()
+    reading = Passing(called="onefold_reader")
     return judging.shaped(came.transform(reading.watch)), reading
 
 
