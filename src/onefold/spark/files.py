@@ -15,7 +15,7 @@ nothing.
 What the lines of a file do not tell (values of several lines, another encoding, comments, formats that are not known
 here) is not counted, and the manifest says why.
 
-Cost: a pass over the bytes of text files (about 1 GB/s a core, unpacking aside); of Parquet and ORC only the footers.
+Cost: a pass over the bytes of text files; of Parquet and ORC only the footers.
 """
 
 from __future__ import annotations
