@@ -40,7 +40,7 @@ def test_a_torn_file_ends_a_run_by_name_or_is_set_aside_and_told_everywhere(fold
     assert done.returncode == 1, done.stderr
     assert "set aside: " in done.stderr
     assert "/in/2.jsonl.gz, 40 bytes: Compressed file ended" in done.stderr
-    assert "counted without the reader: 2 rows in 1 files" in done.stderr
+    assert "counted without the reader: 2 rows in 1 file" in done.stderr
     (aside,) = json.loads(done.stdout)["manifest"]["set_aside"]
     assert aside["size"] == 40
     told = onefold("report", "out", cwd=folder)

@@ -90,9 +90,12 @@ def test_two_spellings_of_a_key_in_different_lines_are_one_column(spark, tmp_pat
     assert {row["device"]: row["note"] for row in published(tmp_path / "out")} == {"a": "x", "b": "y"}
 
 
+NUMBERS = ["1", "1.0", "1e0", "12345678901234567890.123456789"]
+
+
+@pytest.mark.parametrize("keys", [NUMBERS, [*NUMBERS, '"001"', '"01"', "true", '"{}"']], ids=["numbers", "mixed"])
 @pytest.mark.parametrize("odd", [[], ["{"]], ids=["clean", "with an odd line"])
-def test_keys_keep_their_text_as_it_is_written(spark, tmp_path, odd):
-    keys = ['"001"', "1", '"01"', "1.0", "1e0", "12345678901234567890.123456789", "true", '"{}"']
+def test_keys_keep_their_text_as_it_is_written(spark, tmp_path, odd, keys):
     (tmp_path / "x.jsonl").write_text("\n".join([*(f'{{"device": {key}, "ts": 5}}' for key in keys), *odd]) + "\n")
     result = run(spark, tmp_path / "x.jsonl", tmp_path / "out")
     devices = {row["device"] for row in published(tmp_path / "out") if row["_corrupt_record"] is None}

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
+from onefold.report.quantities import many
 from onefold.report.text import foreign
 
 ROW_CHARS_MAX: Final = 200
@@ -80,7 +81,7 @@ def files_read(manifest: Mapping[str, Any]) -> Iterator[Text]:
         yield foreign(f"rows were not counted independently: {manifest['not_counted']}", ROW_CHARS_MAX)
     elif manifest["rows"] is not None:
         apart = [f"{manifest[name]:,} {name} lines" for name in ("blank", "header") if manifest[name]]
-        held = ", ".join([f"{manifest['rows']:,} rows in {manifest['files']:,} files", *apart])
+        held = ", ".join([f"{many(manifest['rows'], 'row')} in {many(manifest['files'], 'file')}", *apart])
         yield Text(f"counted without the reader: {held}")
     for file in manifest["set_aside"][:FILES_SHOWN_MAX]:
         line = f"  set aside: {file['path']}, {file['size']:,} bytes: {file['trouble']}; its rows are unknown"
