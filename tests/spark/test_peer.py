@@ -94,7 +94,7 @@ def test_an_index_follows_its_table(spark, table, time):
     assert first.buckets.counts.max() < 80
     with jobs(spark) as used:
         again = index().refresh()
-    assert len(used) <= 1  # Spark's own look at the schema
+    assert len(used) <= 2  # the files are listed, and Spark looks at a schema: no row is read
     assert same(again.buckets, first.layout, pairs(range(1_000)))
 
     write("b.parquet", range(1_000, 1_500))
@@ -187,7 +187,7 @@ def test_columns_that_cannot_be_are_refused_by_name(spark, table):
     with pytest.raises(Misuse, match="no column is named"):
         Naming(columns=())
     (table.folder / "t" / "b.parquet").write_text("none")
-    with pytest.raises(OSError, match=r"cannot read .*/t: .*b.parquet is not a Parquet file"):
+    with pytest.raises(OSError, match=r"cannot read .*/t/b.parquet: Parquet file size is 4 bytes[^;]*$"):
         TableIndex(spark, Table(table.path), Naming(columns=("k",))).refresh()
 
 

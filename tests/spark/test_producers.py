@@ -182,7 +182,7 @@ def test_what_is_missing_lies_between_what_was_first(spark):
         (lambda df: df, {"producer": ("who",)}, "no column 'who' (producer): the columns are offset, topic"),
         (lambda df: df, {"sequence": "seq"}, "no column 'seq' (sequence)"),
         (lambda df: df, {"order": "at"}, "no column 'at' (order): "),
-        (lambda df: df, {"epoch": "e"}, "if there is none, say so: epoch = none"),
+        (lambda df: df, {"epoch": "e"}, "if there is none: epoch=None"),
         (lambda df: df, {"payload": ("body",)}, "no column 'body' (payload)"),
         (lambda df: df.withColumn("sequence", F.lit(1.5).cast("double")), {}, "column 'sequence' (sequence) is double"),
         (lambda df: df.withColumn("epoch", F.lit(True)), {"epoch": "epoch"}, "column 'epoch' (epoch) is boolean"),

@@ -170,8 +170,8 @@ def test_rows_of_one_millisecond_get_the_same_answers_in_any_order_and_partition
     [
         (lambda df: df, {"frame": ("mic",)}, "no column 'mic' (frame): the columns are offset, kind"),
         (lambda df: df, {"station": "gw"}, "no column 'gw' (station)"),
-        (lambda df: df, {"kind": "sort"}, "if there is none, say so: kind = none"),
-        (lambda df: df, {"fcnt": "counter"}, "if there is none, say so: fcnt = none"),
+        (lambda df: df, {"kind": "sort"}, "if there is none: kind=None"),
+        (lambda df: df, {"fcnt": "counter"}, "if there is none: fcnt=None"),
         (lambda df: df.withColumn("time_ms", F.lit(1.5)), {}, "column 'time_ms' (time) is"),
         (lambda df: df.withColumn("frame", F.array("frame")), {}, "column 'frame' (frame) is array<string>"),
         (lambda df: df.withColumn("Status", F.lit("x")), {}, "column 'Status' already"),

@@ -224,7 +224,7 @@ class Files:
         files = [opened.get(file.path) or before[file.path, file.size, file.modified_ms] for file in files]
         bad = tuple(file for file in files if file.trouble)
         if bad and bad_files == "stop":
-            raise OSError(cannot_read(bad))
+            raise OSError(cannot_read(bad) if count else named_files(bad))
         return Manifest(tuple(file for file in files if not file.trouble), bad, self.why_not if count else "not asked")
 
     def looked_at(self, paths: Sequence[str]) -> list[File]:
@@ -348,10 +348,15 @@ def is_in(files: Iterable[File]) -> Column:
 
 
 def cannot_read(files: Sequence[File]) -> str:
+    """One line that names the first of the files that cannot be read, and how to go on without them."""
+    return f'{named_files(files)}; source.bad_files = "set_aside" goes on without such files, and names them'
+
+
+def named_files(files: Sequence[File]) -> str:
     """One line that names the first of the files that cannot be read."""
     named = "; ".join(f"{file.shown}: {file.trouble}" for file in files[:NAMED_MAX])
     more = f"; and {len(files) - NAMED_MAX:,} more" if len(files) > NAMED_MAX else ""
-    return f'cannot read {named}{more}; source.bad_files = "set_aside" goes on without such files, and names them'
+    return f"cannot read {named}{more}"
 
 
 def is_true(value: str | None) -> bool:

@@ -182,8 +182,8 @@ def _opened(reading: Reading, count: bool) -> Opened:
         return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
     df = table()
-    # What changed since it was looked at is counted again, as the reader has just listed it.
-    reading.look(count=count)
+    if count:  # what changed since it was looked at is counted again, as the reader has just listed it
+        reading.look(count=True)
     manifest = reading.manifest.only(df.inputFiles())
     return Opened(df, manifest, reading.files, lambda: table(at=True).groupBy(AT).count())
 
