@@ -60,9 +60,12 @@ class Table:
 
 
 def read_table(spark: SparkSession, table: Table) -> DataFrame:
-    """The table as it is. A line that cannot be read ends the comparison: nothing could be said of it."""
+    """The table as it is. A line that cannot be read ends the comparison: nothing could be said of it.
+
+    Folders such as ``day=1`` hold what Spark takes them for, so that they compare with a table that has the column.
+    """
     options = {**_TEXT.get(table.format, {}), **table.options}
-    df = read(spark, table.path, format=table.format, options=options, columns=AnyShape())
+    df = read(spark, table.path, format=table.format, options=options, columns=AnyShape(), partition_types="infer")
     return df.drop(CORRUPT) if table.format in _TEXT else df
 
 

@@ -110,10 +110,11 @@ def open_source(spark: SparkSession, source: Source, columns: Named, *, count: b
 
 def read(
     spark: SparkSession, path: str, *, format: str = "parquet", options: Mapping[str, str] | None = None,
-    columns: Named,
+    columns: Named, partition_types: PartitionTypes = "text",
 ) -> DataFrame:  # fmt: skip
     """The table at a path, ready to be judged by these columns."""
-    return open_source(spark, Source(path=path, format=format, options=options or {}), columns, count=False).rows
+    source = Source(path=path, format=format, options=options or {}, partition_types=partition_types)
+    return open_source(spark, source, columns, count=False).rows
 
 
 @dataclass(frozen=True, slots=True)
