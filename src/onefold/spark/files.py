@@ -66,10 +66,9 @@ _FOREIGN: Final = {
 _UNPACKED: Final[Mapping[str, Callable[[Any], Any]]] = {
     ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
     ".bz2": bz2.BZ2File,
-    ".deflate": lambda raw: io.BytesIO(zlib.decompress(raw.read())),
 }
-_PACKED: Final = (".zst", ".lz4", ".snappy", ".xz", ".lzo")
-"""Packed in a way that Spark may know and Python's own library does not."""
+_PACKED: Final = (".deflate", ".zst", ".lz4", ".snappy", ".xz", ".lzo")
+"""Packed in a way that Spark may know, and that Python's own library does not unpack piece by piece."""
 _FAILED: Final = re.compile(r"\[FAILED_READ_FILE[^\]]*\] \w.*? file (\S+?)\.?\s")
 _INDEX: Final = ("path", "modificationTime", "length", "content")
 """The columns of Spark's table of files; all others are names of folders."""
