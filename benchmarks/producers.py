@@ -32,8 +32,7 @@ Publish = Callable[[int, int], None]
 
 @contextmanager
 def onefold_embedded(folder: Path, deduplicate: bool = True) -> Iterator[Publish]:
-    from onefold.services.topic import TopicSettings
-    from onefold.services.topics import Topics
+    from onefold.producers.topic import Topics, TopicSettings
 
     with Topics(folder, TopicSettings(deduplicate=deduplicate)) as topics:
         topic = topics.topic("bench")
@@ -47,7 +46,7 @@ def onefold_embedded(folder: Path, deduplicate: bool = True) -> Iterator[Publish
 
 @contextmanager
 def onefold_server(folder: Path) -> Iterator[Publish]:
-    from onefold.services.producer import Producer
+    from onefold.producers.client import Producer
 
     port = free_port()
     command = [sys.executable, "-m", "onefold.cli.main", "serve", "ingest", str(folder), "--port", str(port)]
@@ -214,8 +213,8 @@ def cost(rounds: int, seconds: float) -> None:
 
 def recovery(entries: int, tail: int) -> None:
     """How long it takes to open a log, from a snapshot and a tail, and from nothing."""
-    from onefold.services.topic import Topic, TopicSettings
-    from onefold.stores.segments.log import SegmentLog
+    from onefold.producers.log.segments import SegmentLog
+    from onefold.producers.topic import Topic, TopicSettings
 
     print(f"\n## Recovery of {entries:,} entries of 1,000 producers\n")
     with tempfile.TemporaryDirectory() as root:
@@ -244,7 +243,7 @@ def recovery(entries: int, tail: int) -> None:
 
 
 def memory(producers: int) -> None:
-    from onefold.engines.producers.sequences import Sequences
+    from onefold.producers.rules import Sequences
 
     print(f"\n## Memory of {producers:,} producers\n")
     for kind, messages in (("highest", 1), ("highest", 16), ("gaps", 16)):

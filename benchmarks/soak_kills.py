@@ -89,8 +89,7 @@ def executors(session_id: int) -> list[int]:
 
 
 def prepare(folder: Path, rows: int, files: int, master: str = "local[2]") -> Path:
-    from onefold.sim.traffic import Traffic, make
-    from onefold.sim.writing import write
+    from onefold.testing.traffic import Traffic, make, write
 
     write(make(Traffic(rows=rows, chains=200)), folder / "in", files=files)
     for i, file in enumerate(sorted((folder / "in" / "messages").glob("*.parquet"))):

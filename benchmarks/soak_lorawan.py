@@ -24,13 +24,10 @@ from time import monotonic
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does: benchmarks and tests are packages of the root
 
 from benchmarks.radio.fleet import DEVICE_S, STATIONS, Found, Gateway, Play, Scene, patient, run, straight, traffic
-from onefold.sim.radio import RadioPlan, make
-from onefold.sim.radio.acks import Ring
-from onefold.sim.radio.registry import registry
-from onefold.sim.radio.score import RadioScore, score, verdicts
-from onefold.sim.radio.truth_lines import truth_lines
-from onefold.sim.radio.writing import heard
-from onefold.sim.stations import Fleet
+from onefold.testing.radio import RadioPlan, make
+from onefold.testing.radio_files import heard, registry, truth_lines
+from onefold.testing.stations import Fleet, Ring
+from tests.lib.radio_score import RadioScore, score, verdicts
 
 RATE = 2_000.0
 """Messages a second, both servers together: what two servers, six stations and Redis do on two cores, with room."""

@@ -26,16 +26,16 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from onefold.engines.producers.records import Kind
 from onefold.errors import StoreFailed
-from onefold.services.file_publisher import producer_name
-from onefold.services.producer import Producer
-from onefold.services.topic import Topic, TopicSettings
-from onefold.sim.disk import SimDisk
-from onefold.sim.power import ERRORS, Counts, cut_everywhere, fail_everywhere, many_lives
-from onefold.stores.segments.log import SegmentLog
-from onefold.stores.segments.reader import LogReader
+from onefold.producers.client import Producer
+from onefold.producers.log.reader import LogReader
+from onefold.producers.log.segments import SegmentLog
+from onefold.producers.publisher import producer_name
+from onefold.producers.records import Kind
+from onefold.producers.topic import Topic, TopicSettings
 from onefold.verdict import Verdict
+from tests.lib.disk import SimDisk
+from tests.lib.power import ERRORS, Counts, cut_everywhere, fail_everywhere, many_lives
 
 POINTS, STATES, KILLS = 5_000, 20_000, 200
 PRODUCERS = 3
@@ -286,9 +286,9 @@ def _messages(folder: Path) -> list[tuple[str, int]]:
 def reading(spark: Any, folder: Path, kills: int, lines: int, files: int = 3, seed: int = 1) -> str:
     """Read a topic as a stream while its publishers and its server die; what came of it, or an AssertionError."""
     from onefold.spark.columns import ProducerColumns
-    from onefold.spark.jobs import Source
-    from onefold.spark.judging import Producers
-    from onefold.spark.streams import Streaming, run_stream
+    from onefold.spark.engine import Producers
+    from onefold.spark.ingest import SourceSpec
+    from onefold.spark.stream import Streaming, run_stream
 
     rng, stop, problems = random.Random(seed), threading.Event(), list[BaseException]()
     paths = [folder / f"file-{i}.txt" for i in range(files)]
@@ -317,7 +317,7 @@ def reading(spark: Any, folder: Path, kills: int, lines: int, files: int = 3, se
     published = threading.Event()
     thread = threading.Thread(target=publish)
     thread.start()
-    source = Source(path=str(folder / "log" / "lines"), format="onefold-log")
+    source = SourceSpec(path=str(folder / "log" / "lines"), format="onefold-log")
     judging = Producers(columns=ProducerColumns(order="offset", payload=("payload",)), partitions=2)
     streaming = Streaming(checkpoint=str(folder / "checkpoint"), trigger="200 milliseconds", buckets=2)
     try:

@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from onefold.engines.negentropy import Record, record
-from onefold.stores.records import open_records
+from onefold.reconcile import Record, record
+from onefold.reconcile.records import open_records
 
 ONEFOLD = (sys.executable, "-m", "onefold.cli.main")
 

@@ -55,9 +55,8 @@ def once(spark: Any, folder: Path, step: Callable[[Any], Any]) -> tuple[float, l
 
 
 def compare(spark: Any, rows: int, chains: int, rounds: int) -> None:
-    from onefold.sim.traffic import Traffic, make
-    from onefold.sim.writing import write
-    from onefold.spark.watching import BucketFigures
+    from onefold.spark.stream import BucketFigures
+    from onefold.testing.traffic import Traffic, make, write
 
     figures = BucketFigures.on(spark)
     with tempfile.TemporaryDirectory() as folder:
@@ -85,10 +84,9 @@ def compare(spark: Any, rows: int, chains: int, rounds: int) -> None:
 
 def growth(spark: Any) -> None:
     """State after 1x and 10x the history with the same disorder (nothing lost for ever)."""
-    from onefold.sim.faults import Faults
-    from onefold.sim.traffic import Traffic, make
-    from onefold.sim.writing import write
-    from onefold.spark.watching import BucketFigures
+    from onefold.spark.stream import BucketFigures
+    from onefold.testing.faults import Faults
+    from onefold.testing.traffic import Traffic, make, write
 
     print("\n## State as history grows tenfold, 1,000 chains, nothing lost for ever\n")
     print("| messages | judge: state rows | bytes | dropDuplicates: state rows | bytes |\n|---|---|---|---|---|")
@@ -107,10 +105,9 @@ def growth(spark: Any) -> None:
 
 def equal(spark: Any, rows: int = 1_000_000) -> None:
     """Whether a stream in eight batches answers, row for row, as a table of the same rows."""
-    from onefold.sim.faults import Faults
-    from onefold.sim.traffic import Traffic, make
-    from onefold.sim.writing import write
     from onefold.spark import judge_chains
+    from onefold.testing.faults import Faults
+    from onefold.testing.traffic import Traffic, make, write
 
     with tempfile.TemporaryDirectory() as folder:
         faults = Faults(malformed=0.01, poisoned=1.0)
@@ -133,7 +130,7 @@ def equal(spark: Any, rows: int = 1_000_000) -> None:
 
 def main() -> None:
     from onefold.spark.session import session
-    from onefold.spark.streams import STATE_STORE
+    from onefold.spark.stream import STATE_STORE
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=ROWS)

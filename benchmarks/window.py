@@ -75,15 +75,14 @@ def by_approximation(df: Any) -> list[int]:
 
 
 def by_lags(df: Any) -> list[int]:
-    from onefold.spark.window_lags import LAG, WindowColumns, kept, lags, timed
-    from onefold.spark.window_ranks import Distribution
+    from onefold.spark.window import LAG, Distribution, WindowColumns, kept, lags, timed
 
     with kept(lags(timed(df, WindowColumns(key=tuple(KEY))))) as found:
         return [quantile.value for quantile in Distribution.of(found, LAG).quantiles(SHARES).values()]
 
 
 def by_advice(df: Any) -> list[int]:
-    from onefold.spark.window_advice import advise_window
+    from onefold.spark.window import advise_window
 
     return [window.window_ms for window in advise_window(df, key=KEY, shares=SHARES).windows]
 

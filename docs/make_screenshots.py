@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from onefold.report import RunReport  # noqa: E402  # after the path to the tests' browser
-from tests.browser import Browser, Page  # noqa: E402
+from tests.lib.browser import Browser, Page  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"
 WIDTH, HEIGHT = 1120, 1010

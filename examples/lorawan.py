@@ -6,9 +6,9 @@ does the same with real stations, and Redis in the place of the dictionary below
 Run it: python examples/lorawan.py
 """
 
-from onefold.engines.lorawan import Counters, DataUp, Device, Heard, NetworkServer, Strategy, decide
-from onefold.engines.lorawan.answers import BAD_MIC
-from onefold.engines.lorawan.mic import find_counter, signed_up
+from onefold.lorawan import Counters, DataUp, Device, Heard, NetworkServer, Strategy, decide
+from onefold.lorawan.mic import find_counter, signed_up
+from onefold.lorawan.rules import BAD_MIC
 from onefold.tally import Tally
 
 KEY = bytes.fromhex("000102030405060708090a0b0c0d0e0f")

@@ -9,10 +9,10 @@ Run it: python examples/producers.py
 import tempfile
 from pathlib import Path
 
-from onefold.engines.producers.records import Kind
 from onefold.errors import Misuse
-from onefold.services.producer import Producer
-from onefold.services.topics import Topics
+from onefold.producers.client import Producer
+from onefold.producers.records import Kind
+from onefold.producers.topic import Topics
 
 SALES = [b"1 coffee", b"2 teas", b"1 cake", b"3 coffees", b"1 tea"]
 

@@ -12,12 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from onefold.engines.negentropy import record
-from onefold.ports import Records
-from onefold.services.reconciler.client import Reconciliation, reconcile
-from onefold.services.reconciler.dialing import dial
-from onefold.services.reconciler.server import ReconcileServer, ReconcileSettings
-from onefold.stores.records import open_records
+from onefold.reconcile import record
+from onefold.reconcile.client import Reconciliation, dial, reconcile
+from onefold.reconcile.records import Records, open_records
+from onefold.reconcile.server import ReconcileServer, ReconcileSettings
 
 
 class Killed(Exception):

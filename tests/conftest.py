@@ -71,7 +71,7 @@ def postgres_uri():
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory):
     """One real Redis for the whole run, which loses nothing (appendfsync always). Who kills one starts their own."""
-    from tests.redis_server import RedisServer
+    from tests.lib.redis_server import RedisServer
 
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
         yield server
@@ -91,7 +91,7 @@ def redis_url(redis_server):
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory):
     """One real NATS with JetStream for the whole run, which loses nothing. Who kills one starts their own."""
-    from tests.nats_server import NatsServer
+    from tests.lib.nats_server import NatsServer
 
     with NatsServer(tmp_path_factory.mktemp("nats")) as server:
         yield server

@@ -24,8 +24,8 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
-from onefold.engines.lorawan.server import Claim, Finished
-from onefold.stores.counters import open_counters
+from onefold.lorawan.rules import Claim, Finished
+from onefold.lorawan.stores.port import open_counters
 
 DEVICES = 200
 BATCHES = (1, 100)

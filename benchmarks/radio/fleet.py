@@ -23,16 +23,13 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from onefold.engines.producers.records import Kind
-from onefold.sim.radio import QUIET, RadioTraffic, make
-from onefold.sim.radio.acks import Ack, Ring, doubled
-from onefold.sim.radio.plan import RETRIES_MAX
-from onefold.sim.radio.registry import registry
-from onefold.sim.radio.writing import Heard, heard
-from onefold.sim.stations import Counts, Fleet
-from onefold.stores.segments.reader import LogReader
-from tests.local_server import free_port
-from tests.redis_server import RedisServer
+from onefold.producers.log.reader import LogReader
+from onefold.producers.records import Kind
+from onefold.testing.radio import QUIET, RETRIES_MAX, RadioTraffic, make
+from onefold.testing.radio_files import HeardFrame, heard, registry
+from onefold.testing.stations import Ack, Counts, Fleet, Ring, doubled
+from tests.lib.local_server import free_port
+from tests.lib.redis_server import RedisServer
 
 STATIONS = 3
 """Of each server."""
@@ -209,7 +206,7 @@ async def patient(scene: Scene, rate: float | None) -> None:
     """As devices do it: what is not acknowledged is sent again, three times at most, and only then the next one."""
     names = frame_names(scene.made)
     starts = dict(sorted(names, reverse=True))
-    rounds: defaultdict[int, list[tuple[tuple[str, int], Heard]]] = defaultdict(list)
+    rounds: defaultdict[int, list[tuple[tuple[str, int], HeardFrame]]] = defaultdict(list)
     for number, line in zip(scene.made.truth.frame.tolist(), heard(scene.made), strict=True):
         device, counter = names[number]
         rounds[counter - starts[device]].append((names[number], line))

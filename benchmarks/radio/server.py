@@ -22,11 +22,9 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.radio.fleet import Gateway
-from onefold.sim.radio import QUIET, RadioTraffic, make
-from onefold.sim.radio.acks import Ring
-from onefold.sim.radio.registry import registry
-from onefold.sim.radio.writing import heard
-from onefold.sim.stations import Fleet
+from onefold.testing.radio import QUIET, RadioTraffic, make
+from onefold.testing.radio_files import heard, registry
+from onefold.testing.stations import Fleet, Ring
 
 CORES = sorted(os.sched_getaffinity(0))
 DEVICES = 1_000

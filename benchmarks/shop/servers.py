@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.nats_server import NatsServer
-from tests.redis_server import RedisServer
+from tests.lib.nats_server import NatsServer
+from tests.lib.redis_server import RedisServer
 
 
 class Servers:

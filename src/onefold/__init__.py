@@ -1,19 +1,21 @@
 """onefold makes every message count once, and proves it."""
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from onefold.engines.chains import ChainDetector, Number, OrderedChain
-from onefold.engines.outbox import Message, Out, Outcome
-from onefold.engines.producers import Sequences
+from onefold.chains import ChainDetector, Number, OrderedChain
+from onefold.moved import MovedFinder
+from onefold.outbox import Message, Out, Outcome
+from onefold.producers import Sequences
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 
 if TYPE_CHECKING:
-    from onefold.engines.negentropy import ItemSet, Session
-    from onefold.services.outbox.endpoint import Endpoint
-    from onefold.services.producer import Producer
-    from onefold.services.topics import Topics
+    from onefold.outbox.endpoint import Endpoint
+    from onefold.producers.client import Producer
+    from onefold.producers.topic import Topics
+    from onefold.reconcile import ItemSet, Session
 
 __version__ = "0.1.0"
 
@@ -37,11 +39,11 @@ __all__ = [
 ]
 
 _HOMES = {  # loaded when first used
-    "Endpoint": "onefold.services.outbox.endpoint",
-    "ItemSet": "onefold.engines.negentropy",
-    "Producer": "onefold.services.producer",
-    "Session": "onefold.engines.negentropy",
-    "Topics": "onefold.services.topics",
+    "Endpoint": "onefold.outbox.endpoint",
+    "ItemSet": "onefold.reconcile",
+    "Producer": "onefold.producers.client",
+    "Session": "onefold.reconcile",
+    "Topics": "onefold.producers.topic",
 }
 
 
@@ -49,3 +51,6 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+sys.meta_path.append(MovedFinder())

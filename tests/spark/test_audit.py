@@ -5,18 +5,16 @@ import pytest
 
 from onefold.cli.main import describe
 from onefold.errors import Misuse
-from onefold.sim.faults import Faults
-from onefold.sim.traffic import Traffic, make
-from onefold.sim.writing import write
-from onefold.spark import audit, jobs
-from onefold.spark.audit_ids import Identity, Ids
-from onefold.spark.audit_passing import whole_row_id
-from onefold.spark.audit_runs import books_differ, published
-from onefold.spark.audit_tables import AuditFailed, Wrong
-from onefold.spark.diff_ranges import fingerprint
-from onefold.spark.judging import Chains
-from onefold.spark.place import Place
+from onefold.spark import audit
+from onefold.spark import run as jobs
+from onefold.spark.audit import AuditFailed, AuditFinding, Identity, Ids, books_differ, published, whole_row_id
+from onefold.spark.diff import fingerprint
+from onefold.spark.engine import ChainsEngine
+from onefold.spark.files import Place
+from onefold.spark.ingest import SourceSpec
 from onefold.tally import Tally
+from onefold.testing.faults import Faults
+from onefold.testing.traffic import Traffic, make, write
 from onefold.verdict import Answer, Verdict
 
 SCHEMA = "device string, ts long, before long"
@@ -46,7 +44,7 @@ def test_a_source_without_a_single_good_message_agrees_with_its_sink(spark):
 
 
 def test_what_cannot_be_sorted_is_named_as_it_comes(spark):
-    wrong = Wrong(["tags"])
+    wrong = AuditFinding(["tags"])
     wrong.add("missing", spark.createDataFrame([({"a": 1},)], "tags map<string, int>"), 1)
     assert wrong.shown == {"missing": [{"tags": {"a": 1}}]}
 
@@ -110,9 +108,9 @@ def test_a_run_that_lost_a_row_is_not_complete_and_names_it(spark, tmp_path):
             largest.with_name(f".{largest.name}.crc").unlink(missing_ok=True)
             pq.write_table(pq.read_table(largest).slice(1), largest)
 
-    source = jobs.Source(path=str(tmp_path / "t" / "messages"))
+    source = SourceSpec(path=str(tmp_path / "t" / "messages"))
     with pytest.raises(AuditFailed, match=r"1 missing in the sink: \[stream") as caught:
-        jobs.run(spark, source, Chains(floor="open", partitions=1), str(out), strategy="mark", say=lose)
+        jobs.run(spark, source, ChainsEngine(floor="open", partitions=1), str(out), strategy="mark", say=lose)
     assert describe(caught.value) == (3, str(caught.value))
     assert pq.read_table(out / "audit" / "missing").num_rows == 1
     assert not (out / "run.json").exists()

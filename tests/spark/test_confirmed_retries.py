@@ -6,11 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from onefold.sim.radio.plan import QUIET
-from onefold.sim.radio.traffic import make
-from onefold.sim.radio.truth import Kind
-from onefold.sim.radio.writing import RECEPTIONS, write
-from onefold.spark.reception_report import report
+from onefold.spark.receptions.report import report
+from onefold.testing.radio import QUIET, FrameKind, make
+from onefold.testing.radio_files import RECEPTIONS, write
 
 PLAN = replace(
     QUIET, seed=3, devices=8, gateways=3, frames=400, interval_ms=900_000, confirmed=0.9, retries=0.3, retry_ms=197_000,
@@ -55,7 +53,7 @@ def test_retries_after_minutes_are_no_uplinks_and_no_suspects(spark, traffic):
     waits = np.diff(made.air.time_ms[order])[same]
     assert 60_000 < waits.min() < 180_000 < np.median(waits) < 215_000
     found = reported(spark, path)
-    assert made.truth.count(Kind.RETRY) > 100
+    assert made.truth.count(FrameKind.RETRY) > 100
     assert (found["uplinks"], found["tally"]["first"], found["lost"]) == (400, 400, 0)
     assert found["suspects"]["count"] == 0
     reasons = {line["reason"]: line["count"] for line in found["tally"]["reasons"]}

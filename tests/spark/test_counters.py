@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from onefold.spark import ReceptionColumns
-from onefold.spark.counters import counter_steps, missing_counters
+from onefold.spark.receptions.counters import counter_steps, missing_counters
 
 LINES: dict[str, tuple[Sequence[int | None], Sequence[str | None] | None, int]] = {
     "a gap": ([5, 6, 9], ["next", "gap"], 2),

@@ -14,19 +14,24 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse
-from onefold.spark import diff, diff_rows
-from onefold.spark.diff_files import Table, append, read_table
-from onefold.spark.diff_forms import common, form, hashable, null_masks, row_form
-from onefold.spark.diff_ranges import (
+from onefold.spark import diff
+from onefold.spark import diff as diff_rows
+from onefold.spark.diff import (
     RANGE,
     Fingerprint,
     bits_for,
+    common,
     compare,
     fingerprint,
+    form,
+    hashable,
+    null_masks,
     range_of,
+    row_form,
     with_words,
     word_names,
 )
+from onefold.spark.diff_files import DiffTable, append, read_table
 
 NAN, OTHER_NAN = float("nan"), np.frombuffer(b"\x01\x00\x00\x00\x00\x00\xf8\xff", "<f8")[0].item()
 UTC = dt.UTC
@@ -281,7 +286,7 @@ def test_what_a_table_of_text_would_not_give_back_is_not_appended(spark, tmp_pat
     left = f"_onefold_repair_{'0' * 32}"
     (tmp_path / left).mkdir()
     (tmp_path / left / "left by one that died.csv").write_text("id,name,at\n9,,\n")
-    table = Table(str(tmp_path), "csv")
+    table = DiffTable(str(tmp_path), "csv")
     at, schema = dt.datetime(2024, 1, 1, 0, 0, 0, 7), "id long, name string, at timestamp"
     rows = spark.createDataFrame([(2, ' "y", z ', at), (3, None, None)], schema)
     append(spark, rows, table)

@@ -10,22 +10,20 @@ import pytest
 
 from onefold.errors import Misuse
 from onefold.report.run_report import RunReport
-from onefold.sim.faults import Faults
-from onefold.sim.traffic import Traffic, make
-from onefold.sim.writing import write
-from onefold.spark import jobs
+from onefold.spark import run as jobs
 from onefold.spark.columns import ChainColumns, ProducerColumns
-from onefold.spark.figures import Figures, Phases
-from onefold.spark.figures_timeline import Axis
-from onefold.spark.judging import Chains, Producers
-from onefold.spark.judging_lorawan import Lorawan
-from onefold.spark.reception_columns import ReceptionColumns
+from onefold.spark.engine import ChainsEngine, Lorawan, Producers
+from onefold.spark.figures import Axis, Figures, Phases
+from onefold.spark.ingest import SourceSpec
+from onefold.spark.receptions.judge import ReceptionColumns
 from onefold.tally import Tally
+from onefold.testing.faults import Faults
+from onefold.testing.traffic import Traffic, make, write
 from onefold.verdict import Answer, Verdict
 
 VERDICTS = ("FIRST", "REPEAT", "UNSURE", "REJECT")
 KEY = ChainColumns().key
-OPEN = Chains(floor="open", gap_count_max=3, partitions=2)
+OPEN = ChainsEngine(floor="open", gap_count_max=3, partitions=2)
 FAULTY = Faults(poisoned=0.3, malformed=0.02, losses=0.02, late_heads=0.2)
 FAR = 2**63 - 2
 
@@ -35,7 +33,7 @@ def published(spark, tmp_path_factory):
     """A run with its figures, its document, and all of its rows and ranges for plain Python to look through."""
     folder = tmp_path_factory.mktemp("figures")
     write(make(Traffic(rows=4_000, chains=30, faults=FAULTY)), folder / "t")
-    source = jobs.Source(path=str(folder / "t" / "messages"))
+    source = SourceSpec(path=str(folder / "t" / "messages"))
     said: list[str] = []
     run = jobs.run(
         spark, source, OPEN, str(folder / "out"), figures=Figures(strips_max=7, ranges_max=2), say=said.append
@@ -229,7 +227,7 @@ def test_times_as_far_apart_as_no_number_can_tell_are_left_out(spark):
     none = pa.array([], pa.int64())
     ends = ("lower_timestamp", "upper_timestamp")
     gaps = pa.table({"k": pa.array([], pa.string()), **dict.fromkeys(ends, none)})
-    found = taken(spark, Chains(columns=columns), rows, gaps)
+    found = taken(spark, ChainsEngine(columns=columns), rows, gaps)
     assert (found["lags"]["count"], found["lags"]["quantiles"]) == (0, {})
     assert found["timeline"]["bins"] == [[1, 2, 0, 0]]
     assert found["strips"] is None

@@ -8,16 +8,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from onefold.errors import Misuse
-from onefold.sim.faults import Faults
-from onefold.sim.score import score
-from onefold.sim.traffic import Traffic, make
-from onefold.sim.writing import write
-from onefold.spark import jobs
+from onefold.spark import run as jobs
 from onefold.spark.columns import ChainColumns
-from onefold.spark.judging import Chains
+from onefold.spark.engine import ChainsEngine
+from onefold.spark.ingest import SourceSpec
 from onefold.tally import Tally
+from onefold.testing.faults import Faults
+from onefold.testing.traffic import Traffic, make, score, write
 
-OPEN = Chains(floor="open", partitions=2)
+OPEN = ChainsEngine(floor="open", partitions=2)
 OWNS = '{"format": 1, "kind": "run", "owns": {"tally.json": null, "_staging": null}}'
 FAULTY = Faults(poisoned=0.3, malformed=0.02, losses=0.02, late_heads=0.2)
 
@@ -30,7 +29,7 @@ def traffic(tmp_path_factory):
 
 
 def run(spark, folder, out, judging=OPEN, **options):
-    source = jobs.Source(path=str(folder / "messages"), format=options.pop("format", "parquet"))
+    source = SourceSpec(path=str(folder / "messages"), format=options.pop("format", "parquet"))
     return jobs.run(spark, source, judging, str(out), say=lambda step: None, **options)
 
 
@@ -116,7 +115,7 @@ def test_csv_is_read_with_its_header(spark, tmp_path):
         previous_sequence=None,
         arrival=None,
     )
-    result = run(spark, tmp_path, tmp_path / "out", Chains(columns=columns, partitions=1), format="csv")
+    result = run(spark, tmp_path, tmp_path / "out", ChainsEngine(columns=columns, partitions=1), format="csv")
     assert str(result.tally) == "5 in = 3 first + 1 repeat + 0 unsure + 1 reject"
     gap = {"device": "a", "lower_timestamp": 6, "lower_sequence": 0, "upper_timestamp": 8, "upper_sequence": 0}
     assert result.ranges == [gap]
@@ -132,7 +131,7 @@ def test_an_empty_source_is_a_complete_run_of_nothing(spark, traffic, tmp_path):
 
 
 def test_check_finds_what_run_finds_and_writes_nothing(spark, traffic, tmp_path):
-    source = jobs.Source(path=str(traffic / "messages"))
+    source = SourceSpec(path=str(traffic / "messages"))
     checked = jobs.check(spark, source, OPEN, say=lambda step: None)
     assert checked.tally == run(spark, traffic, tmp_path / "out").tally
     assert checked.path is None
@@ -223,7 +222,7 @@ def test_of_two_runs_at_once_into_one_folder_the_second_is_refused(spark, traffi
                 run(spark, traffic, tmp_path / "out")
             refused.append(step)
 
-    source = jobs.Source(path=str(traffic / "messages"))
+    source = SourceSpec(path=str(traffic / "messages"))
     result = jobs.run(spark, source, OPEN, str(tmp_path / "out"), say=say)
     assert refused
     assert result.audit is not None
@@ -255,7 +254,7 @@ def test_a_run_that_fails_is_not_complete(spark, traffic, tmp_path, monkeypatch)
     ],
 )
 def test_a_source_that_cannot_be_read_is_one_clear_line(spark, traffic, tmp_path, change, message):
-    source = jobs.Source(**({"path": str(traffic / "messages")} | change))
+    source = SourceSpec(**({"path": str(traffic / "messages")} | change))
     with pytest.raises(Misuse, match=message) as caught:
         jobs.run(spark, source, OPEN, str(tmp_path / "out"), say=lambda step: None)
     assert "\n" not in str(caught.value)
@@ -269,4 +268,4 @@ def test_a_text_column_without_numbers_is_the_wrong_column(spark, tmp_path):
         key=("k",), timestamp="ts", sequence=None, previous_timestamp=None, previous_sequence=None, arrival=None
     )
     with pytest.raises(Misuse, match="column 'ts' is text without a whole number or a time in it, such as 'monday'"):
-        run(spark, tmp_path, tmp_path / "out", Chains(columns=columns))
+        run(spark, tmp_path, tmp_path / "out", ChainsEngine(columns=columns))

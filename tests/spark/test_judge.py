@@ -7,13 +7,11 @@ import pytest
 from pyspark.sql import functions as F
 
 from onefold import ChainDetector
-from onefold.engines.chains.answers import LATE, SEEN
-from onefold.engines.chains.number import pack, valid
+from onefold.chains.rules import LATE, SEEN, pack, valid
 from onefold.errors import Misuse
-from onefold.sim.faults import Faults
-from onefold.sim.messages import KEY
-from onefold.sim.traffic import Traffic, make
 from onefold.spark import ChainColumns, judge_chains
+from onefold.testing.faults import Faults
+from onefold.testing.traffic import KEY, Traffic, make
 
 JUMP_MAX_MS = 900_000
 HOSTILE = Faults(copies=0.3, reorder=0.3, losses=0.05, late_heads=0.3, no_previous=0.2, poisoned=0.3, malformed=0.05)

@@ -3,12 +3,15 @@ import threading
 import pytest
 
 from benchmarks.soak_producers import reading
-from onefold.engines.producers.answers import NEW
 from onefold.errors import Misuse
-from onefold.services.topics import Topics
-from onefold.spark import jobs, register_log, streams
+from onefold.producers.records import NEW
+from onefold.producers.topic import Topics
+from onefold.spark import register_log
+from onefold.spark import run as jobs
+from onefold.spark import stream as streams
 from onefold.spark.columns import ProducerColumns
-from onefold.spark.judging import Producers
+from onefold.spark.engine import Producers
+from onefold.spark.ingest import SourceSpec
 from onefold.spark.log_source import SCHEMA, OnefoldLog
 from onefold.tally import Tally
 
@@ -102,7 +105,7 @@ def test_a_pipeline_reads_a_log_and_judges_its_producers(spark, topics, tmp_path
     fill(topics, "p", 0, 40)
     fill(topics, "p", 20, 40)
     fill(topics, "q", 5, 5)
-    source = jobs.Source(path=str(topics.root / "orders"), format="onefold-log")
+    source = SourceSpec(path=str(topics.root / "orders"), format="onefold-log")
     judging = Producers(columns=ProducerColumns(order="offset", payload=("payload",)), memory="gaps", partitions=2)
     grown = Tally()
 

@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onefold.errors import BadInput, Misuse
-from onefold.spark import jobs, streams
+from onefold.spark import stream as streams
 from onefold.spark.columns import ChainColumns, ProducerColumns
-from onefold.spark.judging import Chains, Producers
-from onefold.spark.judging_lorawan import Lorawan
+from onefold.spark.engine import ChainsEngine, Lorawan, Producers
+from onefold.spark.ingest import SourceSpec
 from onefold.spark.meaning import difference, refuse_other, with_meaning, without_meaning
-from onefold.spark.reception_columns import ReceptionColumns
+from onefold.spark.receptions.judge import ReceptionColumns
 from onefold.tally import Tally
 
 KEY = ("device", "site")
 COLUMNS = ChainColumns(key=KEY, timestamp="n", sequence=None, previous_timestamp="p", previous_sequence=None)
-CHAINS = Chains(columns=COLUMNS)
+CHAINS = ChainsEngine(columns=COLUMNS)
 PRODUCERS = Producers(columns=ProducerColumns(producer=KEY, sequence="n", order="arrival"))
 LORAWAN = Lorawan(
     columns=ReceptionColumns(frame=("device", "n"), station="site", time="arrival", kind=None, device=(), fcnt=None),
@@ -52,7 +52,7 @@ class Bench:
 
     def run(self, judging, **state):
         streaming = streams.Streaming(**{"checkpoint": str(self.folder / "c"), "buckets": 2, **state})
-        source, out = jobs.Source(path=str(self.folder / "in")), str(self.folder / "out")
+        source, out = SourceSpec(path=str(self.folder / "in")), str(self.folder / "out")
         return streams.run_stream(
             self.spark, source, judging, streaming, out, format=self.format, say=self.lines.append
         ).tally

@@ -6,15 +6,15 @@ import pytest
 from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
+from onefold.spark.chains import judge_chains
 from onefold.spark.columns import ChainColumns, ProducerColumns
-from onefold.spark.counters import missing_counters
+from onefold.spark.engine import ChainsEngine
 from onefold.spark.gaps import missing_ranges, missing_sequences
-from onefold.spark.jobs import Source, check
-from onefold.spark.judge import judge_chains
-from onefold.spark.judging import Chains
+from onefold.spark.ingest import SourceSpec
 from onefold.spark.producers import judge_producers
-from onefold.spark.reception_columns import ReceptionColumns
-from onefold.spark.reception_judge import judge_receptions
+from onefold.spark.receptions.counters import missing_counters
+from onefold.spark.receptions.judge import ReceptionColumns, judge_receptions
+from onefold.spark.run import check
 
 
 def chains(key, **names):
@@ -59,7 +59,7 @@ def test_a_check_of_files_refuses_such_names_too(spark, tmp_path):
     names = ChainColumns(key=("lower_timestamp",), timestamp="n", sequence=None, previous_timestamp=None,
                          previous_sequence=None, arrival=None)  # fmt: skip
     with pytest.raises(Misuse, match="column 'lower_timestamp'"):
-        check(spark, Source(path=f"{tmp_path}/in"), Chains(columns=names))
+        check(spark, SourceSpec(path=f"{tmp_path}/in"), ChainsEngine(columns=names))
 
 
 @pytest.mark.parametrize("judge", JUDGES)

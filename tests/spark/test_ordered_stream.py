@@ -15,22 +15,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onefold.engines.chains import ANSWERS
-from onefold.engines.chains.columnar import NO_PREVIOUS, refused
-from onefold.engines.chains.number import pack
-from onefold.engines.chains.ordering import OrderedChain
-from onefold.engines.chains.ordering_events import Released, Unfillable
-from onefold.engines.chains.ordering_settings import Settings
+from onefold.chains import ANSWERS
+from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
+from onefold.chains.columns import refused
+from onefold.chains.in_order import OrderedChain, OrderSettings, Released, Unfillable
+from onefold.chains.rules import pack
 from onefold.errors import BadInput, Misuse
-from onefold.sim.traffic import Traffic, make
-from onefold.sim.writing import write
-from onefold.spark import jobs, streams
+from onefold.spark import stream as streams
 from onefold.spark.columns import ChainColumns
-from onefold.spark.judging import Chains
-from onefold.spark.ordered import order_chains
-from onefold.spark.ordered_bucket import GAP, OrderedBucket
-from onefold.spark.watching import BucketFigures, Watcher
+from onefold.spark.engine import ChainsEngine
+from onefold.spark.in_order import GAP, OrderedBucket, order_chains
+from onefold.spark.ingest import SourceSpec
+from onefold.spark.stream import BucketFigures, Watcher
 from onefold.tally import Tally
+from onefold.testing.traffic import Traffic, make, write
 from onefold.verdict import Verdict
 
 HOUR = 3_600_000
@@ -61,8 +59,8 @@ class Bench:
     def run(self, wait_ms, trigger="available", order_end=None, **more):
         return streams.run_stream(
             self.spark,
-            jobs.Source(path=str(self.folder / "in"), options={"maxFilesPerTrigger": "1"}),
-            Chains(columns=COLUMNS, jump_max_ms="off"),
+            SourceSpec(path=str(self.folder / "in"), options={"maxFilesPerTrigger": "1"}),
+            ChainsEngine(columns=COLUMNS, jump_max_ms="off"),
             streams.Streaming(
                 checkpoint=str(self.folder / "c"),
                 trigger=trigger,
@@ -154,8 +152,8 @@ def test_faulty_traffic_comes_out_once_each_chain_ascending(spark, tmp_path):
         os.utime(file, (1_700_000_000 + i,) * 2)
     last = streams.run_stream(
         spark,
-        jobs.Source(path=str(folder), options={"maxFilesPerTrigger": "1"}),
-        Chains(),
+        SourceSpec(path=str(folder), options={"maxFilesPerTrigger": "1"}),
+        ChainsEngine(),
         streams.Streaming(checkpoint=str(tmp_path / "c"), ordered_wait_ms=0, buckets=3),
         str(tmp_path / "out"),
     )
@@ -273,14 +271,14 @@ def test_misuse_is_refused_before_the_stream_starts(spark):
         spark.range(1).transform(order_chains(wait_ms=1))
     ordered = streams.Streaming(checkpoint="c", ordered_wait_ms=1)
     for judging, streaming, word in [
-        (Chains(floor="open"), ordered, "floor"),
-        (Chains(), dataclasses.replace(ordered, idle_ms=5), "idle_ms"),
+        (ChainsEngine(floor="open"), ordered, "floor"),
+        (ChainsEngine(), dataclasses.replace(ordered, idle_ms=5), "idle_ms"),
     ]:
         with pytest.raises(Misuse, match=word):
             judging.stream(streaming, lambda bucket, figures: None)
 
 
-SMALL = Settings(20, 0, 0, "light", 3, 2)
+SMALL = OrderSettings(20, 0, 0, "light", 3, 2)
 KEY = frozenset({0})
 
 

@@ -10,12 +10,12 @@ from decimal import Decimal
 import pytest
 from pyspark.sql import functions as F
 
-from onefold.engines.outbox.record import unpack_message
 from onefold.errors import BadInput, Misuse, StoreFailed
+from onefold.outbox.steps import unpack_message
+from onefold.outbox.stores.ledgers import open_ledger
+from onefold.outbox.stores.queues import open_queue
 from onefold.spark import outbox_sink, send_batch
-from onefold.spark.outbox import Sent
-from onefold.stores.outboxes import open_ledger
-from onefold.stores.queues import open_queue
+from onefold.spark.outbox import SentBatch
 
 
 class Bench:
@@ -117,10 +117,10 @@ def test_a_store_that_fails_before_the_mark_is_taken_loses_nothing(spark, bench)
 
 
 def test_a_batch_job_is_told_what_was_sent(spark, bench):
-    assert send_batch(spark.range(10), mark=20260131, **bench.names) == Sent(10, 0, 0)
-    assert send_batch(spark.range(10), mark=20260131, **bench.names) == Sent(0, 0, 10)
-    assert send_batch(spark.range(10), mark=20260130, **bench.names) == Sent(0, 0, 0)
-    assert send_batch(spark.range(10), mark=20260201, **bench.names) == Sent(10, 0, 0)
+    assert send_batch(spark.range(10), mark=20260131, **bench.names) == SentBatch(10, 0, 0)
+    assert send_batch(spark.range(10), mark=20260131, **bench.names) == SentBatch(0, 0, 10)
+    assert send_batch(spark.range(10), mark=20260130, **bench.names) == SentBatch(0, 0, 0)
+    assert send_batch(spark.range(10), mark=20260201, **bench.names) == SentBatch(10, 0, 0)
 
 
 def test_a_mark_that_is_not_complete_must_be_finished_first(spark, bench):
@@ -192,7 +192,7 @@ def test_tokens_may_be_kept_in_redis(spark, bench, redis_url):
     sink = bench.sink(tokens=redis_url)
     sink(spark.range(20), 0)
     sink(spark.range(20), 0)
-    from onefold.stores.outboxes import open_tokens
+    from onefold.outbox.stores.ledgers import open_tokens
 
     with closing(open_tokens(redis_url)) as tokens:
         assert {token.token for token in tokens.listed()} == {message.token for message in bench.messages()}

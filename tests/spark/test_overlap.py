@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from onefold.errors import Misuse, StaleWrite
 from onefold.spark import signature
-from onefold.spark.overlap import overlaps, refuse_inside
-from onefold.spark.place import Place
+from onefold.spark.files import Place
+from onefold.spark.signature import overlaps, refuse_inside
 
 
 @pytest.fixture

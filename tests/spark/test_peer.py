@@ -11,19 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from onefold.engines.negentropy import Record, Session
 from onefold.errors import BadInput, Misuse, StaleWrite
-from onefold.spark import peer_layout
-from onefold.spark.diff_files import Table
-from onefold.spark.peer_buckets import Buckets
-from onefold.spark.peer_index import PARTS_MAX, TableIndex
-from onefold.spark.peer_items import TableItems
-from onefold.spark.peer_naming import Naming
-from onefold.spark.peer_records import TableRecords
-from onefold.stores.memory.records import MemoryRecords
-from tests.commands import here as onefold
-from tests.services.reconciling import running
-from tests.table_listing import buckets_of, sealed
+from onefold.reconcile import Record, Session
+from onefold.reconcile.records import MemoryRecords
+from onefold.spark.diff_files import DiffTable
+from onefold.spark.peer import naming as peer_layout
+from onefold.spark.peer.index import PARTS_MAX, Buckets, TableIndex, TableItems
+from onefold.spark.peer.naming import Naming
+from onefold.spark.peer.records import TableRecords
+from tests.lib.commands import here as onefold
+from tests.lib.reconciling import running
+from tests.lib.table_listing import buckets_of, sealed
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +82,7 @@ def test_an_index_follows_its_table(spark, table, time):
         table.write(name, keys, [at(key) for key in keys])
 
     def index():
-        return TableIndex(spark, Table(table.path), Naming(columns=("k",), time=time), bucket_rows=20)
+        return TableIndex(spark, DiffTable(table.path), Naming(columns=("k",), time=time), bucket_rows=20)
 
     write("a ü.parquet", range(1_000))
     one = index()
@@ -119,7 +117,7 @@ def test_an_index_follows_its_table(spark, table, time):
 
 def test_many_parts_are_folded_and_stay_right(spark, table):
     table.write("0.parquet", range(900))
-    index = TableIndex(spark, Table(table.path), Naming(columns=("k",)), bucket_rows=100)
+    index = TableIndex(spark, DiffTable(table.path), Naming(columns=("k",)), bucket_rows=100)
     index.refresh()
     (place,) = (table.folder / ".t.onefold-index").iterdir()
     head = json.loads((place / "index.json").read_text())
@@ -129,7 +127,7 @@ def test_many_parts_are_folded_and_stay_right(spark, table):
     empty = [{"name": "part-none.npz", "rows": 0, "files": []} for _ in range(PARTS_MAX)]
     (place / "index.json").write_text(json.dumps({**head, "parts": [part, *empty]}))
     table.write("1.parquet", range(900, 950))
-    found = TableIndex(spark, Table(table.path), Naming(columns=("k",)), bucket_rows=100).refresh()
+    found = TableIndex(spark, DiffTable(table.path), Naming(columns=("k",)), bucket_rows=100).refresh()
     assert same(found.buckets, found.layout, [(0, key_id(key)) for key in range(950)])
     parts = json.loads((place / "index.json").read_text())["parts"]
     assert len(parts) == 10
@@ -140,7 +138,7 @@ def test_many_parts_are_folded_and_stay_right(spark, table):
 @pytest.mark.parametrize("time", [None, "stamp"], ids=["without a time", "by a timestamp"])
 def test_a_message_costs_one_spark_job_at_most(spark, table, time):
     table.write("a.parquet", range(2_000), stamped=True)
-    index = TableIndex(spark, Table(table.path), Naming(columns=("k",), time=time), bucket_rows=16).refresh()
+    index = TableIndex(spark, DiffTable(table.path), Naming(columns=("k",), time=time), bucket_rows=16).refresh()
     gone, extra = {5, 1_700, 1_999}, {9_000}
     mine = [(key * 10 if time else 0, key_id(key)) for key in {*range(2_000), *extra} - gone]
     client, server = Session(sealed(mine)), Session(TableItems(index))
@@ -161,13 +159,13 @@ def test_a_message_costs_one_spark_job_at_most(spark, table, time):
 def test_rows_without_a_time_are_counted_and_refused(spark, table):
     table.write("a.parquet", [1, 2, 3, 4], [1, None, -1, -2])
     with pytest.raises(BadInput, match="3 rows have no time in 'at'"):
-        TableIndex(spark, Table(table.path), Naming(time="at")).refresh()
+        TableIndex(spark, DiffTable(table.path), Naming(time="at")).refresh()
 
 
 def test_a_new_file_that_brings_a_column_changes_the_ids_of_all_rows(spark, tmp_path):
     folder = tmp_path / "t"
     folder.mkdir()
-    index = TableIndex(spark, Table(str(folder), options={"mergeSchema": "true"}), Naming())
+    index = TableIndex(spark, DiffTable(str(folder), options={"mergeSchema": "true"}), Naming())
     pq.write_table(pa.table({"k": [1]}), folder / "a.parquet")
     index.refresh()
     pq.write_table(pa.table({"k": [2], "z": [3]}), folder / "b.parquet")
@@ -183,18 +181,18 @@ def test_columns_that_cannot_be_are_refused_by_name(spark, table):
         (Naming(time="text"), "column 'text' is string, must be whole numbers or a timestamp"),
     ):
         with pytest.raises(Misuse, match=why):
-            TableIndex(spark, Table(table.path), naming).refresh()
+            TableIndex(spark, DiffTable(table.path), naming).refresh()
     with pytest.raises(Misuse, match="no column is named"):
         Naming(columns=())
     (table.folder / "t" / "b.parquet").write_text("none")
     with pytest.raises(OSError, match=r"cannot read .*/t/b.parquet: Parquet file size is 4 bytes[^;]*$"):
-        TableIndex(spark, Table(table.path), Naming(columns=("k",))).refresh()
+        TableIndex(spark, DiffTable(table.path), Naming(columns=("k",))).refresh()
 
 
 def test_a_table_is_a_store_that_is_only_read_and_seen_anew_after_a_while(spark, table):
     table.write("a.parquet", range(40))
     now = [0.0]
-    index = TableIndex(spark, Table(table.path), Naming(columns=("k",), time="at"))
+    index = TableIndex(spark, DiffTable(table.path), Naming(columns=("k",), time="at"))
     records = TableRecords(index, refresh_s=10, clock=lambda: now[0])
     assert len(records) == 40
     assert records.read([key_id(3), key_id(99)]) == [Record(30, key_id(3)), None]
@@ -217,7 +215,7 @@ def test_two_tables_meet_over_a_websocket(spark, table):
     other = table.folder / "other.json"
     rows = [{"text": f"row {key}", "k": key, "at": key * 10} for key in range(5, 1_203)]
     other.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    served = TableRecords(TableIndex(spark, Table(str(other), "json"), Naming(time="at"), bucket_rows=30))
+    served = TableRecords(TableIndex(spark, DiffTable(str(other), "json"), Naming(time="at"), bucket_rows=30))
     with running(served, writable=False, bodies=False) as server:
         url = server.server.url
         done = onefold(

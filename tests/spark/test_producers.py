@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
 
-from onefold.engines.producers import Entry, Kind, Sequences
 from onefold.errors import Misuse
+from onefold.producers import Kind, SequenceEntry, Sequences
 from onefold.spark import ProducerColumns, judge_producers, missing_sequences
 
 LONG_MAX = 2**63 - 1
@@ -49,7 +49,7 @@ def scalar(rows, memory):
     for offset, topic, number, sequence, epoch, key, value in rows:
         producer, digest = f"{topic}.{number}", [hash((key, value)) & 0xFFFFFFFF]
         if (epoch or 0) > sequences.epoch(producer):
-            sequences.apply(Entry(Kind.OPEN, producer, 0, epoch, 0, 0))
+            sequences.apply(SequenceEntry(Kind.OPEN, producer, 0, epoch, 0, 0))
         answer = sequences.push(producer, sequence, epoch=epoch, digests=digest)
         if answer.parts:
             sequences.persist(producer, sequence, epoch=epoch or 0, digests=digest)

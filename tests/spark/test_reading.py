@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onefold.errors import Misuse
-from onefold.spark import jobs
-from onefold.spark.audit_tables import AuditFailed
+from onefold.spark import run as jobs
+from onefold.spark.audit import AuditFailed
 from onefold.spark.columns import ChainColumns
-from onefold.spark.judging import Chains
-from onefold.spark.streams import Streaming, run_stream
+from onefold.spark.engine import ChainsEngine
+from onefold.spark.ingest import SourceSpec
+from onefold.spark.stream import Streaming, run_stream
 
-DEVICES = Chains(
+DEVICES = ChainsEngine(
     columns=ChainColumns(
         key=("device",), timestamp="ts", sequence=None, previous_timestamp=None, previous_sequence=None, arrival=None
     ),
@@ -28,7 +29,7 @@ DEVICES = Chains(
 
 
 def run(spark, folder, out, format="jsonl", judging=DEVICES, **source):
-    where = jobs.Source(path=str(folder), format=format, **source)
+    where = SourceSpec(path=str(folder), format=format, **source)
     return jobs.run(spark, where, judging, str(out), strategy="mark", say=lambda step: None)
 
 
@@ -173,7 +174,9 @@ def test_csv_options_still_work_and_say_what_they_keep_from_being_counted(spark,
         key=("_c0",), timestamp="_c1", sequence=None, previous_timestamp=None, previous_sequence=None, arrival=None
     )
     options = {"sep": ";", "header": "false"}
-    result = run(spark, tmp_path / "semicolons.csv", tmp_path / "out", "csv", Chains(columns=names), options=options)
+    result = run(
+        spark, tmp_path / "semicolons.csv", tmp_path / "out", "csv", ChainsEngine(columns=names), options=options
+    )
     assert (result.tally.received, result.manifest.rows) == (2, 2)
     (tmp_path / "notes.csv").write_text('device,ts,note\na,1,"two\nlines"\n')
     result = run(spark, tmp_path / "notes.csv", tmp_path / "notes", format="csv", options={"multiLine": "true"})
@@ -285,7 +288,7 @@ def meddling(spark, tmp_path, change):
     (tmp_path / "in").mkdir()
     for name in ("1.jsonl", "2.jsonl"):
         (tmp_path / "in" / name).write_text("\n".join(GOOD) + "\n")
-    source = jobs.Source(path=str(tmp_path / "in"), format="jsonl")
+    source = SourceSpec(path=str(tmp_path / "in"), format="jsonl")
 
     def say(step):
         if step == "judging":
@@ -323,7 +326,7 @@ def test_lines_are_counted_the_same_in_whatever_pieces_they_come(pieces, size):
 
 def stream(spark, folder, format, **source):
     streaming = Streaming(checkpoint=str(folder / "checkpoint"), buckets=2)
-    where = jobs.Source(path=str(folder / "in"), format=format, **source)
+    where = SourceSpec(path=str(folder / "in"), format=format, **source)
     return run_stream(spark, where, DEVICES, streaming, str(folder / "streamed"), strategy="mark")
 
 

@@ -2,15 +2,13 @@ import json
 
 import pytest
 
-from onefold.engines.lorawan import Sightings, Stations, Strategy
-from onefold.engines.lorawan.answers import NEW_FRAME
 from onefold.errors import Misuse
-from onefold.spark.reception_figures import WINDOWS_MS, what_if
-from onefold.spark.reception_judge import judge_receptions
-from onefold.spark.reception_report import report
-from onefold.spark.receptions import receptions
-from onefold.spark.uplinks import merge_uplinks
-from tests.spark import reception_files as files
+from onefold.lorawan import Sightings, Stations, Strategy
+from onefold.lorawan.rules import NEW_FRAME
+from onefold.spark.receptions.judge import judge_receptions, merge_uplinks
+from onefold.spark.receptions.reading import receptions
+from onefold.spark.receptions.report import WINDOWS_MS, report, what_if
+from tests.lib import reception_files as files
 
 START_MS = files.START_MS
 TYPES = (

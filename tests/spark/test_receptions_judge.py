@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
 from onefold.spark import ReceptionColumns, judge_receptions
-from tests.receptions import SCHEMA, START, air, scalar, write
+from tests.lib.receptions import SCHEMA, START, air, scalar, write
 
 
 def words(df):

@@ -7,12 +7,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from onefold.cli.pipeline import _format
-from onefold.settings.tables import Settings
-from onefold.spark.counters import missing_counters
-from onefold.spark.judging_lorawan import Lorawan
-from onefold.spark.reception_columns import ReceptionColumns
-from tests.commands import here
-from tests.receptions import ARROW, air, scalar, write
+from onefold.settings import Settings
+from onefold.spark.engine import Lorawan
+from onefold.spark.receptions.counters import missing_counters
+from onefold.spark.receptions.judge import ReceptionColumns
+from tests.lib.commands import here
+from tests.lib.receptions import ARROW, air, scalar, write
 
 
 @pytest.fixture(scope="module")

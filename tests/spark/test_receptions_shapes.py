@@ -11,14 +11,21 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 
-from onefold.engines.lorawan import DataUp, parse
 from onefold.errors import Misuse
-from onefold.services.topics import Topics
-from onefold.spark.reception_fields import content, eui, instant
-from onefold.spark.reception_reading import read_receptions, read_rows
-from onefold.spark.receptions import TYPES, receptions, recognised
-from tests.spark import reception_files as files
-from tests.spark.reception_files import DEV_ADDR, DEV_EUI, START_MS, A, B, stored, world
+from onefold.lorawan import DataUp, parse
+from onefold.producers.topic import Topics
+from onefold.spark.receptions.reading import (
+    TYPES,
+    content,
+    eui,
+    instant,
+    read_receptions,
+    read_rows,
+    receptions,
+    recognised,
+)
+from tests.lib import reception_files as files
+from tests.lib.reception_files import DEV_ADDR, DEV_EUI, START_MS, A, B, stored, world
 
 SHAPES = ["onefold", "lns", "bridge 3", "bridge 4", "chirpstack 3", "chirpstack 4"]
 

@@ -19,10 +19,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import BadInput, Misuse, StaleWrite
-from onefold.spark.place import Place
+from onefold.spark.files import Place
 from onefold.spark.sinks import open_sink, publish
-from onefold.spark.sinks.attempt import Attempt
 from onefold.spark.sinks.delta import FORBIDDEN
+from onefold.spark.sinks.sink import Attempt
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 
@@ -171,9 +171,9 @@ def test_a_crash_before_the_commit_leaves_nothing_that_counts(spark, bench, fram
         raise OSError("the driver died")
 
     steps = {
-        "parquet": "onefold.spark.place.Place.publish_as",
+        "parquet": "onefold.spark.files.Place.publish_as",
         "delta": "onefold.spark.sinks.delta._Table.commit",
-        "postgres": "onefold.stores.postgres.batches.Batches._book",
+        "postgres": "onefold.spark.sinks.postgres.Batches._book",
     }
     with monkeypatch.context() as patch:
         patch.setattr(steps[format], crash)

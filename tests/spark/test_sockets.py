@@ -4,10 +4,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from onefold.spark.sockets import unix_sockets
+from onefold.spark.session import unix_sockets
 
 FOLDER = "spark.python.unix.domain.socket.dir"
-LEFT = "from onefold.spark.sockets import unix_sockets; print(unix_sockets()['spark.python.unix.domain.socket.dir'])"
+LEFT = "from onefold.spark.session import unix_sockets; print(unix_sockets()['spark.python.unix.domain.socket.dir'])"
 
 
 def test_the_workers_of_a_session_listen_where_only_its_user_may_enter(spark):

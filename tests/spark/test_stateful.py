@@ -9,10 +9,9 @@ import pytest
 from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
-from onefold.sim.faults import Faults
-from onefold.sim.traffic import Traffic, make
-from onefold.sim.writing import write
 from onefold.spark import judge_chains
+from onefold.testing.faults import Faults
+from onefold.testing.traffic import Traffic, make, write
 
 _names = itertools.count()
 

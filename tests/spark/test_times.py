@@ -15,23 +15,22 @@ from hypothesis import strategies as st
 from pyspark.sql import functions as F
 
 from onefold import ChainDetector
-from onefold.engines.chains import ANSWERS
-from onefold.engines.chains.answers import IN_ORDER, NEW_CHAIN, OPENS_GAP, SEEN
-from onefold.engines.chains.columnar import ColumnarDetector
+from onefold.chains import ANSWERS
+from onefold.chains.columns import ColumnarDetector
+from onefold.chains.rules import IN_ORDER, NEW_CHAIN, OPENS_GAP, SEEN
+from onefold.spark.chains import integers, judge_chains
 from onefold.spark.columns import ChainColumns, ProducerColumns, in_order, milliseconds, moment
-from onefold.spark.explaining import explain
+from onefold.spark.engine import ChainsEngine
+from onefold.spark.explain import explain
 from onefold.spark.figures import Figures
 from onefold.spark.gaps import LOWER, UPPER, missing_ranges
-from onefold.spark.jobs import Source, check, run
-from onefold.spark.judge import integers, judge_chains
-from onefold.spark.judging import Chains
-from onefold.spark.ordered import GAP_COLUMN, order_chains
-from onefold.spark.ordering import Columns
+from onefold.spark.host import KeyColumns, judge_partition
+from onefold.spark.in_order import GAP_COLUMN, order_chains
+from onefold.spark.ingest import SourceSpec
 from onefold.spark.producers import judge_producers
-from onefold.spark.reception_columns import ReceptionColumns
-from onefold.spark.reception_judge import judge_receptions
-from onefold.spark.spill import judge_partition
-from onefold.spark.window_advice import advise_window
+from onefold.spark.receptions.judge import ReceptionColumns, judge_receptions
+from onefold.spark.run import check, run
+from onefold.spark.window import advise_window
 
 NOW_MS = 1_772_352_000_000  # 2026-03-01 08:00:00, half a night before the clocks of New York are set
 NAMES = ChainColumns(key=("chain",), timestamp="t", sequence=None, previous_timestamp="p", previous_sequence=None,
@@ -96,7 +95,7 @@ def judged(spark, rows, forms, jump_max_ms, more=()):
     found = read.select(*(F.array(*part.columns) for part in parts)).collect()
     answers = {}
     for k, form in enumerate(forms):
-        columns = Columns.of(np.array([row[k] for row in found], np.int64).T)
+        columns = KeyColumns.of(np.array([row[k] for row in found], np.int64).T)
         (codes,) = judge_partition(iter([columns]), ColumnarDetector().judge, 1_000)
         answers[form] = sorted((str(row), str(ANSWERS[code])) for row, code in zip(rows, codes, strict=True))
     return answers
@@ -384,7 +383,9 @@ def test_files_with_times_in_text_are_checked_as_those_with_milliseconds(spark, 
         else:
             lines = ["chain,t,p,a", *(",".join("" if cell is None else str(cell) for cell in row) for row in rows)]
         (folder / f"part.{format}").write_text("\n".join(lines) + "\n")
-        run = check(spark, Source(path=str(folder), format=format), Chains(columns=NAMES), say=lambda step: None)
+        run = check(
+            spark, SourceSpec(path=str(folder), format=format), ChainsEngine(columns=NAMES), say=lambda step: None
+        )
         found[name] = (dict(run.tally), run.ranges)
     one, *others = found.values()
     assert [one] * len(others) == others
@@ -396,9 +397,9 @@ def test_files_with_times_in_text_are_checked_as_those_with_milliseconds(spark, 
 def test_a_run_over_timestamps_tells_and_explains_what_is_missing_as_times(spark, tmp_path):
     rows = [(chain, *(None if ms is None else at((NOW_MS + ms) * 1000 + 7) for ms in times)) for chain, *times in LINES]
     spark.createDataFrame(rows, "chain string, t timestamp, p timestamp, a timestamp").write.parquet(f"{tmp_path}/in")
-    judging = Chains(columns=NAMES)
+    judging = ChainsEngine(columns=NAMES)
     result = run(
-        spark, Source(path=f"{tmp_path}/in"), judging, f"{tmp_path}/out", figures=Figures(), say=lambda step: None
+        spark, SourceSpec(path=f"{tmp_path}/in"), judging, f"{tmp_path}/out", figures=Figures(), say=lambda step: None
     )
     missing = {"chain": "a", "lower_timestamp": "2026-03-01T08:00:00.010007Z", "lower_sequence": 0,
                "upper_timestamp": "2026-03-01T08:00:00.020007Z", "upper_sequence": 0}  # fmt: skip

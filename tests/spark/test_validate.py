@@ -1,9 +1,9 @@
 import pytest
 
-from onefold.engines.chains.columnar import NO_PREVIOUS, refused
-from onefold.engines.chains.number import SEQUENCE_MAX, TIMESTAMP_MAX, pack
-from onefold.spark.columns import ChainColumns
-from onefold.spark.validate import CORRUPT, packed
+from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
+from onefold.chains.columns import refused
+from onefold.chains.rules import SEQUENCE_MAX, TIMESTAMP_MAX, pack
+from onefold.spark.columns import CORRUPT, ChainColumns, packed
 
 NAMES = ChainColumns(key=("id",))
 COLUMNS = ("id", "timestamp", "sequence", "previous_timestamp", "previous_sequence", "arrival")

@@ -8,13 +8,21 @@ import pyarrow as pa
 import pytest
 
 from onefold.errors import Misuse
-from onefold.sim.faults import Faults
-from onefold.sim.traffic import Traffic, make
 from onefold.spark.columns import ChainColumns
-from onefold.spark.window_advice import SHARES, advise_window
-from onefold.spark.window_lags import FIRST, WindowColumns, lags, timed, why_unusable
-from onefold.spark.window_ranks import Distribution, rank_of
-from onefold.spark.window_state import peaks
+from onefold.spark.window import (
+    FIRST,
+    SHARES,
+    Distribution,
+    WindowColumns,
+    advise_window,
+    lags,
+    peaks,
+    rank_of,
+    timed,
+    why_unusable,
+)
+from onefold.testing.faults import Faults
+from onefold.testing.traffic import Traffic, make
 
 START = 1_700_000_000_000
 ROWS = 20_000

@@ -9,7 +9,7 @@ from onefold.spark import judge_chains
 
 ONCE = """
 import gc
-from onefold.spark.workers import settle
+from onefold.spark.host import settle
 settle()
 frozen = gc.get_freeze_count()
 kept = [[] for _ in range(1000)]

@@ -14,19 +14,18 @@ import nats
 import pytest
 
 from onefold.errors import Misuse, StoreFailed
-from onefold.ports import Delivery, Parcel
-from onefold.stores.nats.queue import NatsQueue
-from onefold.stores.nats.sending import IN_FLIGHT_MAX
-from onefold.stores.queues import open_queue
-from tests.commands import lines_after_kill
-from tests.local_server import free_ports
-from tests.nats_server import NatsServer
+from onefold.outbox.ports import Delivery, Parcel
+from onefold.outbox.stores.nats import IN_FLIGHT_MAX, NatsQueue
+from onefold.outbox.stores.queues import open_queue
+from tests.lib.commands import lines_after_kill
+from tests.lib.local_server import free_ports
+from tests.lib.nats_server import NatsServer
 
 LONG_MS = 60_000
 
 WORKER = """
 import sys
-from onefold.stores.queues import open_queue
+from onefold.outbox.stores.queues import open_queue
 
 queue = open_queue(sys.argv[1])
 print("ready", flush=True)

@@ -8,10 +8,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from onefold.engines.outbox.record import Entity, Entry, Key, Outgoing
-from onefold.engines.outbox.steps import Birth, Finish, Open, Removal, Settle, Settled
-from onefold.ports import Live, Token
-from tests.ledgers import LEDGERS, TOKENS
+from onefold.outbox.ports import Live, Token
+from onefold.outbox.steps import Birth, Entity, Entry, Finish, Key, Open, Outgoing, Removal, Settle, Settled
+from tests.lib.ledgers import LEDGERS, TOKENS
 
 # Few names, so that they meet.
 NAMES = ("t1", "t2", "t3", "é", "T1")

@@ -18,12 +18,11 @@ import psycopg
 import pytest
 from psycopg.sql import SQL, Identifier
 
-from onefold.engines.outbox.record import Entity, Entry, Key, Outgoing
-from onefold.engines.outbox.steps import Birth, Finish, Open, Removal, Settle, Settled
 from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
-from onefold.ports import Live
-from onefold.stores.outboxes import open_ledger
-from onefold.stores.postgres.ledger import PostgresLedger
+from onefold.outbox.ports import Live
+from onefold.outbox.steps import Birth, Entity, Entry, Finish, Key, Open, Outgoing, Removal, Settle, Settled
+from onefold.outbox.stores.ledgers import open_ledger
+from onefold.outbox.stores.postgres import PostgresLedger
 
 KEY = Key("shop", "7")
 

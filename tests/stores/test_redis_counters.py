@@ -10,14 +10,14 @@ from uuid import uuid4
 import pytest
 import redis
 
-from onefold.engines.lorawan.server import Claim, Claimed, Counters, Finished, Unfinished
 from onefold.errors import Misuse, StoreFailed
-from onefold.stores.counters import open_counters
-from onefold.stores.memory.counter_store import MemoryCounters
-from onefold.stores.redis.counter_store import CLAIMS_MAX, PREFIX, RedisCounters
-from onefold.stores.sqlite.counter_store import SqliteCounters
-from tests.local_server import free_port
-from tests.redis_server import DURABLE, RedisServer
+from onefold.lorawan.rules import Claim, Claimed, Counters, Finished, Unfinished
+from onefold.lorawan.stores.memory import MemoryCounters
+from onefold.lorawan.stores.port import open_counters
+from onefold.lorawan.stores.redis import CLAIMS_MAX, PREFIX, RedisCounters
+from onefold.lorawan.stores.sqlite import SqliteCounters
+from tests.lib.local_server import free_port
+from tests.lib.redis_server import DURABLE, RedisServer
 
 FORGETFUL = ("--appendonly", "no", "--save", "")
 

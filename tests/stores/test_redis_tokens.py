@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from onefold.engines.outbox.steps import Birth, Removal
 from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
-from onefold.ports import Live
-from onefold.stores.outboxes import open_tokens
-from onefold.stores.redis.tokens import PREFIX, TOKENS_MAX, RedisTokens
-from tests.local_server import free_port
-from tests.redis_server import DURABLE, RedisServer
+from onefold.outbox.ports import Live
+from onefold.outbox.steps import Birth, Removal
+from onefold.outbox.stores.ledgers import open_tokens
+from onefold.outbox.stores.redis import PREFIX, TOKENS_MAX, RedisTokens
+from tests.lib.local_server import free_port
+from tests.lib.redis_server import DURABLE, RedisServer
 
 
 @pytest.fixture

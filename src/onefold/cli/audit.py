@@ -9,13 +9,10 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from onefold.cli.output import emit_json, people
-from onefold.cli.progress import progress
-from onefold.cli.telling import local_folder
+from onefold.cli.output import emit_json, local_folder, people, progress
 from onefold.errors import Misuse
 from onefold.report import agreement
-from onefold.report.secrets import hidden_in
-from onefold.report.text import foreign
+from onefold.report.text import foreign, hidden_in
 from onefold.settings import Settings, load
 
 
@@ -51,12 +48,11 @@ def audit(
 
 def _audited(run: str, out: str | None, say: Any) -> dict[str, Any]:
     from onefold.cli.pipeline import opened
-    from onefold.spark.audit_runs import audit_run, books, books_differ, keep_in, kinds_folder
-    from onefold.spark.files import Manifest
+    from onefold.spark.audit import audit_run, books, books_differ, keep_in, kinds_folder
+    from onefold.spark.files import Manifest, Place, located
     from onefold.spark.ingest import open_source
-    from onefold.spark.overlap import refuse_overlap
-    from onefold.spark.place import Place, located
     from onefold.spark.publish import MANIFEST
+    from onefold.spark.signature import refuse_overlap
 
     settings = load(Path(run), os.environ) if run.endswith(".toml") else _settings(run)
     if settings.publish.format != "parquet":
@@ -93,7 +89,7 @@ def _folder(run: str) -> Any:
     """The folder, by Python's own means if they reach it: a Spark must not be started before its settings are known."""
     if (folder := local_folder(run)) is not None:
         return folder
-    from onefold.spark.place import Place
+    from onefold.spark.files import Place
     from onefold.spark.session import session
 
     return Place(session(), run)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
-from onefold.cli.output import emit_json, people
-from onefold.cli.progress import progress
+from onefold.cli.output import emit_json, people, progress
 from onefold.errors import Misuse
 from onefold.report import agreement, text
 from onefold.tally import Tally
 
 if TYPE_CHECKING:
-    from onefold.spark.judging import Judging
+    from onefold.spark.engine import Engine
+    from onefold.spark.ingest import SourceSpec
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".orc": "orc", ".parquet": "parquet"}
 _KEY = "stream,partition,publisher,chain"
@@ -79,12 +79,12 @@ def check(
     What cannot be told from these columns, such as a loss where no row names its previous one, is said, with the option
     that would tell it; then the data set is not called clean.
     """
-    from onefold.spark import jobs
+    from onefold.spark import run as jobs
     from onefold.spark.columns import ChainColumns, ProducerColumns
-    from onefold.spark.judging import Chains, Producers
+    from onefold.spark.engine import ChainsEngine, Producers
     from onefold.spark.session import session
 
-    judging: Judging
+    judging: Engine
     if producer is None:
         texts = {"--order": (order, "none"), "--payload": (payload, "none"), "--memory": (memory, "gaps")}
         _refuse({**texts, "--jump-max": (jump_max, 0)}, "--producer")
@@ -92,7 +92,7 @@ def check(
         given = {"sequence": sequence, **before, "arrival": arrival}
         named = {role: _maybe(name) for role, name in given.items() if name is not None}
         columns = ChainColumns(key=names_of(key), timestamp=timestamp, **named)
-        judging = Chains(columns=columns, floor=floor, gap_count_max=gap_count_max)
+        judging = ChainsEngine(columns=columns, floor=floor, gap_count_max=gap_count_max)
     else:
         of_chains = {"--key": (key, _KEY), "--timestamp": (timestamp, "timestamp"), "--arrival": (arrival, None)}
         _refuse(of_chains, "no --producer")
@@ -104,7 +104,7 @@ def check(
         say("starting Spark")
         spark = session(master)
         kind = format_of(path) if format == "auto" else format
-        source = jobs.Source(path=path, format=kind, bad_files=bad_files, partition_types=partition_types)
+        source = SourceSpec(path=path, format=kind, bad_files=bad_files, partition_types=partition_types)
         with _columns_in_options(path, judging):
             result = jobs.check(spark, source, judging, ranges_max=ranges, say=say).to_dict()
     if _told(result, json):
@@ -133,7 +133,7 @@ def _told(result: dict[str, Any], json: bool) -> bool:
 
 
 @contextmanager
-def _columns_in_options(path: str, judging: "Judging") -> Iterator[None]:
+def _columns_in_options(path: str, judging: "Engine") -> Iterator[None]:
     """Say of a column that is not there what the command could be."""
     from onefold.spark.columns import Usual
 

@@ -18,7 +18,8 @@ import typer
 
 from onefold.cli.output import AsJson, emit_json, people
 from onefold.errors import Misuse, OnefoldError
-from onefold.services.outbox import Consumer, Consuming, Endpoint
+from onefold.outbox.endpoint import Endpoint
+from onefold.outbox.worker import Consumer, Consuming
 
 
 def consume(
@@ -55,7 +56,7 @@ def consume(
         around.enter_context(_logged())
         around.enter_context(_stopped_by_signals(stop))
         if metrics_port is not None:
-            from onefold.services.outbox.watching import watched
+            from onefold.outbox.metrics import watched
 
             url = around.enter_context(watched(consumer, metrics_port))
             people.print(f"figures at {url}/metrics", markup=False, soft_wrap=True)

@@ -1,24 +1,142 @@
-"""``onefold diff``: which rows two tables do not share."""
+"""``onefold diff``: which rows two tables do not share.
+
+``onefold diff TABLE ws://PEER``: which rows a table and a peer lack of each other, whatever the peer is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
 from onefold.cli.check import format_of, names_of
-from onefold.cli.diff_peer import IndexOption, TimeOption, TokenOption, Wanted, diff_peer
-from onefold.cli.output import emit_json, people
-from onefold.cli.progress import progress
+from onefold.cli.options import TOKEN, count, read_token
+from onefold.cli.output import emit_json, people, progress
 from onefold.errors import Misuse
 from onefold.report import agreement
+from onefold.report.agreement import told
+from onefold.report.text import foreign
 
 if TYPE_CHECKING:
-    from onefold.spark.diff_files import Table
-    from onefold.spark.diff_tables import Diff, Hash
+    from onefold.reconcile.client import Found
+    from onefold.spark.diff import Diff, Hash
+    from onefold.spark.diff_files import DiffTable
+    from onefold.spark.peer.index import Indexed
+
+ROWS_MAX: Final = 10_000_000
+"""Rows of the table that are read: as many ids as a peer may say we lack. There is one session, and it is ours."""
+ROW_CHARS_MAX: Final = 200
+
+TimeOption: TypeAlias = Annotated[
+    str | None, typer.Option(help="With a peer: the column that records are sorted by. Without: by their ids.")
+]
+IndexOption: TypeAlias = Annotated[
+    str | None, typer.Option(help="With a peer: where the index is kept. Without: beside A, in .A.onefold-index.")
+]
+TokenOption: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help=f"With a peer: a file with its token; or the variable {TOKEN}."),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffOptions:
+    """What a table is compared by, and what becomes of the outcome."""
+
+    columns: tuple[str, ...] | None
+    time: str | None
+    index: str | None
+    token_file: Path | None
+    out: str | None
+    samples: int
+
+
+def diff_peer(table: DiffTable, peer: str, wanted: DiffOptions, *, master: str, json: bool) -> None:
+    """Compare, tell, and exit 1 if they differ."""
+    from onefold.reconcile.client import dial
+    from onefold.spark.session import session
+
+    connect = dial(peer, read_token(wanted.token_file))  # a wrong address is known before Spark is
+    with progress(people) as say:
+        say("starting Spark")
+        document = _peer_found(session(master), table, connect, wanted, say)
+    if json:
+        emit_json(document)
+    _tell_peer(document)
+    if not document["equal"]:
+        raise typer.Exit(1)
+
+
+def _peer_found(
+    spark: Any, table: DiffTable, connect: Callable[[], Any], wanted: DiffOptions, say: Callable[[str], None]
+) -> dict[str, Any]:
+    from onefold.reconcile.client import ClientLimits, find_ids
+    from onefold.reconcile.exchange import Opening
+    from onefold.spark.diff_files import outcome
+    from onefold.spark.peer.index import TableIndex, TableItems
+    from onefold.spark.peer.naming import Naming
+    from onefold.spark.peer.records import write_found
+
+    with nullcontext() if wanted.out is None else outcome(spark, wanted.out, [table.path]) as folder:
+        say("bringing the index up to date")
+        naming = Naming(columns=wanted.columns, time=wanted.time)
+        index = TableIndex(spark, table, naming, folder=wanted.index).refresh()
+        limits = ClientLimits()
+        opening = Opening(frame_size_max=limits.frame_size_max)
+        channel = connect()
+        try:
+            say("comparing")
+            found = find_ids(TableItems(index, rows_max=ROWS_MAX), channel, opening, limits, say=say)
+        finally:
+            channel.close()
+        document = _peer_document(found, index, wanted)
+        if folder is not None:
+            say("writing")
+            write_found(folder, index, found.have, found.need, document)
+    return document
+
+
+def _peer_document(found: Found, index: Indexed, wanted: DiffOptions) -> dict[str, Any]:
+    from onefold.spark.diff import sampled
+    from onefold.spark.peer.records import rows_with
+
+    some = found.have[: wanted.samples]
+    return {
+        "equal": not found.have and not found.need,
+        "rows": found.here,
+        "rows_peer": found.opened.records,
+        "only_here": len(found.have),
+        "only_there": len(found.need),
+        "rounds": found.rounds,
+        "bytes_up": found.bytes_up,
+        "bytes_down": found.bytes_down,
+        "shown": {
+            "only_here": sampled(rows_with(index, some), wanted.columns, wanted.samples) if some else [],
+            "only_there": [{"id": id.hex()} for id in found.need[: wanted.samples]],
+        },
+    }
+
+
+def _tell_peer(document: dict[str, Any]) -> None:
+    cost = (
+        f"{count(document['rounds'], 'round trip')}, {document['bytes_up']:,} bytes up, {document['bytes_down']:,} down"
+    )
+    if document["equal"]:
+        people.print(f"equal: {count(document['rows'], 'row')}; {cost}", style="bold green", soft_wrap=True)
+        return
+    parts = f"{document['only_here']:,} only here, {document['only_there']:,} only there"
+    both = f"{document['rows']:,} and {document['rows_peer']:,} rows"
+    people.print(f"they differ: {parts}; {both}, {cost}", style="bold red", soft_wrap=True)
+    for kind, rows in document["shown"].items():
+        for row in rows:
+            people.print(foreign(f"  {kind.replace('_', ' ')}: {told(row)}", ROW_CHARS_MAX), soft_wrap=True)
+        if document[kind] > len(rows):
+            people.print(f"  {kind.replace('_', ' ')}: and {document[kind] - len(rows):,} more", style="dim")
+
 
 FormatOption: TypeAlias = Annotated[
     str, typer.Option(help='"parquet", "json", "csv", ...; "auto": by the ending of the names.')
@@ -58,9 +176,9 @@ def diff(
     B can be a peer that speaks negentropy, such as `onefold serve reconcile`: then rows are compared by ids, made of
     the columns of --key and --columns, else of all.
     """
-    from onefold.services.reconciler.dialing import is_server
-    from onefold.spark.overlap import refuse_overlap
+    from onefold.reconcile.client import is_server
     from onefold.spark.session import session
+    from onefold.spark.signature import refuse_overlap
 
     if is_server(a):
         raise Misuse("the peer is given second: onefold diff TABLE ws://HOST:PORT")
@@ -73,7 +191,7 @@ def diff(
         }
         _refuse(for_tables, "is for two tables, and B is a peer")
         of_id = names_of(",".join(filter(None, (key, columns)))) if key or columns else None
-        wanted = Wanted(columns=of_id, time=time, index=index, token_file=token_file, out=out, samples=samples)
+        wanted = DiffOptions(columns=of_id, time=time, index=index, token_file=token_file, out=out, samples=samples)
         diff_peer(table_at(a, format_a, option_a), b, wanted, master=master, json=json)
         return
     _refuse({"--time": time, "--index": index, "--token-file": token_file}, "is for a peer, and B is none")
@@ -104,7 +222,13 @@ class _By:
 
 
 def _found(
-    spark: Any, tables: tuple[Table, Table], by: _By, *, out: str | None, repair: bool, say: Callable[[str], None]
+    spark: Any,
+    tables: tuple[DiffTable, DiffTable],
+    by: _By,
+    *,
+    out: str | None,
+    repair: bool,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
     """What the tables do not share, after the repair if there was one."""
     from onefold.spark.diff_files import DIFFERING, HAVE, NEED, append, check_appendable, outcome, write_outcome
@@ -131,10 +255,10 @@ def _found(
 
 
 def _compared(
-    spark: Any, tables: tuple[Table, Table], by: _By, say: Callable[[str], None], step: str = "comparing"
+    spark: Any, tables: tuple[DiffTable, DiffTable], by: _By, say: Callable[[str], None], step: str = "comparing"
 ) -> Diff:
+    from onefold.spark.diff import diff as compare
     from onefold.spark.diff_files import read_table
-    from onefold.spark.diff_tables import diff as compare
 
     say(step)
     a, b = (read_table(spark, table) for table in tables)
@@ -142,7 +266,7 @@ def _compared(
 
 
 def _document(found: Diff, by: _By) -> dict[str, Any]:
-    from onefold.spark.diff_tables import sampled
+    from onefold.spark.diff import sampled
 
     summary = found.summary.to_dict()
     columns = {"only_a": by.key, "only_b": by.key, "differing": None}
@@ -167,11 +291,11 @@ def _refuse(options: Mapping[str, object], why: str) -> None:
         raise Misuse(f"{given} {why}", option=given)
 
 
-def table_at(path: str, format: str, options: list[str] | None) -> Table:
+def table_at(path: str, format: str, options: list[str] | None) -> DiffTable:
     """The table that a path, a format or "auto", and options of its reader mean."""
-    from onefold.spark.diff_files import Table
+    from onefold.spark.diff_files import DiffTable
 
-    return Table(path, format_of(path) if format == "auto" else format, _options(options))
+    return DiffTable(path, format_of(path) if format == "auto" else format, _options(options))
 
 
 def _options(texts: list[str] | None) -> dict[str, str]:

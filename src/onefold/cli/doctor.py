@@ -2,15 +2,35 @@
 
 Nothing is imported or started to find out, so it also answers where Spark is missing or broken. With ``--store`` and
 ``--transport`` it looks at those instead of the machine: see `doctor_outbox`.
+
+What ``onefold doctor`` finds.
+
+``onefold doctor --store ... --transport ...``: what is left over in an outbox that should be at rest, or nearly so.
+
+    entries     in an outbox for longer than it takes: a worker died, and nobody came to finish it
+    orphans     tokens that were made for a message whose own token is gone, and for which there is no entry
+    leaks       tokens without a message: it is in no outbox, no queue, and is no dead letter
+    letters     dead letters: nobody processes them until somebody decides
+    due times   messages that nobody is given for longer than their lease or delay: a clock was ahead and came back
+
+A queue tells how many messages it holds, not which. So of n old tokens for a queue that holds m messages at least n - m
+have none; which ones can only be said where m is 0. Where nothing can be concluded, nothing is.
+
+What is dated later than now is counted as old: only a wrong clock can have dated it.
+
+What the doctor sees changes while it looks. So outboxes and dead letters are read before the queues are asked, and once
+more after that: a message that moves in between is seen in one of its places. Suspects must still be there at the end.
 """
 
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -19,11 +39,30 @@ from rich.table import Table
 from rich.text import Text
 
 from onefold import __version__
-from onefold.cli.finding import Finding
+from onefold.cli.options import LOOKED_MAX, VARIABLE, DeadLetter, Tokens, age, all_tokens, letters, opened
 from onefold.cli.output import AsJson, emit_json, people
-from onefold.cli.serve_desk import VARIABLE, Tokens
+from onefold.clock import wall_ms
 from onefold.errors import Misuse
+from onefold.outbox.ports import Queue, Stranded, Token, TokenStore
+from onefold.outbox.stores.queues import STEP_MS
+from onefold.report.text import foreign
 from onefold.spark import java
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at; ``advice`` is empty if nothing has to be done."""
+
+    name: str
+    found: str
+    advice: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fine(self) -> bool:
+        """Whether it may stay as it is."""
+        return not self.advice
+
 
 GIB: Final = 2**30
 MEMORY_BYTES_MIN: Final = 2 * GIB
@@ -62,8 +101,6 @@ def doctor(
     # The variables alone do not change what it looks at: they may be set for other commands.
     named = [name for name in ("store", "tokens", "transport") if _is_on_command_line(context, name)]
     if named:
-        from onefold.cli.doctor_outbox import OLD_S, examine_outbox
-
         if store is None or transport is None:
             raise Misuse(f"--{named[0]}: to look at an outbox it needs --store and --transport")
         findings = examine_outbox(store, tokens, transport, OLD_S if older_than_s is None else older_than_s, mend=mend)
@@ -164,3 +201,145 @@ def _table(findings: list[Finding]) -> Table:
         found = "\n".join((finding.found, *finding.notes))
         table.add_row(mark, *map(Text, (finding.name, found, finding.advice)))  # Text: a path is no markup
     return table
+
+
+OLD_S: Final = 600.0
+"""A consumer's pump finishes after 90 s what was left; who is ten minutes old was left by the pump, too."""
+TOKENS_MAX: Final = 1_000_000
+"""Tokens that are looked at: some minutes; whoever has more in flight has no time to look."""
+NAMED_MAX: Final = 5
+
+
+def examine_outbox(
+    store: str, tokens: str | None, transport: str, older_than_s: float, *, mend: bool = False
+) -> list[Finding]:
+    """Every finding, of all endpoints that keep their things there; ``mend``: due times that cannot be are now."""
+    with opened(store, tokens, transport) as stores:
+        assert stores.queue is not None
+        now_ms = wall_ms()
+
+        def is_old(at_ms: int) -> bool:
+            return at_ms <= now_ms - round(older_than_s * 1000) or at_ms > now_ms + STEP_MS
+
+        seen = list(islice(all_tokens(stores.tokens), TOKENS_MAX))
+        old = [token for token in seen if is_old(token.at_ms)]
+        entries, dead = stores.entries(), letters(stores.queue)
+        waiting = stores.queue.waiting()
+        entries_then, dead_then = stores.entries(), letters(stores.queue)
+        blind = max(len(entries), len(entries_then), len(dead), len(dead_then)) >= LOOKED_MAX
+        suspects = _suspects(old, [*entries, *entries_then], [*dead, *dead_then])
+        return [
+            _tokens(stores.tokens),
+            _entries([entry for entry in entries_then if is_old(entry.at_ms)]),
+            _orphans(stores.tokens, old, seen, entries, blind or len(seen) == TOKENS_MAX),
+            *_leaks(stores.tokens, suspects, waiting, blind),
+            *_letters(dead_then),
+            *_due_times(stores.queue, mend=mend),
+        ]
+
+
+def _tokens(tokens: TokenStore) -> Finding:
+    live = tokens.live()
+    oldest = "" if live.oldest_ms is None else f", the oldest made {age(wall_ms() - live.oldest_ms)} ago"
+    return Finding("tokens", f"{live.tokens:,}{oldest}")
+
+
+def _entries(old: Sequence[Stranded]) -> Finding:
+    if not old:
+        return Finding("outbox entries", "none that is old")
+    by_endpoint = Counter(entry.key.endpoint for entry in old)
+    found = ", ".join(f"{count:,} of {_name(endpoint)}" for endpoint, count in by_endpoint.items())
+    advice = "start a consumer of that endpoint, or `onefold outbox recover`"
+    return Finding("outbox entries", f"{found}, the oldest written {age(wall_ms() - old[0].at_ms)} ago", advice)
+
+
+def _orphans(
+    tokens: TokenStore, old: Sequence[Token], seen: Sequence[Token], entries: Sequence[Stranded], blind: bool
+) -> Finding:  # fmt: skip
+    """A parent that has neither token nor entry is done; what it did not set free is of use to nobody."""
+    if blind:
+        return Finding("orphans", "cannot be told: there is too much to look at")
+    parents = {token.token for token in seen} | {entry.name for entry in entries}
+    suspects = [token.token for token in old if token.parent and token.parent not in parents]
+    lost = _still(tokens, suspects, orphans=True)
+    if not lost:
+        return Finding("orphans", "none")
+    return Finding(
+        "orphans", f"{len(lost):,}: {_some(lost)}", "`onefold outbox recover`; if they stay, `tokens discard`"
+    )
+
+
+def _suspects(old: Sequence[Token], entries: Sequence[Stranded], dead: Sequence[DeadLetter]) -> dict[str, list[str]]:
+    """By queue, the tokens whose message is neither in an outbox nor a dead letter, and so must be in the queue."""
+    elsewhere = {out.token for entry in entries for out in entry.entry.outgoing}
+    elsewhere |= {entry.name for entry in entries} | {letter.token or "" for letter in dead}
+    found: dict[str, list[str]] = defaultdict(list)
+    for token in old:
+        if not token.parent and token.token not in elsewhere:
+            found[token.to].append(token.token)
+    return found
+
+
+def _leaks(
+    tokens: TokenStore, suspects: dict[str, list[str]], waiting: dict[str, int], blind: bool
+) -> Iterator[Finding]:  # fmt: skip
+    if blind:
+        yield Finding("leaks", "cannot be told: there is too much to look at")
+        return
+    fine = True
+    advice = "its message is lost, or in another transport: `onefold tokens show`, then `tokens discard`"
+    for queue, names in sorted(suspects.items()):
+        left, there = _still(tokens, names), waiting.get(queue, 0)
+        if len(left) > there:
+            fine = False
+            which = f": {_some(left)}" if not there else f", among {len(left):,} old tokens for {there:,} messages"
+            least = "" if not there else "at least "
+            found = f"{least}{len(left) - there:,} to {_name(queue)} without a message{which}"
+            yield Finding("leaks", found, advice)
+        elif left:
+            fine = False
+            yield Finding("leaks", f"cannot be told for {_name(queue)}: {len(left):,} old tokens, {there:,} messages")
+    if fine:
+        yield Finding("leaks", "none")
+
+
+def _letters(dead: Sequence[DeadLetter]) -> Iterator[Finding]:
+    by_queue: dict[str, list[DeadLetter]] = defaultdict(list)
+    for letter in dead:
+        by_queue[letter.buried.queue].append(letter)
+    if not by_queue:
+        yield Finding("dead letters", "none")
+    for queue, those in sorted(by_queue.items()):
+        least = "at least " if len(dead) >= LOOKED_MAX else ""
+        found = f"{least}{len(those):,} in {_name(queue)}; the last one: {foreign(those[-1].buried.reason, 200).plain}"
+        yield Finding("dead letters", found, "mend it, then `onefold tokens revive`; or `tokens discard`")
+
+
+def _due_times(queue: Queue, *, mend: bool) -> Iterator[Finding]:
+    strayed = queue.strayed(mend=mend)
+    if not strayed:
+        yield Finding("due times", "none that cannot be")
+    for each in strayed:
+        found = f"{each.parcels:,} in {_name(each.queue)} due in {age(each.ahead_ms)}, beyond their lease or delay"
+        if mend:
+            yield Finding("due times", f"{found}: due now")
+        else:
+            yield Finding("due times", found, "a clock was ahead: the same with --mend, or start a consumer of it")
+
+
+def _still(tokens: TokenStore, names: Sequence[str], *, orphans: bool = False) -> list[str]:
+    """Those that are still there; while we looked others went on."""
+    if orphans and names:
+        there = {token.token for token in all_tokens(tokens, orphans=True)}
+        return [name for name in names if name in there]
+    pages = (names[start : start + 1_000] for start in range(0, len(names), 1_000))
+    return [name for page in pages for name, held in zip(page, tokens.holds(page), strict=True) if held]
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(_name(name) for name in names[:NAMED_MAX])
+    return shown + (f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else "")
+
+
+def _name(text: str) -> str:
+    return foreign(text).plain

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from onefold.cli.output import AsJson, emit_json, people
-from onefold.cli.progress import progress
+from onefold.cli.output import AsJson, emit_json, people, progress
 from onefold.errors import Misuse
 from onefold.report import explanation
 from onefold.settings import Settings
@@ -53,7 +52,7 @@ def explained(
 ) -> dict[str, Any]:  # fmt: skip
     """The explanation as a plain form, with the rules in it."""
     say("starting Spark")
-    from onefold.spark.explaining import explain as look
+    from onefold.spark.explain import explain as look
     from onefold.spark.session import session
 
     spark = session()
@@ -79,7 +78,7 @@ def pairs_of(given: Sequence[str]) -> dict[str, str]:
 def _judging(spark: Any, run: str) -> Any:
     """How the run was judged, if it says so: a stream does not, nor one that was made with the library."""
     from onefold.cli.pipeline import judging
-    from onefold.spark.place import Place
+    from onefold.spark.files import Place
 
     document = Place(spark, run) / "run.json"
     if not document.exists():

@@ -14,7 +14,7 @@ from onefold.cli.output import AsJson, emit_json, people
 from onefold.errors import Misuse
 
 if TYPE_CHECKING:
-    from onefold.sim.explorer import Convicted, Exploration
+    from onefold.outbox.explore import Convicted, Exploration
 
 SHIPPED_STATES_MAX: Final = 20_000
 """Per plan and world: all of them in some ten seconds. The tests look at a hundred times as many."""
@@ -58,7 +58,7 @@ def explore(
 
 
 def _tried(explorations: "Callable[[], list[Exploration]]") -> "list[Exploration] | Convicted":
-    from onefold.sim.explorer import Convicted
+    from onefold.outbox.explore import Convicted
 
     try:
         return explorations()
@@ -75,7 +75,7 @@ def _handler(target: str, given: dict[str, Any]) -> "Exploration":
 
 
 def _specimen(name: str, given: dict[str, Any]) -> "Exploration":
-    from onefold.sim.explorer import SPECIMENS, explored
+    from onefold.outbox.explore import SPECIMENS, explored
 
     if name not in SPECIMENS:
         raise Misuse(f"--specimen is {name!r}, must be one of {', '.join(SPECIMENS)}")
@@ -83,7 +83,7 @@ def _specimen(name: str, given: dict[str, Any]) -> "Exploration":
 
 
 def _shipped(given: dict[str, Any]) -> "list[Exploration]":
-    from onefold.sim.explorer import SHIPPED, TOPOLOGIES, explored
+    from onefold.outbox.explore import SHIPPED, TOPOLOGIES, explored
 
     options = {"states_max": SHIPPED_STATES_MAX, **given}
     found = []

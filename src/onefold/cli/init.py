@@ -1,13 +1,47 @@
-"""``onefold init``: a commented pipeline.toml to start from."""
+"""``onefold init``: a commented pipeline.toml to start from.
 
+The commented pipeline.toml, made from the settings' own models: it cannot leave out a key or tell an old default.
+"""
+
+import json
 from pathlib import Path
-from typing import Annotated
+from textwrap import wrap
+from typing import Annotated, Final
 
 import typer
 
 from onefold.cli.output import AsJson, emit_json, people
-from onefold.cli.template import template
 from onefold.errors import Misuse
+from onefold.settings import TABLES
+
+SET: Final = {"source.path": "messages", "publish.path": "out", "judge.floor": "open"}
+"""What the template sets; all else is in it as a comment."""
+HEAD: Final = """\
+# A onefold pipeline: `onefold run` with this file reads [source], gives every message a verdict by [judge]
+# and writes what comes of it to [publish]. A line of # and a key shows the default.
+# The environment overrides a key: ONEFOLD_JUDGE__FLOOR=first, with two underscores."""
+
+
+def template() -> str:
+    """The commented pipeline.toml that ``onefold init`` writes: every key with its meaning and its default.
+
+    >>> print("\\n".join(template().splitlines()[-2:]))
+    # Any other Spark setting, such as { "spark.sql.session.timeZone" = "UTC" }.
+    #config = {}
+    """
+    lines = [HEAD]
+    for table, model in TABLES.items():
+        lines += ["", *_comment(model.__doc__ or ""), f"[{table}]"]
+        for key, field in model.model_fields.items():
+            name = f"{table}.{key}"
+            default = "none" if field.default is None else field.default
+            line = f"{key} = {json.dumps(SET.get(name, default))}"
+            lines += ["", *_comment(field.description or ""), line if name in SET else f"#{line}"]
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in wrap(" ".join(text.split()), width=100, break_long_words=False)]
 
 
 def init(

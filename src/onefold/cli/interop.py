@@ -18,8 +18,8 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
-from onefold.engines.negentropy import ItemSet, Session
 from onefold.errors import BadInput, Misuse
+from onefold.reconcile import ItemSet, Session
 
 LINE_MAX: Final = 1 << 28
 """Characters of a line: a message of 128 MB in hex, more than any two sets of a million records need."""

@@ -17,20 +17,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from onefold.cli.output import AsJson, emit_json, json_text, people
-from onefold.engines.producers.records import MESSAGES, Kind
-from onefold.engines.producers.recovery import recover
-from onefold.engines.producers.sequences import Sequences
+from onefold.clock import wall_ms
 from onefold.errors import Misuse, OnefoldError
-from onefold.links.plain import printable
-from onefold.ports import Record
-from onefold.services.ingest.documents import record_document
-from onefold.services.requests import entries
-from onefold.services.topic_settings import wall_ms
-from onefold.services.topics import FILE, Topics, memory_of, topic_names
-from onefold.stores.segments.reader import LogReader
-from onefold.stores.segments.salvage import Findings, moment
-from onefold.stores.segments.salvage import salvage as salvage_log
-from onefold.stores.segments.salvage import verify as verify_log
+from onefold.producers.documents import record_document
+from onefold.producers.log.port import LogRecord
+from onefold.producers.log.reader import LogReader
+from onefold.producers.log.salvage import Findings, moment
+from onefold.producers.log.salvage import salvage as salvage_log
+from onefold.producers.log.salvage import verify as verify_log
+from onefold.producers.records import MESSAGES, Kind
+from onefold.producers.requests import entries
+from onefold.producers.rules import Sequences, recover
+from onefold.producers.topic import FILE, Topics, memory_of, topic_names
+from onefold.text import printable
 
 POLL_S: Final = 0.2
 TAIL_COUNT: Final = 10
@@ -115,11 +114,11 @@ def _near_end(reader: LogReader, count: int, everything: bool) -> int:
         window *= 4
 
 
-def _wanted(records: Iterator[Record], everything: bool) -> Iterator[Record]:
+def _wanted(records: Iterator[LogRecord], everything: bool) -> Iterator[LogRecord]:
     return (record for record in records if everything or record.kind in MESSAGES)
 
 
-def _following(reader: LogReader, start: int) -> Iterator[Record]:
+def _following(reader: LogReader, start: int) -> Iterator[LogRecord]:
     while True:
         end = reader.end
         yield from reader.read(start, end)
@@ -128,14 +127,14 @@ def _following(reader: LogReader, start: int) -> Iterator[Record]:
             time.sleep(POLL_S)
 
 
-def _line(record: Record) -> str:
+def _line(record: LogRecord) -> str:
     kind = "" if record.kind == Kind.MESSAGE else f" {Kind(record.kind).name.lower()}"
     text = record.payload.decode("utf-8", errors="backslashreplace")
     line = f"{record.offset} {_clock(record.time_ms)} {record.producer} {record.sequence}{kind}  {text}"
     return printable(line, keep="")  # a record is a line
 
 
-def _document(record: Record) -> dict[str, Any]:
+def _document(record: LogRecord) -> dict[str, Any]:
     """As the server shows it; what is plain text also as such."""
     document = record_document(record)
     if "payload_base64" in document:
@@ -174,8 +173,7 @@ def producers(topic: Folder, json: AsJson = False) -> None:
 
 def _memory(folder: Path) -> Sequences:
     """What the topic remembers, from its newest snapshot and the records behind it, read only."""
-    from onefold.stores.segments.files import REAL
-    from onefold.stores.segments.snapshots import Snapshots
+    from onefold.producers.log.files import REAL, Snapshots
 
     reader = LogReader(folder)
     snapshot = Snapshots(REAL, str(folder), 1).newest()

@@ -1,16 +1,26 @@
-"""``onefold outbox``: what waits in outboxes, and what fills them."""
+"""``onefold outbox``: what waits in outboxes, and what fills them.
 
+``onefold outbox feed``: the messages of a topic's log become messages with tokens.
+"""
+
+import signal
+import threading
 from dataclasses import asdict
-from typing import Annotated, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from onefold.cli.outbox_feed import feed
-from onefold.cli.outbox_stores import (
+from onefold.cli.options import (
     LOOKED_MAX,
-    Letter,
+    DeadLetter,
     MaybeTransport,
+    Plan,
+    Store,
+    Tokens,
+    Transport,
     age,
+    check_lasting,
     document,
     letters,
     opened,
@@ -18,12 +28,72 @@ from onefold.cli.outbox_stores import (
     table,
 )
 from onefold.cli.output import AsJson, emit_json, people
-from onefold.cli.serve_desk import Store, Tokens, Transport
 from onefold.cli.tokens import letter_document
-from onefold.engines.outbox.handling import check_name
-from onefold.ports import Stranded
+from onefold.clock import wall_ms
+from onefold.outbox.plans import check_name
+from onefold.outbox.ports import Stranded
 from onefold.report.text import foreign
-from onefold.stores.counters import wall_ms
+
+if TYPE_CHECKING:
+    from onefold.outbox.feed import Fed
+
+Body: TypeAlias = Annotated[
+    Literal["payload", "record"],
+    typer.Option(help="What is sent: the payload, which must be JSON; or the record, with its offset and producer."),
+]
+
+
+def feed(
+    folder: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="A folder of topics.")],
+    topic: Annotated[str, typer.Argument(help="The topic whose messages are taken.")],
+    to: Annotated[str, typer.Option(help="The queue that they go to.")],
+    store: Store,
+    transport: Transport,
+    tokens: Tokens = None,
+    plan: Plan = None,
+    body: Body = "payload",
+    name: Annotated[str, typer.Option(help="Whose marks these are; two logs of one name need two.")] = "feed",
+    chunk_max: Annotated[int, typer.Option(min=1, max=1_000, help="Messages that are taken in one go.")] = 500,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more; Ctrl-C and SIGTERM end it.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Send each message of a topic to a queue, once, with a token; begin where the last feed ended.
+
+    How far it came is kept in the store. It can be killed at any time and started again.
+    """
+    from onefold.outbox.endpoint import Endpoint
+    from onefold.outbox.feed import Feed
+
+    check_lasting(store=store, transport=transport, tokens=tokens)
+    stop = threading.Event()
+    with Endpoint(name, store=store, transport=transport, tokens=tokens, plan=plan) as endpoint:
+        feeding = Feed(folder, topic, to, endpoint, chunk_max=chunk_max, whole=body == "record")
+        before = _on_signals(stop)
+        try:
+            fed = feeding.run(follow=follow, stop=stop)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    _tell(fed, topic, to)
+    if json:
+        emit_json({"topic": topic, "to": to, **asdict(fed)})
+
+
+def _on_signals(stop: threading.Event) -> dict[int, "signal._HANDLER"]:
+    """A signal ends it after the chunk in hand."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+
+
+def _tell(fed: "Fed", topic: str, to: str) -> None:
+    resumed = f", {fed.resumed:,} of them of a chunk that was cut off before" if fed.resumed else ""
+    people.print(
+        f"{fed.sent + fed.resumed:,} messages of {topic} went to {to}{resumed}; taken up to offset {fed.mark}",
+        markup=False,
+        soft_wrap=True,
+    )
+
 
 __all__ = ["feed", "ls", "recover"]
 
@@ -70,7 +140,7 @@ def _tell_entries(entries: list[Stranded], limit: int, now_ms: int) -> None:
     people.print(f"{_many(len(entries), limit)} in outboxes", markup=False)
 
 
-def _tell_letters(dead: list[Letter], limit: int, now_ms: int) -> None:
+def _tell_letters(dead: list[DeadLetter], limit: int, now_ms: int) -> None:
     shown = table("queue", "token", ">age", "why")
     for each in dead:
         buried = each.buried
@@ -101,15 +171,15 @@ def recover(
     Consumers do the same from time to time. It can run at any time, and beside them. Exit code 1 if somebody else was
     at an entry: then it is theirs, or the next call's.
     """
-    from onefold.services.outbox.recovery import recover_left
-    from onefold.stores.attempts import World
+    from onefold.outbox.recovery import recover_left
+    from onefold.outbox.runner import RunnerWorld
 
     if endpoint is not None:
         check_name(endpoint, "endpoint")
     with opened(store, tokens, transport) as stores:
         assert stores.entities is not None
         assert stores.queue is not None
-        world = World(stores.entities, stores.tokens, stores.queue)
+        world = RunnerWorld(stores.entities, stores.tokens, stores.queue)
         done = recover_left(world, wall_ms(), older_than_s, endpoint)
     people.print(
         f"{done.finished:,} finished, {done.conflicts:,} left to somebody else, {done.swept:,} useless tokens removed",

@@ -7,10 +7,9 @@ from typing import Any
 from onefold.errors import Misuse
 from onefold.settings import Settings
 from onefold.spark.columns import ChainColumns, ProducerColumns
-from onefold.spark.jobs import Source
-from onefold.spark.judging import Chains, Judging, Producers
-from onefold.spark.judging_lorawan import Lorawan
-from onefold.spark.reception_columns import ReceptionColumns
+from onefold.spark.engine import ChainsEngine, Engine, Lorawan, Producers
+from onefold.spark.ingest import SourceSpec
+from onefold.spark.receptions.judge import ReceptionColumns
 from onefold.spark.session import session
 
 
@@ -27,10 +26,10 @@ def columns_in_toml() -> Iterator[None]:
         raise Misuse(f"{error.values['said']}; {hint} in [judge]", **error.values) from error
 
 
-def opened(settings: Settings) -> tuple[Any, Source, Judging]:
+def opened(settings: Settings) -> tuple[Any, SourceSpec, Engine]:
     """A session of Spark, what to read with it, and how to judge."""
     spark = session(settings.spark.master, memory=settings.spark.memory, config=settings.spark.config)
-    source = Source(
+    source = SourceSpec(
         path=settings.source.path,
         format=_format(settings),
         options=settings.source.options,
@@ -49,7 +48,7 @@ def _format(settings: Settings) -> str:
     return "text" if judge.engine == "lorawan" and judge.shape != "flat" and lines else source.format
 
 
-def judging(settings: Settings) -> Judging:
+def judging(settings: Settings) -> Engine:
     """The engine of these settings."""
     judge = settings.judge
     partitions = None if settings.spark.partitions == "auto" else int(settings.spark.partitions)
@@ -75,7 +74,7 @@ def judging(settings: Settings) -> Judging:
     names = {role: getattr(judge, role) for role in ("sequence", "previous_timestamp", "previous_sequence", "arrival")}
     # A name that is the default is the usual one, which a source may lack: run.json writes out what was left open.
     chosen = {role: default if (default := getattr(usual, role)) == name else name for role, name in names.items()}
-    return Chains(
+    return ChainsEngine(
         columns=ChainColumns(key=judge.key, timestamp=judge.timestamp, **chosen),
         floor=judge.floor,
         gap_count_max=judge.gap_count_max,

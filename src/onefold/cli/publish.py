@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from onefold.cli.output import AsJson, emit_json, fail, people
-from onefold.links.plain import without_logins
-from onefold.services.file_publisher import FilePublisher, producer_name, state_file
-from onefold.services.producer import Producer
+from onefold.producers.client import Producer
+from onefold.producers.publisher import FilePublisher, producer_name, state_file
+from onefold.text import without_logins
 
 REFRESH_S = 0.25
 

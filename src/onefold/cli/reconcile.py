@@ -9,17 +9,13 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from onefold.cli.outbox_stores import table
-from onefold.cli.output import AsJson, emit_json, fail, people
-from onefold.cli.progress import one_line
-from onefold.cli.record_stores import STORE, count, file_of, opened_records
-from onefold.cli.token import TOKEN, read_token
+from onefold.cli.options import STORE, TOKEN, count, file_of, opened_records, read_token, table
+from onefold.cli.output import AsJson, emit_json, fail, one_line, people
 from onefold.errors import BadInput, Busy, Misuse
-from onefold.ports.records import Channel
-from onefold.services.reconciler.client import EVER, ClientLimits, Reconciliation
-from onefold.services.reconciler.client import reconcile as run
-from onefold.services.reconciler.dialing import beside, dial, is_server
-from onefold.services.reconciler.transfer import RULES
+from onefold.reconcile.client import EVER, ClientLimits, Reconciliation, beside, dial, is_server
+from onefold.reconcile.client import reconcile as run
+from onefold.reconcile.records import Channel
+from onefold.reconcile.transfer import RULES
 from onefold.verdict import Verdict
 
 SHOWN_MAX: Final = 10

@@ -1,30 +1,108 @@
-"""``onefold records``: what is in a store of records, and how it gets in and out."""
+"""``onefold records``: what is in a store of records, and how it gets in and out.
+
+Lines of files as records: each a record, or the reason why it is none.
+
+A record is a line without its newline, byte for byte; an empty line is a record too. Its time is a field of it, if it
+is JSON, else 0. Or the line names a record whose bytes are elsewhere: ``timestamp,id in hex``.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, TypeAlias
 
 import numpy as np
 import typer
 
-from onefold.cli.outbox_stores import table
-from onefold.cli.output import AsJson, emit_json, fail, people
-from onefold.cli.progress import one_line
-from onefold.cli.record_lines import BadLine, Form, lines
-from onefold.cli.record_stores import NewStore, Store, count, file_of, opened_records, read_id
-from onefold.engines.negentropy.fingerprint import hashed
-from onefold.engines.negentropy.records import Record
-from onefold.errors import Misuse
-from onefold.ports.records import Records, Snapshot
+from onefold.cli.options import NewStore, RecordStore, count, file_of, opened_records, read_id, table
+from onefold.cli.output import AsJson, emit_json, fail, one_line, people
+from onefold.errors import BadInput, Misuse
+from onefold.reconcile.items import INFINITY, hashed
+from onefold.reconcile.records import Record, Records, Snapshot, record
 from onefold.report.text import foreign
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
+
+LINE_BYTES_MAX: Final = 512 << 10
+"""As much as a server takes as one record, unless it is told otherwise: longer ones could not be exchanged."""
+
+
+class BadLine(BadInput):
+    """A line that is no record; ``reason`` is short, and one of a few."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a line is read.
+
+    >>> Form(32, time="at").read(b'{"at": 5, "what": "coffee"}').timestamp
+    5
+    >>> Form(32, time="at").read(b'{"at": "noon"}')
+    Traceback (most recent call last):
+    onefold.cli.records.BadLine: at is 'noon', must be a whole number from 0 to 2^64 - 2
+    """
+
+    id_size: int
+    time: str | None = None
+    """The field of a JSON object that holds the time."""
+    ids: bool = False
+    """Lines are ``timestamp,id``."""
+
+    def read(self, line: bytes) -> Record:
+        """The record that a line is, or `BadLine`."""
+        if len(line) > LINE_BYTES_MAX:
+            raise BadLine("too_long", f"more than {LINE_BYTES_MAX:,} bytes")
+        if self.ids:
+            return self._named(line)
+        return record(0 if self.time is None else self._time(line, self.time), line, self.id_size)
+
+    def _time(self, line: bytes, field: str) -> int:
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError):
+            raise BadLine("no_json", f"no JSON: {line[:80]!r}") from None
+        if not isinstance(document, dict) or field not in document:
+            raise BadLine("no_time", f"no JSON object with a field {field!r}: {line[:80]!r}")
+        value = document[field]
+        if type(value) is not int or not 0 <= value < INFINITY:
+            raise BadLine("bad_time", f"{field} is {value!r:.80}, must be a whole number from 0 to 2^64 - 2")
+        return value
+
+    def _named(self, line: bytes) -> Record:
+        stamp, comma, id = line.rstrip(b"\r").partition(b",")
+        if not comma or not stamp.isdigit() or len(stamp) > 20 or int(stamp) >= INFINITY:
+            raise BadLine("bad_time", f"{line[:80]!r} begins with no whole number from 0 to 2^64 - 2 and a comma")
+        try:
+            found = bytes.fromhex(id.decode("ascii"))
+        except ValueError:
+            raise BadLine("bad_id", f"{id[:80]!r} is no id in hex") from None
+        if len(found) != self.id_size:
+            raise BadLine("bad_id", f"{id[:80]!r} has {len(found)} bytes; the ids of this store have {self.id_size}")
+        return Record(int(stamp), found)
+
+
+def lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Every line and its number, without its newline; of one that is too long only the beginning is held."""
+    number = 0
+    while line := file.readline(LINE_BYTES_MAX + 2):
+        number += 1
+        whole = line.endswith(b"\n")
+        yield number, line[:-1] if whole else line
+        while not whole and len(line) == LINE_BYTES_MAX + 2:  # the rest of it
+            line = file.readline(LINE_BYTES_MAX + 2)
+            whole = line.endswith(b"\n")
+
 
 BATCH_RECORDS: Final = 10_000
 BATCH_BYTES: Final = 16 << 20
@@ -145,7 +223,7 @@ def _open(file: Path) -> AbstractContextManager[BinaryIO]:
 
 
 def ls(
-    store: Store,
+    store: RecordStore,
     limit: Annotated[int, typer.Option(min=0, max=100_000, help="List so many records, the oldest first.")] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -201,7 +279,7 @@ def _size(file: Path) -> int:
 
 
 def show(
-    store: Store, id: Annotated[str, typer.Argument(metavar="ID", help="An id, in hex.")], as_json: AsJson = False
+    store: RecordStore, id: Annotated[str, typer.Argument(metavar="ID", help="An id, in hex.")], as_json: AsJson = False
 ) -> int:
     """Write the bytes of a record to standard output, as they are. Exit 1 if they are not there."""
     with opened_records(store) as records:
@@ -230,7 +308,7 @@ def _document(record: Record) -> dict[str, Any]:
     return told
 
 
-def rm(store: Store, ids: Ids, as_json: AsJson = False) -> int:
+def rm(store: RecordStore, ids: Ids, as_json: AsJson = False) -> int:
     """Forget records. Exit 1 if one was not there.
 
     A peer that still has them gives them back at the next reconciliation: remove them there too.

@@ -6,13 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from onefold.cli.output import emit_json, people
-from onefold.cli.progress import progress
+from onefold.cli.output import emit_json, local_folder, people, progress, steps_told
 from onefold.cli.stream import stream
-from onefold.cli.telling import local_folder, steps_told
 from onefold.errors import Misuse, OnefoldError
 from onefold.report import agreement, text
-from onefold.report.secrets import without_secrets
+from onefold.report.text import without_secrets
 from onefold.settings import Settings, load
 from onefold.tally import Tally
 from onefold.verdict import Verdict
@@ -79,9 +77,9 @@ def run(
 def execute(settings: Settings) -> dict[str, Any]:
     """Run the pipeline of these settings, showing progress, and leave its page; its figures, and where the page is."""
     from onefold.cli.pipeline import columns_in_toml, opened
-    from onefold.spark import jobs
+    from onefold.spark import run as jobs
     from onefold.spark.figures import Figures
-    from onefold.spark.overlap import refuse_overlap
+    from onefold.spark.signature import refuse_overlap
 
     refuse_overlap([("source.path", settings.source.path)], [("publish.path", settings.publish.path)])
     page = settings.report.page
@@ -110,7 +108,7 @@ def execute(settings: Settings) -> dict[str, Any]:
 def _leave_page(spark: Any, path: str, document: dict[str, Any]) -> str | None:
     """Write the page of a complete run beside its rows, wherever they are; None, and a line, if that cannot be."""
     from onefold.report.run_report import RunReport
-    from onefold.spark.place import Place
+    from onefold.spark.files import Place
     from onefold.spark.publish import REPORT
 
     place = Place(spark, path) / REPORT

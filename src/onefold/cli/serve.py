@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from onefold.cli.options import TOKEN, make_folder, read_token
 from onefold.cli.output import people
 from onefold.cli.serve_console import console
 from onefold.cli.serve_desk import desk
 from onefold.cli.serve_gateway import gateway
 from onefold.cli.serve_reconcile import reconcile
-from onefold.cli.token import TOKEN, make_folder, read_token
-from onefold.engines.producers.bounds import JUMP_MAX
+from onefold.producers.records import JUMP_MAX
 
 __all__ = ["console", "desk", "gateway", "ingest", "read_token", "reconcile"]
 
@@ -54,10 +54,9 @@ def ingest(
 
     Ctrl-C and SIGTERM stop it: what is in hand is stored and answered. A kill loses nothing that was acknowledged.
     """
-    from onefold.services.ingest.limits import Limits
-    from onefold.services.ingest.server import IngestServer, ServerSettings
-    from onefold.services.topic import TopicSettings
-    from onefold.services.topics import Topics
+    from onefold.net.http import HttpLimits
+    from onefold.producers.server import IngestServer, IngestSettings
+    from onefold.producers.topic import Topics, TopicSettings
 
     settings = TopicSettings(
         deduplicate=deduplicate,
@@ -72,8 +71,8 @@ def ingest(
         message_bytes_max=message_bytes_max,
     )
     token = read_token(token_file)
-    limits = Limits(connections_max=connections_max)
-    where = ServerSettings(host=host, port=port, token=token, create=create, limits=limits)
+    limits = HttpLimits(connections_max=connections_max)
+    where = IngestSettings(host=host, port=port, token=token, create=create, limits=limits)
     topics = Topics(folder, settings, topics_max=topics_max)
     make_folder(folder)
     server = IngestServer(topics, where)

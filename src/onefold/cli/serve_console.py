@@ -1,4 +1,7 @@
-"""``onefold serve console``: a live page over running pipelines and servers."""
+"""``onefold serve console``: a live page over running pipelines and servers.
+
+Some of the rows that a run, or a batch of a stream, rejected: read from its files, without a session of Spark.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,19 @@ import shlex
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import pyarrow as pa
+import pyarrow.dataset as ds
 import typer
 
+from onefold.cli.options import AsJson, Host, Port, TokenFile, read_token
 from onefold.cli.output import people
-from onefold.cli.serve_desk import AsJson, Host, Port, TokenFile
-from onefold.cli.token import read_token
 from onefold.errors import BadInput, Misuse
 
 if TYPE_CHECKING:
-    from onefold.services.console.server import ConsoleServer
-    from onefold.services.console.view import Watched
+    from onefold.report.console.app import ConsoleServer
+    from onefold.report.console.watch import Watched
 
 LIMIT = 100
 
@@ -62,12 +66,11 @@ def opened_console(
     token: str | None = None, server_token: str | None = None,
 ) -> ConsoleServer:  # fmt: skip
     """The server of a console: the page of `report`, the rows and the answers of `spark`, served by `services`."""
+    from onefold.report.console.app import ConsolePages, ConsoleServer, ConsoleSettings
+    from onefold.report.console.folders import Folder
     from onefold.report.console.page import console_page, login_page
+    from onefold.report.console.servers import WatchedServer
     from onefold.report.documents import FAR
-    from onefold.services.console.app import Pages
-    from onefold.services.console.folders import Folder
-    from onefold.services.console.server import ConsoleServer, ConsoleSettings
-    from onefold.services.console.servers import Server
 
     if not runs and not servers:
         raise Misuse("there is nothing to show: give --run DIR or --server URL")
@@ -78,17 +81,16 @@ def opened_console(
         raise Misuse("--server-token-file is given, but no --server")
     watched: list[Watched] = [
         *(Folder(folder, _rejected) for folder in runs),
-        *(Server(url, server_token) for url in servers),
+        *(WatchedServer(url, server_token) for url in servers),
     ]
     settings = ConsoleSettings(host=host, port=port, token=token)
-    pages = Pages(console=console_page(), login=login_page())
+    pages = ConsolePages(console=console_page(), login=login_page())
     return ConsoleServer(watched, pages, settings, _explain if find_spec("pyspark") else None)
 
 
 def _rejected(folder: Path) -> list[tuple[str, str]]:
     if not find_spec("pyarrow"):
         return []
-    from onefold.spark.reject_rows import reject_rows
 
     return reject_rows(folder)
 
@@ -106,3 +108,45 @@ def _explain(folder: Path, words: str) -> dict[str, Any]:
 def _of(file: Path | None) -> str | None:
     """The token of a file, and of no variable: that one is our own."""
     return None if file is None else read_token(file)
+
+
+ROWS_MAX: Final = 50
+"""How many rows are looked at; of each reason among them one is given."""
+COLUMNS_MAX: Final = 12
+CELL_CHARS_MAX: Final = 60
+VERDICT, REASON = "verdict", "reason"
+
+
+def reject_rows(folder: Path) -> list[tuple[str, str]]:
+    """A reason and a row of it as text, for each reason that is found; what cannot be read has none."""
+    try:
+        return _read(folder)
+    except (OSError, ValueError, OverflowError, pa.ArrowException):  # a date that Python has none for, too
+        return []
+
+
+def _read(folder: Path) -> list[tuple[str, str]]:
+    if (folder / "rejects").is_dir():
+        rows, wanted = ds.dataset(folder / "rejects", format="parquet"), None
+    elif (folder / "messages").is_dir():
+        rows, wanted = ds.dataset(folder / "messages", format="parquet"), ds.field(VERDICT) == "REJECT"
+    else:
+        return []
+    if REASON not in rows.schema.names:
+        return []
+    names = [name for name in rows.schema.names if name not in (VERDICT, REASON)][:COLUMNS_MAX]
+    head = rows.head(
+        ROWS_MAX, columns=[*names, REASON], filter=wanted, batch_size=ROWS_MAX, batch_readahead=1, fragment_readahead=1
+    )
+    found: dict[str, str] = {}
+    for row in head.to_pylist():
+        found.setdefault(str(row[REASON]), _text(row))
+    return list(found.items())
+
+
+def _text(row: dict[str, object]) -> str:
+    return ", ".join(
+        f"{name} {'null' if value is None else str(value)[:CELL_CHARS_MAX]}"
+        for name, value in row.items()
+        if name != REASON
+    )

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 import typer
 
+from onefold.cli.options import TOKEN, make_folder, read_token
 from onefold.cli.output import people
-from onefold.cli.token import TOKEN, make_folder, read_token
 from onefold.errors import Misuse
 
 if TYPE_CHECKING:
-    from onefold.services.gateway.server import GatewayServer, Link
-    from onefold.services.gateway.service import GatewayService
+    from onefold.lorawan.flow import GatewayService
+    from onefold.lorawan.server import GatewayLink, GatewayServer
 
 SWITCH_S: Final = 0.0005
 """How long a thread keeps the interpreter while another wants it. Python's 5 ms, for each turn between the event loop,
@@ -148,20 +148,19 @@ def gateway(
         ("--udp-host", udp_host, "--udp", udp), ("--udp-allow", udp_allow, "--udp", udp),
     ):  # fmt: skip
         _needs(option, value, other, there)
-    from onefold.services.gateway.limits import Limits
-    from onefold.services.gateway.regions import region as plan
-    from onefold.services.gateway.server import GatewayServer, ServerSettings
-    from onefold.services.gateway.settings import GatewaySettings
-    from onefold.services.topic_settings import TopicSettings
+    from onefold.lorawan.flow import GatewayLimits, GatewaySettings
+    from onefold.lorawan.radio import region as plan
+    from onefold.lorawan.server import GatewayServer, GatewayServerSettings
+    from onefold.producers.topic import TopicSettings
 
     judging = GatewaySettings(
         name=name or "a", region=plan(region, sub_band or 2), when_down=when_down or "park",
         expiry_ms=expiry_ms, sliding=not fixed, strict_adr=strict_adr, echo_ms=echo_ms, rx_delay_s=rx_delay,
         keep_all=keep_all,
-        limits=Limits(connections_max=connections_max, message_bytes_max=message_bytes_max, in_hand_max=in_hand_max,
-                      parked_max=min(parked_max, in_hand_max), mic_failures_max=mic_failures_max),
+        limits=GatewayLimits(connections_max=connections_max, message_bytes_max=message_bytes_max, 
+            in_hand_max=in_hand_max, parked_max=min(parked_max, in_hand_max), mic_failures_max=mic_failures_max),
     )  # fmt: skip
-    settings = ServerSettings(
+    settings = GatewayServerSettings(
         host=host, port=port, token=read_token(token_file), coordinator=coordinator, gateway=judging,
         public_url=None if public_url is None else public_url.rstrip("/"),
         topics=TopicSettings(retain_bytes=retain_bytes, retain_ms=retain_ms),
@@ -180,7 +179,7 @@ def _check(name: str | None, coordinator: str | None, mqtt: str | None) -> None:
             "and both answer the device"
         )
     if mqtt is not None:
-        from onefold.services.gateway.mqtt_address import parse_address
+        from onefold.lorawan.links.mqtt import parse_address
 
         parse_address(mqtt)
 
@@ -201,14 +200,14 @@ def _run(server: "GatewayServer", folder: Path, *, as_json: bool) -> None:
 
 def _links(
     service: "GatewayService", host: str, udp: int | None, allow: list[str], mqtt: str | None
-) -> Mapping[str, "Link"]:
-    links: dict[str, Link] = {}
+) -> Mapping[str, "GatewayLink"]:
+    links: dict[str, GatewayLink] = {}
     if udp is not None:
-        from onefold.services.gateway.semtech_udp import SemtechUdp
+        from onefold.lorawan.links.udp import SemtechUdp
 
         links["udp"] = SemtechUdp(service, service.region, host=host, port=udp, allow=allow)
     if mqtt is not None:
-        from onefold.services.gateway.chirpstack_mqtt import ChirpstackMqtt
+        from onefold.lorawan.links.mqtt import ChirpstackMqtt
 
         links["mqtt"] = ChirpstackMqtt(service, service.region, mqtt)
     return links
@@ -243,6 +242,6 @@ def _shown(coordinator: str | None) -> str | None:
     """The address without what may be secret in it."""
     if coordinator is None or not coordinator.startswith(("redis://", "rediss://")):
         return coordinator
-    from onefold.stores.redis.counter_store import shown
+    from onefold.stores.redis import shown
 
     return shown(coordinator)

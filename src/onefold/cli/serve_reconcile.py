@@ -1,28 +1,84 @@
-"""``onefold serve reconcile``: a store that others reconcile theirs with."""
+"""``onefold serve reconcile``: a store that others reconcile theirs with.
+
+``onefold serve reconcile --spark TABLE``: the options of a table, and the table where a store is expected.
+"""
+
+from __future__ import annotations
 
 import json as jsons
-from typing import Annotated, Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
-from onefold.cli.diff import ReaderOption
+from onefold.cli.check import names_of
+from onefold.cli.diff import ReaderOption, table_at
+from onefold.cli.options import AsJson, Host, NewStore, Port, TokenFile, file_of, read_token
 from onefold.cli.output import people
-from onefold.cli.record_stores import NewStore, file_of
-from onefold.cli.serve_desk import AsJson, Host, Port, TokenFile
-from onefold.cli.serve_reconcile_spark import (
-    Format,
-    Index,
-    Key,
-    Master,
-    RowsMax,
-    Spark,
-    TableOptions,
-    Time,
-    open_table,
-)
-from onefold.cli.token import read_token
 from onefold.errors import Misuse
-from onefold.ports.records import Records
+from onefold.reconcile.records import Records
+
+Spark: TypeAlias = Annotated[
+    bool, typer.Option("--spark", help="STORE is a table that Spark can read; its rows are records without bodies.")
+]
+Format: TypeAlias = Annotated[
+    str, typer.Option(help='With --spark: "parquet", "json", ...; "auto": by the ending of the names.')
+]
+Key: TypeAlias = Annotated[
+    str | None, typer.Option(help="With --spark: the columns that ids are made of, with commas. Without: all.")
+]
+Time: TypeAlias = Annotated[
+    str | None, typer.Option(help="With --spark: the column that records are sorted by. Without: by their ids.")
+]
+Index: TypeAlias = Annotated[
+    str | None, typer.Option(help="With --spark: where the index is kept. Without: beside it: .TABLE.onefold-index.")
+]
+RowsMax: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, help="With --spark: rows that a session may read, 72 bytes each; else a million.")
+]
+Master: TypeAlias = Annotated[str, typer.Option(help="With --spark: where Spark runs.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions:
+    """How a table is read and its rows are known."""
+
+    format: str = "auto"
+    option: list[str] | None = None
+    key: str | None = None
+    time: str | None = None
+    index: str | None = None
+    rows_max: int | None = None
+    master: str = "local[*]"
+
+    def refuse(self) -> None:
+        """`Misuse` if one of them was given, though there is no table."""
+        for name, usual in ((field, TableOptions.__dataclass_fields__[field].default) for field in self.__slots__):
+            if getattr(self, name) != usual:
+                raise Misuse(f"--{name.replace('_', '-')} is for tables: it needs --spark")
+
+
+def open_table(path: str, options: TableOptions, refused: Mapping[str, bool]) -> Records:
+    """The table as a store, its index up to date; ``refused`` are options that would have no effect."""
+    if given := next((name for name, there in refused.items() if there), None):
+        raise Misuse(f"{given} is not for --spark: a table is always read, and never written")
+    from onefold.spark.peer.index import ROWS_MAX, TableIndex
+    from onefold.spark.peer.naming import Naming
+    from onefold.spark.peer.records import TableRecords
+    from onefold.spark.session import session
+
+    table = table_at(path, options.format, options.option)
+    naming = Naming(columns=None if options.key is None else names_of(options.key), time=options.time)
+    people.print("starting Spark ...", highlight=False)
+    spark: Any = session(options.master)
+    records = TableRecords(
+        TableIndex(spark, table, naming, folder=options.index), rows_max=options.rows_max or ROWS_MAX
+    )
+    people.print("bringing the index up to date ...", highlight=False)
+    len(records)
+    return records
+
 
 IDLE_S: Final = 60.0
 RECORD_BYTES_MAX: Final = 512 << 10
@@ -56,9 +112,9 @@ def reconcile(
     They do so with `onefold reconcile STORE ws://HOST:PORT`, `onefold diff TABLE ws://HOST:PORT`, or as clients of
     NIP-77. Ctrl-C and SIGTERM stop it.
     """
-    from onefold.services.reconciler.limits import ReconcileLimits
-    from onefold.services.reconciler.server import ReconcileServer, ReconcileSettings
-    from onefold.services.serving import check_host
+    from onefold.net.http import check_host
+    from onefold.reconcile.peer import ReconcileLimits
+    from onefold.reconcile.server import ReconcileServer, ReconcileSettings
 
     limits = ReconcileLimits(
         connections_max=connections_max, sessions_max=sessions_max, look_silence_s_max=session_s, work_s_max=work_s,
@@ -98,7 +154,7 @@ def reconcile(
 
 
 def _open_store(path: str, read_only: bool) -> Records:
-    from onefold.stores.records import open_records
+    from onefold.reconcile.records import open_records
 
     if not file_of(path).exists() and read_only:
         raise Misuse(f"{file_of(path)}: there is no such store, and --read-only would leave a new one empty")

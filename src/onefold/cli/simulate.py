@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import typer
 
 from onefold.cli.output import AsJson, emit_json, people
-from onefold.sim.faults import Faults
+from onefold.testing.faults import Faults
 
 if TYPE_CHECKING:
-    from onefold.sim.traffic import Made
+    from onefold.testing.traffic import Made
 
 Share: TypeAlias = float
 USUAL = Faults()
@@ -43,8 +43,7 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Make faulty traffic of which the truth is known: OUT/messages is what arrived, OUT/truth what is so."""
-    from onefold.sim.traffic import Traffic, make
-    from onefold.sim.writing import write
+    from onefold.testing.traffic import Traffic, make, write
 
     faults = Faults(
         copies=copies,

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 from rich.live import Live
 from rich.table import Table
 
-from onefold.cli.output import json_text, people
-from onefold.cli.telling import BatchLines, local_folder
+from onefold.cli.output import BatchLines, json_text, local_folder, people
 from onefold.errors import Misuse
 from onefold.report import text
 from onefold.settings import Settings
 from onefold.verdict import Verdict
 
 if TYPE_CHECKING:
-    from onefold.spark.watching import Progress
-
+    from onefold.spark.stream import Progress
 
 REMEMBERED = {"lorawan": "frames"}
 """What an engine remembers, if it is not what the engine is called."""
@@ -87,8 +85,8 @@ def _leave_page(settings: Settings) -> None:
 
 def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], Any]) -> Progress:
     from onefold.cli.pipeline import opened
-    from onefold.spark import streams
-    from onefold.spark.overlap import refuse_overlap
+    from onefold.spark import stream as streams
+    from onefold.spark.signature import refuse_overlap
 
     judge, publish = settings.judge, settings.publish
     if publish.checkpoint == "auto" and publish.format == "postgres":
@@ -236,6 +234,6 @@ def _line(document: dict[str, Any]) -> None:
 def _place(settings: Settings) -> str:
     if settings.publish.format != "postgres":
         return settings.publish.path
-    from onefold.stores.postgres.address import parse
+    from onefold.stores.postgres import parse
 
     return str(parse(settings.publish.path))  # without the password

@@ -6,12 +6,15 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
-from onefold.cli.outbox_stores import (
+from onefold.cli.options import (
     LOOKED_MAX,
-    Known,
-    Letter,
+    DeadLetter,
     MaybeStore,
     MaybeTransport,
+    Store,
+    TokenContext,
+    Tokens,
+    Transport,
     age,
     document,
     known,
@@ -22,13 +25,12 @@ from onefold.cli.outbox_stores import (
     table,
 )
 from onefold.cli.output import AsJson, emit_json, people
-from onefold.cli.serve_desk import Store, Tokens, Transport
-from onefold.engines.outbox.handling import check_name
-from onefold.engines.outbox.steps import Removal
+from onefold.clock import wall_ms
 from onefold.errors import Misuse
-from onefold.ports import Token, TokenStore
+from onefold.outbox.plans import check_name
+from onefold.outbox.ports import Token, TokenStore
+from onefold.outbox.steps import Removal
 from onefold.report.text import foreign
-from onefold.stores.counters import wall_ms
 
 REASON_SHOWN: Final = 300
 UNSEEN: Final = f"there are more than {LOOKED_MAX:,} outbox entries or dead letters, and not all were looked at"
@@ -117,7 +119,7 @@ def discard(
     with opened(store, tokens, transport) as stores:
         assert stores.queue is not None
         if token is None:
-            found = Known(
+            found = TokenContext(
                 None, None, None, tuple(each for each in letters(stores.queue, unreadable) if not each.message), True
             )
         else:
@@ -150,7 +152,7 @@ def _ask(what: str) -> None:
         raise typer.Abort
 
 
-def _check_discard(found: Known, token: str | None, realm: str) -> str:
+def _check_discard(found: TokenContext, token: str | None, realm: str) -> str:
     """What would be removed, in words; `Misuse` if it must not, or if there is nothing."""
     if found.own is not None:
         raise Misuse(
@@ -195,7 +197,7 @@ def _document(token: Token, now_ms: int) -> dict[str, Any]:
     return made | {"age_s": (now_ms - token.at_ms) / 1000}
 
 
-def letter_document(letter: Letter, now_ms: int) -> dict[str, Any]:
+def letter_document(letter: DeadLetter, now_ms: int) -> dict[str, Any]:
     """A dead letter as JSON."""
     buried = letter.buried
     return {
@@ -207,7 +209,7 @@ def letter_document(letter: Letter, now_ms: int) -> dict[str, Any]:
     }
 
 
-def _lines(found: Known, name: str, now_ms: int) -> Iterator[tuple[str, str]]:
+def _lines(found: TokenContext, name: str, now_ms: int) -> Iterator[tuple[str, str]]:
     token = found.token
     if token is None:
         yield "token", f"{name}: there is none; its message was processed, or discarded, or never was"

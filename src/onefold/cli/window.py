@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onefold.cli.check import format_of, names_of
-from onefold.cli.output import AsJson, emit_json, people
-from onefold.cli.progress import progress
+from onefold.cli.output import AsJson, emit_json, people, progress
 from onefold.errors import Misuse
 from onefold.report import advice
 
@@ -58,8 +57,7 @@ def window(
     """
     from onefold.spark.ingest import read
     from onefold.spark.session import session
-    from onefold.spark.window_advice import SHARES, advise_window
-    from onefold.spark.window_lags import WindowColumns
+    from onefold.spark.window import SHARES, WindowColumns, advise_window
 
     columns = WindowColumns(key=None if key is None else names_of(key), time=time, order=order)
     chains = _chains(chain, number, previous)

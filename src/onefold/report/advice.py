@@ -12,8 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from onefold.report.quantities import many
-from onefold.report.text import foreign
+from onefold.report.text import foreign, many
 
 WHY: Final = {
     "malformed": "could not be read",

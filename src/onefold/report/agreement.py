@@ -5,8 +5,7 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from onefold.report.quantities import many
-from onefold.report.text import foreign
+from onefold.report.text import foreign, many
 
 ROW_CHARS_MAX: Final = 200
 """How much of a row or an id is shown."""

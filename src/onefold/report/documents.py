@@ -4,20 +4,235 @@ run.json      of a batch run, complete
 diff.json     of two tables that were compared
 stream.json   of a stream: its books are those of its batches, and are added up here
 a file        whatever a command printed with --json
+
+Reading a run's document with care: it is a file that anybody can edit, and an old one lacks what newer ones have.
+
+A `ReportPart` is a value together with its place, so that what is wrong with it reads
+``figures.lags.count: is "x", must be a whole number``. What is missing is an empty part,
+and so is everything below it: a section asks for what it needs and is left out if that is not there.
+
+The books of a document, read so that nothing is hidden: if they break the law or contradict themselves, that shows.
+
+`Tally.from_dict` refuses books that lie. A report of such a run must still be made, in red: so what can be read is
+kept, and the trouble stands beside it.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from onefold.errors import BadInput, Misuse
-from onefold.report.ledger import VERDICTS
-from onefold.report.text import foreign
+from onefold.report.text import FOREIGN_MAX, RULES, foreign
 from onefold.tally import Tally
+from onefold.verdict import Answer, Verdict
+
+ENTRIES_MAX: Final = 100_000
+"""How many entries of a list or table are read: far more than a run ever writes."""
+
+NUMBER_MAX: Final = 2**63
+"""What no number of a run reaches; NaN and infinity do not either."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPart:
+    """A value of a document, and where it stands.
+
+    >>> document = Part({"figures": {"lags": {"count": 5}}})
+    >>> document["figures"]["lags"]["count"].whole()
+    5
+    >>> bool(document["figures"]["timeline"]["bins"])
+    False
+    >>> document["figures"]["lags"].whole()
+    Traceback (most recent call last):
+    onefold.errors.BadInput: figures.lags: is {'count': 5}, must be a whole number
+    """
+
+    value: Any
+    where: str = ""
+
+    def __bool__(self) -> bool:
+        """Whether it is there; an empty list is."""
+        return self.value is not None
+
+    def __getitem__(self, name: str) -> ReportPart:
+        """A part of a table."""
+        if self.value is None:
+            return self
+        return ReportPart(self._table().get(name), f"{self.where}.{name}" if self.where else name)
+
+    def fields(self, most: int = ENTRIES_MAX) -> Iterator[tuple[str, ReportPart]]:
+        """The first entries of a table, with their names."""
+        for name in list(self._table() if self else {})[:most]:
+            yield str(name), self[name]
+
+    def each(self, most: int = ENTRIES_MAX) -> list[ReportPart]:
+        """The first entries of a list."""
+        if not self:
+            return []
+        if not isinstance(self.value, list | tuple):
+            self.wrong("a list")
+        return [ReportPart(value, f"{self.where}[{i}]") for i, value in enumerate(self.value[:most])]
+
+    def row(self, length: int) -> list[ReportPart]:
+        """The entries of a list that has so many."""
+        entries = self.each()
+        return entries if len(entries) == length else self.wrong(f"a list of {length}")
+
+    def whole(self) -> int:
+        """A whole number of 64 bits."""
+        if type(self.value) is not int or abs(self.value) >= NUMBER_MAX:
+            self.wrong("a whole number")
+        return int(self.value)
+
+    def count(self) -> int:
+        """A whole number that is not negative; 0 if it is missing."""
+        if not self:
+            return 0
+        return number if (number := self.whole()) >= 0 else self.wrong("0 or more")
+
+    def real(self) -> float:
+        """A number that is not negative."""
+        if type(self.value) not in (int, float) or not 0 <= self.value < NUMBER_MAX:
+            self.wrong("a number, 0 or more")
+        return float(self.value)
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Four counts, in the order of the law: first, repeat, unsure, reject."""
+        counts = [part.count() for part in self.each()]
+        if len(counts) != 4:
+            self.wrong("four counts: first, repeat, unsure, reject")
+        return counts[0], counts[1], counts[2], counts[3]
+
+    def text(self, most: int = FOREIGN_MAX) -> str:
+        """As a short line of harmless text; what is no text as JSON writes it."""
+        return plain(
+            self.value if isinstance(self.value, str) else json.dumps(self.value, ensure_ascii=False, default=str), most
+        )
+
+    def wrong(self, wanted: str) -> NoReturn:
+        """Refuse it, with its place."""
+        shown = foreign(repr(self.value)).plain
+        raise BadInput(f"{foreign(self.where or 'the document').plain}: is {shown}, must be {wanted}", where=self.where)
+
+    def _table(self) -> dict[str, Any]:
+        return self.value if isinstance(self.value, dict) else self.wrong("a table")
+
+
+def plain(value: object, most: int = FOREIGN_MAX) -> str:
+    """A foreign value as one short line: control signs and those that turn the direction of writing become "?".
+
+    >>> plain("a\\u202eb\\x00c" + "x" * 100, 12)
+    'a?b?cxxxx...'
+    """
+    return foreign(value, most).plain
+
+
+def named(key: ReportPart, most: int = FOREIGN_MAX) -> list[tuple[str, str]]:
+    """The columns of a row with their values, all of it harmless text."""
+    return [(plain(name, most), part.text(most)) for name, part in key.fields(COLUMNS_MAX)]
+
+
+COLUMNS_MAX: Final = 40
+"""How many columns of a row are shown."""
+
+
+VERDICTS: Final = tuple(verdict.lower() for verdict in Verdict)
+"""In the order of the law; the names of the colours too."""
+KEY_WORDS: Final = {"chains": "chain", "producers": "producer", "lorawan": "device"}
+LINES_MAX: Final = 200
+"""How many reasons are shown; no engine has as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A reason with its count and its rule."""
+
+    verdict: str
+    """In lower case: one of `VERDICTS`."""
+    reason: str
+    count: int
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictTable:
+    """What came in, and what became of it."""
+
+    received: int
+    totals: tuple[int, int, int, int]
+    lines: list[Line]
+    problem: str | None = None
+    """Why these are no books at all; None: they can be believed, whether they balance or not."""
+
+    @property
+    def judged(self) -> int:
+        """How many messages have a verdict."""
+        return sum(self.totals)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the law holds."""
+        return self.problem is None and self.received == self.judged
+
+    @property
+    def law(self) -> str:
+        """The law with its numbers, broken or not."""
+        sides = " + ".join(f"{count:,} {name}" for count, name in zip(self.totals, VERDICTS, strict=True))
+        return f"{self.received:,} in {'=' if self.received == self.judged else '≠'} {sides}"
+
+    def __getitem__(self, verdict: str) -> int:
+        return self.totals[VERDICTS.index(verdict)]
+
+
+def read_ledger(document: ReportPart) -> VerdictTable:
+    """The books of a run's document."""
+    books, engine = document["tally"], engine_of(document)
+    if not books:
+        return VerdictTable(0, (0, 0, 0, 0), [], "the document has no books")
+    try:
+        tally = Tally.from_dict(books.value)
+    except BadInput as error:
+        return _believed(books, engine, plain(error, 200))
+    lines = [Line(a.verdict.lower(), plain(a.reason), n, _rule(engine, a)) for a, n in tally]
+    first, repeat, unsure, reject = (tally.count(verdict) for verdict in Verdict)
+    return VerdictTable(tally.received, (first, repeat, unsure, reject), lines[:LINES_MAX])
+
+
+def _believed(books: ReportPart, engine: str, problem: str) -> VerdictTable:
+    """What stands in books that cannot be right: the sums as they are claimed, the lines that can be read."""
+    first, repeat, unsure, reject = (books[name].count() for name in VERDICTS)
+    lines = []
+    for line in books["reasons"].each(LINES_MAX):
+        verdict = line["verdict"].text().lower()
+        if verdict in VERDICTS:
+            answer = Answer(Verdict(verdict.upper()), str(line["reason"].value))
+            lines.append(Line(verdict, line["reason"].text(), line["count"].count(), _rule(engine, answer)))
+    return VerdictTable(books["in"].count(), (first, repeat, unsure, reject), lines, problem)
+
+
+def _rule(engine: str, answer: Answer) -> str:
+    return RULES.get(engine, {}).get(answer, "")
+
+
+def key_word(document: ReportPart) -> str:
+    """What a key is the name of."""
+    return KEY_WORDS.get(engine_of(document), "key")
+
+
+def engine_of(document: ReportPart) -> str:
+    """The engine that judged: as the document says, else the one engine that knows all of its reasons, else ""."""
+    if document["engine"]:
+        return document["engine"].text()
+    reasons = {(line["verdict"].text(), line["reason"].text()) for line in document["tally"]["reasons"].each(LINES_MAX)}
+    fitting = [name for name, rules in RULES.items() if reasons and reasons <= {tuple(answer[:2]) for answer in rules}]
+    return fitting[0] if len(fitting) == 1 else ""
+
 
 RUN, DIFF, STREAM = "run.json", "diff.json", "stream.json"
 BATCHES, TALLY, PROGRESS = "batches", "tally.json", "progress.jsonl"

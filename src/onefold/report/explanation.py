@@ -9,8 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from onefold.report.quantities import many, moment, span
-from onefold.report.text import COLOURS, RULES, foreign, ranges
+from onefold.report.text import COLOURS, RULES, foreign, many, moment, ranges, span
 from onefold.verdict import Answer, Verdict
 
 TIMED: Final = ("chains", "lorawan")

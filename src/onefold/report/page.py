@@ -5,34 +5,728 @@ content security policy of the page forbids all that it could do: no script, no 
 hash. What unfolds is ``<details>``, which keyboards and screen readers know.
 
 Cost: bounded by what is read of the document (`sections`, `gap_map`): below 2 MB and about a second, whatever the run.
+
+A section of the page: its name, its values, or one line on why it is not there.
+
+The sections on what happened and what it cost: of each, what is shown, or why there is nothing to show.
+
+A section takes what it needs from the document and hands plain values to its template; nothing is decided there.
+
+What each engine promises, in a few sentences: for the foot of a report. The whole is docs/guarantees.md.
+
+The document of a diff: two tables on Spark, or a table and a peer that was asked over a wire. One form for both.
+
+The sections to look things up in: rejected rows, the audit with its ids, a comparison, settings and promises.
+
+How a run stands: was anything lost, was anything counted twice, is anything missing. The banner of the report.
+
+Three things are told apart that look alike in a list of numbers. What is *wrong* (bad): onefold lost or doubled a
+message, or source and sink do not agree; nothing of such a run may be used. What is *open* (warn): messages that never
+arrived, rows that were refused; the run is right, and somebody should look. What was *not looked at* (note) is never
+called right.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from onefold.report import evidence, pictures, sections
-from onefold.report.charts import palette
-from onefold.report.comparison import is_diff, read_comparison
-from onefold.report.evidence import SAMPLES_MAX
-from onefold.report.gap_map import STRIPS_MAX
-from onefold.report.ledger import VERDICTS, Ledger, engine_of, key_word, read_ledger
-from onefold.report.quantities import many, share
-from onefold.report.reading import Part
-from onefold.report.section import both
-from onefold.report.standing import compared, standing
+from onefold.report import agreement, pictures
+from onefold.report.charts import NARROW, WIDE, Chart, bars, box, label, palette, path, shares
+from onefold.report.documents import (
+    COLUMNS_MAX,
+    VERDICTS,
+    ReportPart,
+    VerdictTable,
+    engine_of,
+    key_word,
+    named,
+    plain,
+    read_ledger,
+)
+from onefold.report.pictures import DRAWN_MAX, KINDS, STRIPS_MAX, UNITS, read_gap_map
+from onefold.report.text import many, share, size, span
+
+OLD: Final = "This run did not keep the figures for it."
+"""Why most sections of an old run are not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page: its name is also that of its template."""
+
+    name: str
+    title: str
+    why_not: str = ""
+    """Why there is nothing to show."""
+    lead: str = ""
+    """What it tells, in a sentence."""
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def both(draw: Callable[[float], Chart]) -> list[Chart]:
+    """A chart for wide pages and one for narrow ones."""
+    return [draw(WIDE), draw(NARROW)]
+
+
+KEYS_MAX: Final = 20
+
+
+def over_time(document: ReportPart, ledger: VerdictTable) -> Section:
+    """Verdicts over event time."""
+    part = document["figures"]["timeline"]
+    if not part:
+        why = "No column says when a message was sent." if document["figures"] else OLD
+        return Section("over_time", "Verdicts over time", why)
+    outside = part["outside"].counts() if part["outside"] else (0, 0, 0, 0)
+    lead = f"By {part['column'].text()}{', in UTC' if part['time'].value is True else ''}."
+    if sum(outside):
+        told = ", ".join(f"{n:,} {name}" for n, name in zip(outside, VERDICTS, strict=True) if n)
+        lead += f" {many(sum(outside), 'message')} outside of this axis: {told}."
+    return Section("over_time", "Verdicts over time", "", lead, {"charts": both(lambda w: pictures.timeline(part, w))})
+
+
+def by_reason(document: ReportPart, ledger: VerdictTable) -> Section:
+    """The books, line by line."""
+    lines = [(line, share(line.count, ledger.judged)) for line in ledger.lines]
+    others = document["others"].count()
+    lead = (
+        f"{ledger.law}. {many(others, 'more row')} of the source are no messages: in no book." if others else ledger.law
+    )
+    return Section("by_reason", "By reason", "" if lines else "Nothing was judged.", lead, {"lines": lines})
+
+
+def by_key(document: ReportPart, ledger: VerdictTable) -> Section:
+    """The keys with the most that does not count."""
+    word = key_word(document)
+    title = f"By {word}"
+    part = document["figures"]["worst_keys"]
+    if not part:
+        return Section("by_key", title, OLD)
+    rows = []
+    for row in part.each(KEYS_MAX):
+        key, counts = " / ".join(value for _, value in named(row["key"])), row["counts"].counts()
+        bar = shares("key", "", "", list(zip(counts, VERDICTS, strict=True)), 160, 10)
+        rows.append({"key": key, "counts": counts, "bar": bar, "rest": share(sum(counts[1:]), sum(counts))})
+    names = " / ".join(name for row in part.each(1) for name, _ in named(row["key"]))
+    every = f", of {many(document['keys'].count(), word)}" if document["keys"] else ""
+    lead = f"The {many(len(rows), word)} with the most that does not count{every}."
+    return Section(
+        "by_key", title, "" if rows else f"No {word} has anything but firsts.", lead, {"names": names, "rows": rows}
+    )
+
+
+def gaps(document: ReportPart, ledger: VerdictTable) -> Section:
+    """The gap map."""
+    title = "Gap map"
+    if not document["figures"]["strips"]:
+        if document["figures"] and document["missing_ranges"]:
+            why = (
+                "Nothing is known to be missing."
+                if not document["missing_ranges"].count()
+                else "This engine keeps no ranges per key."
+            )
+        else:
+            why = "A stream counts what is missing while it goes; it may come yet." if document["batches"] else OLD
+        return Section("gaps", title, why)
+    found = read_gap_map(document)
+    if not found.strips:
+        return Section("gaps", title, "Nothing is known to be missing.")
+    every = f"{found.keys:,} {key_word(document)}s"
+    listed = sum(strip.ranges for strip in found.strips) >= document["missing_ranges"].count()
+    told = (
+        f"{len(found.strips):,} of {every} lack something" if listed else f"Of {every} the {len(found.strips):,} worst"
+    )
+    lead = f"{told}, the worst first. Open one to see its ranges."
+    values = {
+        "map": found,
+        "kinds": KINDS,
+        "units": UNITS,
+        "open_max": DRAWN_MAX,
+        "scale": found.scale(),
+        "column": document["figures"]["strips"]["column"].text(),
+    }
+    return Section("gaps", title, "", lead, values)
+
+
+def lags(document: ReportPart, ledger: VerdictTable) -> Section:
+    """How late copies come, and what windows would do."""
+    title, part = "Lag of repeats", document["figures"]["lags"]
+    if not part or part["why_not"]:
+        return Section("lags", title, f"Not measured: {part['why_not'].text(200)}." if part else OLD)
+    if not part["count"].count():
+        return Section("lags", title, "There are no copies whose first is known.")
+    copies = many(part["count"].count(), "copy", "copies")
+    lead = f"How long after its first a copy came, by {part['column'].text()}: {copies}."
+    unsure = f"{many(ledger['unsure'], 'message')} unsure"
+    entries = f"instead of gaps ({many(document['state_entries'].count(), 'entry', 'entries')}, {unsure}), "
+    instead = (
+        f"What a window would have done: {'' if part['window_ms'] else entries}it remembers the ids of the last so long"
+    )
+    values = {"charts": both(lambda w: pictures.lags(part, w)), "windows": list(_windows(document, ledger, part))}
+    return Section("lags", title, "", lead, values | {"instead": instead})
+
+
+def _windows(document: ReportPart, ledger: VerdictTable, part: ReportPart) -> Iterator[dict[str, str]]:
+    """What a memory of the last so many milliseconds would have caught, let through, and held."""
+    count, timeline = part["count"].count(), document["figures"]["timeline"]
+    ms = timeline["to"].whole() - timeline["from"].whole() if timeline and timeline["time"].value is True else 0
+    for quantile, value in part["quantiles"].fields(20):
+        try:
+            caught = min(1.0, max(0.0, float(quantile)))
+        except ValueError:
+            ReportPart(quantile, value.where).wrong("a share, such as 0.99")
+        held = "" if ms <= 0 else f"about {min(ledger['first'], round(ledger['first'] * value.real() / ms)):,}"
+        leaks = round(count * (1 - caught))
+        yield {"window": span(value.real()), "caught": f"{100 * caught:g} %", "leaks": f"{leaks:,}", "held": held}
+
+
+def work(document: ReportPart, ledger: VerdictTable) -> Section:
+    """What it cost: memory, time, throughput; of a stream, its batches."""
+    charts, facts = {}, []
+    if document["batches"].each():
+        charts["Batch by batch"] = both(lambda w: pictures.batches(document["batches"], w))
+    if document["state_entries"]:
+        charts["Memory, in entries"] = both(lambda w: pictures.state(document, ledger, w))
+        times = ledger["first"] / max(1, document["state_entries"].count())
+        facts += [f"{times:,.0f} times fewer entries than a set of all ids"] if times >= 1.5 else []
+    if document["figures"]["phases"].each():
+        charts["Time by step"] = both(lambda w: pictures.phases(document["figures"]["phases"], w))
+    if document["seconds"] and (seconds := document["seconds"].real()):
+        facts.append(
+            f"{many(ledger.received, 'row')} in {seconds:,.1f} s: {ledger.received / seconds:,.0f} rows a second"
+        )
+    if document["figures"]["bytes_in"]:
+        facts.append(f"{size(document['figures']['bytes_in'].count())} read")
+    return Section("work", "Memory and time", "" if charts or facts else OLD, "", {"charts": charts, "facts": facts})
+
+
+EVERYWHERE: Final = (
+    "Every message gets one verdict and one reason; a run whose books do not balance does not complete.",
+    "Nothing is deleted: what does not count is set aside, or marked.",
+    "The audit compares what can be read in the output with what was read from the source, row by row where their "
+    "fingerprints differ.",
+)
+
+ENGINES: Final[Mapping[str, tuple[str, ...]]] = {
+    "chains": (
+        'Exact, in any order of arrival, where each message names the one before it. With floor = "first" what is '
+        "older than the first message that arrived is a repeat, as published.",
+        "Messages that name no previous one are judged by their numbers alone: exactly in a table; in a stream, which "
+        "cannot know them, they are unsure when they are older than the newest. A loss among them leaves no trace.",
+        "Over gap_count_max the lowest gap is forgotten; what lies there is unsure, never called a repeat.",
+        "After the last message of a chain nothing can tell whether more was sent.",
+    ),
+    "producers": (
+        "Retries of what is stored are repeats, exactly, in any order.",
+        'With memory = "highest" a lower sequence that was never stored is a repeat too, as published; with '
+        'memory = "gaps" it counts while its gap is remembered.',
+        "Forgetting makes unsure, never first.",
+    ),
+    "lorawan": (
+        "Copies of a frame within the expiry are found exactly, by a hash of address, integrity code, bytes and "
+        "counter.",
+        "A copy of the frame that a device had counted last is a repeat however late it comes, and so is a copied join "
+        "request; an older frame that comes again after the expiry counts again: stored counters are not validated.",
+        "Lost frames are counted from the counters that were heard: before the first and after the last of a device "
+        "nothing can tell.",
+    ),
+}
+
+COMPARISON: Final = (
+    "Two tables are called equal if they hold the same rows, as often, in whatever order.",
+    "Ranges of rows are compared by fingerprints; where those differ, row by row, and exactly.",
+    "Where somebody may want to hide a difference, compare with --hash sha256.",
+)
+
+
+def promised(engine: str) -> tuple[str, ...]:
+    """What holds for a run of this engine."""
+    return (*ENGINES.get(engine, ()), *EVERYWHERE)
+
+
+SHOWN_MAX: Final = 20
+ID_BYTES: Final = 40
+"""What it takes to name a record: 32 bytes of id, 8 of timestamp."""
+DIFFERING: Final = "differing"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two sides, and what they do not share."""
+
+    sides: tuple[str, str]
+    """What the sides are called: "in A" and "in B", or "here" and "there"."""
+    rows: tuple[int, int]
+    only: tuple[int, int]
+    differing: int
+    equal: bool
+    ranges: int
+    ranges_differing: int
+    wire: tuple[int, int, int] | None
+    """Round trips, bytes up, bytes down; None: both sides were read."""
+    copied: int
+    shown: list[tuple[str, int, list[str]]]
+    """Some rows of each kind: in words, of how many, and the rows."""
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """Its figures, with their names."""
+        a, b = self.sides
+        facts = [(f"rows {a}", self.rows[0]), (f"rows {b}", self.rows[1])]
+        facts += [(f"only {a}", self.only[0]), (f"only {b}", self.only[1])]
+        if self.wire is None:
+            facts += [("keys with other content", self.differing), ("appended by the repair", self.copied)]
+        else:
+            facts += list(zip(("round trips", "bytes up", "bytes down"), self.wire, strict=True))
+        return [(name, f"{count:,}") for name, count in facts]
+
+    def chart(self, width: float) -> Chart:
+        """What it took to find the differences."""
+        return self._ranges(width) if self.wire is None else self._bytes(self.wire[1] + self.wire[2], width)
+
+    def _bytes(self, moved: int, width: float) -> Chart:
+        every = ID_BYTES * min(self.rows)
+        told = f"{size(moved)} went over the wire; all ids of the smaller side would have been {size(every)}."
+        rows = [
+            ("over the wire", float(moved), size(moved), "missing"),
+            ("a list of all ids", float(every), size(every), "repeat"),
+        ]
+        return bars("wire", "Bytes to find the differences", told, rows, width)
+
+    def _ranges(self, width: float) -> Chart:
+        """All rows by one fingerprint, then ranges, then rows where those differ."""
+        rows = sum(self.rows)
+        looked = round(rows * self.ranges_differing / self.ranges) if self.ranges else 0
+        steps = (
+            (1, int(not self.equal), f"1 fingerprint of each, {'the same' if self.equal else 'not the same'}"),
+            (self.ranges, self.ranges_differing, f"{many(self.ranges, 'range')}, {self.ranges_differing:,} differ"),
+            (rows, looked, f"{many(rows, 'row')}, about {looked:,} looked at one by one"),
+        )
+        drawn = []
+        for i, (whole, part, words) in enumerate(steps):
+            y, long = i * 46, width * part / (whole or 1)
+            drawn += [label(0, y + 13, words), path([box(0, y + 18, width, 14)], "seen")]
+            drawn.append(path([box(0, y + 18, max(2.0, long), 14)] if part else [], "missing"))
+        told = "; ".join(words for _, _, words in steps)
+        return Chart("ranges", "What was compared", f"{told}.", width, 3 * 46 - 10, Markup("").join(drawn))
+
+
+def is_diff(document: ReportPart) -> bool:
+    """Whether it is of a comparison, and not of a run."""
+    return not document["tally"] and bool(document["rows_a"] or document["rows_peer"])
+
+
+def read_comparison(document: ReportPart) -> Comparison:
+    """What a diff found."""
+    peer = bool(document["rows_peer"])
+    rows = ("rows", "rows_peer") if peer else ("rows_a", "rows_b")
+    only = ("only_here", "only_there") if peer else ("only_a", "only_b")
+    sides = ("here", "there") if peer else ("in A", "in B")
+    words = dict(zip(only, (f"only {side}" for side in sides), strict=True)) | {DIFFERING: "differs"}
+    wire = tuple(document[name].count() for name in ("rounds", "bytes_up", "bytes_down"))
+    first, second, differing = (document[name].count() for name in (*only, DIFFERING))
+    return Comparison(
+        sides=sides,
+        rows=(document[rows[0]].count(), document[rows[1]].count()),
+        only=(first, second),
+        differing=differing,
+        equal=document["equal"].value is True and not (first or second or differing),
+        ranges=document["ranges"].count(),
+        ranges_differing=document["ranges_differing"].count(),
+        wire=(wire[0], wire[1], wire[2]) if peer else None,
+        copied=document["copied"].count(),
+        shown=[
+            (told, document[name].count(), spoken(document["shown"][name]))
+            for name, told in words.items()
+            if document["shown"][name].each()
+        ],
+    )
+
+
+def spoken(rows: ReportPart) -> list[str]:
+    """The first rows of a list in words."""
+    return [", ".join(f"{name} {value}" for name, value in named(row)) for row in rows.each(SHOWN_MAX)]
+
+
+SAMPLES_MAX: Final = 20
+REASONS_MAX: Final = 50
+CELL_CHARS_MAX: Final = 120
+SETTINGS_MAX: Final = 200
+
+
+def rejects(document: ReportPart, ledger: VerdictTable) -> Section:
+    """What was refused, and some of it."""
+    title = "Rejects"
+    if not ledger["reject"]:
+        return Section("rejects", title, "No row was rejected.")
+    part = document["figures"]["rejects"]
+    if not part:
+        return Section("rejects", title, OLD)
+    rules = {line.reason: line.rule for line in ledger.lines if line.verdict == "reject"}
+    groups = []
+    for group in part.each(REASONS_MAX):
+        rows = group["rows"].each(SAMPLES_MAX)
+        names = list(dict.fromkeys(name for row in rows for name, _ in row.fields(COLUMNS_MAX)))[:COLUMNS_MAX]
+        cells = [[row[name].text(CELL_CHARS_MAX) for name in names] for row in rows]
+        reason = group["reason"].text()
+        groups.append({"reason": reason, "count": group["count"].count(), "rule": rules.get(reason, ""),
+                       "names": [plain(name) for name in names], "rows": cells})  # fmt: skip
+    return Section(
+        "rejects", title, "", f"{many(ledger['reject'], 'row')} changed nothing. Some of each kind:", {"groups": groups}
+    )
+
+
+def audit(document: ReportPart, ledger: VerdictTable) -> Section:
+    """Source against sink."""
+    part, title = document["audit"], "Audit"
+    if not part:
+        why = "Not compared with the source: this was a check or a stream; `onefold audit` does it for a stream."
+        return Section("audit", title, why if "audit" in document.value or document["batches"] else OLD)
+    facts = [(words, part[name]) for name, words in AUDITED.items() if part[name]]
+    kinds = [(name, words) for name, words in agreement.KINDS.items() if part["shown"][name].each()]
+    shown = [(words, part[name].count(), spoken(part["shown"][name])) for name, words in kinds]
+    agrees = part["agrees"].value is True
+    lead = f"What the source sent and what can be read in the output {'agree' if agrees else 'do not agree'}."
+    told = [(words, f"{fact.count():,}" if type(fact.value) is int else fact.text()) for words, fact in facts]
+    if left_out := [name.text() for name in part["left_out"].each(COLUMNS_MAX)]:
+        told.append(("columns not compared, by their types", ", ".join(left_out)))
+    counted = document["manifest"]
+    told += [(words, f"{counted[name].count():,}") for name, words in COUNTED.items() if counted[name].value]
+    if counted["not_counted"]:
+        told.append(("rows were not counted independently", counted["not_counted"].text(CELL_CHARS_MAX * 2)))
+    if aside := counted["set_aside"].each():
+        lines = [
+            f"{file['path'].text(300)}, {file['size'].count():,} bytes: {file['trouble'].text(300)}" for file in aside
+        ]
+        shown.append(("files that could not be read, their rows unknown", len(lines), lines[:SAMPLES_MAX]))
+    if changed := [line.text(300) for line in counted["changed"].each()]:
+        shown.append(("files that changed while they were judged", len(changed), changed[:SAMPLES_MAX]))
+    return Section("audit", title, "", lead, {"facts": told, "shown": shown})
+
+
+COUNTED: Final = {
+    "files": "files of the source",
+    "rows": "rows in them, counted without the reader",
+    "blank": "blank lines",
+    "header": "header lines",
+}
+
+
+AUDITED: Final = {
+    "source": "rows of the source",
+    "published": "rows in the output",
+    "missing": "missing in the output",
+    "surplus": "not in the source",
+    "ids": "messages that count",
+    "twice": "of them more than once",
+    "repeats": "repeats",
+    "orphans": "of them without a first",
+    "orphans_by_rule": "without a first by the rule of their reason",
+    "fingerprint_source": "fingerprint of the source",
+    "fingerprint_published": "fingerprint of the output",
+}
+
+
+def comparison(document: ReportPart) -> Section:
+    """Of a diff: how far it had to look, and what it found."""
+    found = read_comparison(document)
+    equal = share(found.ranges - found.ranges_differing, found.ranges)
+    lead = (
+        f"{equal} of the ranges were equal by their fingerprints, and never looked at row by row."
+        if found.ranges
+        else ""
+    )
+    values = {"charts": both(found.chart), "facts": found.facts, "shown": found.shown}
+    return Section("comparison", "What was compared", "", lead, values)
+
+
+def about(document: ReportPart) -> Section:
+    """Settings, versions, promises."""
+    settings = [(table, list(_flat(part, ""))) for table, part in document["settings"].fields(20)]
+    versions = [(plain(name), part.text()) for name, part in document["figures"]["versions"].fields(20)]
+    promises = COMPARISON if is_diff(document) else promised(engine_of(document))
+    tables = [(plain(table), keys[:SETTINGS_MAX]) for table, keys in settings if keys]
+    values = {"settings": tables, "versions": versions, "promises": promises}
+    return Section("about", "About", "", "", values)
+
+
+def _flat(part: ReportPart, name: str) -> Iterator[tuple[str, str]]:
+    """The keys of a table of settings, tables in it joined by dots; lists with commas."""
+    if isinstance(part.value, dict):
+        for key, inner in part.fields(SETTINGS_MAX):
+            yield from _flat(inner, f"{name}.{key}" if name else key)
+    elif isinstance(part.value, list):
+        yield plain(name), plain(", ".join(str(entry.value) for entry in part.each(SETTINGS_MAX)), CELL_CHARS_MAX)
+    elif name:
+        yield plain(name), "none" if part.value is None else part.text(CELL_CHARS_MAX)
+
+
+Level: TypeAlias = Literal["ok", "note", "warn", "bad"]
+PATH_CHARS_MAX: Final = 300
+"""How much of a file's path, or of what is wrong with it, is shown."""
+WHAT_CHARS_MAX: Final = 300
+"""How much is shown of a sentence that has the name of a column in it."""
+WORDS: Final = {"ok": "good", "note": "not known", "warn": "look at this", "bad": "wrong"}
+"""What a level is called, beside its colour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A question that a reader has, and its answer."""
+
+    level: Level
+    question: str
+    answer: str
+
+    @property
+    def word(self) -> str:
+        """Its level in words."""
+        return WORDS[self.level]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The banner: one sentence, what it rests on, and the exit code with its reason."""
+
+    level: Level
+    headline: str
+    checks: list[Check]
+    exit: str
+    but: str = ""
+    """What is open all the same."""
+
+    @property
+    def word(self) -> str:
+        """Its level in words."""
+        return WORDS[self.level]
+
+
+def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
+    """How a run stands, from its books, its audit and its missing ranges."""
+    untold = {part["about"].text(): part for part in document["cannot_tell"].each()}
+    checks = [
+        _lost(document["audit"], ledger),
+        _twice(document["audit"], ledger, untold.get("copies")),
+        *_orphans(document["audit"]),
+        *_files(document["manifest"]),
+        _missing(document, untold.get("lost")),
+        _refused(ledger),
+    ]
+    bad = any(check.level == "bad" for check in checks)
+    alone = any(check.level == "warn" for check in checks[2:-2])
+    unknown = bool(ledger["unsure"])
+    proven = checks[0].level == checks[1].level == "ok" and not untold
+    level: Level = "bad" if bad else "warn" if alone or unknown else "ok" if proven else "note"
+    left = _open_things(document, ledger)
+    but = f"{'But look' if level == 'ok' else 'Look'} at {_and(left)}." if left and not bad else ""
+    listed = bool(document["missing_ranges"])
+    aside = len(document["manifest"]["set_aside"].each())
+    headline, code = _headline(ledger, level, alone), _exit(left, level, listed, bool(untold))
+    if aside and not bad:
+        headline, code = "Some files could not be read", f"Exit code 1: {many(aside, 'file')} could not be read."
+    return Standing(level, headline, checks, code, but)
+
+
+def compared(found: Comparison) -> Standing:
+    """How two sides stand to each other."""
+    rows = f"{found.rows[0]:,} and {many(found.rows[1], 'row')}"
+    if found.equal:
+        told = Check("ok", "Do both hold the same rows?", f"Yes: {rows}.")
+        return Standing("ok", "The two are equal", [told], "Exit code 0: they are equal.")
+    checks = [
+        Check("bad" if count else "ok", f"What is only {side}?", f"{many(count, 'row')}." if count else "Nothing.")
+        for side, count in zip(found.sides, found.only, strict=True)
+    ]
+    if found.wire is None:
+        keys = f"{many(found.differing, 'key')}." if found.differing else "Nothing."
+        checks.append(Check("bad" if found.differing else "ok", "What do both have, differently?", keys))
+    return Standing("bad", "The two differ", checks, f"Exit code 1: they differ ({rows}).")
+
+
+def _lost(audit: ReportPart, ledger: VerdictTable) -> Check:
+    question = "Was anything lost in this run?"
+    unjudged = ledger.received - ledger.judged
+    if ledger.problem is not None:
+        return Check("bad", question, f"Cannot be told: the books cannot be right. {ledger.problem}")
+    if unjudged > 0:
+        return Check("bad", question, f"Yes: {many(unjudged, 'row')} came in and got no verdict.")
+    if audit and (missing := audit["missing"].count()):
+        return Check("bad", question, f"Yes: {many(missing, 'row')} of the source cannot be read in the output.")
+    if unjudged < 0:
+        return Check("bad", question, "The books do not balance: see below.")
+    if audit and audit["agrees"].value is False and not audit["surplus"].count() + audit["twice"].count():
+        return Check("bad", question, "Cannot be told: source and output do not agree, and the audit does not say why.")
+    every = f"{'All' if ledger.received > 1 else 'The'} {many(ledger.received, 'row')} that came in"
+    if audit and audit["agrees"].value is True:
+        but = (
+            f" {many(left_out, 'column')} could not be compared." if (left_out := len(audit["left_out"].each())) else ""
+        )
+        return Check("ok", question, f"No. {every} got a verdict and can be read in the output.{but}")
+    if audit and audit["surplus"].count() + audit["twice"].count():
+        return Check("ok", question, f"No. {every} got a verdict, and no row of the source is missing in the output.")
+    return Check("note", question, f"{every} got a verdict. Source and output were not compared.")
+
+
+def _twice(audit: ReportPart, ledger: VerdictTable, untold: ReportPart | None) -> Check:
+    question = "Was anything counted twice?"
+    if ledger.judged > ledger.received and ledger.problem is None:
+        more = ledger.judged - ledger.received
+        return Check("bad", question, f"There {'is' if more == 1 else 'are'} {many(more, 'verdict')} more than rows.")
+    if not audit:
+        return Check("note", question, "The copies that were found do not count. The output was not audited.")
+    wrong = [
+        f"{many(count, thing)} {what}"
+        for count, thing, what in (
+            (audit["twice"].count(), "message", "counted more than once"),
+            (audit["surplus"].count(), "row", "in the output that the source does not have"),
+        )
+        if count
+    ]
+    if wrong:
+        return Check("bad", question, f"Yes: {' and '.join(wrong)}.")
+    if not audit["ids"]:
+        return Check("note", question, "The output carries no verdicts, so its ids were not looked at.")
+    ids = audit["ids"].count()
+    if untold:
+        return Check("note", question, f"No number counts twice, of {ids:,}. {_untold(untold)}")
+    return Check("ok", question, f"No. {many(ids, 'message')} {'counts' if ids == 1 else 'count'}, each once.")
+
+
+def _untold(part: ReportPart) -> str:
+    """What cannot be told, and what would tell it."""
+    setting = f'{part["option"].text()} = "{part["value"].text()}"'
+    return f"Cannot be told: {part['what'].text(WHAT_CHARS_MAX)}. In [judge], {setting} would tell."
+
+
+def _orphans(audit: ReportPart) -> Iterator[Check]:
+    """Only asked where the ids were looked at."""
+    if not audit["ids"]:
+        return
+    question = "Does every copy have its original?"
+    repeats, orphans, by_rule = (audit[name].count() for name in ("repeats", "orphans", "orphans_by_rule"))
+    if orphans:
+        yield Check("warn", question, f"No: {many(orphans, 'repeat')} of {repeats:,} have no first, and count nowhere.")
+    elif by_rule:
+        answer = (
+            f"Not known of {by_rule:,} of {repeats:,}: by the rule of their reason they are repeats without a first."
+        )
+        yield Check("warn", question, f"{answer} They may be new, and count nowhere.")
+    elif repeats:
+        yield Check("ok", question, f"Yes: each of {many(repeats, 'repeat')} has its first.")
+
+
+def _files(manifest: ReportPart) -> Iterator[Check]:
+    """Only asked where the files of the source were looked at without its reader."""
+    if not manifest:
+        return
+    question = "Was every file read, to its end?"
+    aside, changed = manifest["set_aside"].each(), manifest["changed"].each()
+    if aside:
+        first = f"{aside[0]['path'].text(PATH_CHARS_MAX)}: {aside[0]['trouble'].text(PATH_CHARS_MAX)}"
+        yield Check("warn", question, f"No: {many(len(aside), 'file')} could not be read, such as {first}.")
+    elif changed:
+        yield Check("note", question, f"Files changed meanwhile, such as: {changed[0].text(PATH_CHARS_MAX)}.")
+    elif manifest["not_counted"]:
+        why = manifest["not_counted"].text(PATH_CHARS_MAX)
+        yield Check("note", question, f"Not known: rows were not counted independently: {why}.")
+    elif manifest["files"].count():
+        held = f"{many(manifest['rows'].count(), 'row')} in {many(manifest['files'].count(), 'file')}"
+        yield Check("ok", question, f"Yes: {held}, by a count that did not go through the reader.")
+
+
+def _missing(document: ReportPart, untold: ReportPart | None) -> Check:
+    question = "Did everything arrive?"
+    if untold:
+        return Check("note", question, _untold(untold))
+    if not document["missing_ranges"]:
+        return Check("note", question, "Not listed here: what is missing now may come yet.")
+    ranges = document["missing_ranges"].count()
+    if ranges:
+        return Check("warn", question, f"No: {many(ranges, 'range')} of messages never came. Ask the senders again.")
+    return Check("ok", question, "Yes, as far as can be known.")
+
+
+def _refused(ledger: VerdictTable) -> Check:
+    question = "Was anything refused or left open?"
+    parts = [
+        f"{many(count, thing)} {what}"
+        for count, thing, what in (
+            (ledger["reject"], "row", "rejected"),
+            (ledger["unsure"], "message", "unsure"),
+        )
+        if count
+    ]
+    return Check("warn", question, f"Yes: {' and '.join(parts)}.") if parts else Check("ok", question, "No.")
+
+
+def _headline(ledger: VerdictTable, level: Level, alone: bool) -> str:
+    if not ledger.balanced:
+        return "The books do not balance" if ledger.problem is None else "The books cannot be right"
+    if level == "bad":
+        return "Source and output do not agree"
+    if level == "warn":
+        return "Some messages count nowhere" if alone else "Some messages cannot be known"
+    return "Nothing lost, nothing counted twice" if level == "ok" else "The books balance"
+
+
+def _exit(left: list[str], level: Level, listed: bool, untold: bool) -> str:
+    """``listed``: whether what is missing is known; a stream counts it while it goes."""
+    if level == "bad":
+        return "Exit code 3: a run like this is not complete. Do not use its output."
+    if left:
+        return f"Exit code 0{': the run is complete' if listed else ''}. With --strict it is 1: {_and(left)}."
+    if not listed:
+        return "Exit code 0. With --strict it is 1 if gaps are open when it ends."
+    if untold:
+        return "Exit code 0, with --strict too: nothing was found. Not all could be told: see above."
+    return "Exit code 0, with --strict too: there is nothing to look at."
+
+
+def _open_things(document: ReportPart, ledger: VerdictTable) -> list[str]:
+    """What somebody should look at, as ``onefold run --strict`` counts it."""
+    return [
+        many(count, thing, things)
+        for count, thing, things in (
+            (document["missing_ranges"].count(), "missing range", None),
+            (ledger["reject"], "rejected row", None),
+            (ledger["unsure"], "unsure message", None),
+            (
+                document["audit"]["orphans"].count() + document["audit"]["orphans_by_rule"].count(),
+                "repeat without a first",
+                "repeats without a first",
+            ),
+            (
+                len(document["manifest"]["set_aside"].each()),
+                "file that could not be read",
+                "files that could not be read",
+            ),
+            (
+                len(document["manifest"]["changed"].each()),
+                "file that changed meanwhile",
+                "files that changed meanwhile",
+            ),
+        )
+        if count
+    ]
+
+
+def _and(things: list[str]) -> str:
+    return " and ".join(filter(None, (", ".join(things[:-1]), things[-1])))
+
 
 BYTES_MAX: Final = 2_000_000
 """Of a page: what every mail takes."""
 RUN: Final = (
-    sections.over_time, sections.by_reason, sections.by_key, sections.gaps, sections.lags, sections.work,
-    evidence.rejects, evidence.audit,
+    over_time, by_reason, by_key, gaps, lags, work,
+    rejects, audit,
 )  # fmt: skip
 """The sections of a run, in the order of the page."""
 
@@ -59,13 +753,13 @@ def _smaller(document: dict[str, Any], divisor: int) -> dict[str, Any]:
 
 
 def _rendered(document: dict[str, Any]) -> str:
-    part = Part(document)
+    part = ReportPart(document)
     values = _compared(part) if is_diff(part) else _judged(part)
     style = _style()
     return _templates().get_template("page.html.j2").render(style=style, hash=_hash(style), **values)
 
 
-def _judged(part: Part) -> dict[str, Any]:
+def _judged(part: ReportPart) -> dict[str, Any]:
     ledger = read_ledger(part)
     return {
         "kind": "stream" if part["batches"] else "run",
@@ -73,17 +767,17 @@ def _judged(part: Part) -> dict[str, Any]:
         "facts": _facts(part),
         "tiles": _tiles(part, ledger),
         "law": both(lambda width: pictures.law(ledger, width)),
-        "sections": [*(section(part, ledger) for section in RUN), evidence.about(part)],
+        "sections": [*(section(part, ledger) for section in RUN), about(part)],
     }
 
 
-def _compared(part: Part) -> dict[str, Any]:
+def _compared(part: ReportPart) -> dict[str, Any]:
     found = compared(read_comparison(part))
-    shown = [evidence.comparison(part), evidence.about(part)]
+    shown = [comparison(part), about(part)]
     return {"kind": "diff", "standing": found, "facts": _facts(part), "tiles": [], "law": [], "sections": shown}
 
 
-def _facts(part: Part) -> list[tuple[str, str]]:
+def _facts(part: ReportPart) -> list[tuple[str, str]]:
     """What this is a report of."""
     facts = [("folder", part["path"].text(200))] if part["path"] else []
     facts += [("engine", engine)] if (engine := engine_of(part)) else []
@@ -92,7 +786,7 @@ def _facts(part: Part) -> list[tuple[str, str]]:
     return [*([("source", source.text(200))] if source else []), *facts]
 
 
-def _tiles(part: Part, ledger: Ledger) -> list[dict[str, str]]:
+def _tiles(part: ReportPart, ledger: VerdictTable) -> list[dict[str, str]]:
     words = {"first": "these count", "repeat": "copies", "unsure": "cannot be known", "reject": "refused"}
     keys = f"in {many(part['keys'].count(), key_word(part))}" if part["keys"] else ""
     tiles = [{"kind": "in", "name": "in", "count": f"{ledger.received:,}", "more": keys}]

@@ -1,17 +1,38 @@
-"""The charts of a run, each from its part of the document: what is drawn, over which axis, and said in which words."""
+"""The charts of a run, each from its part of the document: what is drawn, over which axis, and said in which words.
+
+The gap map: of each key a strip of what was seen and what was not, the worst first.
+
+Strips over time share one axis, so that an outage that hit many keys stands out as a column. Numbers that only mean
+something within a key (sequences, counters) have an axis of their own per key. A range is drawn at least a hair wide:
+one lost message among millions is still there to be seen.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from markupsafe import Markup
 
-from onefold.report.charts import LABELS, LETTER, Chart, Panel, bars, box, label, line, path, shares
-from onefold.report.ledger import VERDICTS, Ledger
-from onefold.report.quantities import brief, many, place, share, size, span
-from onefold.report.reading import Part
-from onefold.report.scales import logarithmic, span_ticks, ticks
+from onefold.report.charts import (
+    LABELS,
+    LETTER,
+    Chart,
+    Panel,
+    Tick,
+    bars,
+    box,
+    label,
+    line,
+    logarithmic,
+    path,
+    shares,
+    span_ticks,
+    ticks,
+)
+from onefold.report.documents import VERDICTS, ReportPart, VerdictTable, named
+from onefold.report.text import brief, many, place, share, size, span
 
 BINS_MAX: Final = 240
 BATCHES_MAX: Final = 500
@@ -20,7 +41,7 @@ LEFT: Final = 54
 """Where the plots begin: there is room for a number before them."""
 
 
-def law(ledger: Ledger, width: float) -> Chart:
+def law(ledger: VerdictTable, width: float) -> Chart:
     """What came in, cut into the four verdicts."""
     told = ", ".join(
         f"{n:,} {name} ({share(n, ledger.judged)})" for n, name in zip(ledger.totals, VERDICTS, strict=True)
@@ -28,7 +49,7 @@ def law(ledger: Ledger, width: float) -> Chart:
     return shares("law", "All messages by verdict", told, list(zip(ledger.totals, VERDICTS, strict=True)), width)
 
 
-def timeline(part: Part, width: float) -> Chart:
+def timeline(part: ReportPart, width: float) -> Chart:
     """Verdicts over time: all of them, and below, on a scale of its own, what does not count."""
     bins = [counts.counts() for counts in part["bins"].each(BINS_MAX)]
     low, high, time = part["from"].whole(), part["to"].whole(), part["time"].value is True
@@ -60,7 +81,7 @@ def _axis(places: Sequence[tuple[float, str]], left: float, scale: float, low: f
     return drawn
 
 
-def lags(part: Part, width: float) -> Chart:
+def lags(part: ReportPart, width: float) -> Chart:
     """How long after the first its copies came, on a logarithmic axis, with the window drawn in."""
     bins = [(b[0].real(), b[1].real(), b[2].count()) for b in (row.row(3) for row in part["bins"].each(BINS_MAX))]
     window = part["window_ms"].real() if part["window_ms"] else None
@@ -103,7 +124,7 @@ def _beside(x: float, y: float, words: str, kind: str, width: float) -> Markup:
     )
 
 
-def state(document: Part, ledger: Ledger, width: float) -> Chart:
+def state(document: ReportPart, ledger: VerdictTable, width: float) -> Chart:
     """What is remembered, against a set of all ids."""
     entries, ids = document["state_entries"].count(), ledger["first"]
     rows = [
@@ -113,7 +134,7 @@ def state(document: Part, ledger: Ledger, width: float) -> Chart:
     return bars("state", "Memory, in entries", f"{entries:,} entries against {ids:,} ids.", rows, width)
 
 
-def phases(part: Part, width: float) -> Chart:
+def phases(part: ReportPart, width: float) -> Chart:
     """Where the time went."""
     found = [(row[0].text(28), row[1].real()) for row in (row.row(2) for row in part.each(PHASES_MAX))]
     told = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in found)
@@ -121,7 +142,7 @@ def phases(part: Part, width: float) -> Chart:
     return bars("phases", "Time by step", f"{told}.", rows, width)
 
 
-def batches(part: Part, width: float) -> Chart:
+def batches(part: ReportPart, width: float) -> Chart:
     """A stream, batch by batch: rows by verdict, how long it took, and what is remembered."""
     rows = [row.row(5) for row in part.each()[-BATCHES_MAX:]]
     stacks = [row[4].counts() for row in rows]
@@ -145,3 +166,155 @@ def batches(part: Part, width: float) -> Chart:
     ]
     told = f"{many(len(rows), 'batch', 'batches')}, {numbers[0]:,} to {numbers[-1]:,}."
     return Chart("batches", "Batches", told, width, bottom + LABELS + 6, Markup("").join(drawn))
+
+
+KINDS: Final = {
+    "missing": "missing: known to exist, never arrived",
+    "forgotten": "forgotten: its memory was given up",
+    "unfillable": "unfillable: asked for, and given up",
+}
+"""What can be wrong with a range; the names are those of the colours."""
+STRIPS_MAX: Final = 300
+RANGES_MAX: Final = 40
+KEY_CHARS_MAX: Final = 40
+KEY_COLUMNS_MAX: Final = 8
+HAIR: Final = 1.5
+"""The least width of a range, in units of the picture."""
+UNITS: Final = 1000
+"""How wide the picture of a strip is before it is stretched to its place."""
+DRAWN_MAX: Final = 25
+"""How many strips the chart for notebooks has, and how many of a page are not folded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """One key: its columns, where it begins and ends, and its ranges."""
+
+    key: list[tuple[str, str]]
+    low: int
+    high: int
+    ranges: int
+    missing: float
+    shown: list[tuple[int | None, int, str]]
+
+    @property
+    def name(self) -> str:
+        """The values of its columns."""
+        return " / ".join(value for _, value in self.key)
+
+    def by_kind(self, time: bool) -> list[tuple[str, list[tuple[str, str]]]]:
+        """The ranges in words, those of a kind together: after what, up to what."""
+        kinds = {kind: [told(a, b, time) for a, b, of in self.shown if of == kind] for kind in KINDS}
+        return [(kind, ranges) for kind, ranges in kinds.items() if ranges]
+
+    def ends(self, time: bool) -> str:
+        """From where to where the key was seen."""
+        return " to ".join(told(self.low, self.high, time))
+
+    def drawn(self, axis: tuple[int, int], width: float, top: float = 0, height: float = 14, left: float = 0) -> Markup:
+        """What was seen, and over it what was not, within the axis."""
+        low, high = axis
+        scale = width / max(1, high - low)
+
+        def piece(start: int, end: int) -> str:
+            a, b = (min(max((value - low) * scale, 0), width) for value in (start, end))
+            return box(left + min(a, width - HAIR), top, max(HAIR, b - a), height)
+
+        drawn = [path([piece(self.low, self.high)], "seen")]
+        for kind in KINDS:
+            pieces = [piece(self.low if a is None else a, b) for a, b, of in self.shown if of == kind]
+            drawn.append(path(pieces, kind))
+        return Markup("").join(drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class GapMap:
+    """The strips, and the axis that they share if they do."""
+
+    strips: list[Strip]
+    keys: int
+    time: bool
+    shared: tuple[int, int] | None
+
+    def axis(self, strip: Strip) -> tuple[int, int]:
+        """Over what a strip is drawn."""
+        return self.shared or (strip.low, strip.high)
+
+    def ticks(self, most: int) -> list[Tick]:
+        """Round places of the shared axis."""
+        return ticks(*self.shared, time=True, most=most) if self.shared else []
+
+    def scale(self) -> Chart:
+        """The shared axis alone, as wide as the strips of a page about are."""
+        low, high = self.shared or (0, 1)
+        width = 580.0
+        drawn = []
+        for value, words in self.ticks(int(width / 110)):
+            x = (value - low) * width / max(1, high - low)
+            drawn += [line(x, 0, x, 4, "axis"), label(min(max(x, 18), width - 18), LABELS, words, "middle")]
+        return Chart("scale", "", "", width, LABELS + 4, Markup("").join(drawn))
+
+    def chart(self, width: float) -> Chart:
+        """The worst strips as one picture."""
+        strips = self.strips[:DRAWN_MAX]
+        left = min(width * 0.35, 10 + LETTER * max((len(strip.name) for strip in strips), default=0))
+        room, letters = width - left - 150, int((left - 10) / LETTER)
+        drawn: list[Markup] = []
+        for i, strip in enumerate(strips):
+            name = strip.name if len(strip.name) <= letters else strip.name[: max(1, letters - 1)] + "…"
+            told = f"{many(strip.ranges, 'range')}, {share(strip.missing, 1)}"
+            drawn += [label(0, 24 * i + 13, name), strip.drawn(self.axis(strip), room, 24 * i + 2, 14, left)]
+            drawn.append(label(left + room + 8, 24 * i + 13, told))
+        foot = 24 * len(strips)
+        if self.shared:
+            scale = room / max(1, self.shared[1] - self.shared[0])
+            for value, words in self.ticks(int(room / 110)):
+                x = left + (value - self.shared[0]) * scale
+                drawn += [line(x, foot, x, foot + 4, "axis"), label(x, foot + LABELS, words, "middle")]
+        told = f"The {len(strips)} worst of {many(self.keys, 'key')}: where messages are missing."
+        return Chart("gap_map", "Gap map", told, width, foot + LABELS + 6, Markup("").join(drawn))
+
+
+def read_gap_map(document: ReportPart) -> GapMap:
+    """The strips of a run's document."""
+    part, timeline = document["figures"]["strips"], document["figures"]["timeline"]
+    time = part["time"].value is True
+    strips = [_strip(row) for row in part["rows"].each(STRIPS_MAX)]
+    shared = None
+    if time and strips:
+        same = timeline and timeline["column"].value == part["column"].value
+        shared = (
+            (timeline["from"].whole(), timeline["to"].whole())  # which no poisoned number has stretched
+            if same
+            else (min(strip.low for strip in strips), max(strip.high for strip in strips))
+        )
+    return GapMap(strips, max(len(strips), part["keys"].count()), time, shared)
+
+
+def _strip(row: ReportPart) -> Strip:
+    shown = []
+    for entry in row["shown"].each(RANGES_MAX):
+        lower, upper, of = entry.row(3)
+        if (kind := of.text()) not in KINDS:
+            of.wrong(f"one of {', '.join(KINDS)}")
+        shown.append((lower.whole() if lower else None, upper.whole(), kind))
+    ranges, missing = row["ranges"].count(), row["missing"].real() if row["missing"] else 0.0
+    return Strip(
+        named(row["key"], KEY_CHARS_MAX)[:KEY_COLUMNS_MAX],
+        row["from"].whole(),
+        row["to"].whole(),
+        ranges,
+        missing,
+        shown,
+    )
+
+
+def told(lower: int | None, upper: int, time: bool) -> tuple[str, str]:
+    """A range in words: after what, up to what; a day is not said twice.
+
+    >>> told(1_700_000_000_000, 1_700_000_000_500, time=True), told(None, 7, time=False)
+    (('2023-11-14 22:13:20.000', '22:13:20.500'), ('the beginning', '7'))
+    """
+    after, upto = place(lower, time), place(upper, time)
+    day = after[:11]
+    return after, upto.removeprefix(day) if time and day.endswith(" ") else upto

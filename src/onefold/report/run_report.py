@@ -24,13 +24,10 @@ from rich.text import Text
 from onefold.errors import BadInput
 from onefold.report import agreement, page, pictures, text
 from onefold.report.charts import WIDE, Chart
-from onefold.report.comparison import is_diff, read_comparison
-from onefold.report.documents import read_document
-from onefold.report.gap_map import read_gap_map
-from onefold.report.ledger import engine_of, read_ledger
-from onefold.report.reading import Part
-from onefold.report.secrets import without_secrets
-from onefold.report.standing import Standing, compared, standing
+from onefold.report.documents import ReportPart, engine_of, read_document, read_ledger
+from onefold.report.page import Standing, compared, is_diff, read_comparison, standing
+from onefold.report.pictures import read_gap_map
+from onefold.report.text import without_secrets
 from onefold.tally import Tally
 
 FRAME = Markup('<iframe srcdoc="{}" sandbox title="onefold report" width="100%" height="720" frameborder="0"></iframe>')
@@ -45,7 +42,7 @@ class RunReport:
         for name in ("settings", "path"):
             if name in self.document:
                 self.document[name] = without_secrets(self.document[name])
-        self._part = Part(self.document)
+        self._part = ReportPart(self.document)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> RunReport:

@@ -7,24 +7,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from onefold.spark.audit_tables import audit
+    from onefold.spark.audit import audit
+    from onefold.spark.chains import judge_chains
     from onefold.spark.columns import ChainColumns, ProducerColumns
-    from onefold.spark.diff_tables import diff
-    from onefold.spark.explaining import explain
+    from onefold.spark.diff import diff
+    from onefold.spark.explain import explain
     from onefold.spark.gaps import missing_ranges, missing_sequences
-    from onefold.spark.judge import judge_chains
     from onefold.spark.log_source import register_log
     from onefold.spark.outbox import outbox_sink, send_batch
-    from onefold.spark.peer_index import TableIndex
-    from onefold.spark.peer_items import TableItems
-    from onefold.spark.peer_naming import Naming
-    from onefold.spark.peer_records import TableRecords
+    from onefold.spark.peer.index import TableIndex, TableItems
+    from onefold.spark.peer.naming import Naming
+    from onefold.spark.peer.records import TableRecords
     from onefold.spark.producers import judge_producers
-    from onefold.spark.reception_columns import ReceptionColumns
-    from onefold.spark.reception_judge import judge_receptions
-    from onefold.spark.reception_reading import read_receptions
-    from onefold.spark.uplinks import merge_uplinks
-    from onefold.spark.window_advice import advise_window
+    from onefold.spark.receptions.judge import ReceptionColumns, judge_receptions, merge_uplinks
+    from onefold.spark.receptions.reading import read_receptions
+    from onefold.spark.window import advise_window
 
 __all__ = [
     "ChainColumns",
@@ -52,24 +49,24 @@ __all__ = [
 
 _HOMES = {
     "ChainColumns": "columns",
-    "Naming": "peer_naming",
+    "Naming": "peer.naming",
     "ProducerColumns": "columns",
-    "ReceptionColumns": "reception_columns",
-    "TableIndex": "peer_index",
-    "TableItems": "peer_items",
-    "TableRecords": "peer_records",
-    "advise_window": "window_advice",
-    "audit": "audit_tables",
-    "diff": "diff_tables",
-    "explain": "explaining",
-    "judge_chains": "judge",
+    "ReceptionColumns": "receptions.judge",
+    "TableIndex": "peer.index",
+    "TableItems": "peer.index",
+    "TableRecords": "peer.records",
+    "advise_window": "window",
+    "audit": "audit",
+    "diff": "diff",
+    "explain": "explain",
+    "judge_chains": "chains",
     "judge_producers": "producers",
-    "judge_receptions": "reception_judge",
-    "merge_uplinks": "uplinks",
+    "judge_receptions": "receptions.judge",
+    "merge_uplinks": "receptions.judge",
     "missing_ranges": "gaps",
     "missing_sequences": "gaps",
     "outbox_sink": "outbox",
-    "read_receptions": "reception_reading",
+    "read_receptions": "receptions.reading",
     "register_log": "log_source",
     "send_batch": "outbox",
 }

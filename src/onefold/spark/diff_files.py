@@ -13,14 +13,12 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.spark import publish
-from onefold.spark.columns import quoted
-from onefold.spark.diff_tables import diff, sampled, spoken
+from onefold.spark.columns import CORRUPT, quoted
+from onefold.spark.diff import diff, sampled, spoken
+from onefold.spark.engine import AnyShape
+from onefold.spark.files import Place, located
 from onefold.spark.ingest import read
-from onefold.spark.judging_lorawan import AnyShape
-from onefold.spark.overlap import refuse_overlap
-from onefold.spark.place import Place, located
-from onefold.spark.signature import Signed, signed
-from onefold.spark.validate import CORRUPT
+from onefold.spark.signature import Signed, refuse_overlap, signed
 
 HAVE, NEED, DIFFERING, SUMMARY, REPORT = "have", "need", "differing", "diff.json", "report.html"
 FILES: Final = (SUMMARY, f"{SUMMARY}.new", REPORT, f"{REPORT}.new")
@@ -51,7 +49,7 @@ _WRITTEN: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class DiffTable:
     """Where a table is, and how it is read."""
 
     path: str
@@ -59,7 +57,7 @@ class Table:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_table(spark: SparkSession, table: Table) -> DataFrame:
+def read_table(spark: SparkSession, table: DiffTable) -> DataFrame:
     """The table as it is. A line that cannot be read ends the comparison: nothing could be said of it.
 
     Folders such as ``day=1`` hold what Spark takes them for, so that they compare with a table that has the column.
@@ -99,7 +97,7 @@ def write_outcome(folder: Signed, tables: Mapping[str, DataFrame], figures: Mapp
     (folder.place / SUMMARY).write_json(dict(figures))
 
 
-def check_appendable(spark: SparkSession, table: Table) -> None:
+def check_appendable(spark: SparkSession, table: DiffTable) -> None:
     """Raise `Misuse` if rows cannot be appended to the table as files."""
     if table.format not in _APPENDABLE or any(char in table.path for char in "*?[{"):
         raise Misuse(
@@ -111,7 +109,7 @@ def check_appendable(spark: SparkSession, table: Table) -> None:
         raise Misuse(f"{table.path} is a single file: repair needs a folder of files", path=table.path)
 
 
-def append(spark: SparkSession, rows: DataFrame, table: Table) -> None:
+def append(spark: SparkSession, rows: DataFrame, table: DiffTable) -> None:
     """Append rows to a table of files, in its columns and types; all of them, or `Misuse` and none.
 
     A row that would not be read again as it is, such as a text of two lines in CSV, would be missing still, and be
@@ -147,13 +145,13 @@ def append(spark: SparkSession, rows: DataFrame, table: Table) -> None:
     _write(fitting, table, place, folders)
 
 
-def _write(rows: DataFrame, table: Table, place: Place, folders: list[str]) -> None:
+def _write(rows: DataFrame, table: DiffTable, place: Place, folders: list[str]) -> None:
     kind = _APPENDABLE[table.format]
     options = {**_WRITTEN.get(kind, {}), **table.options}
     rows.write.mode("append").options(**options).partitionBy(*folders).format(kind).save(str(place))
 
 
-def _read_again(spark: SparkSession, table: Table, place: Place, fields: list[T.StructField]) -> DataFrame:
+def _read_again(spark: SparkSession, table: DiffTable, place: Place, fields: list[T.StructField]) -> DataFrame:
     """What was tried, read as the table is."""
     kind = _APPENDABLE[table.format]
     options = {"header": "true", **table.options, "mode": "PERMISSIVE"}

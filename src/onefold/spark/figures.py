@@ -9,6 +9,38 @@ comes back is bounded, whatever the run: below a megabyte as JSON, in `run.json`
 
 Cost: five queries at most, side by side; the largest is one shuffle of (id, arrival) by id. What there is nothing of
 costs nothing.
+
+Where the figures of a run look: which columns of the judged rows are a key, a number, a time, by engine.
+
+Keys: those with the most that does not count, and of those that miss something a strip of what was seen.
+
+A range that is missing was *forgotten* if a message from within it, or from above it, was answered UNSURE forgotten:
+what the engine forgets is the lowest, all of it up to a mark.
+
+Cost: one job. Rows are counted by key before they are shuffled; of the missing ranges, which are far fewer, each key
+keeps its widest. Then every task passes on the worst of its keys.
+
+How long after its first a copy came: the quantiles, and how many copies there are in each power of two.
+
+A copy is so much later than its first; of an id that expires, and so may be new again, than the last first before it. A
+copy whose first is not there (it lies below a floor, in another run) has no lag. Joins and sorts are Spark's own, which
+spill: an id with a million copies is a longer task, not a larger one.
+
+Lags up to four seconds are told exactly, longer ones to one part in two thousand: one pass is enough for a picture.
+`onefold window` is exact.
+
+Cost: one job, with one shuffle of (hash of the id, arrival), or none if the copies are few.
+
+Some of the rows that were refused, of each reason a few, as text.
+
+Which rows: those with the lowest hash of key and number, so the same ones in every run, and not all from one key.
+Cost: one job; each task passes on no more than are asked for.
+
+Verdicts over time: how many of each fall into each of some sixty equal stretches.
+
+The axis spans the firsts (all rows, if there are none) without the outermost thousandth on either side where that lies
+far off: one number from the year 2200 must not press an hour of traffic into a single stretch. What lies beyond is
+counted apart.
 """
 
 from __future__ import annotations
@@ -18,22 +50,389 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 from pyspark import inheritable_thread_target
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from onefold import __version__
 from onefold.errors import Misuse
-from onefold.spark.figures_keys import keys_and_strips
-from onefold.spark.figures_lags import lags
-from onefold.spark.figures_rejects import reject_samples
-from onefold.spark.figures_subject import Subject
-from onefold.spark.figures_timeline import timeline
-from onefold.spark.judging import Judging
-from onefold.spark.table import believed_bytes
+from onefold.spark.audit import Identity, identity
+from onefold.spark.columns import TIME, WHOLE, milliseconds, quoted
+from onefold.spark.diff import hashable
+from onefold.spark.engine import ChainsEngine, Engine, Lorawan, Producers
+from onefold.spark.gaps import LOWER, UPPER
+from onefold.spark.host import REASON, VERDICT, believed_bytes
+from onefold.spark.window import DIGITS, Distribution, rank_of
 from onefold.tally import Tally
 from onefold.verdict import Verdict
+
+VERDICTS: Final = ("FIRST", "REPEAT", "UNSURE", "REJECT")
+"""In the order of the law: so stand the four counts of every figure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The columns of the judged rows by what the figures need them for."""
+
+    key: tuple[str, ...] = ()
+    identity: Identity | None = None
+    number: str | None = None
+    """Whose ranges are missing; None: nothing is ever known to be."""
+    number_is_time: bool = False
+    lower: str = LOWER[1]
+    upper: str = UPPER[1]
+    """The ends of a missing range."""
+    least: int | None = None
+    """The number that every key begins at; None: nobody knows."""
+    axis: str | None = None
+    """By which the rows are put on the timeline."""
+    axis_is_time: bool = True
+    arrival: str | None = None
+    """The clock by which copies are late."""
+    no_arrival: str = "this engine knows of no time of arrival"
+    """Why there is no such clock."""
+    window_ms: int | None = None
+    """After how long a copy is no longer known as one; None: it always is."""
+
+    @classmethod
+    def of(cls, judging: Engine, rows: DataFrame) -> Subject:
+        """As the engine reads a row."""
+        key, known = tuple(judging.key), identity(judging)
+        if isinstance(judging, ChainsEngine):
+            names = judging.columns
+            return cls(
+                key=key,
+                identity=known,
+                number=names.timestamp,
+                number_is_time=True,
+                lower=LOWER[0],
+                upper=UPPER[0],
+                axis=names.timestamp,
+                arrival=names.arrival,
+                no_arrival="no arrival column: set judge.arrival",
+            )
+        if isinstance(judging, Producers):
+            order = judging.columns.order
+            timed = order is not None and isinstance(rows.schema[order].dataType, TIME)
+            return cls(
+                key=key,
+                identity=known,
+                number=judging.columns.sequence,
+                least=0,
+                axis=order,
+                axis_is_time=timed,
+                arrival=order if timed else None,
+                no_arrival="no time of arrival: judge.order must be a column of timestamps",
+            )
+        if isinstance(judging, Lorawan):
+            time = judging.columns.time
+            return cls(
+                key=key,
+                identity=known,
+                number=judging.columns.fcnt if key else None,
+                axis=time,
+                arrival=time,
+                window_ms=judging.expiry_ms,
+            )
+        return cls(key=key)
+
+    @property
+    def columns(self) -> list[str]:
+        """All of them."""
+        ids = [] if self.identity is None else self.identity.columns
+        singles = [name for name in (self.number, self.axis, self.arrival) if name is not None]
+        return list(dict.fromkeys([*self.key, *ids, *singles]))
+
+
+def has(verdict: str) -> Column:
+    """Whether a row has this verdict."""
+    return F.col(VERDICT) == verdict
+
+
+def cell(df: DataFrame, name: str, chars_max: int) -> Column:
+    """A value to show: a whole number as it is, all else as text, which is cut."""
+    column, kind = F.col(quoted(name)), df.schema[name].dataType
+    if isinstance(kind, WHOLE):
+        return column.alias(name)
+    text = F.lower(F.hex(F.substring(column, 1, chars_max))) if isinstance(kind, T.BinaryType) else column
+    return F.left(text.cast("string"), F.lit(chars_max)).alias(name)
+
+
+KEY_CHARS_MAX: Final = 60
+KEY_COLUMNS_MAX: Final = 8
+RANGES_MAX: Final = 6_000
+"""Of all strips together: what a document holds beside the rest."""
+
+_KEY = "_onefold_key"
+_SEEN_FROM, _SEEN_TO, _FORGOTTEN = "_onefold_from", "_onefold_to", "_onefold_forgotten"
+_LOWER, _UPPER, _WIDTH = "_onefold_lower", "_onefold_upper", "_onefold_width"
+_RANGES, _LOST, _SHOWN, _SHARE = "_onefold_ranges", "_onefold_lost", "_onefold_shown", "_onefold_share"
+
+
+def keys_and_strips(
+    rows: DataFrame, gaps: DataFrame, subject: Subject, *, keys_max: int, strips_max: int, ranges_max: int
+) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:
+    """The keys with the most that is not first; the keys that miss most, if any does. No columns name a key: None."""
+    if not subject.key:
+        return None, None
+    names = [f"{_KEY}{i}" for i in range(len(subject.key))]
+    told = _counted(rows, subject, names)
+    if subject.number is None:
+        told = told.withColumns({name: F.lit(None).cast("long") for name in (_RANGES, _LOST, _SHOWN)})
+    else:
+        told = told.join(_gathered(gaps, subject, names, ranges_max), names, "left")
+    told = told.withColumn(_SHARE, _share(subject))
+    key = F.struct(*(cell(told, name, KEY_CHARS_MAX) for name in names[:KEY_COLUMNS_MAX])).alias(_KEY)
+    every = F.struct(key, *VERDICTS, _SEEN_FROM, _SEEN_TO, _FORGOTTEN, _RANGES, _SHOWN, _SHARE)
+    rest = F.col("REPEAT") + F.col("UNSURE") + F.col("REJECT")
+    # Of equal ones the key decides, so that two runs tell the same.
+    worst = F.max_by(F.when(rest > 0, every), F.when(rest > 0, F.struct(rest, *names)), keys_max)
+    missed = F.col(_RANGES) > 0
+    strips = F.max_by(F.when(missed, every), F.when(missed, F.struct(_SHARE, _RANGES, *names)), strips_max)
+    lines, drawn = told.agg(worst, strips).collect()[0]
+    return [_line(row, subject) for row in lines or []], _strips(drawn or [], subject)
+
+
+def _counted(rows: DataFrame, subject: Subject, names: list[str]) -> DataFrame:
+    """The keys with their four counts, where their firsts begin and end, and up to where they were forgotten."""
+    number = F.lit(None).cast("long") if subject.number is None else milliseconds(rows, subject.number)
+    by_key = rows.groupBy(*(F.col(quoted(name)).alias(alias) for name, alias in zip(subject.key, names, strict=True)))
+    return by_key.agg(
+        *(F.count_if(has(verdict)).alias(verdict) for verdict in VERDICTS),
+        F.min(F.when(has("FIRST"), number)).alias(_SEEN_FROM),
+        F.max(F.when(has("FIRST"), number)).alias(_SEEN_TO),
+        F.max(F.when(F.col(REASON) == "forgotten", number)).alias(_FORGOTTEN),
+    )
+
+
+def _gathered(gaps: DataFrame, subject: Subject, names: list[str], ranges_max: int) -> DataFrame:
+    """The keys that miss something: how many ranges, how much of it, and the widest of them."""
+    key = [F.col(quoted(name)).alias(alias) for name, alias in zip(subject.key, names, strict=True)]
+    lower, upper = milliseconds(gaps, subject.lower), milliseconds(gaps, subject.upper)
+    # Before all that was seen something is missing, but only who counts from a known number knows how much.
+    start = upper if subject.least is None else F.lit(subject.least - 1).cast("long")
+    ranges = gaps.select(
+        *key, lower.alias(_LOWER), upper.alias(_UPPER), (upper - F.coalesce(lower, start)).alias(_WIDTH)
+    )
+    # The width alone would not tell which of two equal ones is shown.
+    widest = F.max_by(F.struct(_WIDTH, _LOWER, _UPPER), F.struct(_WIDTH, _UPPER), ranges_max)
+    return ranges.groupBy(*names).agg(
+        F.count(F.lit(1)).alias(_RANGES), F.sum(_WIDTH).alias(_LOST), widest.alias(_SHOWN)
+    )
+
+
+def _share(subject: Subject) -> Column:
+    """How much of a key is missing: of its time, or of its messages where they are counted without holes."""
+    counted = F.col(_LOST) + F.col("FIRST")
+    every = F.col(_SEEN_TO) - F.col(_SEEN_FROM) if subject.number_is_time else counted
+    return F.coalesce(F.least(F.try_divide(F.col(_LOST), every), F.lit(1.0)), F.lit(0.0))
+
+
+def _line(row: Row, subject: Subject) -> dict[str, Any]:
+    return {"key": _named(row, subject), "counts": [row[verdict] for verdict in VERDICTS]}
+
+
+def _named(row: Row, subject: Subject) -> dict[str, Any]:
+    return dict(zip(subject.key, row[_KEY], strict=False))  # of very many columns the first
+
+
+def _strips(rows: list[Row], subject: Subject) -> dict[str, Any] | None:
+    if not rows:
+        return None
+    total = sum(len(row[_SHOWN]) for row in rows)
+    most = total if total <= RANGES_MAX else RANGES_MAX // len(rows)
+    told = [_strip(row, subject, most) for row in rows]
+    return {"column": subject.number, "time": subject.number_is_time, "rows": told}
+
+
+def _strip(row: Row, subject: Subject, most: int) -> dict[str, Any]:
+    widest = sorted(row[_SHOWN], key=lambda found: -found[_WIDTH])[:most]
+    shown = sorted(((found[_LOWER], found[_UPPER]) for found in widest), key=lambda ends: ends[1])
+    before = [upper if subject.least is None else subject.least for lower, upper in shown if lower is None]
+    return {
+        "key": _named(row, subject),
+        "from": min([row[_SEEN_FROM], *before]),
+        "to": max([row[_SEEN_TO], *(upper for _, upper in shown)]),
+        "ranges": row[_RANGES],
+        "shown": [[lower, upper, _kind(lower, row[_FORGOTTEN])] for lower, upper in shown],
+        "missing": round(row[_SHARE], 4),
+    }
+
+
+def _kind(lower: int | None, forgotten: int | None) -> str:
+    """Of a range: its memory was given up, if a message from above its lower end was answered so."""
+    return "missing" if forgotten is None or (lower is not None and lower >= forgotten) else "forgotten"
+
+
+SHARES: Final = (0.5, 0.9, 0.99, 0.999, 0.9999, 1)
+
+_BOTH = ("FIRST", "REPEAT")
+_ID, _AT, _FIRST, _AGAIN, _LAG = "_onefold_id", "_onefold_at", "_onefold_first", "_onefold_again", "_onefold_lag"
+
+
+def lags(rows: DataFrame, subject: Subject, *, copies: int) -> dict[str, Any]:
+    """The lags of all copies, or why there are none to tell."""
+    if subject.arrival is None or subject.identity is None:
+        return {"why_not": subject.no_arrival}
+    told = {"column": subject.arrival, "window_ms": subject.window_ms}
+    if not copies:
+        return {**told, "count": 0, "bins": [], "quantiles": {}}
+    found = Distribution.of(_lags(rows, subject.identity, subject.arrival), _LAG)
+    bins = [list(entry) for entry in found.bins()]
+    return {**told, "count": found.total, "bins": bins, "quantiles": _quantiles(found)}
+
+
+def _lags(rows: DataFrame, identity: Identity, arrival: str) -> DataFrame:
+    # By 64 bits: among ten million ids two share a hash once in 400,000 runs, and a picture is none the worse for it.
+    values = [hashable(F.col(quoted(name)), rows.schema[name].dataType) for name in identity.names]
+    values += identity.number(rows)
+    timed = rows.select(VERDICT, F.xxhash64(*values).alias(_ID), milliseconds(rows, arrival).alias(_AT))
+    firsts, copies = (timed.where(has(verdict) & F.col(_AT).isNotNull()).drop(VERDICT) for verdict in _BOTH)
+    found = _since_the_last(firsts, copies) if identity.time else _since_the_only(firsts, copies)
+    # Subtracted with care: foreign times may be as far apart as a long cannot tell.
+    return found.select(F.try_subtract(_AT, _FIRST).alias(_LAG)).where(F.col(_LAG).isNotNull())
+
+
+def _since_the_only(firsts: DataFrame, copies: DataFrame) -> DataFrame:
+    """Copies with the arrival of their first: an id counts once."""
+    return copies.join(firsts.withColumnRenamed(_AT, _FIRST), _ID)
+
+
+def _since_the_last(firsts: DataFrame, copies: DataFrame) -> DataFrame:
+    """Copies with the arrival of the last first before them: an id that expires may count again."""
+    both = firsts.withColumn(_AGAIN, F.lit(False)).unionByName(copies.withColumn(_AGAIN, F.lit(True)))
+    by_id = Window.partitionBy(_ID).orderBy(_AT, _AGAIN).rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    first = F.last(F.when(~F.col(_AGAIN), F.col(_AT)), ignorenulls=True).over(by_id)
+    return both.withColumn(_FIRST, first).where(_AGAIN)
+
+
+def _quantiles(found: Distribution) -> dict[str, int]:
+    """Within how long such shares of the copies came, rounded up to the end of a bucket."""
+    if not found.total:
+        return {}
+    upto = np.cumsum(found.count)
+    buckets = {share: int(found.lower[np.searchsorted(upto, rank_of(share, found.total))]) for share in SHARES}
+    ends = {share: lower + (1 << max(0, lower.bit_length() - DIGITS)) - 1 for share, lower in buckets.items()}
+    return {f"{share:g}": min(end, found.most) for share, end in ends.items()}
+
+
+COLUMNS_MAX: Final = 40
+CELL_CHARS_MAX: Final = 120
+
+_PLACE, _HASH, _ROW = "_onefold_place", "_onefold_hash", "_onefold_row"
+
+
+def reject_samples(rows: DataFrame, subject: Subject, tally: Tally, *, samples_max: int) -> list[dict[str, Any]]:
+    """Each reason to reject with its count and some rows, the most frequent first."""
+    counts = {answer.reason: count for answer, count in tally if answer.verdict is Verdict.REJECT and count}
+    found = _samples(rows, subject, samples_max) if counts and samples_max else {}
+    often = sorted(counts, key=lambda reason: (-counts[reason], reason))
+    return [{"reason": reason, "count": counts[reason], "rows": found.get(reason, [])} for reason in often]
+
+
+def _samples(rows: DataFrame, subject: Subject, samples_max: int) -> dict[str, list[dict[str, Any]]]:
+    refused = rows.where(has("REJECT"))
+    by = [hashable(F.col(quoted(name)), rows.schema[name].dataType) for name in subject.columns]
+    shown = F.struct(*(cell(rows, name, CELL_CHARS_MAX) for name in _columns(rows, subject)))
+    narrow = refused.select(REASON, F.xxhash64(F.lit(0), *by).alias(_HASH), shown.alias(_ROW))
+    place = F.row_number().over(Window.partitionBy(REASON).orderBy(_HASH))
+    some = narrow.withColumn(_PLACE, place).where(F.col(_PLACE) <= samples_max)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in sorted(some.collect(), key=lambda row: row[_PLACE]):
+        found.setdefault(row[REASON], []).append(_texts(row[_ROW].asDict()))
+    return found
+
+
+def _columns(rows: DataFrame, subject: Subject) -> list[str]:
+    """Those that a message is judged by, and as many of the others as there is room for; in their own order."""
+    own = [name for name in rows.columns if name not in (VERDICT, REASON)]
+    judged = set(subject.columns)
+    chosen = sorted(own, key=lambda name: name not in judged)[:COLUMNS_MAX]
+    return [name for name in own if name in chosen]
+
+
+def _texts(row: dict[str, Any]) -> dict[str, str | None]:
+    return {name: None if value is None else str(value) for name, value in row.items()}
+
+
+OUTERMOST: Final = (0.001, 0.999)
+ACCURACY: Final = 10_000
+"""Of Spark's own sketch, its default: a rank is off by a ten-thousandth of all rows."""
+FAR: Final = 5
+"""Far off: further from the quantiles than one part in so many of what lies between them."""
+
+_TIMELINE_AT, _BIN = "_onefold_at", "_onefold_bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Equal stretches of whole numbers, the first of which begins at ``low``.
+
+    >>> Axis.around(0, 100, 3, 97, 60)
+    Axis(low=0, width=2, bins=51)
+    >>> Axis.around(0, 10**15, 3, 97, 10).high
+    120
+    """
+
+    low: int
+    width: int
+    bins: int
+
+    @classmethod
+    def around(cls, least: int, most: int, low: int, high: int, bins_max: int) -> Axis:
+        """From the least value to the most, but not far beyond two quantiles."""
+        far = (high - low) // FAR
+        start, end = max(least, low - far), min(most, high + far)
+        width = -(-(end - start + 1) // bins_max)
+        return cls(start, width, -(-(end - start + 1) // width))
+
+    @property
+    def high(self) -> int:
+        """Where the last one ends."""
+        return self.low + self.width * self.bins
+
+    def bin(self, at: Column) -> Column:
+        """The number of the stretch that a value falls into; null: outside."""
+        # Subtracted with care: foreign numbers may be as far apart as a long cannot tell.
+        number = F.call_function("div", F.try_subtract(at, F.lit(self.low)), F.lit(self.width))
+        return F.when((at >= self.low) & (number < self.bins), number)
+
+
+def timeline(rows: DataFrame, subject: Subject, tally: Tally, *, bins_max: int) -> dict[str, Any] | None:
+    """Four counts for each stretch of time, and of what lies outside; None if no row says when it was.
+
+    Cost: two jobs, the first for the axis.
+    """
+    if subject.axis is None:
+        return None
+    placed = rows.select(VERDICT, milliseconds(rows, subject.axis).alias(_TIMELINE_AT))
+    axis = _axis(placed.where(has("FIRST")) if tally.count(Verdict.FIRST) else placed, bins_max)
+    if axis is None:
+        return None
+    counts = [F.count_if(has(verdict)) for verdict in VERDICTS]
+    counted = {
+        row[0]: list(row[1:])
+        for row in placed.groupBy(axis.bin(F.col(_TIMELINE_AT)).alias(_BIN)).agg(*counts).collect()
+    }
+    nothing = [0] * len(VERDICTS)
+    return {
+        "column": subject.axis,
+        "time": subject.axis_is_time,
+        "from": axis.low,
+        "to": axis.high,
+        "bins": [counted.get(i, nothing) for i in range(axis.bins)],
+        "outside": counted.get(None, nothing),
+    }
+
+
+def _axis(placed: DataFrame, bins_max: int) -> Axis | None:
+    cells = [F.min(_TIMELINE_AT), F.max(_TIMELINE_AT), F.percentile_approx(_TIMELINE_AT, list(OUTERMOST), ACCURACY)]
+    least, most, quantiles = placed.agg(*cells).collect()[0]
+    return None if least is None else Axis.around(least, most, quantiles[0], quantiles[1], bins_max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +456,7 @@ class Figures:
             if value < least:
                 raise Misuse(f"{field.name} is {value}, must be at least {least}", **{field.name: value})
 
-    def take(self, rows: DataFrame, gaps: DataFrame, judging: Judging, tally: Tally, keys: int) -> dict[str, Any]:
+    def take(self, rows: DataFrame, gaps: DataFrame, judging: Engine, tally: Tally, keys: int) -> dict[str, Any]:
         """The figures of judged rows of so many keys, and of the ranges that are missing among them."""
         subject = Subject.of(judging, rows)
         bounds = {"keys_max": self.keys_max, "strips_max": self.strips_max, "ranges_max": self.ranges_max}

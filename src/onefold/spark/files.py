@@ -16,6 +16,11 @@ What the lines of a file do not tell (values of several lines, another encoding,
 here) is not counted, and the manifest says why.
 
 Cost: a pass over the bytes of text files; of Parquet and ORC only the footers.
+
+A folder that a run is published to, wherever Spark can write: a local path, HDFS, an object store.
+
+All through Hadoop's file system layer, so that driver and executors mean the same place. Trouble is an `OSError` of one
+line that names the place.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ import bz2
 import gzip
 import io
 import json
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +37,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import IO, Any, Final, Literal, TypeAlias
 from urllib.parse import unquote
 
@@ -43,6 +50,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+
+from onefold.errors import StaleWrite
 
 BadFiles: TypeAlias = Literal["stop", "set_aside"]
 
@@ -79,7 +88,7 @@ _ASCII: Final = {"utf-8", "us-ascii", "ascii", "iso-8859-1", "latin1", "iso-8859
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class SourceFile:
     """A file, and what is known of it without the reader."""
 
     path: str
@@ -110,7 +119,7 @@ class File:
         return {**known, "rows": self.rows, "blank": self.blank, "header": self.header}
 
     @classmethod
-    def from_dict(cls, line: Mapping[str, Any]) -> File:
+    def from_dict(cls, line: Mapping[str, Any]) -> SourceFile:
         """A line of the manifest, read back."""
         path = str(line["path"])
         return cls(path if ":/" in path else f"file:{path}", int(line["size"]), int(line["modified_ms"]),
@@ -122,8 +131,8 @@ class File:
 class Manifest:
     """The files of a source, those that can be read and those that were set aside."""
 
-    files: tuple[File, ...] = ()
-    aside: tuple[File, ...] = ()
+    files: tuple[SourceFile, ...] = ()
+    aside: tuple[SourceFile, ...] = ()
     why_not: str = ""
     """Why the rows were not counted; empty: they were."""
 
@@ -160,12 +169,12 @@ class Manifest:
     @classmethod
     def from_lines(cls, data: bytes) -> Manifest:
         """Read `lines` back."""
-        every = [File.from_dict(json.loads(line)) for line in data.decode(errors="surrogateescape").splitlines()]
+        every = [SourceFile.from_dict(json.loads(line)) for line in data.decode(errors="surrogateescape").splitlines()]
         files = tuple(file for file in every if not file.trouble)
         uncounted = any(file.rows is None for file in files)
         return cls(files, tuple(file for file in every if file.trouble), "they were not" if uncounted else "")
 
-    def changed(self, now: Iterable[File], *, new: bool = False) -> list[str]:
+    def changed(self, now: Iterable[SourceFile], *, new: bool = False) -> list[str]:
         """What happened to the files since, one line each; ``new``: files that came since are told too."""
         there, lines = {file.path: file for file in now}, []
         for file in (*self.files, *self.aside):
@@ -180,7 +189,7 @@ class Manifest:
         return lines + ([f"{file.shown} is new" for file in there.values()] if new else [])
 
 
-class Files:
+class SourceFiles:
     """The files of a path, as Spark lists them for a format with these options."""
 
     def __init__(self, spark: SparkSession, path: str, kind: str, options: Mapping[str, str]) -> None:
@@ -199,15 +208,15 @@ class Files:
         found = [column for column in self._index.schema if column.name not in _INDEX]
         return [column if infer else T.StructField(column.name, T.StringType()) for column in found]
 
-    def listed(self, paths: Sequence[str] | None = None) -> list[File]:
+    def listed(self, paths: Sequence[str] | None = None) -> list[SourceFile]:
         """What is there now, unopened, or these of it. Spark's readers pass over files without a byte; here they are
         named.
         """
         index = self._listing(paths)
         rows = index.select("path", "length", F.unix_millis("modificationTime"), "_metadata.file_path").collect()
-        found = {str(path): File(str(path), size, ms, metadata_path=at) for path, size, ms, at in rows}
+        found = {str(path): SourceFile(str(path), size, ms, metadata_path=at) for path, size, ms, at in rows}
         names = (plain_path(url) for url in index.inputFiles())
-        return sorted([*found.values(), *(File(name, 0, 0) for name in names if name not in found)],
+        return sorted([*found.values(), *(SourceFile(name, 0, 0) for name in names if name not in found)],
                       key=lambda file: file.path)  # fmt: skip
 
     def inspected(self, bad_files: BadFiles = "stop", *, count: bool = True, known: Manifest | None = None) -> Manifest:
@@ -226,7 +235,7 @@ class Files:
             raise OSError(cannot_read(bad) if count else named_files(bad))
         return Manifest(tuple(file for file in files if not file.trouble), bad, self.why_not if count else "not asked")
 
-    def looked_at(self, paths: Sequence[str]) -> list[File]:
+    def looked_at(self, paths: Sequence[str]) -> list[SourceFile]:
         """These files, each with its trouble if it cannot be read."""
         return self._looked_at(self.listed(paths), count=False) if paths else []
 
@@ -244,7 +253,7 @@ class Files:
             return f"lines are counted in encodings like UTF-8 only (encoding = {self.encoding})"
         return "lines may be comments (comment is set)" if self.options.get("comment") else ""
 
-    def _looked_at(self, files: Sequence[File], count: bool) -> list[File]:
+    def _looked_at(self, files: Sequence[SourceFile], count: bool) -> list[SourceFile]:
         """Each file with what can be told of it, or with its trouble."""
         with ThreadPoolExecutor(max_workers=THREADS_MAX) as pool:
             looked = list(pool.map(partial(self._look, count=count and not self.why_not), files))
@@ -252,7 +261,7 @@ class Files:
         counted = {file.path: file for file in self._counted_by_spark(uncounted)} if uncounted else {}
         return [counted.get(file.path, file) for file in looked]
 
-    def _look(self, file: File, *, count: bool) -> File:
+    def _look(self, file: SourceFile, *, count: bool) -> SourceFile:
         if not file.size:
             return replace(file, trouble="it is empty (0 bytes)")
         try:
@@ -264,7 +273,7 @@ class Files:
         except (OSError, EOFError, ValueError, zlib.error, pa.ArrowException) as error:
             return replace(file, trouble=_words(error))
 
-    def _look_at_lines(self, file: File, raw: IO[bytes], count: bool) -> File:
+    def _look_at_lines(self, file: SourceFile, raw: IO[bytes], count: bool) -> SourceFile:
         ending = next((end for end in (*_UNPACKED, *_PACKED) if file.path.endswith(end)), "")
         if ending in _PACKED:
             return file
@@ -306,12 +315,12 @@ class Files:
         """Whether the encoding is one in which the byte of a line feed may mean something else."""
         return self.encoding not in _ASCII
 
-    def _opened(self, file: File) -> IO[bytes]:
+    def _opened(self, file: SourceFile) -> IO[bytes]:
         if file.path.startswith("file:"):
             return open(file.path.removeprefix("file:"), "rb")
         return io.BufferedReader(_Remote(self._spark, file), 64 << 10)
 
-    def _counted_by_spark(self, files: Sequence[File]) -> list[File]:
+    def _counted_by_spark(self, files: Sequence[SourceFile]) -> list[SourceFile]:
         """The same count through Spark, for what Python does not reach or cannot unpack."""
         try:
             return self._lines_of(files)
@@ -321,7 +330,7 @@ class Files:
         with ThreadPoolExecutor(max_workers=THREADS_MAX) as pool:
             return [file for found in pool.map(lambda file: self._counted_by_spark([file]), files) for file in found]
 
-    def _lines_of(self, files: Sequence[File]) -> list[File]:
+    def _lines_of(self, files: Sequence[SourceFile]) -> list[SourceFile]:
         reader = self._spark.read.format("text")
         if "linesep" in self.options:
             reader = reader.option("lineSep", self.options["linesep"])
@@ -341,17 +350,17 @@ class Files:
         return counted_files
 
 
-def is_in(files: Iterable[File]) -> Column:
+def is_in(files: Iterable[SourceFile]) -> Column:
     """Whether a row comes from one of these files; Spark does not open the others."""
     return F.col("_metadata.file_path").isin([file.metadata_path for file in files if file.metadata_path])
 
 
-def cannot_read(files: Sequence[File]) -> str:
+def cannot_read(files: Sequence[SourceFile]) -> str:
     """One line that names the first of the files that cannot be read, and how to go on without them."""
     return f'{named_files(files)}; source.bad_files = "set_aside" goes on without such files, and names them'
 
 
-def named_files(files: Sequence[File]) -> str:
+def named_files(files: Sequence[SourceFile]) -> str:
     """One line that names the first of the files that cannot be read."""
     named = "; ".join(f"{file.shown}: {file.trouble}" for file in files[:NAMED_MAX])
     more = f"; and {len(files) - NAMED_MAX:,} more" if len(files) > NAMED_MAX else ""
@@ -410,7 +419,7 @@ def _footer(kind: str, raw: IO[bytes]) -> tuple[int, str]:
 class _Remote(io.RawIOBase):
     """A file of another file system, through Hadoop: for the few bytes of a footer or a header."""
 
-    def __init__(self, spark: SparkSession, file: File) -> None:
+    def __init__(self, spark: SparkSession, file: SourceFile) -> None:
         jvm: Any = spark.sparkContext._jvm
         path = getattr(jvm, "org.apache.hadoop.fs.Path")(file.path)
         try:
@@ -500,3 +509,164 @@ def _words(error: Exception) -> str:
 def plain_path(url: str) -> str:
     """A path as Hadoop prints it, from its URL."""
     return "file:" + unquote(url.removeprefix("file://")) if url.startswith("file:///") else unquote(url)
+
+
+class Place:
+    """A folder and what is in it.
+
+    ``place / "firsts"`` is a folder or file below it; ``str(place)`` is what Spark reads from and writes to.
+    """
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self._spark = spark
+        jvm: Any = spark.sparkContext._jvm
+        # By its whole name: of jvm.org.apache... each step is looked for as a class, in every jar there is.
+        self._path = getattr(jvm, "org.apache.hadoop.fs.Path")(path)
+        with self._named("open"):
+            configuration = spark.sparkContext._jsc.hadoopConfiguration()
+            self._files = self._path.getFileSystem(configuration)
+            self._path = self._files.makeQualified(self._path)
+
+    def __truediv__(self, name: str) -> Place:
+        return Place(self._spark, f"{self}/{name}")
+
+    def __str__(self) -> str:
+        return str(self._path.toString())
+
+    @property
+    def shown(self) -> str:
+        """The place as a person writes it: a local path without its scheme."""
+        return str(self).removeprefix("file:")
+
+    @property
+    def local(self) -> Path | None:
+        """The same place for Python, if it is on a disk of this machine."""
+        return Path(self.shown) if str(self).startswith("file:") else None
+
+    def exists(self) -> bool:
+        """Whether there is anything at this place."""
+        with self._named("look at"):
+            return bool(self._files.exists(self._path))
+
+    def names(self) -> list[str]:
+        """What lies in the folder; nothing if there is no folder. Hidden names do not count: Spark passes over them."""
+        with self._named("list"):
+            if not self._files.exists(self._path):
+                return []
+            found = [str(status.getPath().getName()) for status in self._files.listStatus(self._path)]
+        return sorted(name for name in found if not name.startswith("."))
+
+    def files(self) -> list[str]:
+        """All files below the folder, at any depth, by their way from it; checksums of Hadoop's do not count."""
+        if (folder := self.local) is not None:  # one call of Java costs as much as a hundred of these
+            walk = ((Path(above), [*folders, *names]) for above, folders, names in os.walk(folder))
+            found = [above / name for above, names in walk for name in names]
+            found = [path for path in found if path.is_symlink() or not path.is_dir()]
+            return sorted(path.relative_to(folder).as_posix() for path in found if not _is_checksum(path.name))
+        if not self.exists():
+            return []
+        with self._named("list"):
+            files, names = self._files.listFiles(self._path, True), []
+            while files.hasNext():
+                names.append(str(files.next().getPath().toString()).removeprefix(f"{self}/"))
+        return sorted(names)
+
+    def make(self) -> None:
+        """Make the folder, and those above it."""
+        with self._named("write to"):
+            if not self._files.mkdirs(self._path):
+                raise OSError(f"cannot write to {self.shown}")
+
+    def remove(self) -> None:
+        """Remove it with all below it; nothing happens if it is not there."""
+        with self._named("remove"):
+            self._files.delete(self._path, True)
+
+    def move_to(self, target: Place) -> None:
+        """Rename; what stood there before is removed first."""
+        target.remove()
+        with self._named("move"):
+            if not self._files.rename(self._path, target._path):
+                raise OSError(f"cannot move {self.shown} to {target.shown}")
+
+    def publish_as(self, target: Place) -> None:
+        """Rename to a name that nothing may have yet; what stands there stays, and `StaleWrite` says so."""
+        inside = target / str(self._path.getName())  # where Hadoop's rename puts a folder if the target is one
+        with self._named("publish"):
+            moved = not target.exists() and self._files.rename(self._path, target._path)
+        if not moved or inside.exists():
+            inside.remove()
+            if target.exists():
+                raise StaleWrite(f"{target.shown} was published by somebody else in between", path=target.shown)
+            raise OSError(f"cannot publish {self.shown} as {target.shown}")
+
+    def write_bytes(self, data: bytes) -> None:
+        """Write a file so that it is seen whole or not at all."""
+        draft = Place(self._spark, f"{self}.new")
+        with draft._named("write"):
+            self._files.setWriteChecksum(False)  # no .crc files beside what people read
+            stream = self._files.create(draft._path, True)
+            stream.write(bytearray(data))
+            stream.close()
+        if (file := self.local) is not None:
+            os.replace(draft.shown, file)  # in one step, where Hadoop has two
+        else:
+            draft.move_to(self)
+
+    def write_new(self, data: bytes) -> bool:
+        """Write a file that is not there yet; False, and nothing written, if it is."""
+        with self._named("write"):
+            if self._files.exists(self._path):
+                return False
+            try:
+                stream = self._files.create(self._path, False)
+            except Py4JJavaError as error:
+                if "FileAlreadyExists" in str(error.java_exception.getClass().getName()):
+                    return False
+                raise
+            stream.write(bytearray(data))
+            stream.close()
+        return True
+
+    def write_over(self, data: bytes) -> None:
+        """Write a file whether it is there or not; who reads it meanwhile may see a part of it."""
+        with self._named("write"):
+            stream = self._files.create(self._path, True)
+            stream.write(bytearray(data))
+            stream.close()
+
+    def read_bytes(self) -> bytes:
+        """Read a file back."""
+        with self._named("read"):
+            stream = self._files.open(self._path)
+            data = bytes(stream.readAllBytes())
+            stream.close()
+        return data
+
+    def write_json(self, document: Any) -> None:
+        """Write a document so that it is seen whole or not at all."""
+        self.write_bytes((json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def read_json(self) -> Any:
+        """Read a document back."""
+        return json.loads(self.read_bytes())
+
+    @contextmanager
+    def _named(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except Py4JJavaError as error:
+            said = str(error.java_exception.getMessage()).splitlines()[0]
+            raise OSError(f"cannot {verb} {self.shown}: {said}") from error
+
+
+def located(spark: SparkSession, path: str) -> str:
+    """The path as this session understands it: with the scheme and the folder that it starts from."""
+    try:
+        return str(Place(spark, path)) if path else path
+    except OSError:  # no path to Hadoop, such as the name of something else: the reader says what is wrong
+        return path
+
+
+def _is_checksum(name: str) -> bool:
+    return name.startswith(".") and name.endswith(".crc")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from onefold.engines.chains.detector import Floor
+from onefold.chains.rules import Floor
 from onefold.spark.columns import RANGE_ENDS, TIME, ChainColumns, ProducerColumns, as_time, moment, quoted, whole
 
 LOWER, UPPER = RANGE_ENDS[:2], RANGE_ENDS[2:]

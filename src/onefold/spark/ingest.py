@@ -14,11 +14,30 @@ Nothing is inferred that could change a message:
 
 JSON lines are surveyed first, in one pass that is native to Spark: which columns there are in all lines, and whether
 any line is odd. If none is, Spark's own reader may read them, which is the fastest; else each line is taken apart here.
+
+JSON lines, each judged by itself: a message is exactly one JSON object, and no key is in it twice.
+
+Spark's parser is lenient. Of two objects on a line it takes the first, of a key that is there twice the last, a list it
+spreads into rows, bytes that are no text it replaces; and two spellings of one name (``Note``, ``note``) in a single
+line make the whole source unreadable. Here such a line is odd: it keeps its text, and nothing else is believed of it.
+
+All of it is native to Spark, a column expression per question:
+
+    valid text      ``is_valid_utf8``
+    one object      it is parsed as the first element of a list whose second is a mark that nobody can guess: what comes
+                    after the object, such as a second one, ends the list early or makes it longer. Where a line has one
+                    pair of braces, around it all, there is nothing to ask
+    distinct keys   ``try_parse_json`` refuses a key that is twice in an object, at any depth; of the line in small
+                    letters, also two spellings of it. It refuses numbers that are none and half characters as well
+
+A blank line is no message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -26,18 +45,191 @@ from typing import Any, Final, Literal, TypeAlias
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse
-from onefold.spark import json_lines, log_source
-from onefold.spark.columns import TEXT, milliseconds, quoted, whole
-from onefold.spark.files import FOOTED, LISTING, BadFiles, File, Files, Manifest, first_line, is_in, is_true
-from onefold.spark.judging import Named
-from onefold.spark.place import Place
-from onefold.spark.table import Transform
-from onefold.spark.validate import CORRUPT
+from onefold.spark import log_source
+from onefold.spark.columns import CORRUPT, TEXT, milliseconds, quoted, whole
+from onefold.spark.engine import Named
+from onefold.spark.files import (
+    FOOTED,
+    LISTING,
+    BadFiles,
+    Manifest,
+    Place,
+    SourceFile,
+    SourceFiles,
+    first_line,
+    is_in,
+    is_true,
+)
+from onefold.spark.host import Transform
+
+VALUE: Final = "value"
+"""The column that holds a line."""
+STRICT: Final = {"allowNonNumericNumbers": "false", "allowSingleQuotes": "false"}
+LOOSE: Final = {
+    "allowcomments", "allowunquotedfieldnames", "allowsinglequotes", "allownumericleadingzeros", "infertimestamp",
+    "allowbackslashescapinganycharacter", "allowunquotedcontrolchars", "allownonnumericnumbers", "multiline",
+}  # fmt: skip
+"""Options that ask for more than JSON, or for less than a line: with one, Spark's own reader says what a row is."""
+
+_BLANKS: Final = " \t"
+_OBJECT: Final = re.compile(r"`(?:[^`]|``)*`|OBJECT<")
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What all lines together say."""
+
+    keys: T.StructType
+    """Every key of every line, in each of its spellings, with the type that all its values have."""
+    odd: int
+    """How many lines are no messages."""
+    sample: str | None
+    """One of them."""
+
+
+def look_over(lines: DataFrame, *, strict: bool = False) -> Survey:
+    """Look through all lines once: which columns there are, and whether a line is odd.
+
+    Unless it is ``strict``, a line with two spellings of a key is not found odd: there is no such line where no column
+    is spelled in two ways.
+    """
+    parsed = F.when(_is_text_of_object() & (_has_distinct_keys() if strict else F.lit(True)), F.try_parse_json(VALUE))
+    seen = _not_blank(lines).select(F.col(VALUE), parsed.alias("parsed"), _is_one_object().alias("one"))
+    is_odd = F.col("parsed").isNull() | ~F.col("one")
+    (found,) = seen.agg(
+        F.schema_of_variant_agg(F.when(~is_odd, F.col("parsed"))),
+        F.count_if(is_odd),
+        F.any_value(F.when(is_odd, F.col(VALUE)), True),
+    ).collect()
+    spelled = _OBJECT.sub(lambda part: "STRUCT<" if part[0] == "OBJECT<" else part[0], found[0])
+    keys = T.DataType.fromDDL(spelled) if spelled.startswith("STRUCT<") else T.StructType()
+    return Survey(keys, int(found[1]), None if found[2] is None else str(found[2])[:80])  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumns:
+    """The columns of a table of JSON lines, and the keys that each is read from."""
+
+    keys: Mapping[str, tuple[str, ...]]
+    """Of each column, the spellings of its key."""
+    types: Mapping[str, T.DataType]
+    as_written: frozenset[str]
+    """The columns whose values are read as text, as they are written."""
+
+    @classmethod
+    def of(cls, found: T.StructType, as_written: Collection[str], options: Mapping[str, str]) -> SourceColumns:
+        """One column for all spellings of a key. A key whose values have no type in common is text: their JSON.
+
+        ``options``: of Spark's reader, by their names in small letters.
+        """
+        spelled: dict[str, dict[str, T.DataType]] = {}
+        for key in found:
+            spelled.setdefault(key.name.lower(), {})[key.name] = key.dataType
+        keys, types = {}, {}
+        for spellings in spelled.values():
+            name = next((name for name in spellings if name in as_written), max(spellings))  # not in capitals
+            kinds = set(spellings.values()) - {T.NullType()}
+            if not kinds and is_true(options.get("dropfieldifallnull")):
+                continue
+            kind = _settled(kinds.pop(), options) if len(kinds) == 1 else T.StringType()
+            is_plain = not isinstance(kind, T.StructType | T.ArrayType)
+            keys[name], types[name] = tuple(spellings), T.StringType() if name in as_written and is_plain else kind
+        return cls(keys, types, frozenset(name for name in keys if name in as_written))
+
+    @property
+    def ambiguous(self) -> bool:
+        """Whether a key is spelled in several ways."""
+        return any(len(spellings) > 1 for spellings in self.keys.values())
+
+    @property
+    def schema(self) -> T.StructType:
+        """The columns, by their names."""
+        return T.StructType([T.StructField(name, kind) for name, kind in self.types.items()])
+
+    def table(self, lines: DataFrame, options: Mapping[str, str]) -> DataFrame:
+        """The table of these lines; an odd one has nothing but its text, in ``_corrupt_record``."""
+        keys = [(key, self.types[name]) for name, spellings in self.keys.items() for key in spellings]
+        places = {key: f"c{i}" for i, (key, _) in enumerate(keys)}
+        schema = T.StructType([*(T.StructField(*key) for key in keys), T.StructField(CORRUPT, T.StringType())])
+        # By place, because Spark cannot tell two spellings of a name apart.
+        by_place = T.StructType([*(T.StructField(places[key], kind) for key, kind in keys), schema[-1]])
+        own = {name: value for name, value in options.items() if name not in ("mode", "linesep")}
+        parsed = F.from_json(F.col(VALUE), schema, {**own, **STRICT}).cast(by_place)
+        others = [F.col(quoted(name)) for name in lines.columns if name != VALUE]
+        sound = F.coalesce(_is_one_object() & _has_distinct_keys(), F.lit(False))
+        rows = _not_blank(lines).select(*others, F.col(VALUE), parsed.alias("row"), sound.alias("sound"))
+        good = F.col("sound") & F.col("row").isNotNull() & F.col(f"row.{CORRUPT}").isNull()
+        rows = rows.withColumn("sound", good)
+        hidden = {name.lower() for name in lines.columns}
+        cells = [
+            F.when(F.col("sound"), F.coalesce(*(self._cell(name, key, places[key]) for key in spellings))).alias(name)
+            for name, spellings in self.keys.items()
+            if name.lower() not in hidden
+        ]
+        return rows.select(*cells, F.when(~F.col("sound"), F.make_valid_utf8(VALUE)).alias(CORRUPT), *others)
+
+    def _cell(self, name: str, key: str, place: str) -> Column:
+        """The value of a key. A number with a fraction went through a double; as text it is looked up in its line."""
+        cell = F.col(f"row.{place}")
+        if name not in self.as_written or self.types[name] != T.StringType():
+            return cell
+        pattern = rf'"{re.escape(key)}"[ \t]*:[ \t]*(-?[0-9][0-9.eE+-]*)'
+        text = F.regexp_extract(F.col(VALUE), pattern, 1)
+        same = text.try_cast("double") == cell.try_cast("double")
+        return F.when(cell.rlike("[.E]") & same, text).otherwise(cell)
+
+
+def _settled(kind: T.DataType, options: Mapping[str, str]) -> T.DataType:
+    """The type of a column, from what its values have in common."""
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(_settled(kind.elementType, options))
+    if isinstance(kind, T.StructType) and 0 < len(kind) == len({key.name.lower() for key in kind}):
+        return T.StructType([T.StructField(key.name, _settled(key.dataType, options)) for key in kind])
+    if isinstance(kind, T.StructType | T.VariantType | T.NullType) or is_true(options.get("primitivesasstring")):
+        return T.StringType()
+    if isinstance(kind, T.DecimalType) and kind.scale and not is_true(options.get("prefersdecimal")):
+        return T.DoubleType()
+    return kind
+
+
+def _not_blank(lines: DataFrame) -> DataFrame:
+    return lines.where(_trimmed() != "")
+
+
+def _trimmed() -> Column:
+    return F.btrim(F.col(VALUE), F.lit(_BLANKS))
+
+
+def _is_text_of_object() -> Column:
+    return F.is_valid_utf8(F.col(VALUE)) & _trimmed().startswith("{")
+
+
+def _is_one_object() -> Column:
+    """Whether the line is one JSON object and nothing after it; of one that is no JSON at all it may say yes."""
+    line = _trimmed()
+    alone = (F.locate("{", line, 2) == 0) & (F.instr(line, "}") == F.length(line))
+    mark = secrets.token_hex(8)
+    element = T.StructType([T.StructField(mark, T.BooleanType())])
+    schema = T.StructType([T.StructField(mark, T.ArrayType(element))])
+    wrapped = F.concat(F.lit(f'{{"{mark}":['), F.col(VALUE), F.lit(f',{{"{mark}":true}}]}}'))
+    found = F.from_json(wrapped, schema, dict(STRICT))[mark]
+    is_first = (F.size(found) == 2) & found[0].isNotNull() & found[1][mark]
+    return _is_text_of_object() & F.when(alone, F.lit(True)).otherwise(F.coalesce(is_first, F.lit(False)))
+
+
+def _has_distinct_keys() -> Column:
+    """Whether no object of the line has a key twice, in whatever spelling."""
+    keys = F.json_object_keys(VALUE)
+    distinct = F.size(F.array_distinct(F.transform(keys, lambda key: F.lower(key)))) == F.size(keys)
+    # In small letters, a letter that is written as an escape stays what it is: there the keys themselves are asked.
+    escaped = F.when(F.instr(F.col(VALUE), "\\u") > 0, distinct).otherwise(F.lit(True))
+    return F.try_parse_json(VALUE).isNotNull() & F.try_parse_json(F.lower(F.col(VALUE))).isNotNull() & escaped
+
 
 PartitionTypes: TypeAlias = Literal["text", "infer"]
 
@@ -59,7 +251,7 @@ AT: Final = "_onefold_at"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class SourceSpec:
     """Where the messages are, and how they are read."""
 
     path: str
@@ -72,12 +264,12 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenSource:
     """A source that is ready to be judged, and what is known of it without its reader."""
 
     rows: DataFrame
     manifest: Manifest
-    files: Files | None = None
+    files: SourceFiles | None = None
     """None: the source is no files."""
     by_file: Callable[[], DataFrame] | None = None
     """Reads it again, as (file, rows)."""
@@ -92,7 +284,7 @@ class Opened:
         return {str(at): int(rows) for at, rows in self.by_file().collect()}
 
 
-def open_source(spark: SparkSession, source: Source, columns: Named, *, count: bool = True) -> Opened:
+def open_source(spark: SparkSession, source: SourceSpec, columns: Named, *, count: bool = True) -> OpenSource:
     """The table of a source, ready to be judged by these columns. ``count``: its rows are counted without the reader.
 
     Raise `Misuse` for what is not there or cannot be what it should be, `OSError` for files that cannot be read.
@@ -102,7 +294,7 @@ def open_source(spark: SparkSession, source: Source, columns: Named, *, count: b
             opened = _opened(Reading(spark, source, columns, kind, options), count)
         else:
             why = f"what a source of format {source.format!r} holds is known from its reader alone"
-            opened = Opened(spark.read.format(kind).options(**options).load(source.path), Manifest(why_not=why))
+            opened = OpenSource(spark.read.format(kind).options(**options).load(source.path), Manifest(why_not=why))
         columns.check(opened.rows)
         _refuse_words(opened.rows, columns)
     return opened
@@ -113,7 +305,7 @@ def read(
     columns: Named, partition_types: PartitionTypes = "text",
 ) -> DataFrame:  # fmt: skip
     """The table at a path, ready to be judged by these columns."""
-    source = Source(path=path, format=format, options=options or {}, partition_types=partition_types)
+    source = SourceSpec(path=path, format=format, options=options or {}, partition_types=partition_types)
     return open_source(spark, source, columns, count=False).rows
 
 
@@ -122,19 +314,21 @@ class OpenedStream:
     """A source as a stream, and what its files must be like."""
 
     rows: DataFrame
-    files: Files | None = None
+    files: SourceFiles | None = None
     """None: the source is no files."""
     header: str | None = None
     """The header line of CSV files; None: it does not matter."""
 
-    def judged(self, file: File) -> File:
+    def judged(self, file: SourceFile) -> SourceFile:
         """A file that was looked at; in trouble, too, if it is not like the others."""
         if file.trouble or self.header is None or file.layout == self.header:
             return file
         return replace(file, trouble=f"its header line is {file.layout!r}, and the stream reads {self.header!r}")
 
 
-def open_stream(spark: SparkSession, source: Source, columns: Named, aside: Sequence[File] = ()) -> OpenedStream:
+def open_stream(
+    spark: SparkSession, source: SourceSpec, columns: Named, aside: Sequence[SourceFile] = ()
+) -> OpenedStream:
     """A source as a stream; of files, those that are there now say what the columns are. ``aside``: not to be read."""
     with _told(spark, source) as (kind, options):
         reader = spark.readStream.options(**options)
@@ -152,7 +346,7 @@ def open_stream(spark: SparkSession, source: Source, columns: Named, aside: Sequ
 
 
 @contextmanager
-def _told(spark: SparkSession, source: Source) -> Iterator[tuple[str, dict[str, str]]]:
+def _told(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str, dict[str, str]]]:
     """The format as Spark calls it, and its options; and one clear line for whatever Spark says of the source."""
     if source.path and "://" not in source.path and not _exists(spark, source.path):
         raise Misuse(f"there is nothing at {source.path}", path=source.path)
@@ -174,7 +368,7 @@ def _exists(spark: SparkSession, path: str) -> bool:
     return any(char in path for char in "*?[{") or Place(spark, path).exists()
 
 
-def _opened(reading: Reading, count: bool) -> Opened:
+def _opened(reading: Reading, count: bool) -> OpenSource:
     reading.look(count=count)
     parts, aside = reading.parts(), reading.manifest.aside
 
@@ -186,11 +380,11 @@ def _opened(reading: Reading, count: bool) -> Opened:
     if count:  # what changed since it was looked at is counted again, as the reader has just listed it
         reading.look(count=True)
     manifest = reading.manifest.only(df.inputFiles())
-    return Opened(df, manifest, reading.files, lambda: table(at=True).groupBy(AT).count())
+    return OpenSource(df, manifest, reading.files, lambda: table(at=True).groupBy(AT).count())
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourcePart:
     """How some of the files are read, or all of them."""
 
     kind: str
@@ -198,10 +392,10 @@ class Part:
     schema: T.StructType
     step: Transform = lambda df: df
     """From what is read to the table; a column `AT` stays."""
-    only: Sequence[File] | None = None
+    only: Sequence[SourceFile] | None = None
     """None: all files."""
 
-    def read(self, reader: Any, path: str, aside: Sequence[File] = (), *, at: bool = False) -> DataFrame:
+    def read(self, reader: Any, path: str, aside: Sequence[SourceFile] = (), *, at: bool = False) -> DataFrame:
         """The table of these files. ``reader``: of a batch or of a stream. ``at``: with the file of each row."""
         df: DataFrame = reader.format(self.kind).options(**self.options).schema(self.schema).load(path)
         if self.only is not None:
@@ -215,11 +409,11 @@ class Reading:
     """Finds out what the columns of a source are, over all of its files, and how they are to be read."""
 
     def __init__(
-        self, spark: SparkSession, source: Source, columns: Named, kind: str, options: Mapping[str, str]
+        self, spark: SparkSession, source: SourceSpec, columns: Named, kind: str, options: Mapping[str, str]
     ) -> None:  # fmt: skip
         self.spark, self.source = spark, source
         self._kind, self._options = kind, options
-        self.files = Files(spark, source.path, kind, options)
+        self.files = SourceFiles(spark, source.path, kind, options)
         self.manifest = Manifest()
         self._roles = {name for role, name in columns.named if role not in _INFERRED}
         mode = self.files.options.get("mode", "").upper()
@@ -227,7 +421,7 @@ class Reading:
             raise Misuse('source.options: mode is "DROPMALFORMED", which drops rows in silence: leave it out')
         self._fails_fast = mode == "FAILFAST"
 
-    def look(self, *, count: bool, aside: Sequence[File] = ()) -> None:
+    def look(self, *, count: bool, aside: Sequence[SourceFile] = ()) -> None:
         """Look at the files that are there now, but for those that were looked at and did not change."""
         found = self.files.inspected(self.source.bad_files, count=count, known=self.manifest)
         gone = {file.path for file in aside}
@@ -237,17 +431,17 @@ class Reading:
             told = bad[0].trouble or "it was set aside"
             raise OSError(f"there is no file at {self.source.path} that can be read; {bad[0].shown}: {told}")
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[SourcePart]:
         """How all of it is read, in a table."""
         if not self.manifest.files:
-            return [Part(self._kind, self._options, self._with_folders(self._inferred()))]
+            return [SourcePart(self._kind, self._options, self._with_folders(self._inferred()))]
         if self._kind == "csv":
             return self._csv()
         if self._kind == "json":
             return [self._loose_json() if self._is_loose else self._json()]
-        return [Part(self._kind, self._options, self._with_folders(self._merged()))]
+        return [SourcePart(self._kind, self._options, self._with_folders(self._merged()))]
 
-    def stream_part(self, bad_files: BadFiles) -> tuple[Part, str | None]:
+    def stream_part(self, bad_files: BadFiles) -> tuple[SourcePart, str | None]:
         """How all of it is read, in a stream, and the header line that its files must have."""
         if self._kind == "json" and self.manifest.files and not self._is_loose:
             return self._line_by_line(), None
@@ -259,7 +453,7 @@ class Reading:
         header = (parts[0].only or self.manifest.files)[0].layout if has_header else None
         return replace(parts[0], only=None), header
 
-    def _inferred(self, files: Sequence[File] | None = None) -> T.StructType:
+    def _inferred(self, files: Sequence[SourceFile] | None = None) -> T.StructType:
         """The columns as Spark's own reader finds them."""
         paths = self.source.path if files is None else [file.path for file in files]
         return self.spark.read.format(self._kind).options(**self._options).load(paths).schema
@@ -274,7 +468,7 @@ class Reading:
         """The columns of all files. Files of one layout have the same, so that one of each is asked."""
         if self._kind not in FOOTED:
             return self._inferred(self.manifest.files)
-        columns: dict[str, tuple[T.StructField, File]] = {}
+        columns: dict[str, tuple[T.StructField, SourceFile]] = {}
         for file in {file.layout: file for file in reversed(self.manifest.files)}.values():
             for column in self._inferred([file]):
                 known, first = columns.get(column.name.lower(), (column, file))
@@ -288,9 +482,9 @@ class Reading:
                 columns[column.name.lower()] = (T.StructField(known.name, kind), first)
         return T.StructType([column for column, _ in columns.values()])
 
-    def _csv(self) -> list[Part]:
+    def _csv(self) -> list[SourcePart]:
         """Each file by its own header line, those with the same one together."""
-        layouts: dict[str, list[File]] = {}
+        layouts: dict[str, list[SourceFile]] = {}
         for file in self.manifest.files:
             layouts.setdefault(file.layout, []).append(file)
         guessed = is_true(self.files.options.get("inferschema"))
@@ -303,7 +497,7 @@ class Reading:
         for columns, files in zip(found, layouts.values(), strict=True):
             typed = [T.StructField(column.name, types[column.name.lower()]) for column in columns]
             schema = self._with_folders(self._as_written(typed), _text(CORRUPT))
-            parts.append(Part("csv", self._options, schema, only=files if len(layouts) > 1 else None))
+            parts.append(SourcePart("csv", self._options, schema, only=files if len(layouts) > 1 else None))
         return parts
 
     def _as_written(self, columns: Iterable[T.StructField]) -> T.StructType:
@@ -314,39 +508,39 @@ class Reading:
     @property
     def _is_loose(self) -> bool:
         """Whether Spark's own reader is to say what a row of JSON is."""
-        return any(is_true(self.files.options.get(name)) for name in json_lines.LOOSE) or self.files.is_wide
+        return any(is_true(self.files.options.get(name)) for name in LOOSE) or self.files.is_wide
 
-    def _loose_json(self) -> Part:
+    def _loose_json(self) -> SourcePart:
         columns = self._as_written(each for each in self._inferred(self.manifest.files) if each.name != CORRUPT)
-        return Part("json", self._options, self._with_folders(columns, _text(CORRUPT)))
+        return SourcePart("json", self._options, self._with_folders(columns, _text(CORRUPT)))
 
-    def _json(self) -> Part:
+    def _json(self) -> SourcePart:
         """By Spark's own reader if a survey finds no odd line; else line by line."""
-        survey = json_lines.survey(self._lines().read(self.spark.read, self.source.path, self.manifest.aside))
-        columns = json_lines.Columns.of(survey.keys, self._roles, self.files.options)
+        survey = look_over(self._lines().read(self.spark.read, self.source.path, self.manifest.aside))
+        columns = SourceColumns.of(survey.keys, self._roles, self.files.options)
         if survey.odd and self._fails_fast:
             raise OSError(
                 f"{self.source.path}: {survey.odd:,} lines are not one JSON object each, such as {survey.sample!r}"
             )
         if survey.odd or columns.ambiguous:
             return self._line_by_line()
-        return Part("json", self._options, self._with_folders(columns.schema, _text(CORRUPT)))
+        return SourcePart("json", self._options, self._with_folders(columns.schema, _text(CORRUPT)))
 
-    def _line_by_line(self) -> Part:
+    def _line_by_line(self) -> SourcePart:
         """Each line taken apart by itself; what an odd one holds is no column."""
         lines = self._lines()
         rows = lines.read(self.spark.read, self.source.path, self.manifest.aside)
-        keys = json_lines.survey(rows, strict=True).keys
-        columns = json_lines.Columns.of(keys, self._roles, self.files.options)
+        keys = look_over(rows, strict=True).keys
+        columns = SourceColumns.of(keys, self._roles, self.files.options)
         return replace(lines, step=lambda df: columns.table(lines.step(df), self.files.options))
 
-    def _lines(self) -> Part:
+    def _lines(self) -> SourcePart:
         """The lines as they are."""
         options = {name: value for name, value in self.files.options.items() if name in {*LISTING, "linesep"}}
-        schema = self._with_folders(T.StructType([_text(json_lines.VALUE)]))
-        decoded = F.decode(F.col(json_lines.VALUE).cast("binary"), self.files.encoding)
+        schema = self._with_folders(T.StructType([_text(VALUE)]))
+        decoded = F.decode(F.col(VALUE).cast("binary"), self.files.encoding)
         is_utf8 = self.files.encoding == "utf-8"
-        return Part("text", options, schema, lambda df: df if is_utf8 else df.withColumn(json_lines.VALUE, decoded))
+        return SourcePart("text", options, schema, lambda df: df if is_utf8 else df.withColumn(VALUE, decoded))
 
 
 def _text(name: str) -> T.StructField:

@@ -23,9 +23,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from onefold.engines.producers.records import MESSAGES, Kind
 from onefold.errors import Misuse
-from onefold.stores.segments.reader import LogReader
+from onefold.producers.log.reader import LogReader
+from onefold.producers.records import MESSAGES, Kind
 
 NAME: Final = "onefold-log"
 OPTIONS: Final = ("path", "start", "maxRecordsPerTrigger", "kinds", "tasks")

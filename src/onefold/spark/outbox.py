@@ -6,33 +6,216 @@ rows are sorted and cut into chunks. A chunk is sent by the outbox algorithm und
 chunk``, which is kept per bucket beside its outbox: a chunk that was sent before is known by its mark, and a chunk that
 was cut off is finished. Equal rows are messages of their own.
 
-The executors send; each bucket is one task. The store keeps an entity per bucket, and one for the source (`Batch`).
+The executors send; each bucket is one task. The store keeps an entity per bucket, and one for the source
+(`OutboxBatch`).
 
 What this cannot know: that a replayed batch has other rows than before. Spark reads the same input again; a step that
 asks the clock or a random number makes other rows of it. Do that behind the sink, in the handler.
+
+What a task of the outbox sink does: the rows of one bucket become messages, chunk by chunk, each chunk once.
+
+A bucket is a source (`engines.outbox.source`) and a chunk is one mark of it. The rows come sorted, so a replayed task
+cuts the same chunks; those that were taken before are skipped, and one that was cut off is finished. Two tasks at the
+same bucket, as Spark starts them when one is slow, meet at the version of the source's entity: one gets through.
+
+What the store keeps of a source besides its buckets: the batch in hand, how it is cut, and whether it is complete.
+
+Who goes on with a batch must cut it as it was begun: another number of buckets or another column would put rows into
+other chunks, and some would be sent twice and some never. The next batch may be cut in another way, for it begins only
+when the one before is complete.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from itertools import chain, groupby, islice
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, TypeVar
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold import errors
-from onefold.engines.outbox import PLANS, Key
-from onefold.engines.outbox.handling import OUTGOING_MAX, check_name, check_queue
-from onefold.errors import Misuse, OnefoldError
+from onefold.errors import Misuse, OnefoldError, StaleWrite
+from onefold.outbox import PLANS, Entity, Key, Out, Outcome, Taken, mark_of, outgoings, sourced, sourced_at_once
+from onefold.outbox.plans import OUTGOING_MAX, check_name, check_queue
+from onefold.outbox.ports import EntityStore, Ledger
+from onefold.outbox.runner import Job, RunnerWorld, run
+from onefold.outbox.stores.ledgers import open_ledger, open_tokens
+from onefold.outbox.stores.queues import open_queue
 from onefold.spark.columns import quoted
-from onefold.spark.outbox_batch import Batch
-from onefold.spark.outbox_task import BODY, BUCKET, CHUNK_BITS, ENDPOINT, FIGURES_SPARK, Places, Task
-from onefold.spark.shipping import is_cluster, ship
-from onefold.spark.table import REASON, VERDICT
+from onefold.spark.host import REASON, VERDICT
+from onefold.spark.session import is_cluster, ship
 from onefold.verdict import Verdict
+
+Item = TypeVar("Item")
+
+ENDPOINT: Final = "spark"
+"""Whose the entities of such sources are."""
+BUCKET, BODY = "bucket", "body"
+CHUNK_BITS: Final = 20
+"""Of a mark, for the chunk; the rest is the batch. 500 million rows in a bucket, 8 trillion batches."""
+TRIES_MAX: Final = 20
+"""Of a chunk that somebody else writes too: that one is a copy of this task, so the second try finds it done."""
+FIGURES: Final = pa.schema(
+    [("applied", pa.int64()), ("resumed", pa.int64()), ("duplicate", pa.int64()), ("kind", pa.string()),
+     ("error", pa.string())]
+)  # fmt: skip
+FIGURES_SPARK: Final = "applied long, resumed long, duplicate long, kind string, error string"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxUrls:
+    """Where entities, tokens and messages are kept; addresses, for every task opens them for itself."""
+
+    store: str = field(repr=False)
+    transport: str = field(repr=False)
+    tokens: str | None = field(default=None, repr=False)
+
+    @contextmanager
+    def opened(self) -> Iterator[RunnerWorld]:
+        """The stores, open until the block ends."""
+        with ExitStack() as stack:
+            ledger: Ledger = stack.enter_context(closing(open_ledger(self.store)))
+            tokens = ledger if self.tokens is None else stack.enter_context(closing(open_tokens(self.tokens)))
+            yield RunnerWorld(ledger, tokens, stack.enter_context(closing(open_queue(self.transport))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Sends the rows of its partition: one bucket, sorted; gives back one row of `FIGURES`."""
+
+    places: OutboxUrls
+    source: str
+    number: int
+    """Of the batch."""
+    to: str
+    chunk_max: int
+    at_once: bool
+
+    def __call__(self, parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What Spark calls. An error of ours is an answer: raised here, it would be a page of Java."""
+        counts = dict.fromkeys((Outcome.APPLIED, Outcome.RESUMED, Outcome.DUPLICATE), 0)
+        kind, told = "", ""
+        try:
+            self._send(parts, counts)
+        except OnefoldError as error:
+            kind, told = type(error).__name__, str(error)
+        row = {**{str(outcome): count for outcome, count in counts.items()}, "kind": kind, "error": told}
+        yield pa.RecordBatch.from_pylist([row], FIGURES)
+
+    def _send(self, parts: Iterator[pa.RecordBatch], counts: dict[Outcome, int]) -> None:
+        rows = chain.from_iterable(
+            zip(part[BUCKET].to_pylist(), part[BODY].to_pylist(), strict=True) for part in parts
+        )  # fmt: skip
+        first = next(rows, None)
+        if first is None:
+            return
+        with self.places.opened() as world:
+            for bucket, group in groupby(chain([first], rows), itemgetter(0)):
+                for index, chunk in enumerate(chunks((text for _, text in group), self.chunk_max)):
+                    counts[self._sent(world, bucket, index, chunk)] += len(chunk)
+
+    def _sent(self, world: RunnerWorld, bucket: int, index: int, chunk: list[str]) -> Outcome:
+        where = f"{self.source}, batch {self.number}, bucket {bucket}, chunk {index}"
+        if index >> CHUNK_BITS:
+            raise Misuse(f"{where}: a bucket can have {1 << CHUNK_BITS:,} chunks: use more buckets, or smaller batches")
+        outgoing = outgoings([Out(self.to, json.loads(text)) for text in chunk], where)
+        taken = Taken(Key(ENDPOINT, f"{self.source}:{bucket}"), self.number << CHUNK_BITS | index, outgoing)
+        for _ in range(TRIES_MAX):
+            (ended,) = run(world, [Job(sourced_at_once(taken) if self.at_once else sourced(taken))])
+            if isinstance(ended, Exception):
+                raise ended
+            if ended is not Outcome.CONFLICT:
+                return ended
+        raise StaleWrite(f"{where}: somebody else wrote it in each of {TRIES_MAX} tries")
+
+
+def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Cut into lists of this size; the last may be shorter.
+
+    >>> list(chunks("abcde", 2))
+    [['a', 'b'], ['c', 'd'], ['e']]
+    """
+    left: Iterator[Any] = iter(items)
+    while chunk := list(islice(left, size)):
+        yield chunk
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxBatch:
+    """One batch of a source."""
+
+    key: Key
+    number: int
+    query: str
+    """The stream it is of; empty: of none."""
+    shape: dict[str, Any]
+    """What decides in which chunk a row is."""
+
+    def begin(self, entities: EntityStore) -> bool:
+        """Keep that it is in hand; False if it is complete long since, `Misuse` if it cannot be begun like this."""
+        for _ in range(TRIES_MAX):
+            entity = entities.load([self.key])[0]
+            kept = entity.state or {}
+            self._check_query(kept.get("query", ""))
+            begun = mark_of(entity.state)
+            if self.number < begun:
+                return False
+            if self.number == begun:
+                self._check_shape(kept["shape"])
+                return True
+            if not kept.get("complete", True):
+                raise Misuse(
+                    f"source {self.key.name!r}: batch {begun} was begun and is not complete; finish it before"
+                    f" {self.number}, or what is left of it is never sent",
+                    source=self.key.name,
+                )
+            if self._keep(entities, entity, complete=False):
+                return True
+        raise self._stale()
+
+    def finish(self, entities: EntityStore) -> None:
+        """Keep that it is complete."""
+        for _ in range(TRIES_MAX):
+            entity = entities.load([self.key])[0]
+            if mark_of(entity.state) != self.number or entity.state["complete"]:
+                return
+            if self._keep(entities, entity, complete=True):
+                return
+        raise self._stale()
+
+    def _keep(self, entities: EntityStore, entity: Entity, *, complete: bool) -> bool:
+        query = self.query or (entity.state or {}).get("query", "")
+        state = {"mark": self.number, "shape": self.shape, "query": query, "complete": complete}
+        return entities.persist([entity.changed(state)])[0]
+
+    def _check_query(self, kept: str) -> None:
+        if self.query and kept and kept != self.query:
+            raise Misuse(
+                f"source {self.key.name!r} belongs to the stream {kept}, this one is {self.query}: a new stream, or a"
+                " new checkpoint, counts its batches from 0 again and needs a source of another name",
+                source=self.key.name,
+            )
+
+    def _check_shape(self, kept: dict[str, Any]) -> None:
+        for name, value in self.shape.items():
+            if kept.get(name) != value:
+                raise Misuse(
+                    f"source {self.key.name!r}: batch {self.number} was begun with {name} {kept.get(name)!r}, not"
+                    f" {value!r}: it must be finished as it was begun; the next one may differ",
+                    source=self.key.name,
+                )
+
+    def _stale(self) -> StaleWrite:
+        return StaleWrite(f"source {self.key.name!r}: somebody else wrote it in each of {TRIES_MAX} tries")
+
 
 BUCKETS_MAX: Final = 10_000
 NUMBER_MAX: Final = (1 << 63 - CHUNK_BITS) - 1
@@ -45,7 +228,7 @@ JSON: Final = {
 """Whole: Spark would cut times to milliseconds and leave null fields out."""
 
 
-class Sent(NamedTuple):
+class SentBatch(NamedTuple):
     """How many messages of a batch were sent."""
 
     applied: int
@@ -83,7 +266,7 @@ def send_batch(
     df: DataFrame, *, store: str, transport: str, to: str, source: str, mark: int, tokens: str | None = None,
     plan: str | None = None, body: Sequence[str] | None = None, buckets: int = 8, chunk_max: int = 500,
     only: Verdict | None = Verdict.FIRST,
-) -> Sent:  # fmt: skip
+) -> SentBatch:  # fmt: skip
     """Send each row of a table as one message, once, however often the job is run with this mark.
 
     ``mark`` is the number of the job's run, such as its day, 20260131; a source's marks must grow. The rest is as for
@@ -110,14 +293,14 @@ def _sink(
             raise Misuse(f"{name} is {url!r}: every task would have a memory of its own")
     if any(sign in check_name(source, "source") for sign in ":#/"):
         raise Misuse(f"source is {source!r}, must be without ':', '#' and '/'", source=source)
-    places = Places(store=store, transport=transport, tokens=tokens)
+    places = OutboxUrls(store=store, transport=transport, tokens=tokens)
     named = None if body is None else tuple(body)
     return _Sink(places, check_queue(to), source, plan == "transactional", named, buckets, chunk_max, only)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sink:
-    places: Places
+    places: OutboxUrls
     to: str
     source: str
     at_once: bool
@@ -126,23 +309,23 @@ class _Sink:
     chunk_max: int
     only: Verdict | None
 
-    def send(self, rows: DataFrame, number: int, query: str) -> Sent:
+    def send(self, rows: DataFrame, number: int, query: str) -> SentBatch:
         if not 0 <= number <= NUMBER_MAX:
             raise Misuse(f"mark is {number}, must be from 0 to {NUMBER_MAX:,}", mark=number)
         self._check_reach(rows.sparkSession)
         columns = self._columns(rows)
-        batch = Batch(Key(ENDPOINT, self.source), number, query, self._shape(rows, columns))
+        batch = OutboxBatch(Key(ENDPOINT, self.source), number, query, self._shape(rows, columns))
         with self.places.opened() as world:  # here first: tables are made once, and a wrong address is one line
             due = batch.begin(world.entities)
         if not due:  # whatever state the stream keeps still has to go through it
             rows.write.format("noop").mode("overwrite").save()
-            return Sent(0, 0, 0)
+            return SentBatch(0, 0, 0)
         sent = self._sent(rows, columns, number)
         with self.places.opened() as world:
             batch.finish(world.entities)
         return sent
 
-    def _sent(self, rows: DataFrame, columns: list[Column], number: int) -> Sent:
+    def _sent(self, rows: DataFrame, columns: list[Column], number: int) -> SentBatch:
         task = Task(
             places=self.places,
             source=self.source,
@@ -156,8 +339,8 @@ class _Sink:
             if row["error"]:
                 kind: type[OnefoldError] = getattr(errors, row["kind"], OnefoldError)
                 raise kind(row["error"])
-        applied, resumed, duplicate = (sum(row[name] for row in figures) for name in Sent._fields)
-        return Sent(applied, resumed, duplicate)
+        applied, resumed, duplicate = (sum(row[name] for row in figures) for name in SentBatch._fields)
+        return SentBatch(applied, resumed, duplicate)
 
     def _check_reach(self, spark: SparkSession) -> None:
         if not is_cluster(str(spark.sparkContext.master)):

@@ -3,25 +3,481 @@
 For any table or stream with a producer and a sequence: topics of Kafka or Pulsar, our own log. The rows of a producer
 meet in one task and are judged there in a fixed order, as the log would have judged them (see `sequences`); what
 crosses to Python are six or seven integers per row, and the wide row stays in the JVM, as for chains (see `judge`).
+
+The producers engine over columns: many at once, rows sorted by producer and then in the order of judgement.
+
+The scalar `Sequences` is the truth; this form gives the answers that it gives when every FIRST is persisted at once. A
+producer is a chain, so the columnar chain detector judges producers too:
+
+    memory "highest"   a chain whose messages name no previous one: each is compared with the head only
+    memory "gaps"      a chain whose message s names s - 1 as its previous one, and that begins with a message -1
+
+The message -1 is made up, one per producer: with it, all that lies below the first sequence is a gap like any other,
+and gaps are counted as the scalar engine counts them. What chains do not know is done around them:
+
+    epochs      a row below the highest epoch before it is refused before the chain sees it
+    jumps       so is a row that lies more than ``jump_max`` above the highest sequence before it, if that is set
+    conflicts   a row that the chain has seen before is compared with the digest of the row that was FIRST
+
+A negative sequence marks a row that was refused before it came here: ``refused(code)`` is answered with ``code``.
+
+Cost: that of the chain detector, a sort of the epochs where they differ, and a sort of the repeats and their firsts.
+
+The producers engine as a guest of the stateful host: a bank of producers per bucket.
+
+Beside the bank of chains (see `sequences` for why producers are chains) a bucket remembers, in the order of the bank:
+
+    epochs     the highest epoch of each producer
+    digests    of the last ``digests_max`` sequences stored of each producer, in the order in which they were stored
+
+Within a micro-batch a repeat is compared with its first, however far apart they are; across batches, with the digests
+that are remembered. That finds every conflict that the scalar engine finds, and never one that is none.
+
+    head       "OFPB", format, memory, length of the bank, count of producers, count of digests
+    bank       its own bytes
+    columns    epochs, count of digests of each producer, sequences, digests; deflated
 """
 
+from __future__ import annotations
+
+import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from onefold.engines.producers.answers import ANSWERS
-from onefold.engines.producers.bounds import DIGESTS_MAX, GAP_COUNT_MAX, Bounds, MemoryKind
-from onefold.spark.columns import EXACT, TEXT, ProducerColumns, in_order, no_time, quoted, readings, whole
+from onefold.chains import columns as P
+from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
+from onefold.chains.columns import ChainBank, ChainMessages, ColumnarDetector
+from onefold.chains.rules import ANSWERS as CHAIN_ANSWERS
+from onefold.decoding import inflate
+from onefold.errors import BadInput, Misuse
+from onefold.producers import records as A
+from onefold.producers.records import ANSWERS, DIGESTS_MAX, GAP_COUNT_MAX, MemoryKind, SequenceBounds
+from onefold.spark.columns import CORRUPT, EXACT, TEXT, ProducerColumns, in_order, no_time, quoted, readings, whole
+from onefold.spark.host import (
+    BEFORE_ALL,
+    BUCKETS,
+    PREVIOUS_NUMBER,
+    ROWS_IN_MEMORY_MAX,
+    SORTED,
+    Codes,
+    Hosted,
+    Integers,
+    KeyColumns,
+    Options,
+    Transform,
+    Watch,
+    chains,
+    judge_partition,
+    order,
+    prepare,
+    tie,
+    with_verdict,
+)
 from onefold.spark.meaning import Meaning, of_columns
-from onefold.spark.ordering import BEFORE_ALL, SORTED, Columns
-from onefold.spark.producer_fold import FORMAT, Resume
-from onefold.spark.sequences import NO_EPOCH, ColumnarSequences, refused
-from onefold.spark.spill import PREVIOUS_NUMBER, ROWS_IN_MEMORY_MAX, Codes, judge_partition
-from onefold.spark.stateful import BUCKETS, Hosted, Integers, Watch
-from onefold.spark.table import Options, Transform, prepare, tie, with_verdict
-from onefold.spark.validate import CORRUPT
+
+Int64s: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]
+
+NO_EPOCH: Final = -1
+CODES: Final = {answer.reason: code for code, answer in enumerate(A.ANSWERS)}
+
+_MEANINGS: Final = {
+    A.NEW: (P.NEW_CHAIN, P.IN_ORDER, P.OPENS_GAP, P.AHEAD),
+    A.FILLS_GAP: (P.FILLS_GAP,),
+    A.SEEN: (P.SEEN,),
+    A.BEHIND_HIGHEST: (P.BEHIND_HEAD,),
+    A.FORGOTTEN: (P.FORGOTTEN,),
+    A.STATE_FULL: (P.STATE_FULL,),
+}
+_OF_CHAIN: Final = np.array(  # the producers' code of each code of the chains
+    [next((CODES[a.reason] for a, codes in _MEANINGS.items() if i in codes), -1) for i in range(len(CHAIN_ANSWERS))],
+    np.int8,
+)
+_STORED: Final = np.array([answer in (A.NEW, A.FILLS_GAP) for answer in A.ANSWERS])
+_BEHIND: Final = np.array([answer in (A.SEEN, A.BEHIND_HIGHEST, A.FORGOTTEN) for answer in A.ANSWERS])
+
+
+def refused(reason: str) -> int:
+    """The sequence that stands for "refused already, for this reason"."""
+    return -1 - CODES[reason]
+
+
+def chain_gaps_max(gap_count_max: int) -> int:
+    """What a chain must be told to keep so many gaps: it counts the infinite one too."""
+    return gap_count_max + 1
+
+
+def begins(*names: Int64s) -> Bools:
+    """Which rows are the first of their producer; its name may be several columns."""
+    changes = np.logical_or.reduce([name[1:] != name[:-1] for name in names])
+    return np.concatenate(([True], changes))[: len(names[0])]
+
+
+class Digests(NamedTuple):
+    """Which payloads were stored, or are asked for: one row each."""
+
+    owner: Int64s
+    """Whose: a number for each producer."""
+    sequence: Int64s
+    digest: Int64s
+
+    @classmethod
+    def none(cls) -> Digests:
+        """No rows."""
+        return cls(*(np.empty(0, np.int64) for _ in cls._fields))
+
+    def take(self, rows: Int64s | Bools) -> Digests:
+        """These rows."""
+        return Digests(*(column[rows] for column in self))
+
+    def and_then(self, other: Digests) -> Digests:
+        """These rows, and then the others."""
+        return Digests(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+
+
+class AsChain(NamedTuple):
+    """Sequences as the messages of chains, with the made-up ones among them."""
+
+    memory: MemoryKind
+    previous: Int64s
+    number: Int64s
+    before: Int64s
+    """The rows that a made-up message was put before."""
+
+    @classmethod
+    def of(cls, sequence: Int64s, memory: MemoryKind, fresh: Bools) -> AsChain:
+        """``fresh``: which rows are the first of a producer that nothing is known of."""
+        number = sequence + 1
+        if memory == "highest":
+            return cls(memory, np.full(len(number), NO_PREVIOUS, np.int64), number, np.empty(0, np.int64))
+        before = np.flatnonzero(fresh)
+        return cls(memory, np.insert(sequence, before, NO_PREVIOUS), np.insert(number, before, 0), before)
+
+    def spread(self, column: Int64s) -> Int64s:
+        """A column of the rows, with the made-up ones among them."""
+        return np.insert(column, self.before, column[self.before]) if len(self.before) else column
+
+    def answers(self, codes: Codes) -> Codes:
+        """What the chains' codes mean, without the made-up rows."""
+        if len(self.before):
+            codes = np.delete(codes, self.before + np.arange(len(self.before)))
+        if self.memory == "highest":  # the highest itself is known, but has no reason of its own there
+            codes = np.where(codes == P.SEEN, P.BEHIND_HEAD, codes).astype(np.int8)
+        return _OF_CHAIN[codes]
+
+
+def fences(rank: Int64s, epoch: Int64s, start: Int64s) -> Codes:
+    """The code of each row that its epoch refuses, -1 of all others.
+
+    ``rank`` numbers the producers 0, 1, 2... as they come; ``start`` is the highest epoch known of each before.
+
+    >>> codes = fences(np.zeros(4, np.int64), np.array([1, 2, 1, -1]), np.array([NO_EPOCH]))
+    >>> [A.ANSWERS[code].reason if code >= 0 else "" for code in codes]
+    ['', '', 'stale_epoch', 'epoch_missing']
+    """
+    codes = np.full(len(epoch), -1, np.int8)
+    if not len(epoch) or epoch.min() >= max(epoch.max(), start.max()):
+        return codes
+    firsts = np.flatnonzero(begins(rank))
+    levels, level = np.unique(np.insert(epoch, firsts, start), return_inverse=True)
+    highest = np.maximum.accumulate(np.insert(rank, firsts, rank[firsts]) * len(levels) + level)
+    before = levels[
+        highest[np.arange(len(epoch)) + rank] % len(levels)
+    ]  # the row before it, its producer's start first
+    codes[epoch < before] = CODES["stale_epoch"]
+    codes[(epoch < before) & (epoch == NO_EPOCH)] = CODES["epoch_missing"]
+    return codes
+
+
+def jumps(rank: Int64s, sequence: Int64s, start: Int64s, jump_max: int | None) -> Bools:
+    """Which rows lie more than ``jump_max`` above the highest sequence of their producer that was not refused so.
+
+    ``rank`` numbers the producers 0, 1, 2... as they come; ``start`` is the highest sequence known of each before, -1:
+    none, and then its first row may be any. Only producers with such a row are looked at row by row: rare, and exact.
+
+    >>> rows = np.array([5, 9, 2**62, 10, 6])
+    >>> jumps(np.zeros(5, np.int64), rows, np.array([-1]), 1000).tolist()
+    [False, False, True, False, False]
+    """
+    refused = np.zeros(len(sequence), np.bool_)
+    if jump_max is None or not len(sequence):
+        return refused
+    known = start[start >= 0]
+    least = min(int(sequence.min()), int(known.min())) if len(known) else int(sequence.min())
+    if int(sequence.max()) - least <= jump_max:
+        return refused
+    firsts = np.flatnonzero(begins(rank))
+    levels, level = np.unique(np.insert(sequence, firsts, start), return_inverse=True)
+    highest = np.maximum.accumulate(np.insert(rank, firsts, rank[firsts]) * len(levels) + level)
+    before = levels[highest[np.arange(len(sequence)) + rank] % len(levels)]
+    found = np.flatnonzero((before >= 0) & (sequence - np.maximum(before, 0) > jump_max))
+    ends = np.append(firsts[1:], len(sequence))
+    for producer in np.unique(rank[found]).tolist():  # what follows a refused row is measured by what came before it
+        head, first = int(start[producer]), int(firsts[producer])
+        for row, own in enumerate(sequence[first : ends[producer]].tolist(), first):
+            if own - head > jump_max and head >= 0:
+                refused[row] = True
+            else:
+                head = max(head, own)
+    return refused
+
+
+def contradictions(rows: Digests, codes: Codes, known: Digests) -> tuple[Int64s, Digests]:
+    """Which rows contradict the one that was stored, and the rows that are stored by now.
+
+    ``known``: what was stored before. Of one sequence, the rows must come in the order of judgement.
+    """
+    asked = np.flatnonzero(_BEHIND[codes])
+    stored = rows.take(_STORED[codes])
+    if not len(asked):
+        return asked, stored
+    return asked[_differ(known.and_then(stored), rows.take(asked))], stored
+
+
+def _differ(stored: Digests, asked: Digests) -> Bools:
+    """Which of the asked are stored, and with another digest."""
+    bits = max(10, (8 * len(asked.owner)).bit_length())
+    marked = np.zeros(1 << bits, np.bool_)
+    marked[_slots(asked, bits)] = True
+    stored = stored.take(marked[_slots(stored, bits)])  # most are never asked for: sorting them would be for nothing
+    both = stored.and_then(asked)
+    order = np.lexsort((both.sequence, both.owner))  # stable: what is stored comes before who asks
+    owner, sequence, digest = both.take(order)
+    place = np.arange(len(order))
+    opens = np.maximum.accumulate(np.where(begins(owner, sequence), place, 0))
+    last = np.maximum.accumulate(np.where(order < len(stored.owner), place, -1))
+    different = np.empty(len(order), np.bool_)
+    different[order] = (last >= opens) & (digest[last] != digest)
+    return different[len(stored.owner) :]
+
+
+def _slots(rows: Digests, bits: int) -> NDArray[np.uint64]:
+    mixed = rows.sequence.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= rows.owner.view(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
+    return (mixed * np.uint64(0xFF51AFD7ED558CCD)) >> np.uint64(64 - bits)
+
+
+class ColumnarSequences:
+    """Judges a table's rows, in batches over which the rows of a producer must be contiguous.
+
+    >>> columns = ColumnarSequences("gaps", 10_000)
+    >>> producer, epoch = np.zeros(4, np.int64), np.full(4, NO_EPOCH)
+    >>> [A.ANSWERS[code].reason for code in columns.judge(producer, epoch, np.array([2, 3, 0, 3]))]
+    ['new', 'new', 'fills_gap', 'seen']
+    """
+
+    def __init__(self, memory: MemoryKind, gap_count_max: int, jump_max: int | None = None) -> None:
+        self._memory: MemoryKind = memory
+        self._jump_max = jump_max
+        self._detector = ColumnarDetector(gap_count_max=chain_gaps_max(gap_count_max))
+        self._epoch = (-1, NO_EPOCH)  # the producer that the last batch ended with, and its highest epoch
+        self._highest = (-1, -1)  # and its highest sequence
+        self._stored = Digests.none()
+
+    def judge(self, producer: Int64s, epoch: Int64s, sequence: Int64s, *_: Int64s) -> Codes:
+        """The code of each row's answer, which is its place in ``ANSWERS``; ``producer`` holds numbers from 0."""
+        if len(sequence) and sequence.min() >= 0:
+            return self._judge(producer, epoch, sequence)
+        codes = np.where(sequence < 0, -1 - sequence, 0).astype(np.int8)
+        good = np.flatnonzero(sequence >= 0)
+        if len(good):
+            codes[good] = self._judge(producer[good], epoch[good], sequence[good])
+        return codes
+
+    def _judge(self, producer: Int64s, epoch: Int64s, sequence: Int64s) -> Codes:
+        first = begins(producer)
+        start = np.full(int(np.count_nonzero(first)), NO_EPOCH, np.int64)
+        if self._epoch[0] == producer[0]:
+            start[0] = self._epoch[1]
+        codes = fences(np.cumsum(first) - 1, epoch, start)
+        last = int(np.flatnonzero(first)[-1])
+        self._epoch = int(producer[-1]), max(int(start[-1]), int(epoch[last:].max()))
+        live = np.flatnonzero(codes < 0)
+        if len(live) < len(codes):
+            producer, sequence = producer[live], sequence[live]
+        if len(live) and self._jump_max is not None:
+            far = self._jumps(producer, sequence)
+            codes[live[far]] = CODES["jump_too_far"]
+            live, producer, sequence = live[~far], producer[~far], sequence[~far]
+        if len(live):
+            codes[live] = self._as_chain(producer, sequence)
+        return codes
+
+    def _jumps(self, producer: Int64s, sequence: Int64s) -> Bools:
+        first = begins(producer)
+        start = np.full(int(np.count_nonzero(first)), -1, np.int64)
+        if self._highest[0] == producer[0]:
+            start[0] = self._highest[1]
+        far = jumps(np.cumsum(first) - 1, sequence, start, self._jump_max)
+        last = int(np.flatnonzero(first)[-1])
+        taken = sequence[last:][~far[last:]]
+        self._highest = int(producer[-1]), max(int(start[-1]), int(taken.max()) if len(taken) else -1)
+        return far
+
+    def _as_chain(self, producer: Int64s, sequence: Int64s) -> Codes:
+        rows = AsChain.of(sequence, self._memory, begins(producer))  # shown again, a made-up message changes nothing
+        return rows.answers(self._detector.judge(rows.spread(producer), rows.previous, rows.number))
+
+    def review(self, producer: Int64s, epoch: Int64s, sequence: Int64s, digest: Int64s, codes: Codes) -> Codes:
+        """The codes, with ``conflict`` where a repeat's digest is not that of the first.
+
+        Of one sequence the rows must come in the order of judgement, in one call or in calls that follow each other.
+        """
+        rows = Digests(producer, sequence, digest)
+        found, stored = contradictions(rows, codes, self._stored)
+        codes = codes.copy()
+        codes[found] = CODES["conflict"]
+        stored = self._stored.and_then(stored)
+        self._stored = stored.take((stored.owner == producer[-1]) & (stored.sequence == sequence[-1]))
+        return codes
+
+
+FORMAT: Final = 1
+_MAGIC: Final = b"OFPB"
+_HEAD: Final = struct.Struct("<4sHBQQQ")
+_MEMORIES: Final[tuple[MemoryKind, ...]] = ("highest", "gaps")
+
+
+class ProducerFold:
+    """The producers of a bucket, and what is remembered of them."""
+
+    def __init__(self, bank: ChainBank, memory: MemoryKind, digests_max: int, jump_max: int | None = None) -> None:
+        self._bank = bank
+        self._jump_max = jump_max
+        self._memory: MemoryKind = memory
+        self._digests_max = digests_max
+        self._epochs = np.empty(0, np.int64)
+        self._digests = Digests.none()
+
+    def judge(self, integers: Int64s, now_ms: int) -> Codes:
+        """The code of each row, whatever the order in which the rows come."""
+        columns = KeyColumns.of(integers)
+        rows = order(chains(columns), columns)
+        codes = np.empty(len(rows), np.int8)
+        codes[rows] = self._judge(columns.take(rows), now_ms)
+        return codes
+
+    def _judge(self, columns: KeyColumns, now_ms: int) -> Codes:
+        codes = np.where(columns.number < 0, -1 - columns.number, 0).astype(np.int8)
+        good = np.flatnonzero(columns.number >= 0)
+        if len(good) < len(codes):
+            columns = columns.take(good)
+        first = begins(columns.key, columns.key_check)
+        rank = np.cumsum(first) - 1
+        names = columns.key[first], columns.key_check[first]
+        known = self._bank.names
+        at = self._bank.find(*names)
+        judged = fences(rank, columns.previous, np.append(self._epochs, NO_EPOCH)[at])
+        live = np.flatnonzero(judged < 0)
+        if self._jump_max is not None:
+            live = self._without_jumps(columns, rank, at, judged, live)
+        judged[live] = self._as_chains(columns.take(live), at[rank[live]] < 0, now_ms)
+        if self._jump_max is not None:  # who has no room has no highest sequence to jump from either
+            full = np.isin(rank, rank[judged == CODES["state_full"]])
+            judged[full & (judged == CODES["jump_too_far"])] = CODES["state_full"]
+        moved, now_at = self._bank.find(*known), self._bank.find(*names)
+        self._learn_epochs(moved, now_at, columns.previous, np.flatnonzero(first))
+        if columns.more:
+            rows = Digests(now_at[rank], columns.number, columns.more[0])
+            judged[self._learn_digests(moved, rows, judged)] = CODES["conflict"]
+        else:
+            self._digests = self._digests._replace(owner=moved[self._digests.owner])
+        codes[good] = judged
+        return codes
+
+    def _without_jumps(self, columns: KeyColumns, rank: Int64s, at: Int64s, judged: Codes, live: Int64s) -> Int64s:
+        """Refuse the rows that jump too far; the others. A producer's head in the bank is its highest sequence, + 1."""
+        present, own = np.unique(rank[live], return_inverse=True)
+        start = np.append(self._bank.heads, 0)[at[present]] - 1
+        far = jumps(own, columns.number[live], start, self._jump_max)
+        judged[live[far]] = CODES["jump_too_far"]
+        return live[~far]
+
+    def _as_chains(self, columns: KeyColumns, new: Bools, now_ms: int) -> Codes:
+        fresh = begins(columns.key, columns.key_check) & new
+        rows = AsChain.of(columns.number, self._memory, fresh)
+        messages = ChainMessages(rows.spread(columns.key), rows.spread(columns.key_check), rows.previous, rows.number)
+        return rows.answers(self._bank.judge(messages, now_ms))
+
+    def _learn_epochs(self, moved: Int64s, at: Int64s, epoch: Int64s, firsts: Int64s) -> None:
+        """``moved``: where the producers known before stand now; ``at``: where those of the batch do, or -1."""
+        epochs = np.full(len(self._bank), NO_EPOCH, np.int64)
+        epochs[moved] = self._epochs
+        if len(firsts):
+            kept = np.flatnonzero(at >= 0)
+            highest = np.maximum.reduceat(epoch, firsts)
+            epochs[at[kept]] = np.maximum(epochs[at[kept]], highest[kept])
+        self._epochs = epochs
+
+    def _learn_digests(self, moved: Int64s, rows: Digests, judged: Codes) -> Int64s:
+        """Which rows conflict; the digests of what was stored are remembered."""
+        known = self._digests._replace(owner=moved[self._digests.owner])
+        found, stored = contradictions(rows, judged, known)
+        everything = known.and_then(stored)
+        everything = everything.take(np.argsort(everything.owner, kind="stable"))
+        after = np.searchsorted(everything.owner, everything.owner, "right") - np.arange(len(everything.owner))
+        self._digests = everything.take(after <= self._digests_max)
+        return found
+
+    def snapshot(self) -> bytes:
+        """All that is remembered, as bytes."""
+        bank, count, digests = self._bank.snapshot(), len(self._epochs), self._digests
+        counts = np.bincount(digests.owner, minlength=count).astype(np.int64)
+        columns = np.concatenate((self._epochs, counts, digests.sequence, digests.digest)).astype("<i8").tobytes()
+        head = _HEAD.pack(_MAGIC, FORMAT, _MEMORIES.index(self._memory), len(bank), count, len(digests.owner))
+        return head + bank + zlib.compress(columns, 1)
+
+    def resume(self, data: bytes) -> ProducerFold:
+        """Go on where a snapshot was taken; `BadInput` if it is none, `Misuse` if it has another memory."""
+        if len(data) < _HEAD.size or data[:6] != _HEAD.pack(_MAGIC, FORMAT, 0, 0, 0, 0)[:6]:
+            raise BadInput(f"not a bank of producers of format {FORMAT}: begins {data[:6].hex()}", offset=0)
+        _, _, memory, bank_bytes, producers, digests = _HEAD.unpack_from(data)
+        if memory != _MEMORIES.index(self._memory):
+            other = _MEMORIES[memory] if memory < len(_MEMORIES) else memory
+            raise Misuse(f"the checkpoint was made with memory {other!r}, this run has {self._memory!r}", memory=other)
+        end = _HEAD.size + bank_bytes
+        self._bank.resume(data[_HEAD.size : end])
+        if len(self._bank) != producers:
+            raise BadInput(f"a damaged bank of producers: {len(self._bank)} of {producers} producers", offset=end)
+        columns = inflate(data[end:], 16 * (producers + digests), "a damaged bank of producers")
+        split = np.cumsum([producers, producers, digests])
+        epochs, counts, sequence, digest = np.split(np.frombuffer(columns, "<i8").astype(np.int64), split)
+        if (counts < 0).any() or (counts > digests).any() or counts.sum() != digests:  # a sum may wrap around
+            raise BadInput(f"a damaged bank of producers: it counts {int(counts.sum())} digests", offset=end)
+        self._epochs, self._digests = epochs, Digests(np.repeat(np.arange(producers), counts), sequence, digest)
+        return self
+
+    def figures(self) -> dict[str, int]:
+        """What there is to watch."""
+        return {"keys": len(self._bank), "gaps": self._bank.gap_count}
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeProducers:
+    """Opens the bank of a bucket with these settings."""
+
+    memory: MemoryKind
+    gap_count_max: int
+    digests_max: int
+    idle_ms: int | None
+    producers_max: int | None
+    jump_max: int | None = None
+
+    def __call__(self, blob: bytes | None) -> ProducerFold:
+        """The bank as the last batch left it; None: an empty one."""
+        bank = ChainBank(
+            gap_count_max=chain_gaps_max(self.gap_count_max), idle_ms=self.idle_ms, chains_max=self.producers_max
+        )
+        fold = ProducerFold(bank, self.memory, self.digests_max, self.jump_max)
+        return fold if blob is None else fold.resume(blob)
+
 
 _LONG_MAX = (1 << 63) - 1
 
@@ -55,7 +511,7 @@ def judge_producers(
     state is split; ``watch``, which is told the figures of each bucket.
     """
     names = columns or ProducerColumns()
-    Bounds(memory, gap_count_max=gap_count_max, digests_max=digests_max, jump_max=jump_max).checked()
+    SequenceBounds(memory, gap_count_max=gap_count_max, digests_max=digests_max, jump_max=jump_max).checked()
     options = Options(
         partitions=partitions,
         rows_in_memory_max=rows_in_memory_max,
@@ -64,9 +520,9 @@ def judge_producers(
         buckets=buckets,
         watch=watch,
     )
-    resume = Resume(memory, gap_count_max, digests_max, idle_ms, state_rows_max, jump_max)
+    resume = ResumeProducers(memory, gap_count_max, digests_max, idle_ms, state_rows_max, jump_max)
     resume(None)  # refuses misuse now, not in a task
-    judge = _Judge(memory, gap_count_max, rows_in_memory_max, bool(names.payload), jump_max)
+    judge = ProducersTask(memory, gap_count_max, rows_in_memory_max, bool(names.payload), jump_max)
 
     def producers_judged(df: DataFrame) -> DataFrame:
         names.check(df)
@@ -92,7 +548,7 @@ def producers_meaning(
 
 
 @dataclass(frozen=True, slots=True)
-class _Judge:
+class ProducersTask:
     """Judges a partition of a table, in a task."""
 
     memory: MemoryKind
@@ -101,7 +557,7 @@ class _Judge:
     payload: bool
     jump_max: int | None = None
 
-    def __call__(self, parts: Iterator[Columns]) -> Iterator[Codes]:
+    def __call__(self, parts: Iterator[KeyColumns]) -> Iterator[Codes]:
         sequences = ColumnarSequences(self.memory, self.gap_count_max, self.jump_max)
         if not self.payload:
             return judge_partition(parts, sequences.judge, self.rows_in_memory_max)
@@ -115,7 +571,7 @@ class _Judge:
 
 
 def integers(df: DataFrame, names: ProducerColumns) -> Integers:
-    """What the judgement needs of a row, as longs without nulls: `Columns`, and the digest if there is a payload."""
+    """What the judgement needs of a row, as longs without nulls: `KeyColumns`, and the digest if there is a payload."""
     read = readings(df, [names.order])
     rows = df.withColumns(read) if read else df
     key = [F.col(quoted(name)) for name in names.producer]

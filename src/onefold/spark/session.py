@@ -10,17 +10,46 @@ terminal. What else is set depends on where the executors are:
 
 Under ``spark-submit`` the JVM is there already: its master and whatever it was told win over what is set here, and only
 ``config`` wins over both, as with every program that is submitted.
+
+onefold travels with the job: on a cluster the executors get the package from the driver.
+
+The judgement is Python and runs on the executors, which have no onefold of their own, or another version of it. So the
+driver makes an archive of its own sources and hands it to Spark, which gives it to every executor, also to those that
+start later. It goes before whatever is installed there: both sides always run the same version.
+
+The archive is pure Python, some 100 kB, and the same bytes for the same sources. What it cannot carry are the compiled
+packages; `require_libraries` looks for those before the first row is read, so that a missing one is one line and not a
+page of Java.
+
+Over what the JVM and its Python workers talk, where both are processes of one user on one machine: Unix sockets.
+
+Spark's default is TCP on loopback, and there a task of few rows waits for nothing: what the JVM has to say to a worker
+comes in small writes, the second is held back until the first is acknowledged, and the acknowledgement of something so
+small is held back too, for 40 ms. A small job of eight tasks takes half as long without that.
+
+Whoever can open the socket of a worker can have it run code, and Spark asks no secret of those who come this way. So
+the sockets are in a folder that only its owner may enter.
 """
+
+from __future__ import annotations
 
 import atexit
 import os
 import re
+import shutil
+import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache, partial
+from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+from weakref import WeakSet
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
@@ -28,8 +57,102 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from onefold.spark import java, shipping
-from onefold.spark.sockets import unix_sockets
+import onefold
+from onefold.errors import Misuse
+from onefold.spark import java
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+    from pyspark import SparkContext
+
+LIBRARIES = ("numpy", "pyarrow")
+"""What the executors' Python must have by itself: compiled, so no archive can carry it. PySpark comes with Spark."""
+
+_LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the first time that a zip file can tell
+_shipped: WeakSet[SparkContext] = WeakSet()
+
+
+def is_cluster(master: str) -> bool:
+    """Whether the executors are processes of their own, which find their packages by themselves.
+
+    >>> [is_cluster(master) for master in ("local", "local[*]", "local[2,3]")]
+    [False, False, False]
+    >>> [is_cluster(master) for master in ("local-cluster[2,1,1024]", "spark://host:7077", "yarn", "k8s://https://h")]
+    [True, True, True, True]
+    """
+    return master != "local" and not master.startswith("local[")
+
+
+def ship(spark: SparkSession) -> bool:
+    """Give this package to the executors of a cluster, once per SparkContext; whether it was done now."""
+    context = spark.sparkContext
+    if not is_cluster(str(context.master)) or context in _shipped:
+        return False
+    context.addPyFile(str(archive()))
+    _shipped.add(context)
+    return True
+
+
+def require_libraries(spark: SparkSession, names: Iterable[str] = LIBRARIES) -> None:
+    """Ask one executor what it lacks; raises `Misuse` with one line that names it.
+
+    Cost: one task. The others are taken to be like it.
+    """
+    for lack in spark.sparkContext.parallelize([0], 1).mapPartitions(partial(_lacks, tuple(names))).collect():
+        raise Misuse(
+            f"the executors' Python has no {lack}: install it there, or let spark.pyspark.python name one that has it",
+            lack=lack,
+        )
+
+
+def _lacks(names: tuple[str, ...], _: Iterable[int]) -> Iterator[str]:
+    # Runs on an executor, which imports this file to do so: that the archive arrived is tried as well.
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        yield f"{' and no '.join(missing)} ({sys.executable})"
+
+
+@cache
+def archive() -> Path:
+    """The package as a zip file, which is there until this process ends: late executors still ask for it."""
+    folder = Path(tempfile.mkdtemp(prefix="onefold-archive-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / f"onefold-{onefold.__version__}.zip"
+    with ZipFile(path, "w") as file:
+        # By way of `resources`, because the driver's own package may lie in an archive too.
+        for name, source in sorted(_sources(resources.files(onefold), "onefold")):
+            entry = ZipInfo(name, _LONG_AGO)
+            entry.external_attr = 0o644 << 16
+            file.writestr(entry, source.read_bytes(), ZIP_DEFLATED)
+    return path
+
+
+def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, Traversable]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _sources(entry, f"{name}/{entry.name}")
+        elif entry.name.endswith((".py", ".lua")) or entry.name == "py.typed":
+            yield f"{name}/{entry.name}", entry
+
+
+def unix_sockets() -> dict[str, str]:
+    """The settings of a new session; none, that is TCP, where temporary files cannot be sockets.
+
+    Some file systems have none, and the path of a socket must be short: 108 bytes on Linux, 104 on macOS.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="onefold-sockets-"))
+    trial = folder / f".{uuid4()}.sock"  # a name as long as those that Spark gives
+    try:
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(trial))
+    except OSError:
+        shutil.rmtree(folder)
+        return {}
+    trial.unlink()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": str(folder)}
+
 
 _JVM_OPTIONS = " ".join(
     (
@@ -74,8 +197,8 @@ def session(master: str = "local[*]", *, memory: str = "auto", config: Mapping[s
         own = dict(config or {})
         ours = {"spark.master": master, "spark.driver.memory": _memory(memory), **DEFAULTS}
         spark = _submitted(ours, own) if "PYSPARK_GATEWAY_PORT" in os.environ else _started(ours, own)
-    if shipping.ship(spark):
-        shipping.require_libraries(spark)
+    if ship(spark):
+        require_libraries(spark)
     return spark
 
 

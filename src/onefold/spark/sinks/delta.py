@@ -34,12 +34,11 @@ from pyspark.sql import types as T
 
 from onefold.errors import BadInput, Misuse, StaleWrite
 from onefold.spark import publish
+from onefold.spark.chains import REASON, VERDICT
 from onefold.spark.columns import quoted
-from onefold.spark.judge import REASON, VERDICT
+from onefold.spark.files import Place
 from onefold.spark.meaning import Meaning, refuse_other
-from onefold.spark.place import Place
-from onefold.spark.sinks.attempt import DRAFT, TOKEN, WORD, Attempt, counted, received
-from onefold.spark.sinks.sink import another, other_columns, stranger
+from onefold.spark.sinks.sink import DRAFT, TOKEN, WORD, Attempt, another, counted, other_columns, received, stranger
 from onefold.tally import Tally
 
 BOOKS = "onefold"

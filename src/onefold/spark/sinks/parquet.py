@@ -22,12 +22,11 @@ from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
 from onefold.spark import publish
+from onefold.spark.chains import REASON, VERDICT
 from onefold.spark.columns import quoted
-from onefold.spark.judge import REASON, VERDICT
+from onefold.spark.files import Place
 from onefold.spark.meaning import Meaning, refuse_other
-from onefold.spark.place import Place
-from onefold.spark.sinks.attempt import Attempt, counted, received
-from onefold.spark.sinks.sink import another, other_columns, stranger
+from onefold.spark.sinks.sink import Attempt, another, counted, other_columns, received, stranger
 from onefold.tally import Tally
 
 FORMAT = 1

@@ -1,7 +1,7 @@
 """Batches in PostgreSQL tables: the executors copy, one transaction of the driver makes visible.
 
 The rows go straight from the tasks to the database, as text that Spark itself makes of them; no row passes through
-Python one by one. What happens in the database is told in `onefold.stores.postgres.batches`.
+Python one by one. What happens in the database is told in `onefold.spark.sinks.postgres`.
 
     string: text    byte, short: smallint    int: integer    long: bigint      float: real    double: double precision
     boolean: boolean    decimal: numeric     date: date      binary: bytea     timestamp: timestamp with time zone
@@ -13,28 +13,292 @@ HTML and CommonMark: an error would let one hostile message stop the stream for 
 
 With ``drop`` and ``mark`` the table has ``verdict`` and ``reason``; who wants what counts reads ``where verdict =
 'FIRST'``. With ``none`` the rows are as they came, and the books are in TABLE_tally all the same.
+
+Batches in PostgreSQL: rows, gaps, books and the id of the batch change in one transaction.
+
+    TABLE                 the rows
+    TABLE_gaps            the gaps
+    TABLE_tally           batch, verdict, reason, count
+    TABLE_stream          one row: whose output this is, its last batch, what it is judged by, the staging in use
+
+A batch is staged in two unlogged tables: the rows, each with the number of its part, and a list of the parts. A part is
+what one task copies, in one transaction; a task that is tried again, or twice at once, waits for the other attempt at
+its part and replaces it. Then all parts are moved to where they belong, with the row of TABLE_stream locked.
+
+Each attempt at a batch has staging tables of its own names, kept in TABLE_stream: the next attempt drops them, and a
+task that still writes for an earlier one finds no table any more. Staging columns have no names of their own (c0, c1,
+...), so no name can clash. A user's own empty TABLE of the same columns is taken as it is, with its indexes.
 """
 
 import io
 import json
-from collections.abc import Callable, Iterator
-from typing import LiteralString
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, LiteralString, TypeAlias
+from uuid import uuid4
 
+import psycopg
 import pyarrow as pa
 import pyarrow.csv as csv
+from psycopg.sql import SQL, Identifier
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from onefold.errors import BadInput, Misuse, StaleWrite
+from onefold.spark.chains import REASON, VERDICT
 from onefold.spark.columns import quoted
-from onefold.spark.judge import REASON, VERDICT
 from onefold.spark.meaning import Meaning, refuse_other
 from onefold.spark.publish import Strategy
 from onefold.spark.sinks.sink import another
-from onefold.stores.postgres import batches
-from onefold.stores.postgres.address import parse
+from onefold.stores.postgres import PostgresAddress, check_name, parse
 from onefold.tally import Tally
+from onefold.verdict import Answer, Verdict
+
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+
+ROWS, GAPS, TALLY, STREAM = "", "_gaps", "_tally", "_stream"
+
+CONNECT_SECONDS_MAX = 30
+# A task whose machine died without a word holds its lock until TCP notices.
+LOCK_SECONDS_MAX = 300
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column's name and its type, spelled as PostgreSQL's ``format_type`` does; not ``kept``: only counted."""
+
+    name: str
+    type: LiteralString
+    kept: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """The tables that one attempt stages one kind of rows in."""
+
+    name: str
+    columns: tuple[TableColumn, ...]
+
+    @property
+    def tables(self) -> tuple[str, str]:
+        """The rows, and the parts that they came in."""
+        return self.name, f"{self.name}_parts"
+
+
+class StagedBatches:
+    """The committed batches at an address. Each call has a connection of its own: this can be sent to executors."""
+
+    def __init__(self, address: PostgresAddress) -> None:
+        self.address = address
+
+    def stream(self) -> tuple[str, int | None, str | None] | None:
+        """Whose output this is, its last batch, and what it is judged by if that is told; None if nothing was ever
+        written. `Misuse` if it is not ours.
+        """
+        with self._connect() as connection:
+            if _exists(connection, self._named(STREAM)):
+                # As JSON: a table of an older version has no such column.
+                query = SQL("select stream, batch, to_jsonb(s) ->> 'meaning' from {} s").format(self._id(STREAM))
+                row = connection.execute(query).fetchone()
+                if row is not None:
+                    return row[0], row[1], row[2]
+            if _exists(connection, self._named()):
+                row = connection.execute(SQL("select 1 from {} limit 1").format(self._id())).fetchone()
+                if row is not None:
+                    raise Misuse(f"{self.address} holds rows that no stream of ours wrote; choose another table")
+        return None
+
+    def total(self) -> Tally:
+        """The sum of the books."""
+        with self._connect() as connection:
+            if not _exists(connection, self._named(TALLY)):
+                return Tally()
+            query = SQL("select verdict, reason, sum(count)::bigint from {} group by 1, 2").format(self._id(TALLY))
+            lines = connection.execute(query).fetchall()
+        return _tally(sum(count for _, _, count in lines), lines)
+
+    def begin(
+        self, stream: str, kinds: Mapping[str, Sequence[TableColumn]], meaning: str | None = None
+    ) -> dict[str, Staging]:
+        """Drop what an earlier attempt left, and make staging tables for these kinds of rows (ROWS, GAPS).
+
+        ``meaning``: what the rows are judged by, kept with the stream.
+        """
+        token = uuid4().hex[:10]
+        staging = {
+            kind: Staging(self._named(f"_staging_{token}_{number}"), tuple(columns))
+            for number, (kind, columns) in enumerate(kinds.items())
+        }
+        with self._connect() as connection:
+            self._claim(connection, stream)
+            if meaning is not None:
+                self._keep_meaning(connection, meaning)
+            for kind, table in staging.items():
+                self._check_columns(connection, kind, table.columns)
+                _create_staging(connection, table)
+            query = SQL("update {} set staging = %s").format(self._id(STREAM))
+            connection.execute(query, [_names(staging)])
+        return staging
+
+    def copy(self, staging: Staging, part: int, chunks: Iterable[tuple[int, bytes]]) -> int:
+        """Copy one part in place of an earlier attempt at it; ``chunks``: how many rows, as CSV, the part first."""
+        rows, parts = map(Identifier, staging.tables)
+        sent = 0
+        with self._connect() as connection:
+            query = SQL("insert into {} (part, count) values (%s, 0) on conflict do nothing").format(parts)
+            new = connection.execute(query, [part]).rowcount  # waits for an attempt that is at it
+            connection.execute(SQL("select 1 from {} where part = %s for update").format(parts), [part])
+            if not new:
+                connection.execute(SQL("delete from {} where part = %s").format(rows), [part])
+            with connection.cursor().copy(SQL("copy {} from stdin (format csv)").format(rows)) as copy:
+                for count, chunk in chunks:
+                    copy.write(chunk)
+                    sent += count
+            connection.execute(SQL("update {} set count = %s where part = %s").format(parts), [sent, part])
+        return sent
+
+    def commit(self, stream: str, batch: int, staging: Mapping[str, Staging], books: tuple[str, str]) -> Tally:
+        """Move what was staged into place, all or nothing; ``books``: the columns of the verdict and the reason."""
+        with self._connect() as connection:
+            query = SQL("select stream, batch, staging from {} for update").format(self._id(STREAM))
+            found = connection.execute(query).fetchone()
+            if found != (stream, batch - 1 if batch else None, _names(staging)):
+                raise StaleWrite(f"somebody else wrote to {self.address} in between: {found}", batch=batch)
+            for name in _names(staging):  # a late attempt at a task is waited for; the next one finds no table
+                connection.execute(SQL("lock table {} in access exclusive mode").format(Identifier(name)))
+            tally = _count(connection, staging[ROWS], books).check()
+            for kind, table in staging.items():
+                self._move(connection, kind, table)
+            self._book(connection, batch, tally)
+            connection.execute(SQL("drop table {}").format(SQL(", ").join(map(Identifier, _names(staging)))))
+            connection.execute(SQL("update {} set batch = %s, staging = %s").format(self._id(STREAM)), [batch, []])
+        return tally
+
+    def _claim(self, connection: Connection, stream: str) -> None:
+        """Lock the row of the stream, made if it is not there; drop the staging that it names."""
+        columns = SQL(
+            "one boolean primary key default true check (one), stream text not null, batch bigint,"
+            " staging text[] not null"
+        )
+        connection.execute(SQL("create table if not exists {} ({})").format(self._id(STREAM), columns))
+        query = SQL("insert into {} (stream, staging) values (%s, %s) on conflict do nothing")
+        connection.execute(query.format(self._id(STREAM)), [stream, []])
+        query = SQL("select stream, staging from {} for update")
+        owner, left = connection.execute(query.format(self._id(STREAM))).fetchone() or (None, [])
+        if owner != stream:
+            raise StaleWrite(f"{self.address} was taken by another stream in between", stream=owner)
+        for name in left:
+            connection.execute(SQL("drop table if exists {}").format(Identifier(name)))
+
+    def _keep_meaning(self, connection: Connection, meaning: str) -> None:
+        """Keep it if there is none; a table of an older version gets the column."""
+        query = SQL("select to_jsonb(s) ->> 'meaning' from {} s").format(self._id(STREAM))
+        if connection.execute(query).fetchone() == (None,):
+            connection.execute(SQL("alter table {} add column if not exists meaning text").format(self._id(STREAM)))
+            connection.execute(SQL("update {} set meaning = %s").format(self._id(STREAM)), [meaning])
+
+    def _check_columns(self, connection: Connection, kind: str, columns: Sequence[TableColumn]) -> None:
+        for column in columns:
+            check_name(column.name)
+        query = (
+            "select attname, format_type(atttypid, atttypmod) from pg_attribute"
+            " where attrelid = to_regclass(quote_ident(%s)) and attnum > 0 and not attisdropped"
+        )
+        found: dict[str, str] = dict(connection.execute(query, [self._named(kind)]).fetchall())
+        wanted = {column.name: column.type for column in columns if column.kept}
+        for name in [*wanted, *found] if found else []:
+            if found.get(name) != wanted.get(name):
+                raise Misuse(
+                    f"{self.address}: the table {self._named(kind)!r} has other columns than this batch: {name!r} is"
+                    f" {found.get(name, 'missing')} there, {wanted.get(name, 'missing')} here",
+                    column=name,
+                )
+
+    def _move(self, connection: Connection, kind: str, staging: Staging) -> None:
+        kept = [(n, column) for n, column in enumerate(staging.columns) if column.kept]
+        definitions = (SQL("{} {}").format(Identifier(column.name), SQL(column.type)) for _, column in kept)
+        table = SQL("create table if not exists {} ({})").format(self._id(kind), SQL(", ").join(definitions))
+        connection.execute(table)
+        query = SQL("insert into {} ({}) select {} from {}").format(
+            self._id(kind),
+            SQL(", ").join(Identifier(column.name) for _, column in kept),
+            SQL(", ").join(Identifier(f"c{n}") for n, _ in kept),
+            Identifier(staging.name),
+        )
+        connection.execute(query)
+
+    def _book(self, connection: Connection, batch: int, tally: Tally) -> None:
+        columns = SQL(
+            "batch bigint, verdict text, reason text, count bigint not null, primary key (batch, verdict, reason)"
+        )
+        connection.execute(SQL("create table if not exists {} ({})").format(self._id(TALLY), columns))
+        query = SQL("insert into {} (batch, verdict, reason, count) values (%s, %s, %s, %s)")
+        lines = [(batch, str(answer.verdict), answer.reason, count) for answer, count in tally]
+        connection.cursor().executemany(query.format(self._id(TALLY)), lines)
+
+    @contextmanager
+    def _connect(self) -> Iterator[Connection]:
+        """A transaction: committed at the end, undone by any error. All names are looked for in one schema only."""
+        try:
+            with psycopg.connect(
+                self.address.conninfo, connect_timeout=CONNECT_SECONDS_MAX, client_encoding="utf8"
+            ) as connection:
+                connection.execute("select set_config('lock_timeout', %s, false)", [f"{LOCK_SECONDS_MAX}s"])
+                query = (
+                    "select set_config('search_path', quote_ident(nspname), false) from pg_namespace"
+                    " where nspname = coalesce(%s, current_schema())"
+                )
+                if connection.execute(query, [self.address.schema]).fetchone() is None:
+                    raise Misuse(f"{self.address}: there is no schema {self.address.schema!r}")
+                yield connection
+        except psycopg.DataError as error:
+            raise BadInput(f"{self.address} cannot hold a value: {_line(error)}") from error
+        except psycopg.Error as error:
+            raise OSError(f"cannot use {self.address}: {_line(error)}") from error
+
+    def _named(self, kind: str = ROWS) -> str:
+        return self.address.table + kind
+
+    def _id(self, kind: str = ROWS) -> Identifier:
+        return Identifier(self._named(kind))
+
+
+def _exists(connection: Connection, name: str) -> bool:
+    return connection.execute("select to_regclass(quote_ident(%s))", [name]).fetchone() != (None,)
+
+
+def _names(staging: Mapping[str, Staging]) -> list[str]:
+    return [name for table in staging.values() for name in table.tables]
+
+
+def _create_staging(connection: Connection, staging: Staging) -> None:
+    rows, parts = map(Identifier, staging.tables)
+    columns = [SQL("{} {}").format(Identifier(f"c{n}"), SQL(c.type)) for n, c in enumerate(staging.columns)]
+    query = SQL("create unlogged table {} ({})")
+    connection.execute(query.format(rows, SQL(", ").join([SQL("part integer"), *columns])))
+    connection.execute(query.format(parts, SQL("part integer primary key, count bigint not null")))
+
+
+def _count(connection: Connection, staging: Staging, books: tuple[str, str]) -> Tally:
+    """What lies in the staging table, against what the tasks say they sent."""
+    rows, parts = map(Identifier, staging.tables)
+    names = [column.name for column in staging.columns]
+    verdict, reason = (Identifier(f"c{names.index(name)}") for name in books)
+    received = connection.execute(SQL("select coalesce(sum(count), 0)::bigint from {}").format(parts)).fetchone()
+    query = SQL("select {}, {}, count(*) from {} group by 1, 2").format(verdict, reason, rows)
+    return _tally(received[0] if received else 0, connection.execute(query).fetchall())
+
+
+def _tally(received: int, lines: Iterable[Sequence[Any]]) -> Tally:
+    return Tally(received, {Answer(Verdict(verdict), reason): count for verdict, reason, count in lines})
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
 
 NO_TEXT = "\ufffd"
 NESTED = (T.ArrayType, T.MapType, T.StructType, T.VariantType)
@@ -64,7 +328,7 @@ class PostgresSink:
     """A table, and beside it its gaps, its books and the id of its last batch."""
 
     def __init__(self, url: str, strategy: Strategy, meaning: Meaning | None = None) -> None:
-        self._batches = batches.Batches(parse(url))
+        self._batches = StagedBatches(parse(url))
         self._meaning = meaning
         self._strategy = strategy
 
@@ -92,9 +356,9 @@ class PostgresSink:
         """The sum of the books."""
         return self._batches.total()
 
-    def _stage(self, stream: str, rows: DataFrame, gaps: DataFrame | None) -> dict[str, batches.Staging]:
+    def _stage(self, stream: str, rows: DataFrame, gaps: DataFrame | None) -> dict[str, Staging]:
         hidden = {VERDICT, REASON} if self._strategy == "none" else set()
-        frames = {batches.ROWS: rows} | ({} if gaps is None else {batches.GAPS: gaps})
+        frames = {ROWS: rows} | ({} if gaps is None else {GAPS: gaps})
         kinds = {kind: [_column(field, hidden) for field in frame.schema] for kind, frame in frames.items()}
         meaning = None if self._meaning is None else json.dumps(dict(self._meaning))
         staging = self._batches.begin(stream, kinds, meaning)
@@ -104,9 +368,7 @@ class PostgresSink:
         return staging
 
 
-def _copier(
-    store: batches.Batches, staging: batches.Staging
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _copier(store: StagedBatches, staging: Staging) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def copy(arrow: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         part = context.partitionId() if context else 0
@@ -125,10 +387,10 @@ def _csv(batch: pa.RecordBatch, part: int) -> tuple[int, bytes]:
     return batch.num_rows, buffer.getvalue()
 
 
-def _column(field: T.StructField, hidden: set[str]) -> batches.Column:
+def _column(field: T.StructField, hidden: set[str]) -> TableColumn:
     kind = type(field.dataType)
     name: LiteralString = TYPES.get(kind, "jsonb" if issubclass(kind, NESTED) else "text")
-    return batches.Column(field.name, name, kept=field.name not in hidden)
+    return TableColumn(field.name, name, kept=field.name not in hidden)
 
 
 def _text(field: T.StructField) -> Column:

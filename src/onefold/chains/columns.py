@@ -1,0 +1,753 @@
+"""The detector over columns: many chains at once, rows sorted by chain and then in the order of judgement.
+
+The scalar `ChainDetector` is the truth; this form gives the same answers faster. Most messages are newer than all seen
+of their chain, and for those one number decides, the newest seen: numpy finds it for all rows at once, as the running
+maximum of each chain. A copy of such a message, previous number and all, is a repeat, and is found among them. What is
+left is few: messages that open a gap, and the other ones behind the newest. Only those meet the gaps, one by one.
+
+The running maximum is the newest number *counted* only while no message ahead of it is refused. Chains in which one is
+(its previous number lies below the newest, or it jumps too far) are judged row by row: rare, and exact.
+
+Numbers come packed (see `number`), a missing previous is ``NO_PREVIOUS``. A negative number marks a row that was
+refused before it came here: ``refused(code)`` is answered with ``code``, and the row is no part of any chain.
+
+A message that names no previous one and is behind the newest cannot be known by gaps (UNSURE behind_head). A table has
+all rows of a chain, so there it can: `TableDetector` looks at the rows of equal number a second time.
+
+Memory: one batch, and the gaps of the chain that it ended in, so input of any size can stream through.
+Cost: a dozen numpy passes per batch, and about half a microsecond per message that meets the gaps.
+
+`ChainDetector` on packed integers, answering codes: the same rules, laid out for speed.
+
+A number is one int64 (see `number`), an answer its place in ``ANSWERS``. There is no second opinion in here: the
+property tests hold it equal to the scalar detector, message by message.
+
+A bank's columns, and the same as bytes.
+
+Bytes: a magic, the format number and the counts of chains and gaps, then the columns one after another, deflated.
+
+The memory of many chains in a few columns: judged a batch at a time, kept as one blob between batches.
+
+A stream needs on Tuesday what it saw on Monday. One Python object per chain would cost more than the judgement, so a
+bank keeps its chains as columns, sorted by name, and their gaps flat beside them:
+
+    name (128 bits)   head   heard_ms   forgotten      one row per chain
+    owner   lower   upper                              one row per gap, in the order of the chains
+
+A batch is judged by the rules of `columnar`: the head of each known chain stands in as a first row, numpy decides what
+one comparison can decide, and only the chains whose gaps are touched become detectors for a moment.
+
+State is bounded by disorder, not by history, and in two more ways:
+
+    idle_ms      a chain not heard from for so long gives up its gaps: what lies below them is UNSURE from then on,
+                 the head stays, so that nothing seen is ever taken for new
+    chains_max   when so many are known, messages of a new chain are UNSURE state_full; the known go on as before
+
+Cost: a dozen numpy passes over batch and bank, half a microsecond per message that meets the gaps.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onefold.chains.rules import ANSWERS, GAP_COUNT_MAX, SEQUENCE_BITS, SEQUENCE_MAX, ChainDetector, Floor
+from onefold.decoding import inflate
+from onefold.errors import BadInput, Misuse
+from onefold.intervals import Gaps
+from onefold.verdict import Verdict
+
+NO_PREVIOUS = -1
+START = -2  # below every packed number, and below NO_PREVIOUS; the lower end of the floor
+UNNAMED = -3  # the lower end of a floor whose upper end nobody named: it lies just below a message that was seen
+
+CODES = {answer.reason: code for code, answer in enumerate(ANSWERS)}
+
+NEW_CHAIN, IN_ORDER = CODES["new_chain"], CODES["in_order"]
+OPENS_GAP, FILLS_GAP, AHEAD = CODES["opens_gap"], CODES["fills_gap"], CODES["ahead"]
+SEEN, BEHIND_HEAD, BELOW_FLOOR = CODES["seen"], CODES["behind_head"], CODES["below_floor"]
+FORGOTTEN, BAD_NUMBERING = CODES["forgotten"], CODES["bad_numbering"]
+GAP_MISMATCH, JUMP_TOO_FAR = CODES["gap_mismatch"], CODES["jump_too_far"]
+STATE_FULL, LATE = CODES["state_full"], CODES["late"]
+
+
+class PackedDetector:
+    """One chain. `judge` is the whole rule; `begin`, `open_gap` and `behind` are its parts, for who knows the head.
+
+    >>> detector = PackedDetector(10_000, "first", None)
+    >>> detector.judge(NO_PREVIOUS, 5), detector.judge(7, 8), detector.judge(5, 7), detector.judge(5, 7)
+    (0, 2, 3, 5)
+    """
+
+    __slots__ = ("_first", "_forgotten", "_gap_count_max", "_gaps", "_jump_max_ms", "forgetting", "head")
+
+    def __init__(self, gap_count_max: int, floor: str, jump_max_ms: int | None) -> None:
+        self._gap_count_max = gap_count_max
+        self._first = floor == "first"
+        self._jump_max_ms = jump_max_ms
+        self._gaps: Gaps[int] = Gaps()
+        self._forgotten = START
+        self.head = START
+        self.forgetting: Callable[[int], None] | None = None  # is told how far the forgotten reaches, when it grows
+
+    def resume(self, head: int, forgotten: int, lowers: list[int], uppers: list[int]) -> None:
+        """Go on where another detector stood: with its head and its `memory`."""
+        self.head = head
+        self._forgotten = forgotten
+        self._gaps.lowers, self._gaps.uppers = lowers, uppers
+
+    def memory(self) -> tuple[int, list[int], list[int]]:
+        """How far the forgotten reaches (START: nowhere), and the lower and upper ends of the gaps."""
+        return self._forgotten, self._gaps.lowers, self._gaps.uppers
+
+    def judge(self, previous: int, number: int) -> int:
+        """The code of the answer to one message."""
+        head = self.head
+        if previous >= number:
+            return BAD_NUMBERING
+        if head == START:
+            self.begin(previous, number)
+            return NEW_CHAIN
+        if number <= head:
+            return SEEN if number == head and previous == NO_PREVIOUS else self.behind(previous, number)
+        if self._jump_max_ms is not None and (number >> SEQUENCE_BITS) - (head >> SEQUENCE_BITS) > self._jump_max_ms:
+            return JUMP_TOO_FAR
+        if previous < head and previous != NO_PREVIOUS:
+            return GAP_MISMATCH
+        self.head = number
+        if previous <= head:
+            return IN_ORDER if previous == head else AHEAD
+        self.open_gap(head, previous)
+        return OPENS_GAP
+
+    def begin(self, previous: int, number: int) -> None:
+        """The first message of the chain."""
+        self.head = number
+        if previous == NO_PREVIOUS:
+            self._gaps.append(UNNAMED, number - 1)
+        else:
+            self._gaps.append(START, previous)
+        self._forget()
+
+    def open_gap(self, head: int, previous: int) -> None:
+        """A message is ahead of the head, and its previous one too."""
+        gaps = self._gaps
+        gaps.lowers.append(head)
+        gaps.uppers.append(previous)
+        if len(gaps.lowers) >= self._gap_count_max:
+            self._forget()
+
+    def behind(self, previous: int, number: int) -> int:
+        """The code of the answer to a message behind the head, or equal to it and with a previous one."""
+        if number <= self._forgotten:
+            return FORGOTTEN
+        gaps = self._gaps
+        i = bisect_left(gaps.lowers, number) - 1
+        if i < 0:
+            return BEHIND_HEAD if previous == NO_PREVIOUS else SEEN
+        lower, upper = gaps.lowers[i], gaps.uppers[i]
+        floor = START
+        if previous == NO_PREVIOUS:
+            if lower == UNNAMED and number == upper + 1:
+                return SEEN
+            if self._first or lower >= 0 or number > upper:
+                return BEHIND_HEAD
+            previous, floor = number - 1, UNNAMED
+        if lower < 0 and self._first:
+            return SEEN if number > upper else BELOW_FLOOR
+        if previous >= upper:
+            return SEEN
+        if previous < lower or number > upper:
+            return GAP_MISMATCH
+        if lower < 0:
+            gaps.lowers[i] = floor
+        gaps.fill(i, previous, number)
+        if len(gaps.lowers) >= self._gap_count_max:
+            self._forget()
+        return FILLS_GAP
+
+    def _forget(self) -> None:
+        gaps = self._gaps
+        while (
+            len(gaps) + 1 - (hidden := self._first and bool(gaps.lowers) and gaps.lowers[0] < 0) > self._gap_count_max
+        ):
+            if hidden:
+                gaps.drop_lowest()
+            self._forgotten = gaps.drop_lowest()
+            if self.forgetting is not None:
+                self.forgetting(self._forgotten)
+
+
+Int64s: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]
+Codes: TypeAlias = NDArray[np.int8]
+Order: TypeAlias = Int64s | NDArray[np.object_]
+
+NO_PREVIOUS_COLUMN = NO_PREVIOUS
+_TO_JUDGE = 127  # judge this row by the whole rule
+_BEHIND = 126  # judge this row by the gaps alone
+
+_FIRST = np.array([answer.verdict is Verdict.FIRST for answer in ANSWERS])
+
+
+def refused(reason: str) -> int:
+    """The number that stands for "refused already, for this reason"."""
+    return -1 - CODES[reason]
+
+
+def answers(codes: Codes) -> list[str]:
+    """The answers in words.
+
+    >>> answers(np.array([1, 5]))
+    ['FIRST in_order', 'REPEAT seen']
+    """
+    return [str(ANSWERS[code]) for code in codes]
+
+
+class Rows(NamedTuple):
+    """Columns of equal length, sorted by chain."""
+
+    begins: Bools
+    """Is it the first row of its chain?"""
+    previous: Int64s
+    number: Int64s
+
+
+class ColumnarDetector:
+    """Judges batches of rows; the rows of a chain must be contiguous over all batches.
+
+    >>> columns = ColumnarDetector()
+    >>> chain = np.zeros(3, np.int64)
+    >>> answers(columns.judge(chain, np.array([NO_PREVIOUS, 5, NO_PREVIOUS]), np.array([5, 6, 5])))
+    ['FIRST new_chain', 'FIRST in_order', 'REPEAT seen']
+    """
+
+    def __init__(
+        self, *, gap_count_max: int = GAP_COUNT_MAX, floor: Floor = "first", jump_max_ms: int | None = None
+    ) -> None:
+        ChainDetector(gap_count_max=gap_count_max, floor=floor, jump_max_ms=jump_max_ms)  # refuses misuse
+        self._settings = (gap_count_max, floor, jump_max_ms)
+        self._detector = PackedDetector(*self._settings)
+        self._chain: int | None = None  # whose rows the last batch ended with
+
+    def judge(self, chain: Int64s, previous: Int64s, number: Int64s) -> Codes:
+        """The code of each row's answer, which is its place in ``ANSWERS``."""
+        bad = previous >= number
+        if not (bad | (number < 0)).any():
+            return self._judge(chain, previous, number)
+        codes = np.where(number < 0, -1 - number, BAD_NUMBERING).astype(np.int8)
+        good = np.flatnonzero(~bad & (number >= 0))
+        codes[good] = self._judge(chain[good], previous[good], number[good])
+        return codes
+
+    def _judge(self, chain: Int64s, previous: Int64s, number: Int64s) -> Codes:
+        if len(number) == 0:
+            return np.empty(0, np.int8)
+        goes_on = self._chain == int(chain[0])
+        self._chain = int(chain[-1])
+        if goes_on:  # what was seen before stands in for by one row: the head
+            chain = np.concatenate((chain[:1], chain))
+            previous = np.concatenate(([NO_PREVIOUS_COLUMN], previous))
+            number = np.concatenate(([self._detector.head], number))
+        rows = Rows(np.concatenate(([True], chain[1:] != chain[:-1])), previous, number)
+        codes, newest = classify(rows, self._settings[2])
+        at = 0 if goes_on else -1  # the first row of the chain whose detector is at hand
+
+        def begin(first: int) -> PackedDetector:
+            nonlocal at
+            if first != at:
+                at, self._detector = first, PackedDetector(*self._settings)
+                self._detector.begin(int(previous[first]), int(number[first]))
+            return self._detector
+
+        judged = walk(rows, codes, newest, begin)
+        last = int(np.flatnonzero(rows.begins)[-1])
+        begin(last)
+        if last not in judged:
+            self._detector.head = int(newest[-1])
+        return codes[goes_on:]
+
+
+class TableDetector:
+    """Judges a table: rows with a previous number by the gaps, those without exactly, by the numbers of their chain.
+
+    What `judge` must leave open (a row without previous that is UNSURE, behind_head or forgotten) `review` settles: of
+    the rows of one number, the first that is FIRST or open counts, and those of them that follow are REPEAT seen. So
+    no number counts twice, and every number that some row has without a previous one counts once.
+
+    >>> table = TableDetector()
+    >>> rows = np.zeros(4, np.int64), np.full(4, NO_PREVIOUS), np.array([5, 9, 7, 7])
+    >>> codes = table.judge(*rows)
+    >>> answers(codes)[2:], answers(table.review(*rows, codes))[2:]
+    (['UNSURE behind_head', 'UNSURE behind_head'], ['FIRST late', 'REPEAT seen'])
+    """
+
+    def __init__(self, *, gap_count_max: int = GAP_COUNT_MAX, floor: Floor = "first") -> None:
+        self._detector = ColumnarDetector(gap_count_max=gap_count_max, floor=floor)
+        self._counted: tuple[int, int] | None = None  # chain and number that the last review ended with, if it counts
+        self.due = False
+        """Was a row left open, so that a review is needed?"""
+
+    def judge(self, chain: Int64s, previous: Int64s, number: Int64s) -> Codes:
+        """As `ColumnarDetector.judge`."""
+        codes = self._detector.judge(chain, previous, number)
+        self.due = self.due or bool(_left_open(previous, codes).any())
+        return codes
+
+    def review(self, chain: Int64s, previous: Int64s, number: Int64s, codes: Codes) -> Codes:
+        """The codes of a table that was judged, with nothing left open that the table can tell.
+
+        The rows must be sorted by chain, and those of one number must come in the order of judgement, in one call or in
+        calls that follow each other.
+        """
+        last = int(chain[-1]), int(number[-1])
+        if self._counted is not None and self._counted[0] == chain[0]:  # what counted before stands in as one row
+            codes = self._settled(
+                np.concatenate((chain[:1], chain)),
+                np.concatenate(([NO_PREVIOUS_COLUMN], previous)),
+                np.concatenate(([self._counted[1]], number)),
+                np.concatenate((np.array([LATE], np.int8), codes)),
+            )[1:]
+        else:
+            codes = self._settled(chain, previous, number, codes)
+        if self._counted != last:
+            counts = _FIRST[codes] & (number == last[1]) & (chain == last[0])
+            self._counted = last if counts.any() else None
+        return codes
+
+    @staticmethod
+    def _settled(chain: Int64s, previous: Int64s, number: Int64s, codes: Codes) -> Codes:
+        open_rows = _left_open(previous, codes)
+        rank = np.cumsum(np.concatenate(([True], chain[1:] != chain[:-1])))
+        concerned = np.zeros(len(chain) + 1, np.bool_)
+        concerned[rank[open_rows]] = True
+        concerned[1] = True  # it may go on from the call before
+        rows = np.flatnonzero((open_rows | _FIRST[codes]) & concerned[rank])
+        if not len(rows):
+            return codes
+        again = _again(rank[rows], number[rows])
+        codes = codes.astype(np.int8)
+        codes[rows[again]] = SEEN
+        codes[rows[~again & open_rows[rows]]] = LATE
+        return codes
+
+
+def _again(chain: Int64s, number: Int64s) -> Bools:
+    """Which rows have a number that a row of their chain before them has."""
+    order, _ = _in_chain_order(Rows(np.concatenate(([True], chain[1:] != chain[:-1])), number, number))
+    by_number = np.argsort(order, kind="stable")
+    in_order = order[by_number]
+    again = np.zeros(len(order), np.bool_)
+    again[by_number[1:]] = in_order[1:] == in_order[:-1]
+    return again
+
+
+def _left_open(previous: Int64s, codes: Codes) -> Bools:
+    """Which rows the gaps cannot tell, and the numbers of a whole chain can."""
+    open_rows: Bools = (previous == NO_PREVIOUS_COLUMN) & ((codes == BEHIND_HEAD) | (codes == FORGOTTEN))
+    return open_rows
+
+
+def classify(rows: Rows, jump_max_ms: int | None = None) -> tuple[Codes, Int64s]:
+    """The codes of all rows that one comparison decides, and the newest number up to and with each row."""
+    begins, previous, number = rows
+    order, number_of = _in_chain_order(rows)
+    top = np.maximum.accumulate(order)
+    newest = number_of(top)
+    ahead = np.concatenate(([True], order[1:] > top[:-1]))  # of all rows of their chain before them
+    head = np.concatenate(([START], newest[:-1]))
+    codes = np.full(len(number), IN_ORDER, np.int8)
+    odd = np.flatnonzero(~ahead | (previous != head))
+    odd_ahead, below, above = ahead[odd], previous[odd] < head[odd], previous[odd] > head[odd]
+    alone = previous[odd] == NO_PREVIOUS_COLUMN
+    codes[odd] = np.where(odd_ahead, np.where(above, OPENS_GAP, AHEAD), _BEHIND)
+    codes[_copies(odd[~odd_ahead & ~alone], previous, order, top)] = SEEN
+    codes[odd[~odd_ahead & alone & (number[odd] == head[odd])]] = SEEN
+    refusal = odd[odd_ahead & below & ~alone]
+    if jump_max_ms is not None:
+        jump = (number >> SEQUENCE_BITS) - (head >> SEQUENCE_BITS)
+        refusal = np.concatenate((refusal, np.flatnonzero(ahead & (jump > jump_max_ms))))
+    refusal = refusal[~begins[refusal]]
+    if len(refusal):
+        rank = np.cumsum(begins)
+        codes[np.isin(rank, rank[refusal])] = _TO_JUDGE
+    codes[begins] = NEW_CHAIN
+    return codes, newest
+
+
+def walk(rows: Rows, codes: Codes, newest: Int64s, begin: Callable[[int], PackedDetector]) -> set[int]:
+    """Show to the gaps, in order, the rows that open one, are behind, or need the whole rule.
+
+    ``begin(first)`` is the detector of the chain that has its first row there, with that row already told. Returns the
+    chains, by their first row, that were judged by the whole rule: their detectors know the head, the others do not.
+    """
+    begins, previous, number = rows
+    visits = np.flatnonzero((codes == OPENS_GAP) | (codes >= _BEHIND))
+    starts = np.flatnonzero(begins)
+    reaches: list[tuple[int, int]] = []
+    columns = (_first_rows(starts, visits), codes[visits], newest[visits - 1], previous[visits], number[visits])
+    current = -1
+    judged = set()
+    answered: list[int] = []
+    for first, code, head, before, own in zip(*(column.tolist() for column in columns), strict=True):
+        if first != current:
+            detector, current = begin(first), first
+            behind = detector.behind
+            detector.forgetting = lambda reach: reaches.append((len(answered), reach))
+        if code == _BEHIND:
+            code = behind(before, own)
+        elif code == _TO_JUDGE:
+            judged.add(first)
+            code = detector.judge(before, own)
+        else:
+            detector.open_gap(head, before)
+        answered.append(code)
+    if reaches:
+        at, reach = np.array(reaches, np.int64).T
+        _forget_copies(codes, number, starts, visits[at], reach)
+    codes[visits] = answered
+    return judged
+
+
+def _copies(rows: Int64s, previous: Int64s, order: Order, top: Order) -> Int64s:
+    """Which of these rows repeat, previous number and all, one that was newer than all before it.
+
+    Between that row's previous number and its own there is nothing unseen any more, so the copy was seen, whatever the
+    gaps are.
+    """
+    same = np.searchsorted(top, order[rows])  # the row that got so far first: theirs, or one that jumped over it
+    copies: Int64s = rows[(order[same] == order[rows]) & (previous[same] == previous[rows])]
+    return copies
+
+
+def _forget_copies(codes: Codes, number: Int64s, starts: Int64s, rows: Int64s, reach: Int64s) -> None:
+    """A copy that lies within what was forgotten before it came is no longer known to be one."""
+    copies = np.flatnonzero(codes == SEEN)
+    last = np.searchsorted(rows, copies) - 1
+    elsewhere = (last < 0) | (rows[last] < _first_rows(starts, copies))
+    codes[copies[~elsewhere & (number[copies] <= reach[last])]] = FORGOTTEN
+
+
+def _first_rows(starts: Int64s, rows: Int64s) -> Int64s:
+    """The first row of each row's chain."""
+    return starts[np.searchsorted(starts, rows, "right") - 1]
+
+
+def _in_chain_order(rows: Rows) -> tuple[Order, Callable[[Order], Int64s]]:
+    """One integer per row that rises from chain to chain, and within a chain as the number does; and the way back."""
+    rank = np.cumsum(rows.begins)
+    rank_bits = int(rank[-1]).bit_length()
+    least = int(rows.number.min())
+    bits = (int(rows.number.max()) - least).bit_length()
+    if bits + rank_bits <= 63:
+        return rank << bits | rows.number - least, lambda order: (order & (1 << bits) - 1) + least
+    # Days of traffic, or chains by the thousand: do without the bits of the sequence that no message uses.
+    timestamp, sequence = rows.number >> SEQUENCE_BITS, rows.number & SEQUENCE_MAX
+    least = int(timestamp.min())
+    sequence_bits = int(sequence.max()).bit_length()
+    bits = (int(timestamp.max()) - least).bit_length() + sequence_bits
+    if bits + rank_bits > 63:  # decades of traffic with long ties: exact, but slower
+        rank, timestamp = rank.astype(object), timestamp.astype(object)
+
+    def number_of(order: Order) -> Int64s:
+        timestamp = ((order & (1 << bits) - 1) >> sequence_bits) + least
+        return (timestamp << SEQUENCE_BITS | order & (1 << sequence_bits) - 1).astype(np.int64)
+
+    return rank << bits | timestamp - least << sequence_bits | sequence, number_of
+
+
+FORMAT = 1
+_HEADER = struct.Struct("<4sHQQ")
+_MAGIC = b"OFcb"
+
+
+class Chains(NamedTuple):
+    """One row per chain, sorted by name."""
+
+    key: Int64s
+    key_check: Int64s
+    head: Int64s
+    heard_ms: Int64s
+    forgotten: Int64s
+
+    @classmethod
+    def none(cls) -> Chains:
+        """No chains."""
+        return cls(*(np.empty(0, np.int64) for _ in cls._fields))
+
+    def append(self, key: Int64s, key_check: Int64s, forgotten: Int64s) -> Chains:
+        """These chains too, at the end; a copy, in which heads and times can be set."""
+        blank = np.full(len(key), START, np.int64)
+        added = (key, key_check, blank, blank, forgotten)
+        return Chains(*(np.concatenate(pair) for pair in zip(self, added, strict=True)))
+
+
+class GapRows(NamedTuple):
+    """One row per gap: sorted by the place of the chain it belongs to, and ascending within a chain."""
+
+    owner: Int64s
+    lower: Int64s
+    upper: Int64s
+
+    @classmethod
+    def none(cls) -> GapRows:
+        """No gaps."""
+        return cls(*(np.empty(0, np.int64) for _ in cls._fields))
+
+    @classmethod
+    def joined(cls, parts: list[GapRows]) -> GapRows:
+        """All of them, one part after the other."""
+        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+    def take(self, rows: Bools | Int64s) -> GapRows:
+        """These rows."""
+        return GapRows(*(column[rows] for column in self))
+
+
+def sorted_by_name(chains: Chains, gaps: GapRows) -> tuple[Chains, GapRows]:
+    """The chains in the order of their names, and the gaps in the order of the chains."""
+    order = np.lexsort((chains.key_check, chains.key))
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    gaps = GapRows(rank[gaps.owner], gaps.lower, gaps.upper)
+    by_owner = np.argsort(gaps.owner, kind="stable")
+    return Chains(*(column[order] for column in chains)), gaps.take(by_owner)
+
+
+def encode(chains: Chains, gaps: GapRows) -> bytes:
+    """The columns as bytes."""
+    counts = np.bincount(gaps.owner, minlength=len(chains.key)).astype(np.int64)
+    columns = b"".join(column.astype("<i8").tobytes() for column in (*chains, counts, gaps.lower, gaps.upper))
+    return _HEADER.pack(_MAGIC, FORMAT, len(chains.key), len(gaps.lower)) + zlib.compress(columns, 1)
+
+
+def decode(data: bytes) -> tuple[Chains, GapRows]:
+    """The columns that were encoded; anything else raises `BadInput`."""
+    if len(data) < _HEADER.size:
+        raise BadInput(f"not a bank of chains: {len(data)} bytes, fewer than the header's {_HEADER.size}", offset=0)
+    magic, version, chain_count, gap_count = _HEADER.unpack_from(data)
+    if magic != _MAGIC or version != FORMAT:
+        raise BadInput(f"not a bank of chains of format {FORMAT}: begins {data[:6].hex()}", offset=0)
+    columns = inflate(data[_HEADER.size :], 8 * (6 * chain_count + 2 * gap_count), "a damaged bank of chains")
+    ends = np.cumsum([chain_count] * 6 + [gap_count] * 2)
+    *named, lower, upper, _ = np.split(np.frombuffer(columns, "<i8").astype(np.int64), ends)
+    *per_chain, counts = named
+    if (counts < 0).any() or (counts > gap_count).any() or counts.sum() != gap_count:  # a sum may wrap around
+        raise BadInput(f"a damaged bank of chains: it counts {int(counts.sum())} gaps, not {gap_count}", offset=0)
+    return Chains(*per_chain), GapRows(np.repeat(np.arange(chain_count), counts), lower, upper)
+
+
+class ChainMessages(NamedTuple):
+    """A batch as columns, sorted by chain and then in the order of judgement."""
+
+    key: Int64s
+    """The first half of the chain's name."""
+    key_check: Int64s
+    """The other half."""
+    previous: Int64s
+    number: Int64s
+
+    def take(self, rows: Int64s) -> ChainMessages:
+        """These rows, in this order."""
+        return ChainMessages(*(column[rows] for column in self))
+
+
+class ChainBank:
+    """Judges batches of messages of many chains, and remembers.
+
+    >>> bank = ChainBank()
+    >>> one = np.array([1, 1])
+    >>> bank.judge(Messages(one, one, np.array([NO_PREVIOUS, 5]), np.array([5, 6]))).tolist()
+    [0, 1]
+    >>> bank = ChainBank().resume(bank.snapshot())
+    >>> bank.judge(Messages(one, one, np.array([5, 7]), np.array([6, 8]))).tolist(), str(bank)
+    ([5, 2], '1 chain, 1 gap')
+    """
+
+    def __init__(
+        self,
+        *,
+        gap_count_max: int = GAP_COUNT_MAX,
+        floor: Floor = "first",
+        idle_ms: int | None = None,
+        chains_max: int | None = None,
+    ) -> None:
+        ChainDetector(gap_count_max=gap_count_max, floor=floor)  # refuses misuse
+        for name, value in (("idle_ms", idle_ms), ("chains_max", chains_max)):
+            if value is not None and value < 1:
+                raise Misuse(f"{name} is {value}, must be at least 1", **{name: value})
+        self._settings = (gap_count_max, floor, None)
+        self._idle_ms = idle_ms
+        self._chains_max = chains_max
+        self._chains = Chains.none()
+        self._gaps = GapRows.none()
+
+    def __len__(self) -> int:
+        return len(self._chains.key)
+
+    @property
+    def gap_count(self) -> int:
+        """How many ranges are missing now, in all chains."""
+        return int(np.count_nonzero(self._gaps.lower >= 0))
+
+    def judge(self, messages: ChainMessages, now_ms: int = 0) -> Codes:
+        """The code of each message's answer (its place in ``ANSWERS``); ``now_ms`` is when the batch was heard."""
+        codes = np.where(messages.number < 0, -1 - messages.number, BAD_NUMBERING).astype(np.int8)
+        good = np.flatnonzero((messages.previous < messages.number) & (messages.number >= 0))
+        if self._chains_max is not None:
+            good, full = self._with_room(good, messages)
+            codes[full] = STATE_FULL
+        if len(good):
+            codes[good] = self._judge(messages if len(good) == len(codes) else messages.take(good), now_ms)
+        if self._idle_ms is not None:
+            self._shrink(now_ms - self._idle_ms)
+        return codes
+
+    def _judge(self, messages: ChainMessages, now_ms: int) -> Codes:
+        firsts = np.flatnonzero(_begins(messages))
+        names = messages.take(firsts)
+        at = self.find(names.key, names.key_check)
+        known = np.flatnonzero(at >= 0)
+        places = firsts[known] + np.arange(len(known))  # where the heads come to stand
+        rows = _with_heads(messages, firsts[known], self._chains.head[at[known]], places)
+        codes, newest = classify(rows)
+        starts = np.flatnonzero(rows.begins)
+        chain_of = dict(zip(starts.tolist(), range(len(starts)), strict=True))
+        ends = np.searchsorted(self._gaps.owner, np.arange(len(self) + 1))
+        visited: dict[int, PackedDetector] = {}
+
+        def begin(first: int) -> PackedDetector:
+            chain = chain_of[first]
+            detector = visited[chain] = PackedDetector(*self._settings)
+            if at[chain] >= 0:
+                place = int(at[chain])
+                detector.resume(*self._recall(place, int(ends[place]), int(ends[place + 1])))
+            else:
+                detector.begin(int(rows.previous[first]), int(rows.number[first]))
+            return detector
+
+        judged = walk(rows, codes, newest, begin)
+        heads = newest[np.append(starts[1:], len(newest)) - 1]
+        for first in judged:
+            heads[chain_of[first]] = visited[chain_of[first]].head
+        self._learn(names, at, heads, now_ms, visited)
+        return np.delete(codes, places)
+
+    def _with_room(self, good: Int64s, messages: ChainMessages) -> tuple[Int64s, Int64s]:
+        """Which of the good rows can be judged, and which belong to chains that there is no room for."""
+        rows = messages.take(good)
+        begins = _begins(rows)
+        names = rows.take(np.flatnonzero(begins))
+        new = np.flatnonzero(self.find(names.key, names.key_check) < 0)
+        room = max(0, int(self._chains_max or 0) - len(self))
+        if len(new) <= room:
+            return good, good[:0]
+        by_name = new[np.lexsort((names.key_check[new], names.key[new]))]  # the same ones, however often it is tried
+        refused = np.zeros(len(names.key), np.bool_)
+        refused[by_name[room:]] = True
+        full = refused[np.cumsum(begins) - 1]
+        return good[~full], good[full]
+
+    @property
+    def names(self) -> tuple[Int64s, Int64s]:
+        """Both halves of the name of each chain, in the order of the bank."""
+        return self._chains.key, self._chains.key_check
+
+    @property
+    def heads(self) -> Int64s:
+        """The newest number of each chain, in the order of the bank."""
+        return self._chains.head
+
+    def find(self, key: Int64s, key_check: Int64s) -> Int64s:
+        """Where these chains stand in the bank; -1 for those that are new."""
+        chains = self._chains
+        at = np.searchsorted(chains.key, key)
+        inside = np.minimum(at, max(0, len(self) - 1))
+        if not len(self):
+            return np.full(len(key), -1, np.int64)
+        found = np.where(chains.key[inside] == key, inside, -1).astype(np.int64)
+        for i in np.flatnonzero((found >= 0) & (chains.key_check[inside] != key_check)):  # two names, one first half
+            same = range(int(found[i]), int(np.searchsorted(chains.key, key[i], "right")))
+            found[i] = next((j for j in same if chains.key_check[j] == key_check[i]), -1)
+        return found
+
+    def _recall(self, chain: int, low: int, high: int) -> tuple[int, int, list[int], list[int]]:
+        head, forgotten = int(self._chains.head[chain]), int(self._chains.forgotten[chain])
+        return head, forgotten, self._gaps.lower[low:high].tolist(), self._gaps.upper[low:high].tolist()
+
+    def _learn(
+        self, names: ChainMessages, at: Int64s, heads: Int64s, now_ms: int, visited: dict[int, PackedDetector]
+    ) -> None:
+        """Keep what the batch taught; ``visited`` are the chains whose gaps may have changed."""
+        new = np.flatnonzero(at < 0)
+        at = at.copy()
+        at[new] = len(self) + np.arange(len(new))
+        touched = np.fromiter(visited, np.int64, len(visited))
+        reach, untouched = self._beginnings(names.take(new), np.flatnonzero(np.isin(new, touched)))
+        chains = self._chains.append(names.key[new], names.key_check[new], reach)
+        chains.head[at] = heads
+        chains.heard_ms[at] = now_ms
+        below = GapRows(at[new[untouched.owner]], untouched.lower, untouched.upper)
+        kept = self._gaps.take(~np.isin(self._gaps.owner, at[touched]))
+        memories = [detector.memory() for detector in visited.values()]
+        chains.forgotten[at[touched]] = [forgotten for forgotten, _, _ in memories]
+        changed = GapRows(
+            np.repeat(at[touched], [len(lowers) for _, lowers, _ in memories]),
+            np.array([lower for _, lowers, _ in memories for lower in lowers], np.int64),
+            np.array([upper for _, _, uppers in memories for upper in uppers], np.int64),
+        )
+        self._chains, self._gaps = sorted_by_name(chains, GapRows.joined([kept, below, changed]))
+
+    def _beginnings(self, first: ChainMessages, visited: Int64s) -> tuple[Int64s, GapRows]:
+        """What is remembered of new chains whose gaps were not touched: the gap below their first message."""
+        gap_count_max, floor, _ = self._settings
+        below = np.where(first.previous == NO_PREVIOUS_COLUMN, first.number - 1, first.previous)
+        reach = np.full(len(below), START, np.int64)
+        if floor == "open" and gap_count_max == 1:  # no room for even this one
+            return below, GapRows.none()
+        chain = np.delete(np.arange(len(below)), visited)
+        lower: Int64s = np.where(first.previous == NO_PREVIOUS_COLUMN, UNNAMED, START).astype(np.int64)
+        return reach, GapRows(chain, lower[chain], below[chain])
+
+    def _shrink(self, before_ms: int) -> None:
+        """Let chains that were last heard before this time give up their gaps."""
+        idle = self._chains.heard_ms < before_ms
+        torn = np.zeros(len(self), np.bool_)
+        torn[self._gaps.owner[self._gaps.lower >= 0]] = True  # one with nothing missing is small already
+        gone = (idle & torn)[self._gaps.owner]
+        if gone.any():
+            np.maximum.at(self._chains.forgotten, self._gaps.owner[gone], self._gaps.upper[gone])
+            self._gaps = self._gaps.take(~gone)
+
+    def snapshot(self) -> bytes:
+        """All that is remembered, as bytes; the settings are not in it."""
+        return encode(self._chains, self._gaps)
+
+    def resume(self, data: bytes) -> ChainBank:
+        """Go on where another bank's snapshot was taken, with the settings of this one; else `BadInput`."""
+        self._chains, self._gaps = decode(data)
+        return self
+
+    def __str__(self) -> str:
+        chains, gaps = len(self), self.gap_count
+        return f"{chains} chain{'s' * (chains != 1)}, {gaps} gap{'s' * (gaps != 1)}"
+
+
+def _begins(messages: ChainMessages) -> Bools:
+    key, check = messages.key, messages.key_check
+    return np.concatenate(([True], (key[1:] != key[:-1]) | (check[1:] != check[:-1])))[: len(key)]
+
+
+def _with_heads(messages: ChainMessages, before: Int64s, heads: Int64s, places: Int64s) -> Rows:
+    """The rows, with the head of each known chain standing in as its first row."""
+    begins = np.insert(_begins(messages), before, True)
+    begins[places + 1] = False
+    return Rows(
+        begins, np.insert(messages.previous, before, NO_PREVIOUS_COLUMN), np.insert(messages.number, before, heads)
+    )

@@ -1,0 +1,462 @@
+"""Messages out in order: what comes early is held until what is missing before it arrives, or is given up.
+
+A message is *next* when its previous one is the last released, or when it names none (then nothing is known to be
+missing). What is next goes out at once, with everything held that it makes next. The rest is held, and the gap below
+the lowest held message is worked on, one gap at a time:
+
+    found            GapFound    from the last released to the lowest held message
+    after wait_ms    Resend      just above the one .. the previous number of the other; both as they were when found
+    every retry_ms   Resend      again, requests_max times in all (0: never ask, only wait)
+    then             Unfillable  once the last request is answered, or retry_ms after it; the order goes on
+    its end          GapResolved after the held message that it was found with is released
+
+Giving up under ``strategy="full"`` ends the gap in question and looks for the next one, which gets its own wait; under
+"light" it releases all that is held and reports the further gaps as unfillable without having looked for them.
+
+Invariants: held numbers are above the last released, and their claims ``(previous, number]`` are disjoint (what would
+break that is REJECT gap_mismatch); a gap is open exactly while something is held. Reasons are those of `ChainDetector`,
+so a held message can be ``in_order`` with what has been seen. A range that was given up is remembered: a message that
+comes too late for it is UNSURE given_up, not REPEAT, for nobody has seen it. More than ``gap_count_max`` of them are
+not kept: the lowest is forgotten, and all down there is UNSURE. Over ``buffer_max`` the lowest gap is given up at once.
+
+From: Streamr client, OrderingUtil (later OrderedMessageChain and GapFiller). Cost: O(1) in order; to hold a message and
+to release it later, O(log held) and a memory move each.
+
+What an ordered chain tells its owner to do or to know, in the order in which it happened.
+
+Every event carries the time it was given. In `GapFound` and `Unfillable` both ends are messages that are there and
+what is missing lies between them; in `Resend` both ends belong to the range that is asked for.
+
+How long an ordered chain waits, how often it asks and how much it holds.
+
+Each default stands beside its precedent. Waiting and asking are for messages that were only overtaken or lost on the
+way; the two bounds are for those that never come.
+
+An ordered chain's state as bytes, and back.
+
+JSON, because the messages that are held are the caller's: bytes travel as hex, everything else as its JSON text. What
+would not come back equal (a tuple, an object, NaN) is refused when the snapshot is taken, not when it is needed.
+Foreign bytes are checked against the invariants of the engine before a chain is made of them.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+
+from onefold.chains import rules as A
+from onefold.chains.rules import START, Number, just_above, just_below, text, valid
+from onefold.errors import BadInput, Misuse
+from onefold.intervals import Gaps
+from onefold.verdict import Answer, Verdict
+
+M = TypeVar("M")
+
+
+class Released(NamedTuple, Generic[M]):
+    """The next message in order: act on it."""
+
+    at_ms: int
+    number: Number
+    message: M
+
+
+class GapFound(NamedTuple):
+    """Something is missing between the last released and the lowest held message; the wait begins."""
+
+    at_ms: int
+    lower: Number
+    upper: Number
+
+
+class Resend(NamedTuple):
+    """Ask somebody who may have them for the messages from ``first`` to ``last``, both inclusive."""
+
+    at_ms: int
+    first: Number
+    last: Number
+
+
+class Unfillable(NamedTuple):
+    """What is missing between the two was given up; the order goes on at ``upper``."""
+
+    at_ms: int
+    lower: Number
+    upper: Number
+
+
+class GapResolved(NamedTuple):
+    """The gap that was found last is over: its upper end has just been released."""
+
+    at_ms: int
+
+
+Event: TypeAlias = Released[M] | GapFound | Resend | Unfillable | GapResolved
+
+
+class Step(NamedTuple, Generic[M]):
+    """What came of one message: its verdict, and what happened because of it."""
+
+    answer: Answer
+    events: list[Event[M]]
+
+
+Strategy: TypeAlias = Literal["light", "full"]
+
+WAIT_MS = 5_000
+"""Streamr client: gapFillTimeout 5000. Most gaps are messages that overtook each other, and close by themselves."""
+RETRY_MS = 5_000
+"""Streamr client: retryResendAfter 5000."""
+REQUESTS_MAX = 5
+"""Streamr client: maxGapRequests 5."""
+BUFFER_MAX = 10_000
+"""Streamr client: no limit, so one lost message can fill the memory. Here as many messages as the detector has gaps."""
+GAP_COUNT_MAX = 10_000
+"""As the detector's: 10,000 ranges given up stay below 1 MB."""
+
+
+class OrderSettings(NamedTuple):
+    """What the constructor of an ordered chain was told."""
+
+    wait_ms: int
+    retry_ms: int
+    requests_max: int
+    strategy: Strategy
+    buffer_max: int
+    gap_count_max: int
+
+    @property
+    def longest_ms(self) -> int:
+        """How far ahead of now the next thing to do can be."""
+        return max(1, self.wait_ms, self.retry_ms)
+
+    def checked(self) -> OrderSettings:
+        """Return self if every setting makes sense; else raise `Misuse` naming the first that does not."""
+        if self.strategy not in ("light", "full"):
+            raise Misuse(f'strategy is {self.strategy!r}, must be "light" or "full"', strategy=self.strategy)
+        least = {"wait_ms": 0, "retry_ms": 0, "requests_max": 0, "buffer_max": 1, "gap_count_max": 1}
+        for name, value in self._asdict().items():
+            if name in least and value < least[name]:
+                raise Misuse(f"{name} is {value}, must be at least {least[name]}", **{name: value})
+        return self
+
+
+FORMAT = 1
+
+
+class OpenGap(NamedTuple):
+    """The gap that is being worked on: what to ask for, the held message that ends it, and how far asking has come."""
+
+    first: Number
+    last: Number
+    upper: Number
+    due_ms: int
+    asked_count: int = 0
+    asked_ms: int = 0
+
+
+class OrderedState(NamedTuple):
+    """Everything an ordered chain knows; ``held`` is number, previous number and message, ascending."""
+
+    settings: OrderSettings
+    floor: Number | None
+    last: Number
+    forgotten: Number | None
+    given_up: list[tuple[Number, Number]]
+    held: list[tuple[Number, Number | None, Any]]
+    gap: OpenGap | None
+
+
+def encode(state: OrderedState) -> bytes:
+    """The state as JSON; a held message that JSON cannot carry raises `Misuse`."""
+    held = [(number, previous, *_pack(message)) for number, previous, message in state.held]
+    fields = {**state._asdict(), "settings": state.settings._asdict(), "held": held}
+    return json.dumps({"format": FORMAT, **fields}, separators=(",", ":")).encode()
+
+
+def decode(data: bytes) -> OrderedState:
+    """The state that was encoded; anything else raises `BadInput`."""
+    try:
+        fields = json.loads(data)
+        if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
+            raise BadInput(f"not an ordered-chain snapshot of format {FORMAT}: begins {data[:20]!r}")
+        state = _read(**fields)
+    except (ValueError, TypeError, Misuse, RecursionError) as error:
+        raise BadInput(f"not an ordered-chain snapshot: {error}") from error
+    _refuse_disorder(state)
+    return state
+
+
+def _read(settings: Any, floor: Any, last: Any, forgotten: Any, given_up: Any, held: Any, gap: Any) -> OrderedState:
+    return OrderedState(
+        OrderSettings(**settings).checked(),
+        _number_or_none(floor),
+        _number(last),
+        _number_or_none(forgotten),
+        [(_number(lower), _number(upper)) for lower, upper in given_up],
+        [(_number(n), _number_or_none(previous), _unpack(kind, text)) for n, previous, kind, text in held],
+        None if gap is None else _read_gap(*gap),
+    )
+
+
+def _read_gap(first: Any, last: Any, upper: Any, due_ms: Any, asked_count: Any, asked_ms: Any) -> OpenGap:
+    return OpenGap(_number(first), _number(last), _number(upper), _whole(due_ms), _whole(asked_count), _whole(asked_ms))
+
+
+def _pack(message: object) -> tuple[str, str]:
+    if isinstance(message, bytes):
+        return "hex", message.hex()
+    try:
+        text = json.dumps(message)
+        if json.loads(text) == message:
+            return "json", text
+    except (TypeError, ValueError, RecursionError):
+        pass
+    raise Misuse(f"a held message is neither bytes nor a JSON value: {message!r:.80}", held=message)
+
+
+def _unpack(kind: str, text: str) -> Any:
+    return bytes.fromhex(text) if kind == "hex" else json.loads(text)
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r:.80} is not a whole number")
+    return value
+
+
+def _number(value: Any) -> Number:
+    timestamp, sequence = value
+    return _whole(timestamp), _whole(sequence)
+
+
+def _number_or_none(value: Any) -> Number | None:
+    return None if value is None else _number(value)
+
+
+def _refuse_disorder(state: OrderedState) -> None:
+    gone = [bound for gap in state.given_up for bound in gap]
+    bounds = [*filter(None, [state.forgotten]), *gone, state.last]
+    for number, previous, _ in state.held:
+        bounds += [number] if previous is None else [previous, number]
+    for lower, upper in pairwise(bounds):
+        if lower > upper:
+            raise BadInput(f"ordered-chain snapshot: bounds descend from {lower} to {upper}", lower=lower, upper=upper)
+    numbers = {number for number, _, _ in state.held}
+    gap_fits = state.gap.upper in numbers if state.gap else not numbers
+    if not gap_fits or len(numbers) < len(state.held) or (numbers and state.floor is None):
+        raise BadInput(f"ordered-chain snapshot: {len(state.held)} held do not fit the gap {state.gap}", gap=state.gap)
+
+
+class OrderedChain(Generic[M]):
+    """Brings the messages of one chain into order.
+
+    >>> chain = OrderedChain[str](wait_ms=50)
+    >>> for previous, number in [((0, 0), (1, 0)), ((3, 0), (4, 0))]:
+    ...     print(*chain.add(previous, number, "hello", now_ms=0))
+    FIRST new_chain [Released(at_ms=0, number=(1, 0), message='hello')]
+    FIRST opens_gap [GapFound(at_ms=0, lower=(1, 0), upper=(4, 0))]
+    >>> chain.due_ms, chain.tick(now_ms=50)
+    (50, [Resend(at_ms=50, first=(1, 1), last=(3, 0))])
+    >>> str(chain)
+    'out to 1|0, 1 held, (1|0, 3|0] missing'
+    """
+
+    def __init__(
+        self,
+        *,
+        wait_ms: int = WAIT_MS,
+        retry_ms: int = RETRY_MS,
+        requests_max: int = REQUESTS_MAX,
+        strategy: Strategy = "light",
+        buffer_max: int = BUFFER_MAX,
+        gap_count_max: int = GAP_COUNT_MAX,
+    ) -> None:
+        self.settings = OrderSettings(wait_ms, retry_ms, requests_max, strategy, buffer_max, gap_count_max).checked()
+        self._floor: Number | None = None
+        self._last = START
+        self._numbers: list[Number] = []  # of what is held, ascending
+        self._held: dict[Number, tuple[Number | None, M]] = {}
+        self._gap: OpenGap | None = None
+        self._given_up: Gaps[Number] = Gaps()
+        self._forgotten: Number | None = None
+
+    @property
+    def last(self) -> Number | None:
+        """The number released last; None before the first message."""
+        return None if self._floor is None else self._last
+
+    @property
+    def held_count(self) -> int:
+        """How many messages wait for a gap to end; never more than ``buffer_max``."""
+        return len(self._numbers)
+
+    @property
+    def due_ms(self) -> int | None:
+        """When the next `tick` has something to do; None while no gap is open. Nothing but a tick looks at it."""
+        return None if self._gap is None else self._gap.due_ms
+
+    @property
+    def forgotten(self) -> Number | None:
+        """How far the forgotten ranges reached; None if none was forgotten."""
+        return self._forgotten
+
+    def given_up(self) -> list[tuple[Number, Number]]:
+        """The ranges ``(lower, upper]`` that were given up and are remembered, ascending."""
+        return list(self._given_up)
+
+    def add(self, previous: Number | None, number: Number, message: M, now_ms: int) -> Step[M]:
+        """Judge one message; if it is new release it or hold it. Never raises on a message, whatever it holds."""
+        own = valid(number)
+        before = None if previous is None else valid(previous)
+        if own is None or (before is None) != (previous is None):
+            return Step(A.BAD_NUMBER, [])
+        answer = self._judge(before, own)
+        if answer.verdict is not Verdict.FIRST:
+            return Step(answer, [])
+        if self._floor is None:
+            self._floor, self._last = own, just_below(own) if before is None else before
+        insort(self._numbers, own)
+        self._held[own] = before, message
+        events = list(self._advance(now_ms))
+        if len(self._numbers) > self.settings.buffer_max:
+            events += self._advance(now_ms, self._numbers[0])
+        return Step(answer, events)
+
+    def tick(self, now_ms: int) -> list[Event[M]]:
+        """Do what is due by now. A late tick asks once and waits ``retry_ms`` anew: no gap is given up unasked.
+
+        Nothing is due later than the settings let it be from now on: a clock that was ahead for a while costs one wait.
+        """
+        events: list[Event[M]] = []
+        latest_ms = now_ms + self.settings.longest_ms
+        if self._gap is not None and self._gap.due_ms > latest_ms:
+            self._gap = self._gap._replace(due_ms=latest_ms)
+        while self._gap is not None and self._gap.due_ms <= now_ms:
+            if self._gap.asked_count < self.settings.requests_max:
+                return [*events, self._ask(self._gap, now_ms)]
+            events += self._give_up_gap(self._gap, now_ms)
+        return events
+
+    def answered(self, now_ms: int, resend: Resend | None = None) -> list[Event[M]]:
+        """Learn that all that a resend can bring has been added: after the last request, give up what is still missing.
+
+        ``resend`` says which one, so that a late answer to an older request is not taken for that to the last.
+        """
+        gap = self._gap
+        if gap is None or gap.asked_count < max(1, self.settings.requests_max):
+            return []
+        if resend not in (None, Resend(gap.asked_ms, gap.first, gap.last)):
+            return []
+        return list(self._give_up_gap(gap, now_ms))
+
+    def give_up(self, now_ms: int, to: Number | None = None) -> list[Event[M]]:
+        """Wait no longer for anything missing before the held messages up to ``to`` (None: before any of them)."""
+        reach = valid(to) if to is not None else (self._numbers or [START])[-1]
+        if reach is None:
+            raise Misuse(f"to is {to!r}, must be a number (timestamp, sequence)", to=to)
+        return list(self._advance(now_ms, reach))
+
+    def _judge(self, previous: Number | None, number: Number) -> Answer:
+        if previous is not None and previous >= number:
+            return A.BAD_NUMBERING
+        if self._floor is None:
+            return A.NEW_CHAIN
+        if number <= self._last:
+            return self._judge_late(previous, number, self._floor)
+        if number in self._held:
+            return A.SEEN
+        i = bisect_left(self._numbers, number)
+        below = self._numbers[i - 1] if i else self._last
+        if previous is not None and previous < below:
+            return A.GAP_MISMATCH
+        if i < len(self._numbers):
+            claimed, _ = self._held[self._numbers[i]]
+            return A.GAP_MISMATCH if claimed is not None and claimed < number else A.FILLS_GAP
+        if previous is None:
+            return A.AHEAD
+        return A.IN_ORDER if previous == below else A.OPENS_GAP
+
+    def _judge_late(self, previous: Number | None, number: Number, floor: Number) -> Answer:
+        if number < floor:
+            return A.BEHIND_HEAD if previous is None else A.BELOW_FLOOR
+        if self._forgotten is not None and number <= self._forgotten:
+            return A.FORGOTTEN
+        if number in self._given_up:
+            return A.GIVEN_UP
+        return A.BEHIND_HEAD if previous is None and number not in (floor, self._last) else A.SEEN
+
+    def _advance(self, now_ms: int, give_up_to: Number | None = None) -> Iterator[Event[M]]:
+        """Release what is next, and up to ``give_up_to`` also what is not; then see whether a new gap is open."""
+        while self._numbers:
+            number = self._numbers[0]
+            previous, message = self._held[number]
+            if previous is None:
+                if len(self._numbers) > 1:  # it may pass over what is known to be missing: that must not become REPEAT
+                    self._abandon(just_below(number))
+            elif previous != self._last:
+                if give_up_to is None or number > give_up_to:
+                    break
+                self._abandon(previous)
+                yield Unfillable(now_ms, self._last, number)
+            del self._numbers[0], self._held[number]
+            self._last = number
+            yield Released(now_ms, number, message)
+            if self._gap is not None and self._gap.upper == number:
+                self._gap = None
+                yield GapResolved(now_ms)
+        if self._numbers and self._gap is None:
+            yield self._find(now_ms)
+
+    def _find(self, now_ms: int) -> GapFound:
+        upper = self._numbers[0]
+        previous = self._held[upper][0]
+        assert previous is not None, "without a previous number it would have been next"
+        self._gap = OpenGap(just_above(self._last), previous, upper, now_ms + self.settings.wait_ms)
+        return GapFound(now_ms, self._last, upper)
+
+    def _ask(self, gap: OpenGap, now_ms: int) -> Resend:
+        due_ms = now_ms + self.settings.retry_ms
+        self._gap = gap._replace(due_ms=due_ms, asked_count=gap.asked_count + 1, asked_ms=now_ms)
+        return Resend(now_ms, gap.first, gap.last)
+
+    def _give_up_gap(self, gap: OpenGap, now_ms: int) -> Iterator[Event[M]]:
+        return self._advance(now_ms, gap.upper if self.settings.strategy == "full" else self._numbers[-1])
+
+    def _abandon(self, upper: Number) -> None:
+        if self._last < upper:
+            self._given_up.append(self._last, upper)
+        if len(self._given_up) > self.settings.gap_count_max:
+            self._forgotten = self._given_up.drop_lowest()
+
+    def snapshot(self) -> bytes:
+        """Everything, settings and held messages included; these must be bytes or JSON values, else `Misuse`."""
+        held = [(number, *self._held[number]) for number in self._numbers]
+        return encode(
+            OrderedState(self.settings, self._floor, self._last, self._forgotten, self.given_up(), held, self._gap)
+        )
+
+    @classmethod
+    def restore(cls, data: bytes) -> OrderedChain[Any]:
+        """A chain that goes on exactly where ``snapshot`` was taken; foreign bytes raise `BadInput`."""
+        state = decode(data)
+        chain: OrderedChain[Any] = cls(**state.settings._asdict())
+        chain._floor, chain._last, chain._forgotten = state.floor, state.last, state.forgotten
+        chain._given_up, chain._gap = Gaps(state.given_up), state.gap
+        chain._numbers = [number for number, _, _ in state.held]
+        chain._held = {number: (previous, message) for number, previous, message in state.held}
+        return chain
+
+    def __str__(self) -> str:
+        if self._floor is None:
+            return "nothing yet"
+        if not self._numbers:
+            return f"out to {text(self._last)}"
+        missing = f"({text(self._last)}, {text(self._held[self._numbers[0]][0] or START)}] missing"
+        return f"out to {text(self._last)}, {len(self._numbers)} held, {missing}"
+
+    def __repr__(self) -> str:
+        return f"<OrderedChain {self}>"

@@ -1,0 +1,18 @@
+"""Clocks, as functions that a service or a store is given; rules never look at one."""
+
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+Clock: TypeAlias = Callable[[], int]
+
+
+def wall_ms() -> int:
+    """Unix time in milliseconds; it may be set ahead or back at any moment."""
+    return time.time_ns() // 1_000_000
+
+
+def elapsed_ms() -> int:
+    """Milliseconds since some moment: nobody can set this clock, and it counts a machine's sleep too."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime_ns(clock) // 1_000_000

@@ -1,0 +1,593 @@
+"""Level 1 over columns: many frames at once, and what a device remembers beyond it.
+
+The scalar `Stations` is the truth; this form gives the same answers faster. What is to be known of a frame is one
+*window*: the station that opened it, when it did, and when the frame was last heard, by anybody and by that station. A
+row is a miss, and opens a window, or it is a hit in the one that is open:
+
+    sliding   a row opens a window if the row before it is ``expiry_ms`` or more away: one comparison each
+    fixed     a window ends ``expiry_ms`` after it opened, whatever comes in between. Where rows follow each other more
+              closely than that for longer than that, the openers are found by going from one to the next; everywhere
+              else they are those of the sliding window
+
+All else follows from the opener of a row's window: the same station resubmits, or echoes if it heard the frame a moment
+before; another one only heard it too.
+
+What outlasts the expiry is one frame for each *chain*, the one that was counted last. The chain of a data frame is its
+device, that of a join request the request itself: a nonce is used once. A row that would open a window of the frame
+that the row before it in its chain opened is no new one:
+
+    F9  F9' F9''         197 s apart: a device that still waits for its confirmation; FIRST, then REPEAT counted_before
+    F9  F10  F9'         F9' is FIRST by level 1 again: only its counter tells that it is old
+    J7  J7'              REPEAT nonce_used
+
+Openers that stand side by side in their chain, ordered by time, are compared: one more numpy pass, which
+``strict_adr`` leaves out.
+
+What was known before a batch stands in it as made-up rows before the first one of its frame: the last sighting, and
+where the window is fixed its opener too.
+
+A negative station marks a row that was refused before it came here: ``refused(reason)`` is answered with that reason,
+and the row is no part of any frame.
+
+Cost: a dozen numpy passes, and a step in Python for each fixed window within a longer stretch.
+
+The windows of many frames, packed into columns: what one bucket of a stream remembers of level 1.
+
+A table is judged with all of its rows at hand; a stream in batches, and a late row may belong before what was judged
+already. A bank keeps, of each frame, its last window, until nothing that may still come can meet it: until the newest
+time of the bucket has passed the window's last sighting by the expiry and ``late_ms``. Then
+
+    a row at or after its frame's last sighting     is judged as in a table
+    a row before it, within the window              is a hit; so is one less than the expiry before its opener
+    a row the expiry or more before the opener      UNSURE late: the windows before the last one are not kept
+    a row of an unknown frame                       opens a window; but less than the expiry after the newest sighting
+                                                    that was given up it is UNSURE late: it may be a hit in that one
+
+So what is less than ``late_ms`` behind the newest is never late for want of memory, and in time order the answers are
+those of a table. A row changes nothing if it is late. With ``frames_max`` frames remembered, rows of further ones are
+UNSURE state_full.
+
+Beside the frames, and for ever, stands of each chain the frame that opened a window last, and when: one row for each
+device, and one for each join request. There are ``frames_max`` of these at most, too. By ``strict_adr`` there are none.
+
+    head       "OFFB", format, newest time, newest that was given up, count, [count of chains,] checksum of the columns
+    columns    key, key_check, station, since, last, own: eight bytes each
+    [chains]   chain, chain_check, key, key_check, time: eight bytes each
+
+Format 1, of strict_adr, has no chains. Its buckets are by frame and those of format 2 by chain, so neither can go on
+from the other.
+
+Cost: a binary search per frame of the batch, and a copy of the columns where frames are added or dropped.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onefold.errors import BadInput, Misuse
+from onefold.lorawan import rules as A
+
+Int64s: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]
+Codes: TypeAlias = NDArray[np.int8]
+
+EXPIRY_MS: Final = 60_000
+"""The one minute of ADR 007."""
+EXPIRY_MS_MAX: Final = 366 * 86_400_000
+"""A year: a counter of 16 bits rolls over sooner, and sums of so many of them still fit into 63 bits."""
+TIME_MS_MAX: Final = 253_402_300_799_999
+"""The end of the year 9999: what lies beyond is no time."""
+NEVER: Final = -(1 << 62)
+"""Before all times, and far enough from them that differences do not overflow."""
+
+CODES: Final = {answer.reason: code for code, answer in enumerate(A.ANSWERS)}
+_NEW_FRAME, _NEW_JOIN = CODES["new_frame"], CODES["new_join"]
+_RESUBMITTED, _ECHOED, _OTHER_STATION = CODES["resubmitted"], CODES["echoed"], CODES["other_station"]
+_JOIN_REPEATED = CODES["join_repeated"]
+_COUNTED_BEFORE, _NONCE_USED = CODES["counted_before"], CODES["nonce_used"]
+
+
+def refused(reason: str) -> int:
+    """The station that stands for "refused already, for this reason"."""
+    return -1 - CODES[reason]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """How long a frame is remembered."""
+
+    expiry_ms: int = EXPIRY_MS
+    sliding: bool = True
+    """Whether every sighting begins the wait anew."""
+    echo_ms: int = 0
+    """A station that heard the frame less than this ago hears the same transmission twice; 0: never."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("expiry_ms", 1), ("echo_ms", 0)):
+            value = getattr(self, name)
+            if not least <= value <= EXPIRY_MS_MAX:
+                raise Misuse(f"{name} is {value}, must be from {least} to {EXPIRY_MS_MAX}", **{name: value})
+
+
+class ReceptionRows(NamedTuple):
+    """Columns of equal length, sorted by frame, then time, then a tie-breaker of the caller's choice."""
+
+    begins: Bools
+    """Is it the first row of its frame?"""
+    station: Int64s
+    time: Int64s
+    join: Bools
+    """Is it a join request?"""
+
+
+class KnownFrames(NamedTuple):
+    """The last window of each frame; ``last`` is ``NEVER`` where there is none."""
+
+    station: Int64s
+    """Who opened it."""
+    since: Int64s
+    last: Int64s
+    own: Int64s
+    """When the station that opened it heard it last."""
+
+    @classmethod
+    def nothing(cls, frames: int) -> KnownFrames:
+        """So many frames that were never heard."""
+        return cls(np.zeros(frames, np.int64), *(np.full(frames, NEVER, np.int64) for _ in range(3)))
+
+    def take(self, frames: Int64s) -> KnownFrames:
+        """These frames."""
+        return KnownFrames(*(column[frames] for column in self))
+
+
+def begins(*names: Int64s) -> Bools:
+    """Which rows are the first of their frame; its name may be several columns."""
+    changes = np.logical_or.reduce([name[1:] != name[:-1] for name in names])
+    return np.concatenate(([True], changes))[: len(names[0])]
+
+
+def judge(rows: ReceptionRows, known: KnownFrames, windows: Windows) -> tuple[Codes, KnownFrames]:
+    """The code of each row, and the last window of each frame after it.
+
+    ``known`` has a line for each frame of the rows, in their order; no row may be older than its frame's ``last``.
+    """
+    if not len(rows.time):
+        return np.empty(0, np.int8), known
+    all_rows, made_up = _with_known(rows, known, windows.sliding)
+    older, each = np.flatnonzero(known.last != NEVER), 1 if windows.sliding else 2
+    own = all_rows.time.copy()
+    own[made_up[each - 1 :: each]] = known.own[older]
+    judged = classify(all_rows, own, windows)
+    ends = np.append(np.flatnonzero(all_rows.begins)[1:], len(own)) - 1
+    opened = judged.opener[ends]
+    since = all_rows.time[opened]
+    if windows.sliding:  # there the made-up row is the last sighting, not the opener
+        still = made_up == opened[older]
+        since[older[still]] = known.since[older[still]]
+    after = KnownFrames(all_rows.station[opened], since, all_rows.time[ends], own[judged.own[ends]])
+    return np.delete(judged.codes, made_up), after
+
+
+def _with_known(rows: ReceptionRows, known: KnownFrames, sliding: bool) -> tuple[ReceptionRows, Int64s]:
+    """The rows with what is known of their frames among them, and where that came to stand."""
+    older = np.flatnonzero(known.last != NEVER)
+    if not len(older):
+        return rows, older
+    each = 1 if sliding else 2
+    firsts = np.flatnonzero(rows.begins)[older]
+    before = np.repeat(firsts, each)
+    last = known.last[older]
+    both = ReceptionRows(
+        np.insert(rows.begins, before, np.arange(len(before)) % each == 0),
+        np.insert(rows.station, before, np.repeat(known.station[older], each)),
+        np.insert(rows.time, before, last if sliding else np.stack((known.since[older], last), axis=1).ravel()),
+        np.insert(rows.join, before, False),
+    )
+    both.begins[firsts + each * np.arange(1, len(firsts) + 1)] = False
+    return both, before + np.arange(len(before))
+
+
+class JudgedColumns(NamedTuple):
+    """What came of rows."""
+
+    codes: Codes
+    opener: Int64s
+    """Which row opened its window."""
+    own: Int64s
+    """Which row of the window's station was the last one, up to and with it."""
+
+
+def classify(rows: ReceptionRows, own: Int64s, windows: Windows) -> JudgedColumns:
+    """What each row is; ``own``: of rows of a window's station, when it heard the frame last."""
+    pause = np.diff(rows.time, prepend=rows.time[:1])
+    opens = _openers(rows.begins, pause, windows)
+    place = np.arange(len(opens))
+    opener = np.maximum.accumulate(np.where(opens, place, 0))
+    same = rows.station == rows.station[opener]
+    codes = np.where(same, np.int8(_RESUBMITTED), np.int8(_OTHER_STATION))
+    last_own = np.maximum.accumulate(np.where(same, place, 0))
+    if windows.echo_ms:
+        before = own[last_own[np.maximum(place - 1, 0)]]
+        codes[same & (rows.time - before < windows.echo_ms)] = _ECHOED
+    codes[opens] = _NEW_FRAME
+    if rows.join.any():
+        codes[rows.join] = np.where(opens[rows.join], np.int8(_NEW_JOIN), np.int8(_JOIN_REPEATED))
+    return JudgedColumns(codes, opener, last_own)
+
+
+def _openers(begins: Bools, pause: Int64s, windows: Windows) -> Bools:
+    opens = begins | (pause >= windows.expiry_ms)
+    if windows.sliding:
+        return opens
+    # One axis for all: pauses add up, and between stretches lies just one expiry. It rises with the rows.
+    axis = np.cumsum(np.where(opens, windows.expiry_ms, pause))
+    starts = np.flatnonzero(opens)
+    ends = np.append(starts[1:], len(opens))
+    long = axis[ends - 1] - axis[starts] >= windows.expiry_ms
+    rows = np.flatnonzero(np.repeat(long, ends - starts))
+    steps = np.searchsorted(axis[rows], axis[rows] + windows.expiry_ms).tolist()
+    found, at = [], 0
+    while at < len(steps):  # over the end of a stretch, the first row beyond is the start of the next
+        found.append(at)
+        at = steps[at]
+    opens[rows[found]] = True
+    return opens
+
+
+def openers(codes: Codes) -> Int64s:
+    """The rows that opened a window."""
+    return np.flatnonzero((codes == _NEW_FRAME) | (codes == _NEW_JOIN))
+
+
+def as_again(codes: Codes) -> Codes:
+    """What openers are whose frame was counted last in their chain already."""
+    return np.where(codes == _NEW_JOIN, np.int8(_NONCE_USED), np.int8(_COUNTED_BEFORE))
+
+
+class ColumnarStations:
+    """Judges batches of rows; the rows of a chain must be contiguous over all batches, and in order.
+
+    >>> columns = ColumnarStations(Windows())
+    >>> device, frame, data, time = *np.zeros((3, 4), np.int64), np.array([0, 1_000, 2_000, 62_000])
+    >>> [A.ANSWERS[code].reason for code in columns.judge(device, time, data, np.array([7, 8, 7, 7]), frame, frame)]
+    ['new_frame', 'other_station', 'resubmitted', 'counted_before']
+    """
+
+    def __init__(self, windows: Windows, *, strict_adr: bool = False) -> None:
+        self._windows = windows
+        self._strict_adr = strict_adr
+        # Of the chain that the last batch ended with:
+        self._chain: int | None = None
+        self._open: dict[tuple[int, int], tuple[int, ...]] = {}  # what is known of its frames
+        self._last: tuple[int, int] | None = None  # the frame of its last opener
+
+    def judge(
+        self, chain: Int64s, time: Int64s, join: Int64s, station: Int64s, frame: Int64s, frame_check: Int64s
+    ) -> Codes:
+        """The code of each row's answer, which is its place in ``ANSWERS``; ``join`` is 1 for join requests.
+
+        A frame's name is two columns, both halves of a hash; its rows are all of one chain.
+        """
+        codes = np.where(station < 0, -1 - station, 0).astype(np.int8)
+        good = np.flatnonzero(station >= 0)
+        if len(good) < len(codes):
+            chain, time, join, station, frame, frame_check = (
+                column[good] for column in (chain, time, join, station, frame, frame_check)
+            )
+        if len(good):
+            codes[good] = self._judge(chain, frame, frame_check, time, join != 0, station)
+        return codes
+
+    def _judge(
+        self, chain: Int64s, frame: Int64s, frame_check: Int64s, time: Int64s, join: Bools, station: Int64s
+    ) -> Codes:
+        if int(chain[0]) != self._chain:
+            self._open, self._last = {}, None
+        self._chain = int(chain[0])
+        by_frame = np.argsort(frame, kind="stable")  # in a frame, the rows stay in the order of judgement
+        names = chain[by_frame], frame[by_frame], frame_check[by_frame]
+        if (begins(*names) & ~begins(*names[:2])).any():  # two names, one first half
+            by_frame = np.lexsort((frame_check, frame, chain))
+            names = chain[by_frame], frame[by_frame], frame_check[by_frame]
+        rows = ReceptionRows(begins(*names), station[by_frame], time[by_frame], join[by_frame])
+        of_chain, key, key_check = (name[rows.begins] for name in names)
+        judged, after = judge(rows, self._recall(of_chain, key, key_check), self._windows)
+        codes = np.empty(len(chain), np.int8)
+        codes[by_frame] = judged
+        ends_with = int(chain[-1])
+        if ends_with != self._chain:
+            self._open = {}
+        last = np.flatnonzero(of_chain == ends_with)
+        self._remember(key[last], key_check[last], after.take(last), int(time[-1]))
+        if not self._strict_adr:
+            self._know_again(codes, chain, frame, frame_check)
+        self._chain = ends_with
+        return codes
+
+    def _recall(self, chain: Int64s, frame: Int64s, frame_check: Int64s) -> KnownFrames:
+        known = KnownFrames.nothing(len(chain))
+        if self._open:
+            for i in np.flatnonzero(chain == self._chain):
+                if before := self._open.get((int(frame[i]), int(frame_check[i]))):
+                    for column, value in zip(known, before, strict=True):
+                        column[i] = value
+        return known
+
+    def _remember(self, frame: Int64s, frame_check: Int64s, after: KnownFrames, newest: int) -> None:
+        """What the rows of this chain may still meet, if more of them come."""
+        names = zip(frame.tolist(), frame_check.tolist(), strict=True)
+        self._open.update(zip(names, zip(*(column.tolist() for column in after), strict=True), strict=True))
+        place = KnownFrames._fields.index("last")
+        for name in [name for name, known in self._open.items() if newest - known[place] >= self._windows.expiry_ms]:
+            del self._open[name]
+
+    def _know_again(self, codes: Codes, chain: Int64s, frame: Int64s, frame_check: Int64s) -> None:
+        opens = openers(codes)
+        if not len(opens):
+            return
+        names = chain[opens], frame[opens], frame_check[opens]
+        again = ~begins(*names)
+        again[0] = int(names[0][0]) == self._chain and (int(names[1][0]), int(names[2][0])) == self._last
+        codes[opens[again]] = as_again(codes[opens[again]])
+        self._last = int(names[1][-1]), int(names[2][-1])  # of the last chain, whose first row opened a window
+
+
+STRICT_FORMAT: Final = 1
+FORMAT: Final = 2
+LATE_MS: Final = 3_600_000
+"""An hour: what a gateway kept while it had no backhaul comes as late as that was long."""
+
+_MAGIC: Final = b"OFFB"
+_HEADS: Final = {STRICT_FORMAT: struct.Struct("<4sHqqQI"), FORMAT: struct.Struct("<4sHqqQQI")}
+_LATE, _STATE_FULL = CODES["late"], CODES["state_full"]
+_RESUBMITTED, _ECHOED, _OTHER_STATION = CODES["resubmitted"], CODES["echoed"], CODES["other_station"]
+
+
+class ReceptionArrays(NamedTuple):
+    """Rows of a batch, contiguous by frame, and in it by time; none of them refused."""
+
+    key: Int64s
+    key_check: Int64s
+    station: Int64s
+    time: Int64s
+    join: Bools
+    chain: Int64s
+    chain_check: Int64s
+    turn: Int64s
+    """The place of the row when all are sorted by chain, and in it by time."""
+
+    def rows(self) -> ReceptionRows:
+        """As the columnar engine takes them."""
+        return ReceptionRows(begins(self.key, self.key_check), self.station, self.time, self.join)
+
+    def take(self, rows: Int64s) -> ReceptionArrays:
+        """These rows."""
+        key, key_check, station, time, join, *chain_and_turn = self
+        heard = key[rows], key_check[rows], station[rows], time[rows], join[rows]
+        return ReceptionArrays(*heard, *(column[rows] for column in chain_and_turn))
+
+
+class _Chains:
+    """The frame that opened a window last, of each chain; sorted by the first half of the chain's name."""
+
+    def __init__(self, columns: NDArray[np.int64] | None = None) -> None:
+        self.columns = np.empty((5, 0), np.int64) if columns is None else columns  # chain, check, key, check, time
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def know_again(self, codes: Codes, receptions: ReceptionArrays) -> None:
+        """Change the codes of openers whose frame was the last one of their chain, and remember those that are now.
+
+        What is remembered stands among the openers by its time: one that comes late is not compared with what came
+        after it."""
+        opens = openers(codes)
+        if not len(opens):
+            return
+        opens = opens[np.argsort(receptions.turn[opens])]
+        rows = receptions.take(opens)
+        first = begins(rows.chain, rows.chain_check)
+        at = find(self.columns[0], self.columns[1], rows.chain[first], rows.chain_check[first])
+        there = np.flatnonzero(at >= 0)
+        chain = np.concatenate((there, np.cumsum(first) - 1))
+        key, key_check, time = (
+            np.concatenate((known, column))
+            for known, column in zip(self.columns[2:, at[there]], (rows.key, rows.key_check, rows.time), strict=True)
+        )
+        order = np.lexsort((np.arange(len(chain)), time, chain))  # of one time, what was known before comes first
+        again = np.zeros(len(chain), np.bool_)
+        again[order] = ~begins(chain[order], key[order], key_check[order])
+        known_again = opens[again[len(there) :]]
+        codes[known_again] = as_again(codes[known_again])
+        lasts = order[np.append(np.flatnonzero(np.diff(chain[order])), len(order) - 1)]
+        values = np.stack((rows.chain[first], rows.chain_check[first], key[lasts], key_check[lasts], time[lasts]))
+        self.columns[:, at[there]] = values[:, there]
+        new = np.flatnonzero(at < 0)
+        new = new[np.argsort(values[0, new], kind="stable")]
+        self.columns = np.insert(self.columns, np.searchsorted(self.columns[0], values[0, new]), values[:, new], axis=1)
+
+
+def find(names: Int64s, checks: Int64s, name: Int64s, check: Int64s) -> Int64s:
+    """Where these names of two halves stand, of which the first halves are sorted; -1 for those that do not."""
+    if not len(names):
+        return np.full(len(name), -1, np.int64)
+    at = np.minimum(np.searchsorted(names, name), len(names) - 1)
+    found = np.where(names[at] == name, at, -1).astype(np.int64)
+    for i in np.flatnonzero((found >= 0) & (checks[at] != check)):  # two names, one first half
+        same = range(int(found[i]), int(np.searchsorted(names, name[i], "right")))
+        found[i] = next((j for j in same if checks[j] == check[i]), -1)
+    return found
+
+
+class FrameBank:
+    """The frames of a bucket, sorted by the first half of their names."""
+
+    def __init__(
+        self,
+        windows: Windows,
+        *,
+        late_ms: int = LATE_MS,
+        frames_max: int | None = None,
+        strict_adr: bool = False,
+    ) -> None:
+        if not 0 <= late_ms <= EXPIRY_MS_MAX:
+            raise Misuse(f"late_ms is {late_ms}, must be from 0 to {EXPIRY_MS_MAX}", late_ms=late_ms)
+        if frames_max is not None and frames_max < 1:
+            raise Misuse(f"state_rows_max is {frames_max}, must be at least 1", state_rows_max=frames_max)
+        self._windows = windows
+        self._late_ms = late_ms
+        self._frames_max = frames_max
+        self._key, self._key_check = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._known = KnownFrames.nothing(0)
+        self._chains: _Chains | None = None if strict_adr else _Chains()
+        self._newest = self._given_up = NEVER
+
+    def __len__(self) -> int:
+        return len(self._key)
+
+    def judge(self, receptions: ReceptionArrays) -> Codes:
+        """The code of each row."""
+        if not len(receptions.time):
+            return np.empty(0, np.int8)
+        first = begins(receptions.key, receptions.key_check)
+        frame = np.cumsum(first) - 1
+        names = receptions.key[first], receptions.key_check[first]
+        at = find(self._key, self._key_check, *names)
+        known = self._recall(at)
+        codes = self._judge_late(receptions, frame, at < 0, known)
+        codes[self._no_room(receptions.take(np.flatnonzero(first)), at, frame, codes < 0)[frame] & (codes < 0)] = (
+            _STATE_FULL
+        )
+        live = np.flatnonzero(codes < 0)
+        rows = receptions.take(live).rows()
+        heard = frame[live][rows.begins]
+        codes[live], after = judge(rows, known.take(heard), self._windows)
+        for column, values in zip(known, after, strict=True):
+            column[heard] = values
+        self._learn(names, at, known)
+        if self._chains is not None:
+            self._chains.know_again(codes, receptions)
+        self._newest = max(self._newest, int(receptions.time.max()))
+        self._give_up()
+        return codes
+
+    def _recall(self, at: Int64s) -> KnownFrames:
+        known = KnownFrames.nothing(len(at))
+        there = np.flatnonzero(at >= 0)
+        for column, values in zip(known, self._known, strict=True):
+            column[there] = values[at[there]]
+        return known
+
+    def _judge_late(self, receptions: ReceptionArrays, frame: Int64s, new: Bools, known: KnownFrames) -> Codes:
+        """The codes of the rows that come before what is known, -1 of all others; they may move an opener back."""
+        time, expiry, echo = receptions.time, self._windows.expiry_ms, self._windows.echo_ms
+        codes = np.full(len(time), -1, np.int8)
+        codes[new[frame] & (time < self._given_up + expiry)] = _LATE
+        behind = np.flatnonzero(time < known.last[frame])
+        if not len(behind):
+            return codes
+        rank, time, frame = frame, time[behind], frame[behind]
+        station, since, _, own = known.take(frame)
+        hit = time > since - expiry
+        codes[behind] = np.where(hit, np.int8(_OTHER_STATION), np.int8(_LATE))
+        same = np.flatnonzero(hit & (receptions.station[behind] == station))
+        time, frame, own = time[same], frame[same], own[same]
+        near = np.abs(time - own) < echo  # its own sighting: the window's beginning may be of another station by now
+        near[1:] |= (frame[1:] == frame[:-1]) & (np.diff(time) < echo)
+        codes[behind[same]] = np.where(near, np.int8(_ECHOED), np.int8(_RESUBMITTED))
+        np.maximum.at(known.own, frame, time)
+        codes[behind[hit & receptions.join[behind]]] = _JOIN_REPEATED
+        if self._windows.sliding:
+            np.minimum.at(known.since, rank[behind[hit]], receptions.time[behind[hit]])
+        return codes
+
+    def _no_room(self, frames: ReceptionArrays, at: Int64s, frame: Int64s, live: Bools) -> Bools:
+        """Of each frame, whether it is new and there is no room for it, or for its chain."""
+        refused = np.zeros(len(at), np.bool_)
+        if self._frames_max is None:
+            return refused
+        wants = np.zeros(len(at), np.bool_)
+        wants[frame[live]] = True
+        new = np.flatnonzero(wants & (at < 0))
+        if self._chains is not None:
+            known = find(self._chains.columns[0], self._chains.columns[1], frames.chain[new], frames.chain_check[new])
+            strange = new[known < 0]
+            by_chain = strange[np.lexsort((frames.chain_check[strange], frames.chain[strange]))]
+            nth = np.cumsum(begins(frames.chain[by_chain], frames.chain_check[by_chain]))
+            refused[by_chain[nth > self._frames_max - len(self._chains)]] = True
+            new = new[~refused[new]]
+        by_name = new[np.lexsort((frames.key_check[new], frames.key[new]))]  # the same ones, however often it is tried
+        refused[by_name[max(0, self._frames_max - len(self)) :]] = True
+        return refused
+
+    def _learn(self, names: tuple[Int64s, Int64s], at: Int64s, known: KnownFrames) -> None:
+        old = np.flatnonzero(at >= 0)
+        for column, values in zip(self._known, known, strict=True):
+            column[at[old]] = values[old]
+        new = np.flatnonzero((at < 0) & (known.last != NEVER))
+        new = new[np.argsort(names[0][new], kind="stable")]
+        place = np.searchsorted(self._key, names[0][new])
+        self._key, self._key_check = (
+            np.insert(column, place, name[new])
+            for column, name in zip((self._key, self._key_check), names, strict=True)
+        )
+        self._known = KnownFrames(
+            *(np.insert(column, place, values[new]) for column, values in zip(self._known, known, strict=True))
+        )
+
+    def _give_up(self) -> None:
+        """Drop the windows that nothing can meet any more but what is later than ``late_ms``."""
+        gone = self._newest - self._known.last >= self._windows.expiry_ms + self._late_ms
+        if gone.any():
+            self._given_up = max(self._given_up, int(self._known.last[gone].max()))
+            kept = np.flatnonzero(~gone)
+            self._key, self._key_check, self._known = self._key[kept], self._key_check[kept], self._known.take(kept)
+
+    def snapshot(self) -> bytes:
+        """All that is remembered, as bytes; the settings are not in it."""
+        columns = np.stack((self._key, self._key_check, *self._known)).astype("<i8").tobytes()
+        counts = [len(self)]
+        if self._chains is not None:
+            columns += self._chains.columns.astype("<i8").tobytes()
+            counts.append(len(self._chains))
+        head = _HEADS[self._format].pack(
+            _MAGIC, self._format, self._newest, self._given_up, *counts, zlib.crc32(columns)
+        )
+        return head + columns
+
+    @property
+    def _format(self) -> int:
+        return STRICT_FORMAT if self._chains is None else FORMAT
+
+    def resume(self, data: bytes) -> FrameBank:
+        """Go on where another bank's snapshot was taken, with the settings of this one; else `BadInput`."""
+        head, found = _HEADS[self._format], int.from_bytes(data[4:6], "little")
+        if data[:4] == _MAGIC and found != self._format and found in _HEADS:
+            strict = str(found == STRICT_FORMAT).lower()
+            raise BadInput(
+                f"this memory is of format {found}, kept with strict_adr = {strict} (or by a version that had no other "
+                "way): go on with that, or begin a new checkpoint",
+                offset=4,
+            )
+        if len(data) < head.size or data[:4] != _MAGIC or found != self._format:
+            raise BadInput(f"not a bank of frames of format {self._format}: begins {data[:6].hex()}", offset=0)
+        _, _, newest, given_up, count, *chains, checksum = head.unpack_from(data)
+        columns, frames_end = data[head.size :], 48 * count
+        if len(columns) != frames_end + 40 * sum(chains) or zlib.crc32(columns) != checksum:
+            raise BadInput(f"a damaged bank of frames: {len(columns)} bytes of {count} frames", offset=head.size)
+        numbers = np.frombuffer(columns, "<i8").astype(np.int64)
+        self._key, self._key_check, *known = numbers[: 6 * count].reshape(6, -1)
+        self._known = KnownFrames(*known)
+        if self._chains is not None:
+            self._chains = _Chains(numbers[6 * count :].reshape(5, -1))
+        self._newest, self._given_up = newest, given_up
+        return self
+
+    def __str__(self) -> str:
+        return f"{len(self)} frame{'s' * (len(self) != 1)}"

@@ -1,0 +1,289 @@
+"""Frames as they are on the air (LoRaWAN 1.0 PHYPayload), parsed and built.
+
+::
+
+    data     MHDR 1 | DevAddr 4 | FCtrl 1 | FCnt 2 | FOpts 0-15 | [FPort 1 | FRMPayload] | MIC 4
+    join     MHDR 1 | JoinEUI 8 | DevEUI 8 | DevNonce 2 | MIC 4
+
+All numbers are little-endian, and unsigned here whatever a station's JSON says. The upper three bits of MHDR are the
+type, the lower two must be 0; the lower four of FCtrl are the length of FOpts. FRMPayload stays encrypted: nobody needs
+to read it to judge it. Foreign bytes give a frame or `BadInput`, which names the offset and the value.
+
+What makes two receptions the same frame: the two keys of level 1.
+
+A data frame is known by its address, MIC, bytes and counter; the MIC covers the rest, so a device that sends the same
+measurement again has another key. A join request is known by who wants to join where, and its nonce. Both are SHA-256
+over fixed little-endian layouts, as deployed, so that keys of other systems compare.
+
+Cost: one hash of a frame, about a microsecond.
+
+The frame counter: 32 bits in the device and under the MIC, 16 bits on the air.
+
+The missing upper half is guessed from the last counter that was heard of the device, and the MIC says which guess is
+right. Most often the frame is the next one: the smallest counter at or above the last that ends in these 16 bits, also
+across a roll-over. If that is wrong, it may be a late or replayed frame from below, or the device began again at zero.
+
+Cost: three guesses at most, one MIC each.
+"""
+
+from hashlib import sha256
+from struct import Struct, error
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from onefold.errors import BadInput, Misuse
+
+_HEAD = Struct("<II")
+_JOIN_LAYOUT = Struct("<QQH")
+_U16 = Struct("<H")
+
+
+def data_key(*, dev_addr: int, mic: int, payload: bytes, fcnt: int) -> bytes:
+    """The key of a data frame: SHA-256 over DevAddr (u32), MIC (u32), the frame's bytes and FCnt (u16).
+
+    ``payload`` is all that the MIC covers (`DataUp.raw`). Stations send address and MIC as signed numbers: both
+    spellings of one number give one key.
+
+    >>> data_key(dev_addr=1, mic=2, payload=b"", fcnt=3).hex()[:16]
+    '6ad2ab46aa76cd9c'
+    >>> data_key(dev_addr=-1, mic=2, payload=b"", fcnt=3) == data_key(dev_addr=0xFFFFFFFF, mic=2, payload=b"", fcnt=3)
+    True
+    """
+    try:
+        return sha256(_HEAD.pack(dev_addr, mic) + payload + _U16.pack(fcnt)).digest()
+    except error:
+        return sha256(_HEAD.pack(_u32("dev_addr", dev_addr), _u32("mic", mic)) + payload + _u16("fcnt", fcnt)).digest()
+
+
+def join_key(*, join_eui: int, dev_eui: int, dev_nonce: int) -> bytes:
+    """The key of a join request: SHA-256 over JoinEUI (u64), DevEUI (u64) and DevNonce (u16).
+
+    >>> join_key(join_eui=0, dev_eui=0, dev_nonce=0).hex()[:16]
+    '60daa3a5f7dbfa20'
+    """
+    try:
+        return sha256(_JOIN_LAYOUT.pack(join_eui, dev_eui, dev_nonce)).digest()
+    except error:
+        for name, value in (("join_eui", join_eui), ("dev_eui", dev_eui)):
+            if not (type(value) is int and 0 <= value < 1 << 64):
+                raise Misuse(f"{name} is {value!r}, must be a whole number of 64 bits", **{name: value}) from None
+        _u16("dev_nonce", dev_nonce)
+        raise
+
+
+def _u32(name: str, value: int) -> int:
+    if type(value) is not int or not -(1 << 31) <= value < 1 << 32:
+        raise Misuse(f"{name} is {value!r}, must be a whole number of 32 bits", **{name: value}) from None
+    return value & 0xFFFFFFFF
+
+
+def _u16(name: str, value: int) -> bytes:
+    if type(value) is not int or not 0 <= value < 1 << 16:
+        raise Misuse(f"{name} is {value!r}, must be a whole number of 16 bits", **{name: value}) from None
+    return _U16.pack(value)
+
+
+JOIN_REQUEST, UNCONFIRMED_UP, UNCONFIRMED_DOWN, CONFIRMED_UP, CONFIRMED_DOWN = 0x00, 0x40, 0x60, 0x80, 0xA0
+TYPE_BITS, MAJOR_BITS = 0xE0, 0x03
+ADR, ACK, PENDING, FOPTS_BITS = 0x80, 0x20, 0x10, 0x0F
+
+PHY_BYTES_MAX = 255
+"""What a LoRa modem can send at once."""
+DATA_BYTES_MIN, JOIN_BYTES = 12, 23
+
+_DATA = Struct("<BIBH")
+_JOIN = Struct("<BQQH")
+_MIC = Struct("<I")
+
+
+class DataUp(NamedTuple):
+    """A data frame from a device."""
+
+    mhdr: int
+    dev_addr: int
+    fctrl: int
+    fcnt: int
+    """The 16 bits that are on the air."""
+    fopts: bytes
+    fport: int | None
+    payload: bytes
+    """FRMPayload, as on the air."""
+    mic: int
+
+    @property
+    def confirmed(self) -> bool:
+        """The device asks for a confirmation."""
+        return self.mhdr & TYPE_BITS == CONFIRMED_UP
+
+    @property
+    def adr(self) -> bool:
+        """The network may set the data rate."""
+        return bool(self.fctrl & ADR)
+
+    @property
+    def ack(self) -> bool:
+        """It confirms the last frame down."""
+        return bool(self.fctrl & ACK)
+
+    @property
+    def first(self) -> bool:
+        """Its counter, as on the air, is one that a device begins with."""
+        return self.fcnt <= 1
+
+    @property
+    def raw(self) -> bytes:
+        """All that the MIC covers: the frame without its MIC."""
+        return _raw(self.mhdr, self.dev_addr, self.fctrl, self.fcnt, self.fopts, self.fport, self.payload)
+
+    @property
+    def phy(self) -> bytes:
+        """The whole frame."""
+        return self.raw + _MIC.pack(self.mic)
+
+    @property
+    def key(self) -> bytes:
+        """What it is known by on level 1."""
+        return data_key(dev_addr=self.dev_addr, mic=self.mic, payload=self.raw, fcnt=self.fcnt)
+
+
+class DataDown(NamedTuple):
+    """A data frame to a device."""
+
+    mhdr: int
+    dev_addr: int
+    fctrl: int
+    fcnt: int
+    fopts: bytes
+    fport: int | None
+    payload: bytes
+    mic: int
+
+    @property
+    def confirmed(self) -> bool:
+        """The network asks for a confirmation."""
+        return self.mhdr & TYPE_BITS == CONFIRMED_DOWN
+
+    @property
+    def ack(self) -> bool:
+        """It confirms the last frame up."""
+        return bool(self.fctrl & ACK)
+
+    @property
+    def pending(self) -> bool:
+        """More is waiting for the device."""
+        return bool(self.fctrl & PENDING)
+
+    @property
+    def raw(self) -> bytes:
+        """All that the MIC covers."""
+        return _raw(self.mhdr, self.dev_addr, self.fctrl, self.fcnt, self.fopts, self.fport, self.payload)
+
+    @property
+    def phy(self) -> bytes:
+        """The whole frame."""
+        return self.raw + _MIC.pack(self.mic)
+
+
+class JoinRequest(NamedTuple):
+    """A device wants to join."""
+
+    mhdr: int
+    join_eui: int
+    dev_eui: int
+    dev_nonce: int
+    mic: int
+
+    @property
+    def raw(self) -> bytes:
+        """All that the MIC covers."""
+        return _JOIN.pack(self.mhdr, self.join_eui, self.dev_eui, self.dev_nonce)
+
+    @property
+    def phy(self) -> bytes:
+        """The whole frame."""
+        return self.raw + _MIC.pack(self.mic)
+
+    @property
+    def key(self) -> bytes:
+        """What it is known by on level 1; the MIC is no part of it."""
+        return join_key(join_eui=self.join_eui, dev_eui=self.dev_eui, dev_nonce=self.dev_nonce)
+
+
+Frame: TypeAlias = DataUp | JoinRequest
+_Data = TypeVar("_Data", DataUp, DataDown)
+
+
+def parse(phy: bytes) -> Frame:
+    """The frame from a device that these bytes are.
+
+    >>> parse(bytes.fromhex("40da1b0126000100010102" "57f51e45"))  # doctest: +ELLIPSIS
+    DataUp(mhdr=64, dev_addr=637606874, fctrl=0, fcnt=1, fopts=b'', fport=1, payload=b'\\x01\\x02', mic=1159656791)
+    >>> parse(b"").key
+    Traceback (most recent call last):
+    onefold.errors.BadInput: a frame of 0 bytes: there must be 12 to 255
+    """
+    kind = _kind(phy)
+    if kind in (UNCONFIRMED_UP, CONFIRMED_UP):
+        return _data(DataUp, phy)
+    if kind == JOIN_REQUEST:
+        if len(phy) != JOIN_BYTES:
+            raise BadInput(f"a join request of {len(phy)} bytes: there must be {JOIN_BYTES}", length=len(phy))
+        return JoinRequest(*_JOIN.unpack_from(phy), *_MIC.unpack_from(phy, JOIN_BYTES - 4))
+    raise BadInput(f"byte 0 is 0x{phy[0]:02x}: no data frame from a device and no join request", offset=0, value=phy[0])
+
+
+def parse_down(phy: bytes) -> DataDown:
+    """The frame to a device that these bytes are."""
+    if _kind(phy) in (UNCONFIRMED_DOWN, CONFIRMED_DOWN):
+        return _data(DataDown, phy)
+    raise BadInput(f"byte 0 is 0x{phy[0]:02x}: no data frame to a device", offset=0, value=phy[0])
+
+
+def _kind(phy: bytes) -> int:
+    if not DATA_BYTES_MIN <= len(phy) <= PHY_BYTES_MAX:
+        told = f"a frame of {len(phy)} bytes: there must be {DATA_BYTES_MIN} to {PHY_BYTES_MAX}"
+        raise BadInput(told, length=len(phy))
+    if phy[0] & MAJOR_BITS:
+        raise BadInput(f"byte 0 is 0x{phy[0]:02x}: major version {phy[0] & 3}, only 0 is known", offset=0, value=phy[0])
+    return phy[0] & TYPE_BITS
+
+
+def _data(made: type[_Data], phy: bytes) -> _Data:
+    mhdr, dev_addr, fctrl, fcnt = _DATA.unpack_from(phy)
+    end, port = len(phy) - 4, _DATA.size + (fctrl & FOPTS_BITS)
+    if port > end:
+        told = f"byte 5 is 0x{fctrl:02x}: {fctrl & FOPTS_BITS} bytes of options, but there are {end - _DATA.size}"
+        raise BadInput(told, offset=5, value=fctrl)
+    fport, payload = (phy[port], phy[port + 1 : end]) if port < end else (None, b"")
+    fopts, (mic,) = phy[_DATA.size : port], _MIC.unpack_from(phy, end)
+    return made(mhdr, dev_addr, fctrl, fcnt, bytes(fopts), fport, bytes(payload), mic)
+
+
+def _raw(mhdr: int, dev_addr: int, fctrl: int, fcnt: int, fopts: bytes, fport: int | None, payload: bytes) -> bytes:
+    head = _DATA.pack(mhdr, dev_addr, fctrl, fcnt)
+    return head + fopts if fport is None else head + fopts + bytes((fport,)) + payload
+
+
+LOW_BITS = 16
+EPOCH = 1 << LOW_BITS
+COUNTER_MAX = (1 << 32) - 1
+
+
+def candidates(last: int | None, fcnt: int) -> tuple[int, ...]:
+    """The counters that these 16 bits can stand for, most likely first.
+
+    >>> candidates(None, 7), candidates(6, 7), candidates(65_535, 0)
+    ((7,), (7,), (65536, 0))
+    >>> candidates(200_000, 3_392), candidates(200_000, 3_391)
+    ((200000, 134464, 3392), (265535, 199999, 3391))
+    """
+    if last is None:
+        return (fcnt,)
+    ahead = last - last % EPOCH + fcnt
+    if ahead < last:
+        ahead += EPOCH
+    below = ahead - EPOCH
+    if ahead > COUNTER_MAX:
+        return (below, fcnt) if below != fcnt else (fcnt,)
+    if below < 0:
+        return (ahead,)
+    return (ahead, below, fcnt) if below != fcnt else (ahead, below)

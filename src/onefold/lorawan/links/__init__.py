@@ -1,0 +1,1 @@
+"""How frames come in: Basics Station, Semtech UDP, ChirpStack MQTT."""

@@ -1,0 +1,518 @@
+"""The LNS protocol of LoRa Basics Station: JSON over websockets.
+
+    /router-info     {"router": id}                  -> {"router": id, "muxs": id, "uri": where to go}, or {"error"}
+    /router/<eui>    version                         -> router_config
+                     updf, jreq                      a frame that was heard
+                     timesync                        -> timesync, with the time of GPS
+                     dntxed                          a downlink (<- dnmsg) was on the air
+                     propdf, rmtsh and all others    counted, and nothing else
+
+What is not JSON, or has no msgtype, ends the connection: whoever speaks there is no station. A frame whose fields are
+wrong is refused and counted; the station goes on. A station that comes again takes the place of its old connection,
+which may be half open still.
+
+The 64-bit names of stations and devices, in all the ways in which they are written.
+
+Basics Station writes an EUI with dashes (``00-16-C0-01-FF-10-A2-35``) or as ID6, four groups as in an IPv6 address
+(``16:c001:ff10:a235``, ``::1``), perhaps behind ``router-``, or as a number, which may be signed. Here it is a number.
+
+The messages of the LNS protocol, decoded: every field of its type and in its range, or an error that names it.
+
+Stations send DevAddr and MIC as signed 32-bit numbers (their code casts them), and the protocol's text does not say so:
+both signs are taken. FPort is -1 where the frame has none. FCtrl says how long FOpts is; a message whose two disagree
+cannot be put back into the frame that was on the air, so its MIC could not be checked.
+"""
+
+import asyncio
+import json
+import logging
+import re
+from collections import Counter, deque
+from collections.abc import Mapping
+from contextlib import suppress
+from time import monotonic, time
+from typing import Any, Final
+
+from starlette.requests import HTTPConnection
+from starlette.types import Receive, Scope, Send
+
+from onefold.clock import wall_ms
+from onefold.decoding import read_json
+from onefold.errors import BadInput, Busy
+from onefold.lorawan.flow import GatewayLimits, GatewayService
+from onefold.lorawan.frames import DataUp, JoinRequest
+from onefold.lorawan.radio import (
+    GPS_EPOCH_MS,
+    GPS_LEAP_MS,
+    PHY_BYTES_MAX,
+    Downlink,
+    Radio,
+    Reception,
+    Region,
+    shown,
+    station_name,
+    trusted_ms,
+)
+from onefold.lorawan.rules import BUSY, MALFORMED
+from onefold.net.http import Closing
+
+MAX: Final = 2**64 - 1
+PLAIN: Final = re.compile(r"[0-9a-fA-F]{16}|[0-9a-fA-F]{2}([-:][0-9a-fA-F]{2}){7}")
+GROUPS: Final = re.compile(r"[0-9a-fA-F]{1,4}(:[0-9a-fA-F]{1,4}){0,3}")
+GROUP_COUNT: Final = 4
+TEXT_MAX: Final = 60
+
+
+def parse_eui(value: object, field: str) -> int:
+    """The number; `BadInput` names the field and what it was.
+
+    >>> [parse_eui(x, "router") for x in ("::1", 1, "00-00-00-00-00-00-00-01", "router-0:0:0:1", "0000000000000001")]
+    [1, 1, 1, 1, 1]
+    >>> f"{parse_eui('16::a235', 'router'):016x} {parse_eui(-1, 'router'):016x}"
+    '001600000000a235 ffffffffffffffff'
+    """
+    if type(value) is int and -(2**63) <= value <= MAX:
+        return value & MAX
+    if isinstance(value, str) and len(value) <= TEXT_MAX:
+        text = value.removeprefix("router-")
+        if PLAIN.fullmatch(text):
+            return int(text.replace("-", "").replace(":", ""), 16)
+        found = _id6(text)
+        if found is not None:
+            return found
+    raise BadInput(f"{field} is {shown(value)}, must be an EUI, such as 00-16-C0-01-FF-10-A2-35 or 16:c001:ff10:a235")
+
+
+def parse_dashed(value: object, field: str) -> int:
+    """The number of an EUI with dashes, as the EUIs of devices are sent; nothing else will do.
+
+    >>> f"{parse_dashed('85-27-C1-DF-EE-A4-16-9E', 'DevEui'):x}"
+    '8527c1dfeea4169e'
+    """
+    if type(value) is str and len(value) == 23 and value[2::3] == "-------" and PLAIN.fullmatch(value):
+        return int(value.replace("-", ""), 16)
+    raise BadInput(f"{field} is {shown(value)}, must be an EUI with dashes, such as 00-16-C0-01-FF-10-A2-35")
+
+
+def dashed(eui: int) -> str:
+    """As stations write the EUI of a device.
+
+    >>> dashed(0x16C001FF10A235)
+    '00-16-C0-01-FF-10-A2-35'
+    """
+    return eui.to_bytes(8, "big").hex("-").upper()
+
+
+def id6(eui: int) -> str:
+    """As stations write their own; the longest run of zero groups, of two or more, is left out.
+
+    >>> [id6(x) for x in (0, 1, 0x16C001FF10A235, 0x16 << 48, 0x160000000000A235)]
+    ['::0', '::1', '16:c001:ff10:a235', '16::', '1600::a235']
+    """
+    if eui == 0:
+        return "::0"
+    groups = [eui >> shift & 0xFFFF for shift in (48, 32, 16, 0)]
+    for length in (3, 2):
+        for at in range(GROUP_COUNT - length + 1):
+            if not any(groups[at : at + length]):
+                front, back = (":".join(f"{g:x}" for g in part) for part in (groups[:at], groups[at + length :]))
+                return f"{front}::{back}"
+    return ":".join(f"{group:x}" for group in groups)
+
+
+def _id6(text: str) -> int | None:
+    front, gap, back = text.partition("::")
+    if any(part and not GROUPS.fullmatch(part) for part in (front, back)):
+        return None
+    groups = [part.split(":") if part else [] for part in (front, back)]
+    missing = GROUP_COUNT - len(groups[0]) - len(groups[1])
+    if missing < 0 or (not gap and missing):
+        return None
+    number = 0
+    for group in [*groups[0], *["0"] * missing, *groups[1]]:
+        number = number << 16 | int(group, 16)
+    return number
+
+
+UNCONFIRMED_UP: Final = 0x40
+CONFIRMED_UP: Final = 0x80
+FIXED_BYTES: Final = 12
+"""Of a data frame without FOpts, FPort and FRMPayload."""
+INT64: Final = 2**63
+
+
+def read_message(text: str) -> tuple[str, dict[str, Any]]:
+    """What kind of message it is, and its fields."""
+    found = read_json(text, "the message")
+    if type(found) is not dict:
+        raise BadInput(f"the message is {shown(found)}, must be a JSON object")
+    kind = found.get("msgtype")
+    if type(kind) is not str:
+        raise BadInput(f"msgtype is {_shown(found, 'msgtype')}, must be a text")
+    return kind, found
+
+
+def data_up(fields: Mapping[str, Any]) -> DataUp:
+    """The frame of an ``updf``."""
+    mhdr = whole(fields, "MHdr", 0, 255)
+    if mhdr not in (UNCONFIRMED_UP, CONFIRMED_UP):
+        raise BadInput(f"MHdr is {mhdr}, must be {UNCONFIRMED_UP} or {CONFIRMED_UP} for data from a device")
+    fctrl = whole(fields, "FCtrl", 0, 255)
+    fopts = octets(fields, "FOpts")
+    if len(fopts) != fctrl & 15:
+        raise BadInput(f"FOpts has {len(fopts)} bytes, FCtrl {fctrl} says {fctrl & 15}")
+    port = whole(fields, "FPort", -1, 255)
+    payload = octets(fields, "FRMPayload")
+    if port < 0 and payload:
+        raise BadInput(f"FPort is -1 with an FRMPayload of {len(payload)} bytes, must be empty")
+    if FIXED_BYTES + len(fopts) + (port >= 0) + len(payload) > PHY_BYTES_MAX:
+        raise BadInput(f"FRMPayload has {len(payload)} bytes: no frame is longer than {PHY_BYTES_MAX}")
+    return DataUp(
+        mhdr,
+        whole(fields, "DevAddr", -(2**31), 2**32 - 1) & 0xFFFFFFFF,
+        fctrl,
+        whole(fields, "FCnt", 0, 0xFFFF),
+        fopts,
+        None if port < 0 else port,
+        payload,
+        whole(fields, "MIC", -(2**31), 2**32 - 1) & 0xFFFFFFFF,
+    )
+
+
+def join_request(fields: Mapping[str, Any]) -> JoinRequest:
+    """The frame of a ``jreq``."""
+    mhdr = whole(fields, "MHdr", 0, 255)
+    if mhdr != 0:
+        raise BadInput(f"MHdr is {mhdr}, must be 0 for a join request")
+    return JoinRequest(
+        mhdr,
+        parse_dashed(fields.get("JoinEui"), "JoinEui"),
+        parse_dashed(fields.get("DevEui"), "DevEui"),
+        whole(fields, "DevNonce", 0, 0xFFFF),
+        whole(fields, "MIC", -(2**31), 2**32 - 1) & 0xFFFFFFFF,
+    )
+
+
+def read_radio(fields: Mapping[str, Any], region: Region) -> tuple[Radio, int, int]:
+    """How it was heard, and what the station wants back with an answer: its ``xtime`` and ``rctx``."""
+    rate = whole(fields, "DR", 0, 15)
+    if not region.is_up(rate):
+        raise BadInput(f"DR is {rate}, {region.name} has 0 to {len(region.rx1_rates) - 1} for devices")
+    frequency = whole(fields, "Freq", 1, 2**32 - 1)
+    info = fields.get("upinfo")
+    if type(info) is not dict:
+        raise BadInput(f"upinfo is {_shown(fields, 'upinfo')}, must be an object")
+    xtime = whole(info, "xtime", -INT64, INT64 - 1)
+    rctx = whole(info, "rctx", -INT64, INT64 - 1)
+    heard = Radio(frequency, rate, _level(info, "rssi"), _level(info, "snr"), _time_ms(info))
+    return heard, xtime, rctx
+
+
+def whole(fields: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    """A whole number within these; 5.0 and true are none."""
+    value = fields.get(name)
+    if type(value) is not int or not low <= value <= high:
+        raise BadInput(f"{name} is {_shown(fields, name)}, must be a whole number, {low} to {high}", field=name)
+    return value
+
+
+def octets(fields: Mapping[str, Any], name: str) -> bytes:
+    """Bytes in hex digits."""
+    value = fields.get(name)
+    if type(value) is str and len(value) <= 2 * PHY_BYTES_MAX and " " not in value:
+        try:
+            return bytes.fromhex(value)
+        except ValueError:
+            pass
+    raise BadInput(
+        f"{name} is {_shown(fields, name)}, must be the hex digits of up to {PHY_BYTES_MAX} bytes", field=name
+    )
+
+
+def _level(info: Mapping[str, Any], name: str) -> float | None:
+    value = info.get(name)
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not -1_000 <= value <= 1_000:
+        raise BadInput(f"upinfo: {name} is {shown(value)}, must be a number, -1000 to 1000", field=name)
+    return float(value)
+
+
+def _time_ms(info: Mapping[str, Any]) -> int | None:
+    """From GPS where the station has it (microseconds since 1980), else from its own idea of UTC (seconds)."""
+    gps = info.get("gpstime")
+    if type(gps) is int and 0 < gps < INT64:
+        return trusted_ms(gps // 1_000 + GPS_EPOCH_MS - GPS_LEAP_MS)
+    own = info.get("rxtime")
+    if isinstance(own, int | float) and 0 < own < 2**40:
+        return trusted_ms(round(own * 1_000))
+    return None
+
+
+def _shown(fields: Mapping[str, Any], name: str) -> str:
+    return shown(fields[name]) if name in fields else "missing"
+
+
+KINDS: Final = ("version", "updf", "jreq", "dntxed", "timesync", "propdf", "rmtsh")
+OTHER: Final = "other"
+NORMAL, REPLACED, BAD_DATA, OUR_ERROR, RESTART = 1000, 1008, 1007, 1011, 1012
+REASON_BYTES_MAX: Final = 123
+"""What a websocket's close frame can hold."""
+TELL_S: Final = 10.0
+"""One line on what a station does wrong, this often at most."""
+log: Final = logging.getLogger("onefold.gateway")
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Lns:
+    """All stations on websockets. Lives on one event loop."""
+
+    def __init__(self, service: GatewayService, *, public_url: str | None = None) -> None:
+        self.service = service
+        self.stations: dict[str, StationConnection] = {}
+        self.messages: Counter[str] = Counter()
+        """By their msgtype."""
+        self._public_url = public_url
+
+    async def discover(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Tell a station where to go, and hang up."""
+        await receive()
+        await send({"type": "websocket.accept"})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.service.settings.limits.head_s):
+                message = await receive()
+                if message["type"] == "websocket.receive":
+                    await send({"type": "websocket.send", "text": _encode(self._direction(message.get("text"), scope))})
+        await send({"type": "websocket.close", "code": NORMAL})
+
+    def _direction(self, text: str | None, scope: Scope) -> dict[str, Any]:
+        try:
+            asked = read_json(text or "", "the query")
+        except BadInput:
+            return {"error": "the query is not JSON"}
+        if not isinstance(asked, dict):
+            return {"error": f"the query is {shown(asked)}, must be a JSON object"}
+        try:
+            eui = parse_eui(asked.get("router"), "router")
+        except BadInput as error:
+            return {"router": shown(asked.get("router")), "error": str(error)}
+        here = f"{scope.get('scheme', 'ws')}://{HTTPConnection(scope).headers.get('host', 'localhost')}"
+        uri = f"{self._public_url or here}/router/{station_name(eui)}"
+        return {"router": id6(eui), "muxs": "muxs-::1", "uri": uri}
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Be there for one station until one side has enough."""
+        station = station_name(parse_eui(scope["path_params"]["eui"], "router"))
+        if self.service.closing:
+            raise Closing("the server is shutting down")
+        await receive()
+        await send({"type": "websocket.accept"})
+        before = self.stations.get(station)
+        if before is not None:
+            before.close(REPLACED, "this station has connected again")
+        connection = self.stations[station] = StationConnection(self, station, receive, send, scope["state"]["abort"])
+        try:
+            await connection.run()
+        finally:
+            if self.stations.get(station) is connection:
+                del self.stations[station]
+
+    def stop_reading(self) -> None:
+        """Take no more from anybody; what is to be sent is still sent."""
+        for connection in self.stations.values():
+            connection.stop_reading()
+
+    async def close(self) -> None:
+        """Send what is queued, and hang up."""
+        for connection in list(self.stations.values()):
+            connection.close(RESTART, "the server is shutting down")
+        while self.stations:
+            await asyncio.sleep(0.01)
+
+
+class StationConnection:
+    """One station's websocket."""
+
+    def __init__(self, lns: Lns, station: str, receive: Receive, send: Send, abort: Any) -> None:
+        self.station = station
+        self._lns, self._service = lns, lns.service
+        self._limits: GatewayLimits = lns.service.settings.limits
+        self._receive, self._send, self._abort = receive, send, abort
+        self._queue: deque[str] = deque()
+        self._news = asyncio.Event()
+        self._end: tuple[int, str] | None = None
+        self._ended = asyncio.Event()
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self._told_at = -TELL_S
+
+    async def run(self) -> None:
+        """Read and write until the end."""
+        reader, writer = self._tasks = asyncio.create_task(self._read()), asyncio.create_task(self._write())
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
+        try:
+            await self._ended.wait()
+            reader.cancel()
+            await asyncio.wait([writer], timeout=self._limits.write_s)
+        finally:
+            reader.cancel()
+            if not writer.done():
+                writer.cancel()
+                self._abort()
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """Nobody stays connected whom nobody reads, or writes to."""
+        if not task.cancelled() and (error := task.exception()):
+            log.error("station %s: unexpected: %s: %s", self.station, type(error).__name__, error)
+            self.close(OUR_ERROR, "an error of the server")
+
+    def stop_reading(self) -> None:
+        """Take no more from it."""
+        if self._tasks:
+            self._tasks[0].cancel()
+
+    def close(self, code: int, reason: str) -> None:
+        """Send what is queued, then hang up; the first reason counts."""
+        self._end = self._end or (code, reason)
+        self._ended.set()
+        self._news.set()
+
+    def send(self, text: str) -> bool:
+        """Queue a message; False: the station is gone, or does not read and is now."""
+        if self._end is not None:
+            return False
+        if len(self._queue) >= self._limits.queued_max:
+            self._cut(f"{len(self._queue)} messages wait for it")
+            return False
+        self._queue.append(text)
+        self._news.set()
+        return True
+
+    def _cut(self, why: str) -> None:
+        log.error("station %s does not read (%s): cut off", self.station, why)
+        self._queue.clear()
+        self.close(NORMAL, "")
+        self._abort()
+
+    async def _write(self) -> None:
+        send, queue = self._send, self._queue
+        try:
+            while True:
+                async with asyncio.timeout(self._limits.write_s):
+                    while queue:
+                        await send({"type": "websocket.send", "text": queue.popleft()})
+                if self._end is not None:
+                    code, reason = self._end
+                    await send({"type": "websocket.close", "code": code, "reason": reason})
+                    return
+                self._news.clear()
+                await self._news.wait()
+        except TimeoutError:
+            self._cut(f"one message took {self._limits.write_s} s")
+        except (RuntimeError, OSError):  # uvicorn's ways to say that the other side has gone
+            self.close(NORMAL, "")
+
+    async def _read(self) -> None:
+        receive, count = self._receive, self._lns.messages
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "websocket.disconnect":
+                    self.close(NORMAL, "")
+                    return
+                text = message.get("text")
+                if text is None:  # a remote shell's, which nobody opened
+                    count[OTHER] += 1
+                    continue
+                kind, fields = read_message(text)
+                count[kind if kind in KINDS else OTHER] += 1
+                if kind == "updf" or kind == "jreq":
+                    self._service.arrive()
+                    await self._heard(kind, fields)
+                else:
+                    self._answer(kind, fields)
+        except BadInput as error:
+            self._service.arrive()
+            self._refuse(str(error))
+            self.close(BAD_DATA, str(error).encode()[:REASON_BYTES_MAX].decode(errors="ignore"))
+
+    async def _heard(self, kind: str, fields: dict[str, Any]) -> None:
+        try:
+            frame = data_up(fields) if kind == "updf" else join_request(fields)
+            radio, xtime, rctx = read_radio(fields, self._service.region)
+        except BadInput as error:
+            self._refuse(f"{kind}: {error}")
+            return
+        reception = Reception(frame, self.station, radio, LnsWay(self, xtime, rctx), wall_ms())
+        while True:
+            try:
+                self._service.hear(reception)
+                return
+            except Busy as busy:  # not read meanwhile, the station has to wait
+                try:
+                    await self._service.room()
+                except asyncio.CancelledError:  # it was read already, and the server ends, or the station has gone
+                    self._service.refuse(self.station, BUSY, str(busy))
+                    raise
+
+    def _answer(self, kind: str, fields: dict[str, Any]) -> None:
+        try:
+            if kind == "version":
+                features = fields.get("features")
+                production = isinstance(features, str) and "prod" in features.split()
+                self.send(_encode(self._service.region.router_config(mux_time=time(), production=production)))
+            elif kind == "timesync":
+                txtime = whole(fields, "txtime", -(2**63), 2**63 - 1)
+                now = time()
+                gps_us = round(now * 1e6) - 1_000 * (GPS_EPOCH_MS - GPS_LEAP_MS)
+                self.send(_encode({"msgtype": kind, "txtime": txtime, "gpstime": gps_us, "MuxTime": now}))
+            elif kind == "dntxed":
+                name = "diid" if "diid" in fields else "seqno"  # the older name
+                self._service.transmitted(whole(fields, name, -(2**63), 2**63 - 1))
+        except BadInput as error:
+            self._tell(f"{kind}: {error}")
+
+    def _refuse(self, told: str) -> None:
+        self._service.refuse(self.station, MALFORMED, told)
+        self._tell(told)
+
+    def _tell(self, told: str) -> None:
+        now = monotonic()
+        if now - self._told_at >= TELL_S:
+            self._told_at = now
+            log.error("station %s: %s", self.station, told)
+
+
+class LnsWay:
+    """The way back after one uplink: with the station's own time and antenna of it."""
+
+    __slots__ = ("_connection", "_rctx", "_xtime")
+
+    def __init__(self, connection: StationConnection, xtime: int, rctx: int) -> None:
+        self._connection, self._xtime, self._rctx = connection, xtime, rctx
+
+    def send(self, downlink: Downlink) -> bool:
+        """Hand it to the station; False: it is gone."""
+        return self._connection.send(dnmsg(downlink, self._xtime, self._rctx))
+
+
+def dnmsg(downlink: Downlink, xtime: int, rctx: int) -> str:
+    """What tells a station to transmit after an uplink that had this ``xtime`` and ``rctx``."""
+    return _encode(
+        {
+            "msgtype": "dnmsg",
+            "DevEui": dashed(downlink.dev_eui),
+            "dC": 2 if downlink.device_class == "C" else 0,
+            "diid": downlink.number,
+            "pdu": downlink.pdu.hex(),
+            "RxDelay": downlink.rx_delay_s,
+            "RX1DR": downlink.rx1[1],
+            "RX1Freq": downlink.rx1[0],
+            "RX2DR": downlink.rx2[1],
+            "RX2Freq": downlink.rx2[0],
+            "priority": 0,
+            "xtime": xtime,
+            "rctx": rctx,
+            "MuxTime": time(),
+        }
+    )

@@ -1,0 +1,594 @@
+"""The ChirpStack gateway bridge (or MQTT forwarder) through an MQTT broker.
+
+Whoever may publish on a gateway's topic at the broker is that gateway; so the broker's users and access list are the
+authentication here, and an event that names another gateway than its topic is refused. Events are read in the JSON of
+versions 3 and 4 (`chirpstack_events`); protobuf is refused with a hint.
+
+Subscriptions and commands have QoS 1. That reaches as far as this process: what is in its hands when it dies, or is
+published while it is not connected, is lost to this server, as for a gateway that is off the air (other servers at the
+same broker hear it too). A connection that breaks is made again, with a growing wait. All queues are bounded: an event
+that finds its queue full is dropped and counted, and a command that is too late to transmit is not sent.
+
+The JSON of the ChirpStack gateway bridge, versions 3 and 4: events to receptions, downlinks to commands.
+
+Both are protobuf messages (``gw.proto``) in their JSON form, on topics ``[PREFIX/]gateway/ID/event/up`` and
+``.../command/down``. Bytes are base64. What differs:
+
+    version    gateway              modulation                             bandwidth    rx time    timing
+    3          gatewayID, base64    "LORA" and loRaModulationInfo {...}    kHz          time       "DELAY", ...
+    4          gatewayId, hex       {"lora": {...}}                        Hz           gwTime     {"delay": {...}}
+
+Version 4 leaves out what is zero, as protobuf does: no ``snr`` is an SNR of 0 dB. A command is written in the version
+that the gateway spoke, and offers both windows; the gateway transmits in at most one. The ``context`` of an uplink is
+the gateway's own note of its clock, and goes back as it came.
+
+Where the broker is: ``mqtt://user:password@host:1883/topic-prefix``, or ``mqtts://`` for TLS.
+
+A connection to an MQTT broker: aiomqtt, with bounds, without noise, and with an end that leaves nothing behind.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import random
+import re
+import ssl
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+import aiomqtt
+
+from onefold.clock import wall_ms
+from onefold.errors import BadInput, Busy, Misuse
+from onefold.lorawan import radio as fields
+from onefold.lorawan.frames import Frame, parse
+from onefold.lorawan.links.receiving import Complaints, Receiver, power_dbm
+from onefold.lorawan.radio import Downlink, Radio, Reception, Region
+from onefold.lorawan.rules import BUSY, MALFORMED
+
+STATION: Final = re.compile(r"[0-9a-fA-F]{16}")
+FSK_BITS_PER_S: Final = 50_000
+CONTEXT_BYTES_MAX: Final = 256
+"""The bridge writes 4 for a packet forwarder, 16 for a Basics Station."""
+BAD_CRC: Final = ("BAD_CRC", 1)
+HINT: Final = 'set marshaler="json" in the gateway bridge (json=true in the MQTT forwarder): protobuf is not read here'
+
+
+class MqttTopic(NamedTuple):
+    """Who speaks, and of what; ``root`` is where its commands go."""
+
+    root: str
+    """``eu868/gateway/0016c001ff10a235``"""
+    station: str
+    event: str
+
+
+class MqttFrame(NamedTuple):
+    """One uplink, and what the way back needs to know of it."""
+
+    frame: Frame
+    radio: Radio
+    version: int
+    context: bytes
+    board: int
+    antenna: int
+
+
+def read_topic(text: str) -> MqttTopic | None:
+    """The parts of the topic of an event; None: it is none.
+
+    >>> read_topic("eu868/gateway/0016c001ff10a235/event/up")
+    Topic(root='eu868/gateway/0016c001ff10a235', station='0016c001ff10a235', event='up')
+    """
+    levels = text.split("/")
+    if len(levels) < 4 or levels[-4] != "gateway" or levels[-2] != "event" or not STATION.fullmatch(levels[-3]):
+        return None
+    return MqttTopic("/".join(levels[:-2]), levels[-3].lower(), levels[-1])
+
+
+def read_heard(payload: bytes, station: str, region: Region) -> MqttFrame | None:
+    """An uplink that came on the topic of this station; None: its CRC is wrong."""
+    event = read(payload)
+    tx, rx = fields.part(event, "txInfo"), fields.part(event, "rxInfo")
+    version = 3 if isinstance(tx.get("modulation"), str) else 4
+    named = _gateway(rx, version)
+    if named != station:  # what the broker guards is the topic
+        raise BadInput(f"the event names gateway {named}, but came on the topic of {station}", gateway=named)
+    if rx.get("crcStatus") in BAD_CRC:
+        return None
+    spreading, bandwidth_khz = _rate_3(tx) if version == 3 else _rate_4(tx)
+    radio = Radio(
+        fields.integer(tx, "frequency", 1, fields.FREQUENCY_HZ_MAX),
+        region.data_rate(spreading, bandwidth_khz),
+        fields.decibels(rx, "rssi"),
+        fields.decibels(rx, "loRaSNR") if version == 3 else fields.decibels({"snr": 0.0, **rx}, "snr"),
+        fields.moment_ms(rx, "gwTime") or fields.moment_ms(rx, "time"),  # early ones of version 4 still say time
+    )
+    context = fields.octets(rx, "context", CONTEXT_BYTES_MAX) if rx.get("context") is not None else b""
+    board, antenna = (fields.integer({name: 0, **rx}, name, 0, 255) for name in ("board", "antenna"))
+    return MqttFrame(parse(fields.octets(event, "phyPayload")), radio, version, context, board, antenna)
+
+
+def read(payload: bytes) -> dict[str, Any]:
+    """The JSON of an event; whoever sends protobuf is told how to change that."""
+    try:
+        return fields.document(payload, "the event")
+    except BadInput as error:
+        raise BadInput(f"{error}; {HINT}") from None
+
+
+def name(downlink: Downlink) -> int:
+    """What a downlink is called in 32 bits, which is all that version 4 has for it."""
+    return downlink.number % 2**32
+
+
+def outcome(payload: bytes) -> tuple[int | None, bool]:
+    """Of an ``event/ack``: the name of the downlink, if it says, and whether one of the windows will be used."""
+    ack = read(payload)
+    items = ack.get("items") or []
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise BadInput(f"items is {fields.shown(items)}, must be an array of objects")
+    named = None
+    if ack.get("downlinkID") is not None:
+        named = int.from_bytes(fields.octets(ack, "downlinkID", 16)) % 2**32
+    elif ack.get("downlinkId") is not None:
+        named = fields.integer(ack, "downlinkId", 0, 2**32 - 1)
+    if not items:  # bridges before 3.9 knew one window
+        return named, not ack.get("error")
+    return named, any(item.get("status") in ("OK", 1) for item in items)
+
+
+def command(station: str, uplink: MqttFrame, downlink: Downlink, region: Region, power_dbm: int) -> bytes:
+    """``command/down``: both windows, in the version of the uplink; one of class C need not wait for its second."""
+    delay_s = downlink.rx_delay_s
+    windows = [(downlink.rx1, delay_s), (downlink.rx2, None if downlink.device_class == "C" else delay_s + 1)]
+    items = [
+        {
+            "phyPayload": _base64(downlink.pdu),
+            "txInfo": {
+                "frequency": frequency,
+                "power": power_dbm,
+                **(_how_3 if uplink.version == 3 else _how_4)(*region.modulation(data_rate)),
+                "board": uplink.board,
+                "antenna": uplink.antenna,
+                **(_when_3 if uplink.version == 3 else _when_4)(after_s),
+                "context": _base64(uplink.context),
+            },
+        }
+        for (frequency, data_rate), after_s in windows
+    ]
+    if uplink.version == 3:
+        ids = {
+            "gatewayID": _base64(bytes.fromhex(station)),
+            "token": downlink.number % 2**16,
+            "downlinkID": _base64((downlink.number % 2**128).to_bytes(16)),
+        }
+    else:
+        ids = {"gatewayId": station, "downlinkId": name(downlink)}
+    return json.dumps({**ids, "items": items}, separators=(",", ":")).encode()
+
+
+def _gateway(rx: Mapping[str, Any], version: int) -> str:
+    name = "gatewayID" if "gatewayID" in rx else "gatewayId"
+    value = fields.text(rx, name)
+    if STATION.fullmatch(value):
+        return value.lower()
+    if version == 3 and len(eui := fields.octets(rx, name, 8)) == 8:
+        return eui.hex()
+    raise BadInput(f"{name} is {fields.shown(value)}, must be an EUI", field=name)
+
+
+def _rate_3(tx: Mapping[str, Any]) -> tuple[int, int]:
+    if tx["modulation"] == "FSK":
+        return _fsk(fields.part(tx, "fskModulationInfo"))
+    if tx["modulation"] != "LORA":
+        raise BadInput(f"modulation is {fields.shown(tx['modulation'])}, must be LORA or FSK")
+    lora = fields.part(tx, "loRaModulationInfo")
+    return fields.integer(lora, "spreadingFactor", 5, 12), fields.integer(lora, "bandwidth", 1, 2_000)
+
+
+def _rate_4(tx: Mapping[str, Any]) -> tuple[int, int]:
+    how = fields.part(tx, "modulation")
+    if "fsk" in how:
+        return _fsk(fields.part(how, "fsk"))
+    lora = fields.part(how, "lora")
+    return fields.integer(lora, "spreadingFactor", 5, 12), fields.integer(lora, "bandwidth", 1_000, 2_000_000) // 1_000
+
+
+def _fsk(how: Mapping[str, Any]) -> tuple[int, int]:
+    fields.integer(how, "datarate", FSK_BITS_PER_S, FSK_BITS_PER_S)
+    return 0, 0
+
+
+def _how_3(spreading: int, bandwidth_khz: int) -> dict[str, Any]:
+    if not spreading:
+        return {"modulation": "FSK", "fskModulationInfo": _fsk_down()}
+    lora = {"bandwidth": bandwidth_khz, "spreadingFactor": spreading, "codeRate": "4/5", "polarizationInversion": True}
+    return {"modulation": "LORA", "loRaModulationInfo": lora}
+
+
+def _how_4(spreading: int, bandwidth_khz: int) -> dict[str, Any]:
+    if not spreading:
+        return {"modulation": {"fsk": _fsk_down()}}
+    hertz = bandwidth_khz * 1_000
+    lora = {"bandwidth": hertz, "spreadingFactor": spreading, "codeRate": "CR_4_5", "polarizationInversion": True}
+    return {"modulation": {"lora": lora}}
+
+
+def _fsk_down() -> dict[str, int]:
+    return {"datarate": FSK_BITS_PER_S, "frequencyDeviation": FSK_BITS_PER_S // 2}
+
+
+def _when_3(after_s: int | None) -> dict[str, Any]:
+    if after_s is None:
+        return {"timing": "IMMEDIATELY", "immediatelyTimingInfo": {}}
+    return {"timing": "DELAY", "delayTimingInfo": {"delay": f"{after_s}s"}}
+
+
+def _when_4(after_s: int | None) -> dict[str, Any]:
+    return {"timing": {"immediately": {}} if after_s is None else {"delay": {"delay": f"{after_s}s"}}}
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MqttAddress:
+    """A broker, who we are there, and under which prefix the gateways speak ("": any one level, or none)."""
+
+    host: str
+    port: int
+    tls: bool = False
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    prefix: str = ""
+
+    @property
+    def topics(self) -> list[str]:
+        """What to subscribe to."""
+        if self.prefix:
+            return [f"{self.prefix}/gateway/+/event/+"]
+        return ["gateway/+/event/+", "+/gateway/+/event/+"]
+
+    def context(self) -> ssl.SSLContext | None:
+        """The certificates that this machine trusts; None: no TLS."""
+        return ssl.create_default_context() if self.tls else None
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}/{self.prefix}"
+
+
+def parse_address(url: str) -> MqttAddress:
+    """The address of a broker. Errors never repeat the URL: it may hold a password.
+
+    >>> address = parse_address("mqtts://me:p%40ss@broker.example/eu868")
+    >>> address
+    MqttAddress(host='broker.example', port=8883, tls=True, user='me', prefix='eu868')
+    >>> str(address), address.password
+    ('mqtts://broker.example:8883/eu868', 'p@ss')
+    """
+    try:
+        found = urlsplit(url)
+        port = found.port
+    except ValueError:
+        raise Misuse("the URL of the MQTT broker cannot be read; it is like mqtt://user:password@host:1883") from None
+    if found.scheme not in PORTS or not found.hostname:
+        raise Misuse("the URL of the MQTT broker must begin with mqtt://HOST or mqtts://HOST", scheme=found.scheme)
+    if found.query or found.fragment:
+        raise Misuse("the URL of the MQTT broker has a ? or a #; in a password they are written %3F and %23")
+    prefix = unquote(found.path).strip("/")
+    if set(prefix) & set("+#\0"):
+        raise Misuse(f"the topic prefix {prefix!r} of the MQTT broker's URL must be plain, without + and #")
+    return MqttAddress(
+        host=found.hostname,
+        port=port or PORTS[found.scheme],
+        tls=found.scheme == "mqtts",
+        user=None if found.username is None else unquote(found.username),
+        password=None if found.password is None else unquote(found.password),
+        prefix=prefix,
+    )
+
+
+QOS: Final = 1
+QUIET: Final = logging.Logger("onefold.gateway.paho", logging.CRITICAL)
+"""What paho has to say is said once, by us, when a connection is lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MqttLimits:
+    """Every bound of the link."""
+
+    event_bytes_max: int = 64 << 10
+    """An uplink has about 1,000; statistics of a busy gateway a few thousand."""
+    events_max: int = 1_000
+    """Events that wait to be read."""
+    commands_max: int = 1_000
+    """Commands that wait to be sent, and those whose outcome is waited for."""
+    senders: int = 16
+    """Commands under way to the broker at once; of more than 20, paho would queue the rest itself."""
+    busy_s: float = 0.5
+    """How long an event waits for the service to have room; longer is of no use to its downlink."""
+    answer_s: float = 10
+    """For the broker to answer."""
+    wait_min_s: float = 0.5
+    wait_max_s: float = 30
+    """Between two attempts to connect; the bridge itself waits up to a minute."""
+
+
+@contextlib.asynccontextmanager
+async def connection(
+    address: MqttAddress, limits: MqttLimits, count: Callable[[str], None]
+) -> AsyncIterator[aiomqtt.Client]:
+    """A client that is connected and subscribed; `aiomqtt.MqttError` or `OSError` when that fails, or breaks."""
+    client = aiomqtt.Client(
+        address.host,
+        address.port,
+        username=address.user,
+        password=address.password,
+        tls_context=address.context(),
+        logger=QUIET,
+        timeout=limits.answer_s,
+        queue_type=_queue(limits.event_bytes_max, count),
+        max_queued_incoming_messages=limits.events_max,
+    )
+    try:
+        async with client:
+            for topic in address.topics:
+                granted: Any = await client.subscribe(topic, QOS)
+                if any(code.is_failure for code in granted):
+                    raise aiomqtt.MqttError(f"the broker refuses the subscription to {topic}")
+            yield client
+    finally:  # after an attempt that failed, aiomqtt leaves the socket and a task behind
+        client._client.on_disconnect = None
+        client._client.disconnect()
+
+
+def _queue(event_bytes_max: int, count: Callable[[str], None]) -> type[asyncio.Queue[aiomqtt.Message]]:
+    class Events(asyncio.Queue[aiomqtt.Message]):
+        """What the broker sent, within the limits; aiomqtt's own would drop in silence."""
+
+        def put_nowait(self, item: aiomqtt.Message) -> None:
+            if len(item.payload) > event_bytes_max:
+                count("oversize")
+            elif self.full():
+                count("queue_full")
+            else:
+                super().put_nowait(item)
+
+    return Events
+
+
+BUSY_STEP_S: Final = 0.01
+FIGURES: Final = (
+    "connects",
+    "disconnects",
+    "events",
+    "not_protocol",
+    "retained",
+    "oversize",
+    "queue_full",
+    "frames",
+    "crc_failed",
+    "malformed",
+    "busy",
+    "failed",
+    "stats",
+    "other_events",
+    "downlinks",
+    "undeliverable",
+    "late",
+    "tx_ok",
+    "tx_failed",
+)
+log: Final = logging.getLogger("onefold.gateway")
+
+
+class _Command(NamedTuple):
+    topic: str
+    payload: bytes
+    until_s: float
+
+
+class ChirpstackMqtt:
+    """The link: ``await start()``, then it runs by itself until ``await stop()``, broker or no broker."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        region: Region,
+        url: str,
+        *,
+        limits: MqttLimits | None = None,
+        clock_ms: Callable[[], int] = wall_ms,
+    ) -> None:
+        self.address = parse_address(url)
+        self.problem: str | None = None
+        """Why it is not connected; None: it is, or was not started."""
+        self.connected = asyncio.Event()
+        self._receiver = receiver
+        self._region = region
+        self._limits = limits or MqttLimits()
+        self._power_dbm = power_dbm(region)
+        self._clock_ms = clock_ms
+        self._complaints = Complaints()
+        self._outstanding: OrderedDict[int, int] = OrderedDict()  # the numbers of downlinks, by what the gateway says
+        self._commands: asyncio.Queue[_Command] = asyncio.Queue(self._limits.commands_max)
+        self._counts = dict.fromkeys(FIGURES, 0)
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to connect; `connected` is set while there is a broker."""
+        self._running = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Disconnect; what was taken is with the receiver."""
+        if self._running is not None:
+            self._running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._running
+            self._running = None
+
+    def figures(self) -> dict[str, int]:
+        """What happened so far, by name, and whether there is a broker now."""
+        return {**self._counts, "connected": int(self.connected.is_set())}
+
+    def transmit(self, topic: MqttTopic, uplink: MqttFrame, downlink: Downlink, heard_s: float) -> bool:
+        """Have a command sent; False: there is no broker, or too much is waiting."""
+        try:
+            if not self.connected.is_set():
+                raise Busy("no broker")
+            payload = command(topic.station, uplink, downlink, self._region, self._power_dbm)
+            until_s = heard_s + downlink.rx_delay_s + 1
+            self._commands.put_nowait(_Command(f"{topic.root}/command/down", payload, until_s))
+        except (BadInput, Busy, asyncio.QueueFull):
+            self._count("undeliverable")
+            return False
+        self._outstanding[name(downlink)] = downlink.number
+        while len(self._outstanding) > self._limits.commands_max:
+            self._outstanding.popitem(last=False)
+        return True
+
+    async def _run(self) -> None:
+        wait_s = self._limits.wait_min_s
+        while True:
+            try:
+                async with connection(self.address, self._limits, self._count) as client:
+                    wait_s = self._limits.wait_min_s
+                    await self._serve(client)
+            except (aiomqtt.MqttError, OSError) as error:
+                self._lost(str(error) or type(error).__name__)
+            except Exception as error:  # of whatever kind: it is no reason to end for ever
+                self._lost(f"unexpected: {type(error).__name__}: {error}")
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1))  # not all servers at the same time
+            wait_s = min(2 * wait_s, self._limits.wait_max_s)
+
+    async def _serve(self, client: aiomqtt.Client) -> None:
+        """Read events and send commands, until the connection breaks."""
+        while not self._commands.empty():  # of the last connection: nobody waits for them any more
+            self._commands.get_nowait()
+            self._count("late")
+        senders = [asyncio.create_task(self._send(client)) for _ in range(self._limits.senders)]
+        if self.problem is not None:
+            log.error("connected to %s", self.address)
+        self.problem = None
+        self.connected.set()
+        self._count("connects")
+        try:
+            async for message in client.messages:
+                try:
+                    await self._take(str(message.topic), message)
+                except Exception as error:  # the next event is another one
+                    self._count("failed")
+                    self._complaints.tell(str(message.topic)[:100], f"unexpected: {type(error).__name__}: {error}")
+        finally:
+            self.connected.clear()
+            for sender in senders:
+                sender.cancel()
+            await asyncio.gather(*senders, return_exceptions=True)
+
+    def _lost(self, why: str) -> None:
+        self._count("disconnects")
+        if why != self.problem:  # once for each cause, however often it is tried again
+            log.error("no connection to %s: %s", self.address, why)
+        self.problem = why
+
+    async def _send(self, client: aiomqtt.Client) -> None:
+        while True:
+            command = await self._commands.get()
+            if time.monotonic() > command.until_s:
+                self._count("late")
+                continue
+            try:
+                await client.publish(command.topic, command.payload, QOS)
+                self._count("downlinks")
+            except Exception:  # of whatever kind: the next command is another one
+                self._count("undeliverable")
+
+    async def _take(self, text: str, message: aiomqtt.Message) -> None:
+        self._count("events")
+        topic, payload = read_topic(text), message.payload
+        if topic is None or not isinstance(payload, bytes | bytearray):
+            self._count("not_protocol")
+        elif message.retain:  # the bridge retains no events: whatever this is, it is not of now
+            self._count("retained")
+        elif topic.event == "up":
+            await self._up(topic, bytes(payload))
+        elif topic.event in ("ack", "txack"):
+            self._acked(topic, bytes(payload))
+        else:
+            self._count("stats" if topic.event == "stats" else "other_events")
+
+    async def _up(self, topic: MqttTopic, payload: bytes) -> None:
+        try:
+            heard = read_heard(payload, topic.station, self._region)
+        except BadInput as error:
+            self._refuse(topic.station, error)
+            return
+        if heard is None:
+            self._count("crc_failed")
+            return
+        back = MqttWay(self, topic, heard) if heard.context else None
+        reception = Reception(heard.frame, topic.station, heard.radio, back, self._clock_ms())
+        deadline = time.monotonic() + self._limits.busy_s
+        self._receiver.arrive()
+        while True:
+            try:
+                self._receiver.hear(reception)
+            except Busy as busy:
+                try:
+                    if time.monotonic() < deadline:
+                        await asyncio.sleep(BUSY_STEP_S)
+                        continue
+                except asyncio.CancelledError:  # the server ends
+                    self._receiver.refuse(topic.station, BUSY, str(busy))
+                    raise
+                self._count("busy")
+                self._receiver.refuse(topic.station, BUSY, str(busy))
+            else:
+                self._count("frames")
+            return
+
+    def _acked(self, topic: MqttTopic, payload: bytes) -> None:
+        try:
+            name, done = outcome(payload)
+        except BadInput as error:
+            self._refuse(topic.station, error)
+            return
+        self._count("tx_ok" if done else "tx_failed")
+        number = self._outstanding.pop(name, None) if name is not None else None
+        if done and number is not None:
+            self._receiver.transmitted(number)
+
+    def _refuse(self, station: str, error: BadInput) -> None:
+        self._count("malformed")
+        self._complaints.tell(station, str(error))
+        self._receiver.arrive()
+        self._receiver.refuse(station, MALFORMED, str(error))
+
+    def _count(self, name: str) -> None:
+        self._counts[name] += 1
+
+
+class MqttWay:
+    """The way back after one uplink."""
+
+    __slots__ = ("_heard", "_heard_s", "_link", "_topic")
+
+    def __init__(self, link: ChirpstackMqtt, topic: MqttTopic, heard: MqttFrame) -> None:
+        self._link, self._topic, self._heard = link, topic, heard
+        self._heard_s = time.monotonic()
+
+    def send(self, downlink: Downlink) -> bool:
+        """Hand it to the gateway, by way of the broker."""
+        return self._link.transmit(self._topic, self._heard, downlink, self._heard_s)

@@ -1,0 +1,658 @@
+"""Semtech's packet forwarder over UDP: the oldest way in, and the one that most gateways come with.
+
+**It has no authentication and no encryption.** Who reaches the port can claim to be any gateway, and who is on the way
+can read and change everything. A forged *frame* still fails its integrity code, and a copied one is a repeat; but where
+a gateway is, is only its own word (`udp_gateways`). So this listens on loopback, for a forwarder on the same machine or
+at the end of a tunnel, unless a list says which gateways or networks to believe (`udp_allow`).
+
+PUSH_DATA is acknowledged at once, as the protocol wants, then its packets are taken one by one: a malformed one is
+refused, the others count. Downlinks go to where the gateway polls from (PULL_DATA). A gateway of version 2 says whether
+it will transmit (TX_ACK); only if it will not, the second window is tried: no uplink is answered twice on the air.
+
+The datagrams of Semtech's packet forwarder, protocol versions 1 and 2: bytes to receptions, downlinks to bytes.
+
+All begin with four bytes: the version, a token of two that the answer repeats, and what it is. What a gateway sends
+goes on with its EUI (eight bytes, big-endian) and, in PUSH_DATA and TX_ACK, a JSON object:
+
+    gateway to server    PUSH_DATA 0 {"rxpk": [...], "stat": {...}}    PULL_DATA 2    TX_ACK 5 {"txpk_ack": {...}}
+    server to gateway    PUSH_ACK 1                                    PULL_ACK 4     PULL_RESP 3 {"txpk": {...}}
+
+Version 1 knows no TX_ACK, and the token of its PULL_RESP is unused. The rules are those of PROTOCOL.TXT in Semtech's
+repository ``packet_forwarder``.
+
+Which gateways may speak UDP to this server.
+
+The protocol has no authentication: whoever reaches the port can claim any EUI. So the server only listens on loopback
+unless it is told whom to believe, entry by entry; one that fits is enough:
+
+- ``10.0.0.0/8``: any gateway of this network (the strongest that the protocol allows: a private network or a VPN),
+- ``0016c001ff10a235``: this gateway from anywhere, which keeps out strays, not liars,
+- ``0016c001ff10a235@10.1.2.3``: this gateway, and from there only.
+
+The downlinks that a gateway did not answer yet: what it takes to try the second window when it refuses the first.
+
+Where the gateways are, as far as their PULL_DATA says: the way back through whatever NAT lies between.
+
+Each polls every few seconds (10 by default, the forwarder calls it the keepalive); the last address is where its
+downlinks go. Nobody proves who he is, so the first comer is believed while he goes on polling: another *host* with the
+same EUI gets nothing until the first was silent for ``silent_s``. Another port of the same host is a NAT that moved, or
+a restart.
+
+How much the packet forwarder's link takes, and remembers.
+"""
+
+import asyncio
+import base64
+import ipaddress
+import json
+import math
+import re
+import secrets
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, cast
+
+from onefold.clock import wall_ms
+from onefold.errors import BadInput, Busy, Misuse
+from onefold.lorawan import radio as field
+from onefold.lorawan.frames import Frame, parse
+from onefold.lorawan.links.receiving import Complaints, Receiver, power_dbm
+from onefold.lorawan.radio import Downlink, Radio, Reception, Region, document, station_name
+from onefold.lorawan.rules import BUSY, MALFORMED
+from onefold.net.http import is_loopback
+
+VERSIONS: Final = frozenset({1, 2})
+PUSH_DATA, PUSH_ACK, PULL_DATA, PULL_RESP, PULL_ACK, TX_ACK = range(6)
+FROM_GATEWAYS: Final = frozenset({PUSH_DATA, PULL_DATA, TX_ACK})
+HEAD_BYTES: Final = 12
+TICKS: Final = 2**32
+"""The concentrator counts microseconds in 32 bits: it starts again after 71 minutes."""
+FSK_BITS_PER_S: Final = 50_000
+"""The one FSK rate of LoRaWAN."""
+LORA_RATE: Final = re.compile(r"SF([0-9]{1,2})BW([0-9]{1,4})")
+CRC_OK: Final = 1
+
+
+class Datagram(NamedTuple):
+    """One datagram of a gateway; ``body`` is what follows the EUI."""
+
+    version: int
+    token: bytes
+    kind: int
+    eui: int
+    body: bytes
+
+
+class UdpFrame(NamedTuple):
+    """One ``rxpk``: the frame, how it came in, and the concentrator's clock when it ended."""
+
+    frame: Frame
+    radio: Radio
+    ticks: int
+
+
+class TokenWindow(NamedTuple):
+    """When to transmit: at a tick of the concentrator's clock, or (None) at once; and how."""
+
+    ticks: int | None
+    frequency_hz: int
+    data_rate: int
+
+
+def read(data: bytes) -> Datagram:
+    """A datagram from a gateway; `BadInput`: it is none.
+
+    >>> read(bytes.fromhex("02 abcd 02 0016c001ff10a235")).token.hex()
+    'abcd'
+    """
+    if len(data) < HEAD_BYTES:
+        raise BadInput(f"the datagram has {len(data)} bytes, must have at least {HEAD_BYTES}", bytes=len(data))
+    version, kind = data[0], data[3]
+    if version not in VERSIONS:
+        raise BadInput(f"byte 0 of the datagram, the version, is {version}, must be 1 or 2", version=version)
+    if kind not in FROM_GATEWAYS:
+        raise BadInput(f"byte 3 of the datagram is {kind}, no gateway sends that", kind=kind)
+    return Datagram(version, data[1:3], kind, int.from_bytes(data[4:HEAD_BYTES]), data[HEAD_BYTES:])
+
+
+def answer(to: Datagram) -> bytes:
+    """PUSH_ACK or PULL_ACK, with the token of what it answers."""
+    return bytes([to.version]) + to.token + bytes([PUSH_ACK if to.kind == PUSH_DATA else PULL_ACK])
+
+
+def read_packets(push: Mapping[str, Any], packets_max: int) -> list[Any]:
+    """The ``rxpk`` of a PUSH_DATA, at most so many; none if it only brings the gateway's statistics."""
+    found = push.get("rxpk", [])
+    if not isinstance(found, list):
+        raise BadInput(f"rxpk is {field.shown(found)}, must be an array")
+    if len(found) > packets_max:
+        raise BadInput(f"rxpk has {len(found)} packets, the limit is {packets_max}", packets=len(found))
+    return found
+
+
+def read_heard(packet: object, region: Region) -> UdpFrame | None:
+    """One ``rxpk``; None: it has no CRC that is right, so its bytes are not to be trusted."""
+    if not isinstance(packet, dict):
+        raise BadInput(f"a packet of rxpk is {field.shown(packet)}, must be an object")
+    if packet.get("stat") is None or field.integer(packet, "stat", -1, 1) != CRC_OK:
+        return None
+    ticks = field.integer(packet, "tmst", 0, TICKS - 1)
+    megahertz = field.number(packet, "freq", 0.000_001, field.FREQUENCY_HZ_MAX / 1e6)
+    data_rate = region.data_rate(*_rate(packet))
+    rssi, snr = _levels(packet)
+    phy = field.octets(packet, "data")
+    if "size" in packet and field.integer(packet, "size", 0, field.PHY_BYTES_MAX) != len(phy):
+        raise BadInput(f"size is {packet['size']}, but data has {len(phy)} bytes", size=packet["size"])
+    return UdpFrame(parse(phy), Radio(round(megahertz * 1e6), data_rate, rssi, snr, _time_ms(packet)), ticks)
+
+
+def failure(ack: Datagram) -> str | None:
+    """Why the gateway will not transmit, as its TX_ACK says; None: it will."""
+    if not ack.body.strip(b"\0 "):  # an empty body is a success, and some forwarders send the zero that ends a string
+        return None
+    told = field.part(field.document(ack.body, "TX_ACK"), "txpk_ack")
+    if told.get("error") is None:  # newer forwarders warn of a power that they cannot reach, and transmit
+        return None
+    error = field.text(told, "error")
+    return None if error == "NONE" else error
+
+
+def window(downlink: Downlink, ticks: int, *, second: bool) -> TokenWindow:
+    """The first or the second receive window after an uplink that ended at this tick.
+
+    One of class C listens to its second window all the time, so that need not be waited for.
+    """
+    if second and downlink.device_class == "C":
+        return TokenWindow(None, *downlink.rx2)
+    delay_s = downlink.rx_delay_s + second
+    return TokenWindow((ticks + delay_s * 1_000_000) % TICKS, *(downlink.rx2 if second else downlink.rx1))
+
+
+def transmit(version: int, token: bytes, pdu: bytes, at: TokenWindow, region: Region, power_dbm: int) -> bytes:
+    """PULL_RESP: transmit this, then. A downlink in LoRa has inverted polarity and no CRC: no gateway hears it."""
+    spreading, bandwidth_khz = region.modulation(at.data_rate)
+    when = {"imme": True} if at.ticks is None else {"imme": False, "tmst": at.ticks}
+    if spreading:
+        how = {
+            "modu": "LORA",
+            "datr": f"SF{spreading}BW{bandwidth_khz}",
+            "codr": "4/5",
+            "ipol": True,
+            "ncrc": True,
+        }
+    else:
+        how = {"modu": "FSK", "datr": FSK_BITS_PER_S, "fdev": FSK_BITS_PER_S // 2}
+    packet = {
+        **when,
+        "freq": round(at.frequency_hz / 1e6, 6),
+        "rfch": 0,
+        "powe": power_dbm,
+        **how,
+        "size": len(pdu),
+        "data": base64.b64encode(pdu).decode(),
+    }
+    head = bytes([version]) + (token if version > 1 else b"\0\0") + bytes([PULL_RESP])
+    return head + json.dumps({"txpk": packet}, separators=(",", ":")).encode()
+
+
+def _rate(packet: Mapping[str, Any]) -> tuple[int, int]:
+    if packet.get("modu") == "FSK":
+        field.integer(packet, "datr", FSK_BITS_PER_S, FSK_BITS_PER_S)
+        return 0, 0
+    if packet.get("modu") != "LORA":
+        raise BadInput(f"modu is {field.shown(packet.get('modu'))}, must be LORA or FSK")
+    found = LORA_RATE.fullmatch(field.text(packet, "datr"))
+    if found is None:
+        raise BadInput(f"datr is {field.shown(packet['datr'])}, must be like SF7BW125")
+    return int(found[1]), int(found[2])
+
+
+def _levels(packet: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """RSSI and SNR; of several antennas the one that heard best. FSK has no SNR."""
+    antennas = packet.get("rsig")
+    if not antennas or "rssi" in packet:
+        return field.decibels(packet, "rssi"), field.decibels(packet, "lsnr")
+    if not isinstance(antennas, list) or not all(isinstance(antenna, dict) for antenna in antennas):
+        raise BadInput(f"rsig is {field.shown(antennas)}, must be an array of objects")
+    levels = [(field.number(antenna, "rssic", -1_000, 1_000), field.decibels(antenna, "lsnr")) for antenna in antennas]
+    return max(levels, key=lambda level: (-math.inf if level[1] is None else level[1], level[0]))
+
+
+def _time_ms(packet: Mapping[str, Any]) -> int | None:
+    time_ms = field.moment_ms(packet, "time")
+    return field.gps_ms(packet, "tmms") if time_ms is None else time_ms
+
+
+EUI: Final = re.compile(r"[0-9a-fA-F]{16}")
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class Allow:
+    """The list; an empty one lets everybody speak, which is for loopback only.
+
+    >>> allow = Allow(["10.0.0.0/8", "0016c001ff10a235@192.0.2.7"])
+    >>> allow.admits(1, "10.1.2.3"), allow.admits(0x0016C001FF10A235, "192.0.2.7"), allow.admits(1, "192.0.2.7")
+    (True, True, False)
+    """
+
+    def __init__(self, entries: Iterable[str] = ()) -> None:
+        self._entries = [_entry(text) for text in entries]
+        self._euis = {eui for eui, network in self._entries if network is None}
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def admits(self, eui: int, host: str) -> bool:
+        """May this gateway speak from there?"""
+        if not self._entries or eui in self._euis:
+            return True
+        where = address(host)
+        return any(
+            network is not None and where in network
+            for known, network in self._entries
+            if known is None or known == eui
+        )
+
+
+def address(host: str) -> Address:
+    """The address of a peer; an IPv4 one that came to an IPv6 socket is itself again.
+
+    >>> address("::ffff:10.1.2.3")
+    IPv4Address('10.1.2.3')
+    """
+    found = ipaddress.ip_address(host.partition("%")[0])
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return mapped or found
+
+
+def _entry(text: str) -> tuple[int | None, Network | None]:
+    eui, at, place = text.strip().partition("@")
+    if not at and EUI.fullmatch(eui) is None:
+        eui, place = "", eui
+    try:
+        if eui and EUI.fullmatch(eui) is None:
+            raise ValueError
+        network = ipaddress.ip_network(place) if at or not eui else None
+    except ValueError:
+        told = "must be an EUI of 16 hex digits, a network like 10.0.0.0/8, or EUI@network"
+        raise Misuse(f"--udp-allow {text!r}: {told}", entry=text) from None
+    return (int(eui, 16) if eui else None), network
+
+
+class SentDownlink(NamedTuple):
+    """A downlink that was handed to a gateway."""
+
+    downlink: Downlink
+    ticks: int
+    """The concentrator's clock at the end of the uplink."""
+    second: bool
+    """It was for the second window already."""
+    at_s: float
+
+
+class Unanswered:
+    """By gateway and token. Bounded: what waits too long, or is too much, waits no more."""
+
+    def __init__(self, *, unanswered_max: int, unanswered_s: float) -> None:
+        self._max = unanswered_max
+        self._wait_s = unanswered_s
+        self._sent: OrderedDict[tuple[int, bytes], SentDownlink] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def token(self, eui: int) -> bytes:
+        """One that no downlink of this gateway waits under, and that nobody can guess."""
+        token = secrets.token_bytes(2)
+        while (eui, token) in self._sent:
+            token = secrets.token_bytes(2)
+        return token
+
+    def wait(self, eui: int, token: bytes, sent: SentDownlink) -> None:
+        """An answer is expected."""
+        while self._sent:
+            oldest = next(iter(self._sent.values()))
+            if len(self._sent) < self._max and sent.at_s - oldest.at_s <= self._wait_s:
+                break
+            self._sent.popitem(last=False)
+        self._sent[eui, token] = sent
+
+    def waits(self, eui: int, token: bytes) -> bool:
+        """Is an answer expected under this token?"""
+        return (eui, token) in self._sent
+
+    def answered(self, eui: int, token: bytes) -> SentDownlink:
+        """What this is the answer to."""
+        return self._sent.pop((eui, token))
+
+
+class Gateway(NamedTuple):
+    """The way back to a gateway."""
+
+    peer: tuple[str | int, ...]
+    """As the socket gave it: two items, four for IPv6."""
+    version: int
+    last_s: float
+
+
+class Gateways:
+    """The gateways that poll. Bounded: when it is full a new one is not taken while all others are alive."""
+
+    def __init__(self, *, gateways_max: int = 1_000, silent_s: float = 30, expiry_s: float = 60) -> None:
+        self._gateways_max = gateways_max
+        self._silent_s = silent_s
+        self._expiry_s = expiry_s
+        self._known: OrderedDict[int, Gateway] = OrderedDict()  # who polled last comes last
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def poll(self, eui: int, peer: tuple[str | int, ...], version: int, now_s: float) -> str | None:
+        """This gateway polled from there; None: noted, else why not: ``moved`` or ``full``."""
+        self._expire(now_s)
+        known = self._known.get(eui)
+        if known is None and len(self._known) >= self._gateways_max:
+            return "full"
+        if known is not None and not _same_host(known.peer, peer) and now_s - known.last_s < self._silent_s:
+            return "moved"
+        self._known[eui] = Gateway(peer, version, now_s)
+        self._known.move_to_end(eui)
+        return None
+
+    def find(self, eui: int, now_s: float) -> Gateway | None:
+        """Where this gateway is; None: it never polled, or not for so long that the way is closed."""
+        self._expire(now_s)
+        return self._known.get(eui)
+
+    def is_at(self, eui: int, peer: tuple[str | int, ...], now_s: float) -> bool:
+        """Does this come from the host that polls for it?"""
+        known = self.find(eui, now_s)
+        return known is not None and _same_host(known.peer, peer)
+
+    def _expire(self, now_s: float) -> None:
+        while self._known:
+            eui, oldest = next(iter(self._known.items()))
+            if now_s - oldest.last_s < self._expiry_s:
+                return
+            del self._known[eui]
+
+
+def _same_host(one: tuple[str | int, ...], other: tuple[str | int, ...]) -> bool:
+    return one[0] == other[0] or address(str(one[0])) == address(str(other[0]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UdpLimits:
+    """Every bound of the link."""
+
+    datagram_bytes_max: int = 65_507
+    """All that UDP can carry; a forwarder with 8 packets sends about 4,500."""
+    packets_max: int = 256
+    """In one PUSH_DATA; a forwarder for the SX1302 takes at most 255 at a time."""
+    gateways_max: int = 1_000
+    silent_s: float = 30
+    """For so long without a poll, no other host can take a gateway's EUI over."""
+    expiry_s: float = 60
+    """Without a poll for so long, a gateway is gone; ChirpStack waits a minute too."""
+    unanswered_max: int = 1_000
+    """Downlinks whose TX_ACK is waited for; of more, the oldest get no second try."""
+    unanswered_s: float = 15
+
+
+PORT: Final = 1700
+"""What packet forwarders are configured for when they leave the factory."""
+BURST_BYTES: Final = 1 << 20
+"""What the system is asked to keep for us while we are busy: about a thousand datagrams; it may give less."""
+FIGURES: Final = (
+    "datagrams",
+    "not_protocol",
+    "not_allowed",
+    "pushes",
+    "polls",
+    "moved",
+    "full",
+    "frames",
+    "crc_failed",
+    "malformed",
+    "busy",
+    "failed",
+    "stats",
+    "downlinks",
+    "undeliverable",
+    "tx_ok",
+    "tx_failed",
+    "not_asked",
+    "send_errors",
+)
+
+
+class SemtechUdp(asyncio.DatagramProtocol):
+    """The link: ``await start()``, then it runs by itself until ``await stop()``."""
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        region: Region,
+        *,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        allow: Iterable[str] = (),
+        limits: UdpLimits | None = None,
+        clock_ms: Callable[[], int] = wall_ms,
+    ) -> None:
+        self.problem: str | None = None
+        """There is none that it would know of."""
+        self._allow = Allow(allow)
+        if not self._allow and not is_loopback(host):
+            told = (
+                "UDP has no token, so to listen on more than loopback needs a list of gateways or networks to believe"
+            )
+            raise Misuse(f"host is {host!r}: {told}", host=host)
+        self._receiver = receiver
+        self._region = region
+        self._where = (host, port)
+        self._limits = limits or UdpLimits()
+        self._power_dbm = power_dbm(region)
+        self._clock_ms = clock_ms
+        self._complaints = Complaints()
+        self._gateways = Gateways(
+            gateways_max=self._limits.gateways_max, silent_s=self._limits.silent_s, expiry_s=self._limits.expiry_s
+        )
+        self._unanswered = Unanswered(
+            unanswered_max=self._limits.unanswered_max, unanswered_s=self._limits.unanswered_s
+        )
+        self._counts = dict.fromkeys(FIGURES, 0)
+        self._transport: asyncio.DatagramTransport | None = None
+        self._held_up = False
+        self._closed: asyncio.Future[None] | None = None
+
+    async def start(self) -> None:
+        """Listen; `OSError` if the port is taken."""
+        loop = asyncio.get_running_loop()
+        self._closed = loop.create_future()
+        transport, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=self._where)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BURST_BYTES)
+
+    async def stop(self) -> None:
+        """Listen no more; what was taken is with the receiver."""
+        if self._transport is not None and self._closed is not None:
+            self._transport.close()
+            await self._closed
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        if self._transport is None:
+            raise Misuse("the UDP link is not started")
+        return int(self._transport.get_extra_info("sockname")[1])
+
+    def figures(self) -> dict[str, int]:
+        """What happened so far, by name, and how many gateways poll now."""
+        return {**self._counts, "gateways": len(self._gateways)}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is open."""
+        self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed."""
+        if self._closed is not None and not self._closed.done():
+            self._closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        """The system takes no more for now: nothing is queued behind 64 KiB, what comes late is of no use."""
+        self._held_up = True
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._held_up = False
+
+    def error_received(self, exc: Exception) -> None:
+        """Something could not be sent, or a gateway's host says that nobody listens there."""
+        self._count("send_errors")
+
+    def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
+        """One datagram, from anybody."""
+        self._count("datagrams")
+        try:
+            self._take(data, addr)
+        except Exception as error:  # whatever it is, the next datagram is another one
+            self._fail(str(addr[0]), error)
+
+    def _take(self, data: bytes, addr: tuple[str | Any, int]) -> None:
+        try:
+            if len(data) > self._limits.datagram_bytes_max:
+                raise BadInput(f"the datagram has {len(data)} bytes, the limit is {self._limits.datagram_bytes_max}")
+            datagram = read(data)
+        except BadInput:  # nobody to name, and nothing to answer: a port scan must not fill the books
+            self._count("not_protocol")
+            return
+        if not self._allow.admits(datagram.eui, str(addr[0])):
+            self._count("not_allowed")
+        elif datagram.kind == PUSH_DATA:
+            self._push(datagram, addr)
+        elif datagram.kind == PULL_DATA:
+            self._poll(datagram, addr)
+        else:
+            self._answered(datagram, addr)
+
+    def _push(self, datagram: Datagram, addr: tuple[str | Any, int]) -> None:
+        self._count("pushes")
+        self._send(answer(datagram), addr)
+        station = station_name(datagram.eui)
+        try:
+            push = document(datagram.body, "PUSH_DATA")
+            packets = read_packets(push, self._limits.packets_max)
+        except BadInput as error:
+            self._refuse(station, error)
+            return
+        if "stat" in push:
+            self._count("stats")
+        for packet in packets:
+            try:
+                heard = read_heard(packet, self._region)
+            except BadInput as error:
+                self._refuse(station, error)
+                continue
+            if heard is None:
+                self._count("crc_failed")
+            else:
+                self._hear(datagram.eui, station, heard)
+
+    def _hear(self, eui: int, station: str, heard: UdpFrame) -> None:
+        back = UdpWay(self, eui, heard.ticks)
+        try:
+            self._receiver.arrive()
+            self._receiver.hear(Reception(heard.frame, station, heard.radio, back, self._clock_ms()))
+            self._count("frames")
+        except Busy as busy:
+            self._count("busy")
+            self._receiver.refuse(station, BUSY, str(busy))
+        except Exception as error:  # the other packets of the datagram are none the worse
+            self._fail(station, error)
+
+    def _poll(self, datagram: Datagram, addr: tuple[str | Any, int]) -> None:
+        self._count("polls")
+        refused = self._gateways.poll(datagram.eui, addr, datagram.version, _now_s())
+        if refused is None:
+            self._send(answer(datagram), addr)
+        else:
+            self._count(refused)
+
+    def _answered(self, datagram: Datagram, addr: tuple[str | Any, int]) -> None:
+        """TX_ACK. Only the host that polls is believed: a second transmission is nothing for a stranger to ask for."""
+        asked = self._unanswered.waits(datagram.eui, datagram.token)
+        if not asked or not self._gateways.is_at(datagram.eui, addr, _now_s()):
+            self._count("not_asked")
+            return
+        sent = self._unanswered.answered(datagram.eui, datagram.token)
+        try:
+            failed = failure(datagram)
+        except BadInput as error:  # whether it transmits is not known, so it is not asked again
+            self._refuse(station_name(datagram.eui), error)
+            return
+        self._count("tx_ok" if failed is None else "tx_failed")
+        if failed is None:
+            self._receiver.transmitted(sent.downlink.number)
+        elif not sent.second:
+            self.transmit(datagram.eui, sent.ticks, sent.downlink, second=True)
+
+    def transmit(self, eui: int, ticks: int, downlink: Downlink, *, second: bool = False) -> bool:
+        """Ask the gateway to transmit, in the first or second window after an uplink that ended at this tick."""
+        now_s = _now_s()
+        gateway = self._gateways.find(eui, now_s)
+        token = self._unanswered.token(eui)
+        try:
+            at = window(downlink, ticks, second=second)
+            data = transmit(gateway.version if gateway else 2, token, downlink.pdu, at, self._region, self._power_dbm)
+        except BadInput:
+            gateway = None
+        if gateway is None or not self._send(data, gateway.peer):
+            self._count("undeliverable")
+            return False
+        self._count("downlinks")
+        if gateway.version > 1:
+            self._unanswered.wait(eui, token, SentDownlink(downlink, ticks, second, now_s))
+        return True
+
+    def _send(self, data: bytes, peer: tuple[Any, ...]) -> bool:
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._held_up:
+            return False
+        transport.sendto(data, peer)
+        return True
+
+    def _refuse(self, station: str, error: BadInput) -> None:
+        self._count("malformed")
+        self._complaints.tell(station, str(error))
+        self._receiver.arrive()
+        self._receiver.refuse(station, MALFORMED, str(error))
+
+    def _fail(self, who: str, error: Exception) -> None:
+        self._count("failed")
+        self._complaints.tell(who, f"unexpected: {type(error).__name__}: {error}")
+
+    def _count(self, name: str) -> None:
+        self._counts[name] += 1
+
+
+class UdpWay:
+    """The way back after one uplink."""
+
+    __slots__ = ("_eui", "_link", "_ticks")
+
+    def __init__(self, link: SemtechUdp, eui: int, ticks: int) -> None:
+        self._link, self._eui, self._ticks = link, eui, ticks
+
+    def send(self, downlink: Downlink) -> bool:
+        """Hand it to the gateway; False: it does not poll."""
+        return self._link.transmit(self._eui, self._ticks, downlink)
+
+
+def _now_s() -> float:
+    return time.monotonic()

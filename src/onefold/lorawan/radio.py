@@ -1,0 +1,352 @@
+"""What a link hands to the service: one frame as one station heard it, and the way back to that station.
+
+Three protocols bring receptions in: Basics Station over websockets, Semtech's UDP, ChirpStack's events over MQTT.
+Behind this page nothing knows which: a station is the lower-case hex EUI of the gateway, and the way back is a `Back`.
+
+Reading what gateways write: JSON from a stranger, field by field, each within its range.
+
+Every reader names the field and the value that is wrong (`BadInput`), shortened, because a stranger chose it too.
+Times are the exception: a gateway without a good clock still hears well, so a time that cannot be read is no time.
+
+The radio plans: which data rates and channels a region has, and where a device listens for an answer.
+
+From the LoRaWAN regional parameters (RP002) and, for what a station is told, from the LNS protocol of Basics Station:
+``DRs`` are 16 triples of spreading factor (0: FSK, -1: none), bandwidth in kHz, and whether it is for down frames only;
+``sx1301_conf`` places two radios and tunes eight channels, one fast LoRa channel and one FSK channel relative to them.
+"""
+
+import base64
+import binascii
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+from onefold.decoding import read_json
+from onefold.errors import BadInput, Misuse
+from onefold.lorawan.frames import Frame
+
+
+class Radio(NamedTuple):
+    """How it came in."""
+
+    frequency_hz: int
+    data_rate: int
+    """Its index in the region's table of up data rates."""
+    rssi: float | None = None
+    snr: float | None = None
+    time_ms: int | None = None
+    """The station's own clock, ms since 1970; None: it has none that can be trusted."""
+
+
+class Downlink(NamedTuple):
+    """A frame to transmit: ``rx_delay_s`` after the uplink in the first window, or a second later in the other."""
+
+    pdu: bytes
+    dev_eui: int
+    device_class: str
+    """``A`` or ``C``: one of class C listens to its second window all the time."""
+    rx_delay_s: int
+    rx1: tuple[int, int]
+    """Frequency in Hz, data rate."""
+    rx2: tuple[int, int]
+    number: int
+    """Unique in this server: the station names it when it has transmitted."""
+
+
+class Back(Protocol):
+    """The way back to the station, with what its protocol needs to know of the uplink (its clock, its antenna)."""
+
+    def send(self, downlink: Downlink) -> bool:
+        """Hand it to the station, which transmits it; False: the station is gone. Never blocks, never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reception:
+    """One frame, heard by one station."""
+
+    frame: Frame
+    station: str
+    """Sixteen lower-case hex digits: ``0016c001ff10a235``."""
+    radio: Radio
+    back: Back | None = field(compare=False)
+    """None: nothing can be transmitted there."""
+    received_ms: int
+    """This server's clock, ms since 1970."""
+
+
+def station_name(eui: int) -> str:
+    """How a station is called everywhere.
+
+    >>> station_name(0x0016C001FF10A235)
+    '0016c001ff10a235'
+    """
+    return f"{eui:016x}"
+
+
+SHOWN_MAX: Final = 60
+PHY_BYTES_MAX: Final = 255
+"""The length of a LoRa packet is one byte."""
+FREQUENCY_HZ_MAX: Final = 2**32 - 1
+GPS_EPOCH_MS: Final = 315_964_800_000
+"""6 January 1980. Before it no gateway was built: an earlier clock was never set."""
+GPS_LEAP_MS: Final = 18_000
+"""GPS time is so far ahead of UTC since 2017, and no further second is announced."""
+TIME_MS_MAX: Final = 2**53
+
+
+def shown(value: object) -> str:
+    """The value as an error may show it: one line, short, printable.
+
+    >>> shown("x" * 100)
+    "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx..."
+    """
+    if isinstance(value, dict | list):  # its text may be long, and deep
+        return f"{'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
+    told = repr(value) if not isinstance(value, int) or abs(value) < 10**SHOWN_MAX else "a giant number"
+    return told if len(told) <= SHOWN_MAX else told[:SHOWN_MAX] + "..."
+
+
+def document(data: bytes, what: str) -> dict[str, Any]:
+    """The JSON object that these bytes are."""
+    found = read_json(data, what)
+    if not isinstance(found, dict):
+        raise BadInput(f"{what} is {shown(found)}, must be a JSON object")
+    return found
+
+
+def integer(source: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    """A whole number of this range; 868100000.0 is one."""
+    value = source.get(name)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise BadInput(f"{name} is {shown(value)}, must be a whole number of {low} to {high}", field=name)
+    return value
+
+
+def number(source: Mapping[str, Any], name: str, low: float, high: float) -> float:
+    """A number of this range."""
+    value = source.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise BadInput(f"{name} is {shown(value)}, must be a number of {low:g} to {high:g}", field=name)
+    return value
+
+
+def decibels(source: Mapping[str, Any], name: str) -> float | None:
+    """A level in dB or dBm; None: it is not given."""
+    return None if source.get(name) is None else number(source, name, -1_000, 1_000)
+
+
+def text(source: Mapping[str, Any], name: str) -> str:
+    """A string."""
+    value = source.get(name)
+    if not isinstance(value, str):
+        raise BadInput(f"{name} is {shown(value)}, must be a string", field=name)
+    return value
+
+
+def part(source: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """An object inside the object."""
+    value = source.get(name)
+    if not isinstance(value, dict):
+        raise BadInput(f"{name} is {shown(value)}, must be an object", field=name)
+    return value
+
+
+def octets(source: Mapping[str, Any], name: str, bytes_max: int = PHY_BYTES_MAX) -> bytes:
+    """Bytes in base64; some gateways leave the padding away, and Semtech's own example has the alphabet of URLs."""
+    value = text(source, name)
+    if len(value) > 4 * (bytes_max + 3) // 3:
+        raise BadInput(f"{name} has {len(value)} characters, that is more than {bytes_max} bytes", field=name)
+    plain = value.rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise BadInput(f"{name} is {shown(value)}, must be base64", field=name) from None
+
+
+def moment_ms(source: Mapping[str, Any], name: str) -> int | None:
+    """Milliseconds since 1970 from an ISO 8601 time (UTC if it names no zone); None: not given, or no such time.
+
+    >>> moment_ms({"time": "2013-03-31T16:21:17.528002Z"}, "time")
+    1364746877528
+    >>> moment_ms({"time": "1970-01-01T00:00:08Z"}, "time") is None
+    True
+    """
+    said = source.get(name)
+    if not isinstance(said, str):
+        return None
+    try:
+        read = datetime.fromisoformat(said)
+        since = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return trusted_ms(math.floor(since * 1_000))
+
+
+def gps_ms(source: Mapping[str, Any], name: str) -> int | None:
+    """Milliseconds since 1970 from the milliseconds of GPS time; None: not given, or no such time.
+
+    >>> gps_ms({"tmms": 1_384_000_018_000}, "tmms"), gps_ms({"tmms": "soon"}, "tmms")
+    (1699964800000, None)
+    """
+    said = source.get(name)
+    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 <= said <= TIME_MS_MAX:
+        return None
+    return trusted_ms(GPS_EPOCH_MS + math.floor(said) - GPS_LEAP_MS)
+
+
+def trusted_ms(time_ms: int) -> int | None:
+    """The time, unless it is that of a clock which nobody set."""
+    return time_ms if GPS_EPOCH_MS <= time_ms <= TIME_MS_MAX else None
+
+
+Rate: TypeAlias = tuple[int, int, int]
+Window: TypeAlias = tuple[int, int]
+"""Frequency in Hz, data rate."""
+
+NONE: Final[Rate] = (-1, 0, 0)
+SUB_BAND: Final = 2
+"""Of US915: channels 8 to 15 and 65, which The Things Network and Helium use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A plan, and what follows from it."""
+
+    name: str
+    station_name: str
+    """What Basics Station calls it."""
+    frequencies: tuple[int, int]
+    rates: tuple[Rate, ...]
+    rx1_rates: tuple[int, ...]
+    """The data rate of the answer in the first window, by the data rate of the uplink."""
+    rx2: Window
+    max_eirp: float
+    channels: tuple[tuple[int, int, int], ...]
+    """Frequency, lowest and highest data rate up."""
+    radio: dict[str, Any]
+
+    def rx1(self, frequency: int, data_rate: int) -> Window:
+        """Where a device listens first.
+
+        >>> EU868.rx1(868_300_000, 5), region("US915").rx1(904_100_000, 3)
+        ((868300000, 5), (923900000, 13))
+        """
+        if self.name != "US915":
+            return frequency, self.rx1_rates[data_rate]
+        wide = self.rates[data_rate][1] == 500
+        channel = round((frequency - 903_000_000) / 1_600_000) if wide else round((frequency - 902_300_000) / 200_000)
+        return 923_300_000 + channel % 8 * 600_000, self.rx1_rates[data_rate]
+
+    def is_up(self, data_rate: int) -> bool:
+        """Can an uplink have this data rate?"""
+        return 0 <= data_rate < len(self.rx1_rates)
+
+    def data_rate(self, spreading_factor: int, bandwidth_khz: int) -> int:
+        """The index of a rate that devices send at; FSK is (0, 0). `BadInput`: the region has none.
+
+        >>> EU868.data_rate(7, 125), EU868.data_rate(0, 0), region("US915").data_rate(8, 500)
+        (5, 7, 4)
+        """
+        for index in range(len(self.rx1_rates)):
+            if self.rates[index][:2] == (spreading_factor, bandwidth_khz):
+                return index
+        raise BadInput(f"{self.name} has no data rate SF{spreading_factor}BW{bandwidth_khz} for devices")
+
+    def modulation(self, data_rate: int) -> tuple[int, int]:
+        """Spreading factor and bandwidth in kHz of a rate that gateways send at; `BadInput`: the region has none.
+
+        >>> EU868.modulation(0), region("US915").modulation(8)
+        ((12, 125), (12, 500))
+        """
+        if not 0 <= data_rate < len(self.rates) or self.rates[data_rate] == NONE:
+            raise BadInput(f"{self.name} has no data rate {data_rate}")
+        return self.rates[data_rate][:2]
+
+    def router_config(self, *, mux_time: float, production: bool = False) -> dict[str, Any]:
+        """What a station is told about the radio; no filters, for the registry knows which devices are ours.
+
+        A production station warns of the switches for tests, so it does not get them.
+        """
+        switches = {} if production else {"nocca": False, "nodc": False, "nodwell": False}
+        return {
+            "msgtype": "router_config",
+            "NetID": None,
+            "JoinEui": None,
+            "region": self.station_name,
+            "hwspec": "sx1301/1",
+            "freq_range": list(self.frequencies),
+            "DRs": [list(rate) for rate in self.rates],
+            "upchannels": [list(channel) for channel in self.channels],
+            "max_eirp": self.max_eirp,
+            "sx1301_conf": [self.radio],
+            "bcning": None,
+            "MuxTime": mux_time,
+            **switches,
+        }
+
+
+def _radio(
+    radios: tuple[int, int], channels: list[tuple[int, int]], fast: dict[str, Any], fsk: dict[str, Any]
+) -> dict[str, Any]:
+    conf: dict[str, Any] = {f"radio_{i}": {"enable": True, "freq": freq} for i, freq in enumerate(radios)}
+    for i, (freq, radio) in enumerate(channels):
+        conf[f"chan_multiSF_{i}"] = {"enable": True, "radio": radio, "if": freq - radios[radio]}
+    return {**conf, "chan_Lora_std": fast, "chan_FSK": fsk}
+
+
+def _eu868() -> Region:
+    radios = (867_500_000, 868_500_000)
+    low = [(867_100_000 + 200_000 * i, 0) for i in range(5)]
+    high = [(868_100_000 + 200_000 * i, 1) for i in range(3)]
+    fast = {"enable": True, "radio": 1, "if": -200_000, "bandwidth": 250_000, "spread_factor": 7}
+    fsk = {"enable": True, "radio": 1, "if": 300_000, "bandwidth": 125_000, "datarate": 50_000}
+    return Region(
+        "EU868",
+        "EU863",
+        (863_000_000, 870_000_000),
+        (*((12 - i, 125, 0) for i in range(6)), (7, 250, 0), (0, 0, 0), *[NONE] * 8),
+        tuple(range(8)),
+        (869_525_000, 0),
+        16.0,
+        (*((freq, 0, 5) for freq, _ in high + low), (868_300_000, 6, 6), (868_800_000, 7, 7)),
+        _radio(radios, high + low, fast, fsk),
+    )
+
+
+def _us915(sub_band: int) -> Region:
+    first = 902_300_000 + 1_600_000 * (sub_band - 1)
+    radios = (first + 400_000, first + 1_100_000)
+    narrow = [(first + 200_000 * i, i // 4) for i in range(8)]
+    fast = {"enable": True, "radio": 0, "if": 300_000, "bandwidth": 500_000, "spread_factor": 8}
+    down = tuple((12 - i, 500, 1) for i in range(6))
+    return Region(
+        "US915",
+        "US902",
+        (902_000_000, 928_000_000),
+        (*((10 - i, 125, 0) for i in range(4)), (8, 500, 0), *[NONE] * 3, *down, *[NONE] * 2),
+        (10, 11, 12, 13, 13),
+        (923_300_000, 8),
+        30.0,
+        (*((freq, 0, 3) for freq, _ in narrow), (first + 700_000, 4, 4)),
+        _radio(radios, narrow, fast, {"enable": False}),
+    )
+
+
+EU868: Final = _eu868()
+NAMES: Final = ("EU868", "US915")
+
+
+def region(name: str, sub_band: int = SUB_BAND) -> Region:
+    """The plan of this name; ``sub_band`` (1 to 8) chooses the channels of US915."""
+    if name == "EU868":
+        return EU868
+    if name != "US915":
+        raise Misuse(f"region is {name!r}, must be one of {', '.join(NAMES)}", region=name)
+    if not 1 <= sub_band <= 8:
+        raise Misuse(f"sub_band is {sub_band}, must be 1 to 8", sub_band=sub_band)
+    return _us915(sub_band)

@@ -1,0 +1,404 @@
+"""Which devices are ours: their addresses, keys and wishes, from a TOML file or an SQLite table.
+
+    [[device]]
+    dev_eui  = "0004a30b001c0530"                    # dashes and upper case will do
+    dev_addr = "26011bda"
+    nwk_skey = "000102030405060708090a0b0c0d0e0f"
+    app_key  = "..."                                 # verifies join requests
+    app_skey = "..."                                 # kept for whoever decrypts; not used here
+    strategy = "drop"                                # drop, mark or none
+    gateway  = "a"                                   # only the server of this name may answer for it
+    class    = "A"                                   # A or C
+    activation = "abp"                               # abp or otaa
+    relaxed  = false                                 # may its counter begin anew?
+    fcnt_up  = 0                                     # the last counter, where nobody remembers one
+
+The SQLite table is called ``devices``, with columns of these names. Several devices may share an address: the integrity
+code tells them apart. An error names the file, the device, the key and the value, but never what a secret key is.
+
+Where a registry is kept: a TOML file, or an SQLite database with a table ``devices``; and whether it has changed.
+
+What this server knows of its devices while it runs, and the receptions that are on their way.
+"""
+
+import logging
+import os
+import re
+import sqlite3
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from math import inf
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final, NamedTuple, TypeVar
+
+from onefold.errors import BadInput, OnefoldError
+from onefold.lorawan.claims import ClaimDesk, Devices
+from onefold.lorawan.radio import Reception, shown
+from onefold.lorawan.rules import Claim, Claimed, Counters, Device, Heard, Judged, Strategy
+
+T = TypeVar("T", bound=str)
+HEX: Final = re.compile(r"[0-9a-fA-F]*")
+SECRETS: Final = ("nwk_skey", "app_skey", "app_key")
+FIELDS: Final = (
+    "dev_eui", "dev_addr", "nwk_skey", "app_skey", "app_key", "strategy", "gateway", "class", "activation", "relaxed",
+    "fcnt_up",
+)  # fmt: skip
+GATEWAY_CHARACTERS_MAX: Final = 100
+
+
+@dataclass(frozen=True)
+class RegistryEntry:
+    """A device with its keys. Whatever prints it prints no key."""
+
+    device: Device
+    nwk_skey: bytes | None = field(default=None, repr=False)
+    app_skey: bytes | None = field(default=None, repr=False)
+    app_key: bytes | None = field(default=None, repr=False)
+    fcnt_up: int | None = None
+
+    @cached_property
+    def session(self) -> str:
+        """What its counters are kept under: the device, and which of its keys they belong to.
+
+        A device that joined again counts from zero. With a name of its own the new session is not taken for a replay of
+        the old one, by any server, in whatever order they learn of it.
+        """
+        keys = sha256(b"onefold session" + (self.nwk_skey or b"")).hexdigest()
+        return f"{self.device.dev_eui:016x}/{keys[:8]}"
+
+
+class Registry:
+    """The devices, by address and by EUI."""
+
+    def __init__(self, entries: Iterable[RegistryEntry] = ()) -> None:
+        self.by_eui = {entry.device.dev_eui: entry for entry in entries}
+        found: dict[int, list[RegistryEntry]] = {}
+        for entry in self.by_eui.values():
+            if entry.device.dev_addr is not None and entry.nwk_skey is not None:
+                found.setdefault(entry.device.dev_addr, []).append(entry)
+        self.by_address = {address: tuple(group) for address, group in found.items()}
+
+    def __len__(self) -> int:
+        return len(self.by_eui)
+
+    def at(self, dev_addr: int) -> tuple[RegistryEntry, ...]:
+        """The devices that have this address."""
+        return self.by_address.get(dev_addr, ())
+
+
+def registry_of(rows: Iterable[Mapping[str, Any]], place: str) -> Registry:
+    """Read the rows of a file or table; `BadInput` names the first thing that is wrong."""
+    entries: dict[int, RegistryEntry] = {}
+    for number, row in enumerate(rows, 1):
+        told = row.get("dev_eui")
+        where = f"{place}: device {number}" + (f" ({told})" if isinstance(told, str) and len(told) < 40 else "")
+        entry = _entry(_Row(row, where))
+        if entry.device.dev_eui in entries:
+            raise BadInput(f"{where}: dev_eui is there twice", dev_eui=told)
+        entries[entry.device.dev_eui] = entry
+    return Registry(entries.values())
+
+
+def _entry(row: "_Row") -> RegistryEntry:
+    unknown = row.values.keys() - set(FIELDS)
+    if unknown:
+        raise BadInput(f"{row.where}: there is no key {min(unknown)!r}, only {', '.join(FIELDS)}")
+    address = row.number("dev_addr", 4)
+    secrets = {name: row.secret(name) for name in SECRETS}
+    if (address is None) != (secrets["nwk_skey"] is None):
+        raise BadInput(f"{row.where}: dev_addr and nwk_skey belong together, and one of them is missing")
+    if address is None and secrets["app_key"] is None:
+        raise BadInput(
+            f"{row.where}: has neither dev_addr and nwk_skey nor an app_key, so nothing of it can be checked"
+        )
+    device = Device(
+        dev_eui=row.number("dev_eui", 8, needed=True) or 0,
+        dev_addr=address,
+        strategy=Strategy(row.choice("strategy", "drop", "mark", "none", default="none")),
+        gateway=row.gateway(),
+        activation=row.choice("activation", "abp", "otaa", default="abp"),
+        relaxed=row.flag("relaxed"),
+        device_class=row.choice("class", "A", "C", default="A"),
+    )
+    return RegistryEntry(device, **secrets, fcnt_up=row.counter("fcnt_up"))
+
+
+class _Row:
+    """One device as it is written down."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = {name: value for name, value in values.items() if value is not None}
+        self.where = where
+
+    def wrong(self, name: str, must: str) -> BadInput:
+        return BadInput(
+            f"{self.where}: {name} is {shown(self.values[name]) if name in self.values else 'missing'}, must be {must}",
+            key=name,
+        )
+
+    def number(self, name: str, size: int, *, needed: bool = False) -> int | None:
+        value = self.values.get(name)
+        if value is None and not needed:
+            return None
+        digits = value.replace("-", "").replace(":", "") if isinstance(value, str) else ""
+        if len(digits) != 2 * size or not HEX.fullmatch(digits):
+            raise self.wrong(name, f"{2 * size} hex digits in quotes")
+        return int(digits, 16)
+
+    def secret(self, name: str) -> bytes | None:
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise BadInput(f"{self.where}: {name} is not a text, must be 32 hex digits in quotes", key=name)
+        if len(value) != 32 or not HEX.fullmatch(value):
+            raise BadInput(f"{self.where}: {name} has {len(value)} characters, must be 32 hex digits", key=name)
+        return bytes.fromhex(value)
+
+    def choice(self, name: str, *names: T, default: T) -> T:
+        value = self.values.get(name, default)
+        for known in names:
+            if isinstance(value, str) and value.lower() == known.lower():
+                return known
+        raise self.wrong(name, f"one of {', '.join(names)}")
+
+    def flag(self, name: str) -> bool:
+        value = self.values.get(name, False)
+        if value not in (True, False):  # SQLite has 0 and 1
+            raise self.wrong(name, "true or false")
+        return bool(value)
+
+    def counter(self, name: str) -> int | None:
+        value = self.values.get(name)
+        if value is not None and (type(value) is not int or not 0 <= value < 2**32):
+            raise self.wrong(name, "a whole number, 0 to 4294967295")
+        return value
+
+    def gateway(self) -> str | None:
+        value = self.values.get("gateway", "")
+        if not isinstance(value, str) or len(value) > GATEWAY_CHARACTERS_MAX:
+            raise self.wrong("gateway", "the name of a server")
+        return value or None
+
+
+SQLITE: Final = b"SQLite format 3\0"
+BYTES_MAX: Final = 256 << 20
+"""Of a TOML file: about a million devices."""
+log: Final = logging.getLogger("onefold.gateway")
+
+
+def read_registry(path: Path) -> Registry:
+    """All devices of a file; whether it is TOML or SQLite, it says itself."""
+    with path.open("rb") as file:
+        head = file.read(len(SQLITE))
+        if head != SQLITE:
+            return registry_of(_toml(path, head + file.read(BYTES_MAX)), str(path))
+    return registry_of(_table(path), str(path))
+
+
+def _toml(path: Path, data: bytes) -> list[dict[str, Any]]:
+    if len(data) > BYTES_MAX:
+        raise BadInput(f"{path}: has more than {BYTES_MAX:,} bytes, the limit", path=str(path))
+    try:
+        document = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # of UTF-8, of TOML, a number of 5,000 digits, a thousand brackets
+        raise BadInput(f"{path}: is neither TOML nor SQLite: {error}", path=str(path)) from error
+    rows = document.pop("device", [])
+    if document:
+        raise BadInput(f"{path}: there is no {min(document)!r}, only [[device]]", path=str(path))
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise BadInput(f"{path}: device must be a list of tables: [[device]]", path=str(path))
+    return rows
+
+
+def _table(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            database.row_factory = sqlite3.Row
+            columns = {row["name"] for row in database.execute("pragma table_info(devices)")}
+            if not columns:
+                raise BadInput(f"{path}: has no table devices", path=str(path))
+            wanted = ", ".join(f'"{name}"' for name in FIELDS if name in columns)
+            if "dev_eui" not in columns:
+                raise BadInput(f"{path}: the table devices has no column dev_eui", path=str(path))
+            rows = database.execute(f"select {wanted} from devices order by dev_eui")  # noqa: S608 # our own names
+            yield from (dict(row) for row in rows)
+    except sqlite3.Error as error:
+        raise BadInput(f"{path}: {error}", path=str(path)) from error
+
+
+class RegistryFile:
+    """A registry that is read again when its file changes; one that cannot be read leaves the last good one in use."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problem: str | None = None
+        """Why the file that is there now is not in use; None: it is."""
+        self._stamp = self._look()
+        self.registry = read_registry(path)
+
+    def reload(self, *, changed: bool = True) -> bool:
+        """Read it, or only if it has ``changed``; whether there is a new registry now. Blocks."""
+        stamp = self._look()
+        if changed and stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        try:
+            self.registry = read_registry(self.path)
+        except (OnefoldError, OSError) as error:
+            self.problem = str(error)
+            log.error("the registry is not reloaded: %s", error)
+            return False
+        self.problem = None
+        return True
+
+    def _look(self) -> tuple[tuple[int, int, int], ...]:
+        """What changes when the file does; of SQLite also its write-ahead log."""
+        found = []
+        for path in (self.path, Path(f"{self.path}-wal")):
+            try:
+                told = os.stat(path)
+            except OSError:
+                continue
+            found.append((told.st_ino, told.st_size, told.st_mtime_ns))
+        return tuple(found)
+
+
+BEHIND_MAX: Final = 16
+"""Frames of one device that one server may be behind another: half a minute of a very busy device."""
+
+
+class Question(NamedTuple):
+    """What a store is asked, for one device or for all that share an address."""
+
+    desk: ClaimDesk
+    devices: Devices
+    brief: bool
+    """It is not their own store, and is not waited for if it is down."""
+
+
+class DeviceSession:
+    """A device under one set of keys."""
+
+    __slots__ = ("asked", "asked_at", "asking", "claims", "elsewhere", "entry", "fcnt_down", "heard", "loaded")
+
+    def __init__(self, entry: RegistryEntry) -> None:
+        self.entry = entry
+        self.heard = Heard(entry.fcnt_up)
+        self.fcnt_down = 0
+        """The last counter that went down, as far as this server knows: a store may have lost it, or never had it."""
+        self.loaded = False
+        """Was its store asked for its counter?"""
+        self.asked: set[str] = set()
+        """The stores that were, by name."""
+        self.asking: Question | None = None
+        self.asked_at = -inf
+        self.claims = 0
+        """Under way."""
+        self.elsewhere: Counters | None = None
+        """What another store than its own knows of it, where that may be of before it began again."""
+
+    def learn(self, counters: Counters | None, server: str, *, home: bool) -> None:
+        """A store has these counters: its own (``home``), or another in which the device was counted once.
+
+        The highest of all is right; but of one that may begin again its own store is right, if that knows anything."""
+        if counters is not None:
+            self.fcnt_down = max(self.fcnt_down, counters.fcnt_down)
+        if not home and self.entry.device.relaxed:
+            self.elsewhere = counters
+            return
+        counters = self.elsewhere if counters is None else counters
+        if counters is None or (last := expected(counters, server)) < 0:
+            return
+        heard, before = self.heard, self.heard.fcnt_up
+        heard.fcnt_up = max(last, before or 0)
+        if before is None or last > before or (heard.frame is None and last == before):
+            # Only of our own: what another server counted last is not told by its frame but by the claim.
+            own = counters.server == server and counters.frame
+            heard.frame = bytes.fromhex(counters.frame) if own else None
+
+    def begin_again(self, counters: Counters) -> None:
+        """It began again, and only another server heard that."""
+        self.heard = Heard()
+        self.fcnt_down = counters.fcnt_down
+
+
+def expected(counters: Counters, server: str) -> int:
+    """The counter that ours have to be above. If another server counted the last frame, that and some before it may
+    still be on their way to this one: our copies are to be told apart as repeats, not refused as old."""
+    return counters.fcnt_up if counters.server == server else counters.fcnt_up - 1 - BEHIND_MAX
+
+
+class Sessions:
+    """The devices of a registry that were heard of; at most as many as it has."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self._found: dict[str, DeviceSession] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def at(self, dev_addr: int) -> list[DeviceSession]:
+        """Those that have this address."""
+        return [self.of(entry) for entry in self.registry.at(dev_addr)]
+
+    def of(self, entry: RegistryEntry) -> DeviceSession:
+        """What is known of a device."""
+        session = self._found.get(entry.session)
+        if session is None:
+            session = self._found[entry.session] = DeviceSession(entry)
+        return session
+
+    def named(self, name: str) -> DeviceSession | None:
+        """The one whose counters are kept under this name; None: it is gone."""
+        return self._found.get(name)
+
+    def use(self, registry: Registry) -> None:
+        """Another registry: devices keep what is known of them as long as they keep their keys."""
+        self.registry = registry
+        kept = {}
+        for entry in registry.by_eui.values():
+            session = self._found.get(entry.session)
+            if session is not None:
+                session.entry = entry
+                kept[entry.session] = session
+        self._found = kept
+
+
+class FrameInFlight:
+    """A reception on its way."""
+
+    __slots__ = ("at", "claim", "claimed", "decided", "desk", "done", "judged", "reception", "record", "retried",
+                 "session", "ticks_ms")  # fmt: skip
+
+    def __init__(self, reception: Reception, ticks_ms: int) -> None:
+        self.reception = reception
+        self.at = perf_counter()
+        self.ticks_ms = ticks_ms
+        """When it came, by a clock that nobody sets."""
+        self.retried: set[ClaimDesk] = set()
+        """Who was asked again, once, because its code is wrong by all that was known."""
+        self.session: DeviceSession | None = None
+        self.judged: Judged | None = None
+        self.desk: ClaimDesk | None = None
+        """Where it was claimed: the device may belong elsewhere by now."""
+        self.claim: Claim | None = None
+        self.claimed: Claimed | None = None
+        self.record: bytes | None = None
+        """What goes upstream if the claim is won."""
+        self.decided = False
+        """It is in the books."""
+        self.done = False
+
+    @property
+    def owes(self) -> int:
+        """The number under which the store keeps its body, or may keep it, until it is told that it was stored."""
+        if self.claim is None or (self.claimed is not None and not self.claimed.won):
+            return 0
+        return self.claim.number

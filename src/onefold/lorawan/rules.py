@@ -1,0 +1,751 @@
+"""Both levels put together, without the I/O between them.
+
+::
+
+    MIC (find_counter) -> uplink: owner -> level 1 -> validation -> claim -> [the store decides] -> settle
+
+A frame comes in with its MIC verified: a forged one never gets here, and so changes nothing. `NetworkServer.uplink`
+gives a judgement, which is final when it has no claim. Else the claim is made, and `settle` says what came of it.
+
+The frame of a device that was counted last is known for ever, by its key, and so is every DevNonce that a device has
+joined with. The ADR forgets the one after the expiry and the other after five minutes; ``strict_adr`` does so, too.
+
+What validation refuses is taken back from level 1. In the deployed code it stays there, and the copy of a refused frame
+from a second station passes as a soft duplicate, which is not validated.
+
+Every answer the lorawan engine can give, and the rule behind each in one sentence.
+
+The position in ``ANSWERS`` is the answer's code wherever answers travel in columns. New answers go to the end. The
+verdict says whether a reception counts; where it goes, up or down, is a matter of the strategy (`routing`).
+
+The words of the ADR: what to do with duplicates, and what a frame is at one network server.
+
+The *strategy* is a property of a device. The *status* is what level 1 (one server, its own memory) makes of a frame:
+nobody heard it before, another station did, or the same station did. Status, strategy, "asks for a confirmation" and
+"first message" together say where the frame goes (`routing`). Level 2, between servers, does not change the status.
+
+Where a frame goes: the decision of the ADR as one table.
+
+*Up* is to the application, *down* is the confirmation that the device asked for. Read it next to "Further processing of
+messages based on their duplication status": one line here is one line there.
+
+The deployed code marks soft duplicates under None too. The ADR says that None passes them "without marking them", and
+so does this table: marked is what is not the first under Mark, and nothing else.
+
+Who heard a key: the memory of level 1.
+
+An entry says which station was first, and when it was heard first and last. It expires: *sliding*, when it was not
+heard for ``expiry_ms`` (each hit begins the time anew, as in the ADR); or *fixed*, ``expiry_ms`` after it was first
+heard. A key that comes at the very moment of expiry is new.
+
+Entries stand in the order in which they expire, so what is expired is in front and is dropped as time goes. When there
+is no more room the front one goes before its time: then a miss may be a mistake until it would have expired, and
+`forgot` says so. Time never falls: an earlier one counts as the latest that was seen.
+
+Cost: O(1) amortised, some 300 bytes per entry.
+
+Level 1: one network server, several stations ("Deduplication on the network server level").
+
+The first station that heard a frame is remembered with its key. The same key from the same station is a resubmission:
+the device missed its confirmation, or was restarted, or somebody replays. From another station it is a duplicate under
+Drop and a soft duplicate else. A join request is only known or not known. What is not remembered is new.
+
+Not in the ADR: what is expired is new to it, and a device whose confirmation was lost for longer than the expiry counts
+twice. Devices wait for minutes before they try again, so ``last``, the key of the frame that was counted last, is known
+for ever: it is a resubmission, from whatever station. (For a minute after that it is known as any other.) Likewise a
+join request whose nonce was ``used``. Without these two, this is the ADR.
+
+Another thing is not in the ADR and is off unless asked for: a station with two antennas, or one that hears a strong
+signal on an image frequency too, reports one transmission twice within milliseconds. With ``echo_ms`` that is no
+resubmission, or the device would be answered twice.
+
+Request validation: may this counter be, after the last one of its device?
+
+A step of its own, between the two levels, as in the ADR. A counter must rise, by no more than ``gap_max``. Equal to the
+last it may be if the device asks for a confirmation that it missed, three times. Below it may be if the device is
+allowed to begin again. What does not pass changes nothing.
+
+Level 2: several network servers ("Deduplication between different network servers").
+
+Per device the shared store keeps the last counter, the server that counted it, and the last counter that went down. A
+server that wants to count a frame makes a *claim*. It wins with a higher counter, or with the same one if it has that
+already (it does its work again after a crash). All others lose. Only the winner gets a counter to send down with.
+
+`decide` is what the store does in one atomic step. The deployed system takes a lock with an expiry, reads, and writes:
+a server that is held up between two of these steps wins what another has won. Here there is nothing to hold.
+
+With the counter stands the key of the frame. So the last frame of a device is known for ever, however late its copy
+comes: after a restart, too. Older ones are told by their counters. And of each join request the DevNonce is kept for
+ever (`decide_join`): a device uses each once, and whoever recorded the request can send it again years later. There are
+65,536 at most, and only requests whose MIC is right get here, so no stranger can fill the store.
+
+Counters have 32 bits. With the 16 of the air, a device that reaches 65,536 looks like one that fell back to 0, and
+nothing of it counts for the next 65,535 frames.
+
+A device that began again sends 0, then 1. Each server notices for itself, some later than others, and the first one
+begins anew in the store. The copies of the others must not do so once more: they would win what is counted, and shut
+out what the device sends now. So such a claim says what this server heard last before (`Claim.restarted_after`). If the
+store is behind that, it has begun again already; unless it is so far ahead of the claim that no server can be so late.
+Then this server had heard what never reached the store, or nothing of a whole life of the device between.
+
+Between winning a claim and storing its message upstream a server can die, and by then every other server has lost that
+frame: under Drop nobody would ever store it. So a claim may carry the message (`Claim.body`), and in the step in which
+it wins the store keeps it as *unfinished*. When it is stored upstream the server says so along with its next claims
+(`Finished`); what it finds when it starts again (`Unfinished`) it has to store first. None is lost, and one is stored
+twice only if the server died between storing it and saying so.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Literal, NamedTuple
+
+from onefold.errors import Misuse
+from onefold.lorawan.frames import DataUp, JoinRequest
+from onefold.verdict import Answer, Verdict
+
+NEW_FRAME: Final = Answer(Verdict.FIRST, "new_frame")
+RESTARTED: Final = Answer(Verdict.FIRST, "restarted")
+NEW_JOIN: Final = Answer(Verdict.FIRST, "new_join")
+OTHER_STATION: Final = Answer(Verdict.REPEAT, "other_station")
+RESUBMITTED: Final = Answer(Verdict.REPEAT, "resubmitted")
+ECHOED: Final = Answer(Verdict.REPEAT, "echoed")
+REPLAYED: Final = Answer(Verdict.REPEAT, "replayed")
+RESUBMIT_LIMIT: Final = Answer(Verdict.REPEAT, "resubmit_limit")
+OTHER_SERVER: Final = Answer(Verdict.REPEAT, "other_server")
+JOIN_REPEATED: Final = Answer(Verdict.REPEAT, "join_repeated")
+FORGOTTEN: Final = Answer(Verdict.UNSURE, "forgotten")
+LATE: Final = Answer(Verdict.UNSURE, "late")
+STATE_FULL: Final = Answer(Verdict.UNSURE, "state_full")
+COORDINATOR_DOWN: Final = Answer(Verdict.UNSURE, "coordinator_down")
+MALFORMED: Final = Answer(Verdict.REJECT, "malformed")
+NULL_KEY: Final = Answer(Verdict.REJECT, "null_key")
+BAD_TIME: Final = Answer(Verdict.REJECT, "bad_time")
+UNKNOWN_DEVICE: Final = Answer(Verdict.REJECT, "unknown_device")
+BAD_MIC: Final = Answer(Verdict.REJECT, "bad_mic")
+OLD_COUNTER: Final = Answer(Verdict.REJECT, "old_counter")
+COUNTER_GAP: Final = Answer(Verdict.REJECT, "counter_gap")
+OTHER_GATEWAY: Final = Answer(Verdict.REJECT, "other_gateway")
+COUNTED_BEFORE: Final = Answer(Verdict.REPEAT, "counted_before")
+NONCE_USED: Final = Answer(Verdict.REPEAT, "nonce_used")
+MIC_BUDGET: Final = Answer(Verdict.REJECT, "mic_budget")
+BUSY: Final = Answer(Verdict.REJECT, "busy")
+
+RULES: Final = {
+    NEW_FRAME: "Nobody heard it within the expiry, and its counter is new.",
+    RESTARTED: "Its counter began again at 0 or 1, and its device may do that (ABP, relaxed).",
+    NEW_JOIN: "Its device never joined with this DevNonce (by strict_adr: not within the expiry).",
+    OTHER_STATION: "Another station of this server heard it first.",
+    RESUBMITTED: "The same station heard it before: its device sends it again.",
+    ECHOED: "The same station heard the same transmission twice, less than echo_ms apart.",
+    REPLAYED: "The same station heard it before, and no confirmation was asked for that would explain it.",
+    RESUBMIT_LIMIT: "It asked for its confirmation more than resubmits_max times again.",
+    OTHER_SERVER: "Another server was first to count it.",
+    JOIN_REPEATED: "The same join request was heard within the expiry, by any station.",
+    FORGOTTEN: "It may have been heard before: the memory of that is given up or expired, and its counter cannot tell.",
+    LATE: "What it is compared with has moved on past it: between servers a higher counter, on Spark a later time.",
+    STATE_FULL: "It is new to the memory, and there is no room to remember another one within state_rows_max.",
+    COORDINATOR_DOWN: "The coordinator could not be asked: another server may have counted it.",
+    MALFORMED: "It could not be read at all.",
+    NULL_KEY: "What identifies it, or its station, is null.",
+    BAD_TIME: "Its time is null, or not one that can be reckoned with.",
+    UNKNOWN_DEVICE: "No device with its address is registered.",
+    BAD_MIC: "Its message integrity code is wrong under every counter that it can stand for.",
+    OLD_COUNTER: "Its counter was passed, and level 1 does not know it: a replay, or a copy after the expiry.",
+    COUNTER_GAP: "Its counter is more than gap_max ahead of the last one.",
+    OTHER_GATEWAY: "Its device belongs to another server.",
+    COUNTED_BEFORE: "It is the frame of its device that was counted last, after the expiry: a retry, or a late copy.",
+    NONCE_USED: "Its device has joined with this DevNonce before: a join request that somebody replays.",
+    MIC_BUDGET: "Too many wrong codes came from its station for its address of late: its own was not looked at.",
+    BUSY: "The server had no room for it, or was about to end: it was not looked at.",
+}
+
+ANSWERS: Final = tuple(RULES)
+
+
+class Strategy(StrEnum):
+    """What to do with what was heard before."""
+
+    DROP = "drop"
+    """It goes nowhere."""
+    MARK = "mark"
+    """It goes upstream, marked as a duplicate: its signal strength helps to locate the device."""
+    NONE = "none"
+    """It goes upstream as it is: the default of the ADR."""
+
+
+class Status(StrEnum):
+    """What level 1 makes of a frame; the names in the ADR are NonDuplicate, SoftDuplicate and so on."""
+
+    NOT_DUPLICATE = "not_duplicate"
+    """Not heard before, or so long ago that it is forgotten."""
+    SOFT_DUPLICATE = "soft_duplicate"
+    """Heard by another station before, and the strategy lets it pass."""
+    RESUBMISSION = "resubmission"
+    """Heard by the same station before (DuplicateDueToResubmission)."""
+    DUPLICATE = "duplicate"
+    """Heard by another station before, and the strategy drops it; or a join request that was heard before."""
+
+
+# By their plain names, which read like the ADR and are found without asking the class each time.
+DROP, MARK, NONE = Strategy
+NOT_DUPLICATE, SOFT_DUPLICATE, RESUBMISSION, DUPLICATE = Status
+
+
+class Route(NamedTuple):
+    """Where a frame goes."""
+
+    up: bool
+    """Upstream, to the application."""
+    down: bool
+    """Its confirmation is sent to the device."""
+    marked: bool
+    """Upstream it says that it is a duplicate."""
+
+
+NOWHERE: Final = Route(False, False, False)
+
+_UP, _DOWN, _BOTH = Route(True, False, False), Route(False, True, False), Route(True, True, False)
+_MARKED, _MARKED_BOTH = Route(True, False, True), Route(True, True, True)
+
+TABLE: Final[dict[tuple[Status, Strategy, bool, bool], Route]] = {
+    (status, strategy, confirmed, first): routed
+    for status, strategies, confirmations, firsts, routed in (
+        # status, strategies, asks for a confirmation, first message: route
+        (NOT_DUPLICATE, (DROP, MARK, NONE), (True,), (True, False), _BOTH),
+        (NOT_DUPLICATE, (DROP, MARK, NONE), (False,), (True, False), _UP),
+        (SOFT_DUPLICATE, (DROP, NONE), (True, False), (True, False), _UP),  # not down: answers may collide on the air
+        (SOFT_DUPLICATE, (MARK,), (True, False), (True, False), _MARKED),
+        (RESUBMISSION, (DROP,), (True,), (True, False), _DOWN),
+        (RESUBMISSION, (MARK,), (True,), (True, False), _MARKED_BOTH),
+        (RESUBMISSION, (NONE,), (True,), (True, False), _BOTH),
+        (RESUBMISSION, (DROP,), (False,), (True, False), NOWHERE),
+        (RESUBMISSION, (MARK,), (False,), (True,), _MARKED),  # a restarted device may send the same measurement
+        (RESUBMISSION, (NONE,), (False,), (True,), _UP),
+        (RESUBMISSION, (MARK, NONE), (False,), (False,), NOWHERE),
+        (DUPLICATE, (DROP, MARK, NONE), (True, False), (True, False), NOWHERE),
+    )
+    for strategy in strategies
+    for confirmed in confirmations
+    for first in firsts
+}
+
+LOST: Final = {DROP: NOWHERE, MARK: _MARKED, NONE: _UP}
+"""Level 2, "Upstream Processing"; down goes only the answer of the server that was first."""
+
+
+def route(status: Status, strategy: Strategy, *, confirmed: bool, first_message: bool) -> Route:
+    """Where a frame of this status goes. ``first_message``: its counter is at most 1.
+
+    >>> route(Status.RESUBMISSION, Strategy.DROP, confirmed=True, first_message=False)
+    Route(up=False, down=True, marked=False)
+    """
+    return TABLE[status, strategy, confirmed, first_message]
+
+
+def route_lost(strategy: Strategy) -> Route:
+    """Where a frame goes that another server was first to count.
+
+    >>> route_lost(Strategy.MARK)
+    Route(up=True, down=False, marked=True)
+    """
+    return LOST[strategy]
+
+
+class Sighting(NamedTuple):
+    """What is remembered of a key."""
+
+    station: str
+    """The first station."""
+    since_ms: int
+    """When it was heard first."""
+    last_ms: int
+    """When it was heard last, by any station."""
+    own_ms: int
+    """When it was heard last by the first station, as the clock said then, also if that was set back before."""
+
+
+class Sightings:
+    """The keys that were heard and are not expired.
+
+    >>> sightings = Sightings(expiry_ms=60_000)
+    >>> sightings.see(b"key", "a", 0), sightings.see(b"key", "b", 59_999).station, sightings.see(b"key", "b", 119_999)
+    (None, 'a', None)
+    """
+
+    __slots__ = ("_forgot_until_ms", "_heard", "_now_ms", "entries_max", "evicted", "expiry_ms", "sliding")
+
+    # Expiry: 60 s sliding is the ADR's. Entries: a minute at 16,000 frames/s, far above one server's radio traffic.
+    def __init__(self, *, expiry_ms: int = 60_000, sliding: bool = True, entries_max: int = 1_000_000) -> None:
+        if expiry_ms < 1:
+            raise Misuse(f"expiry_ms is {expiry_ms}, must be at least 1", expiry_ms=expiry_ms)
+        if entries_max < 1:
+            raise Misuse(f"entries_max is {entries_max}, must be at least 1", entries_max=entries_max)
+        self.expiry_ms = expiry_ms
+        self.sliding = sliding
+        self.entries_max = entries_max
+        self.evicted = 0
+        self._heard: OrderedDict[bytes, Sighting] = OrderedDict()
+        self._now_ms: int | None = None
+        self._forgot_until_ms: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._heard)
+
+    def see(self, key: bytes, station: str, now_ms: int) -> Sighting | None:
+        """What was remembered of this key before now; None if it is new. From now on it is remembered."""
+        clock_ms = now_ms
+        now_ms = self._pass_time(now_ms)
+        before = self._heard.get(key)
+        if before is None:
+            if len(self._heard) >= self.entries_max:
+                self._evict()
+            self._heard[key] = Sighting(station, now_ms, now_ms, clock_ms)
+            return None
+        own_ms = clock_ms if station == before.station else before.own_ms
+        self._heard[key] = Sighting(before.station, before.since_ms, now_ms, own_ms)
+        if self.sliding:
+            self._heard.move_to_end(key)
+        return before
+
+    def forget(self, key: bytes) -> None:
+        """Take back a sighting: the frame was refused, and what is refused leaves no trace."""
+        self._heard.pop(key, None)
+
+    def forgot(self, now_ms: int) -> bool:
+        """Could a miss be due to an entry that went before its time?"""
+        if self._forgot_until_ms is None:
+            return False
+        return max(now_ms, self._now_ms or now_ms) < self._forgot_until_ms
+
+    def _pass_time(self, now_ms: int) -> int:
+        """Drop what is expired. All that is left has not."""
+        if self._now_ms is not None and now_ms < self._now_ms:
+            now_ms = self._now_ms
+        self._now_ms = now_ms
+        heard = self._heard
+        while heard:
+            key = next(iter(heard))
+            if self._expires_ms(heard[key]) > now_ms:
+                break
+            del heard[key]
+        return now_ms
+
+    def _evict(self) -> None:
+        _, gone = self._heard.popitem(last=False)
+        self.evicted += 1
+        # The front one expires first, and those that went before it had expired earlier still.
+        self._forgot_until_ms = self._expires_ms(gone)
+
+    def _expires_ms(self, sighting: Sighting) -> int:
+        return (sighting.last_ms if self.sliding else sighting.since_ms) + self.expiry_ms
+
+
+class Stations:
+    """What the stations of one server have heard.
+
+    >>> stations = Stations()
+    >>> for station in ("a", "a", "b"):
+    ...     status, answer = stations.data(b"key", station, Strategy.MARK, 0)
+    ...     print(status, "/", answer)
+    not_duplicate / FIRST new_frame
+    resubmission / REPEAT resubmitted
+    soft_duplicate / REPEAT other_station
+    """
+
+    __slots__ = ("echo_ms", "sightings")
+
+    def __init__(self, sightings: Sightings | None = None, *, echo_ms: int = 0) -> None:
+        if echo_ms < 0:
+            raise Misuse(f"echo_ms is {echo_ms}, must be 0 or more", echo_ms=echo_ms)
+        self.sightings = Sightings() if sightings is None else sightings
+        self.echo_ms = echo_ms
+
+    def data(
+        self, key: bytes, station: str, strategy: Strategy, now_ms: int, last: bytes | None = None
+    ) -> tuple[Status, Answer]:
+        """What a data frame with this key is, heard by this station now; ``last``: what its device counted last."""
+        before = self.sightings.see(key, station, now_ms)
+        if before is None and key == last:
+            return RESUBMISSION, COUNTED_BEFORE
+        if before is None:
+            return NOT_DUPLICATE, FORGOTTEN if self.sightings.forgot(now_ms) else NEW_FRAME
+        if station != before.station:
+            answer = OTHER_STATION
+        elif self.echo_ms and 0 <= now_ms - before.own_ms < self.echo_ms:
+            # Since *this* station heard it: a true resubmission may have reached another station a moment ago. Below 0
+            # the clock was set back between the two, and a device that asks again must get its answer.
+            answer = ECHOED
+        else:
+            return RESUBMISSION, RESUBMITTED
+        return DUPLICATE if strategy is DROP else SOFT_DUPLICATE, answer
+
+    def join(self, key: bytes, station: str, now_ms: int, *, used: bool = False) -> tuple[Status, Answer]:
+        """What a join request with this key is; ``used``: its device has joined with it before."""
+        if self.sightings.see(key, station, now_ms) is not None:
+            return DUPLICATE, JOIN_REPEATED
+        if used:
+            return DUPLICATE, NONCE_USED
+        return NOT_DUPLICATE, FORGOTTEN if self.sightings.forgot(now_ms) else NEW_JOIN
+
+    def forget(self, key: bytes) -> None:
+        """The frame was refused: a copy of it must not pass as a duplicate of something good."""
+        self.sightings.forget(key)
+
+
+GAP_MAX = 16_384
+"""MAX_FCNT_GAP of LoRaWAN 1.0, and of the deployed system."""
+RESUBMITS_MAX = 3
+"""As deployed. Devices give up after eight transmissions at most."""
+FIRST_MESSAGE_MAX = 1
+"""A counter that a device begins with: the ADR says 1, devices that count from 0 exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What a server must know of a device to judge its frames; no keys."""
+
+    dev_eui: int
+    dev_addr: int | None = None
+    strategy: Strategy = Strategy.NONE
+    gateway: str | None = None
+    """The one server that may serve it; None: any."""
+    activation: Literal["abp", "otaa"] = "abp"
+    relaxed: bool = False
+    """An ABP device that begins again at 0 or 1 is believed. Who recorded those frames can replay them."""
+    device_class: Literal["A", "C"] = "A"
+
+
+@dataclass(slots=True)
+class Heard:
+    """What one server remembers of a device."""
+
+    fcnt_up: int | None = None
+    """The last counter that passed; None: nothing is known, any counter may come."""
+    resubmits: int = 0
+    """How often that one came again."""
+    frame: bytes | None = None
+    """The key of the frame that had it; None: it is not known."""
+
+
+class Checked(NamedTuple):
+    """What validation says."""
+
+    problem: Answer | None
+    restarted: bool
+
+
+_RISES = Checked(None, False)
+_RESTARTS = Checked(None, True)
+
+
+def check(
+    device: Device,
+    heard: Heard,
+    fcnt: int,
+    *,
+    confirmed: bool,
+    known: bool,
+    gap_max: int = GAP_MAX,
+    resubmits_max: int = RESUBMITS_MAX,
+) -> Checked:
+    """May this counter (32 bit) be? ``known``: level 1 had the frame from the same station. Updates ``heard`` if so.
+
+    >>> heard = Heard(fcnt_up=5)
+    >>> [check(Device(dev_eui=1), heard, 6, confirmed=True, known=n > 0).problem for n in range(5)][-2:]
+    [None, Answer(verdict=<Verdict.REPEAT: 'REPEAT'>, reason='resubmit_limit')]
+    """
+    last = heard.fcnt_up
+    if last is None or (fcnt > last and not known):
+        if last is not None and fcnt - last > gap_max:
+            return Checked(COUNTER_GAP, False)
+        heard.fcnt_up, heard.resubmits = fcnt, 0
+        return _RISES
+    restarts = device.relaxed and device.activation == "abp" and fcnt <= min(last, FIRST_MESSAGE_MAX)
+    if fcnt == last and confirmed and (known or not restarts):
+        if heard.resubmits >= resubmits_max:
+            return Checked(RESUBMIT_LIMIT, False)
+        heard.resubmits += 1
+        return _RISES
+    if restarts:
+        heard.fcnt_up, heard.resubmits = fcnt, 0
+        return _RESTARTS
+    # Known and above the last: from before the device began again. To take it would shut out what the device sends now.
+    return Checked(REPLAYED if known else OLD_COUNTER, False)
+
+
+LATE_MAX: Final = 1_000
+"""So many frames a server may be late with the news that a device began again."""
+
+
+class Counters(NamedTuple):
+    """What is known of a device by all servers."""
+
+    fcnt_up: int
+    """The last counter that was counted, 32 bit."""
+    fcnt_down: int
+    """The last counter that was given out for a frame down."""
+    server: str
+    """Who counted it."""
+    frame: str = ""
+    """The key of the frame that was counted last, in hex; empty: it is not known."""
+
+
+class Claim(NamedTuple):
+    """A server wants to count a frame."""
+
+    device: str
+    """The key of the device: its DevEUI in hex."""
+    server: str
+    fcnt_up: int
+    """32 bit."""
+    fcnt_down: int = 0
+    """What this server knows to have been used: the next one is above it."""
+    wants_down: bool = False
+    """It needs a counter to answer with."""
+    restarted_after: int | None = None
+    """The device began again, and this was its last counter before that, as this server heard it; None: it did not."""
+    keep_ms: int = 0
+    """How long the store remembers it; 0: for ever."""
+    body: str = ""
+    """What goes upstream if it wins: kept until it is finished, however long that takes. Empty: nothing to keep."""
+    number: int = 0
+    """Of this claim in the outbox of its server. Chosen by the claimant, never used twice; but the same claim, made
+    again because the store did not answer, has the same one."""
+    frame: str = ""
+    """The key of the frame, in hex: kept with the counter, so that the last frame of a device is known for ever."""
+    nonce: int | None = None
+    """Of a join request: its DevNonce, of 16 bits. Each is won once, ever, whatever ``keep_ms`` is; that is how long
+    the store remembers who did it. None: it is no join, or one that may be won again after ``keep_ms``."""
+
+    @property
+    def entry(self) -> str:
+        """What the store keeps its counters under."""
+        return self.device if self.nonce is None else f"{self.device}/{self.nonce}"
+
+
+class Claimed(NamedTuple):
+    """What became of a claim."""
+
+    won: bool
+    server: str
+    """Who has the device now."""
+    fcnt_up: int
+    """The counter that is stored now."""
+    fcnt_down: int
+    """The counter to answer with; 0 unless won and asked for."""
+    previous: str | None
+    """Who had the device before, if that was another one and this one won."""
+
+
+class Finished(NamedTuple):
+    """A message of this server is durable upstream: its body need not be kept any longer."""
+
+    server: str
+    number: int
+    """Of the claim."""
+
+
+class Unfinished(NamedTuple):
+    """A message that its server won and has not finished."""
+
+    number: int
+    """Of the claim."""
+    device: str
+    fcnt_up: int
+    body: str
+
+
+def won_before(kept: Unfinished | None, claim: Claim) -> bool:
+    """Is ``kept``, what the outbox has under the claim's number, the message of this very claim?
+
+    Then it was won, its answer was lost, and it is made again. It is still won, also where a later frame was counted
+    since, or its message would wait in the outbox for a server that thinks it lost. Only a downlink is not given twice.
+    """
+    return kept is not None and bool(claim.body) and (kept.device, kept.fcnt_up) == (claim.device, claim.fcnt_up)
+
+
+def decide(known: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
+    """What is known after a claim, and what became of it. A store says "won" to a lost one that was `won_before`.
+
+    >>> known, a = decide(None, Claim("d", "a", 7, wants_down=True))
+    >>> known, b = decide(known, Claim("d", "b", 7, wants_down=True))
+    >>> a.won, a.fcnt_down, b.won, b.fcnt_down, b.server
+    (True, 1, False, 0, 'a')
+
+    A device that may begin again does so once, though a copy of its 0 comes after its 2:
+
+    >>> known, anew = decide(known, Claim("d", "a", 0, restarted_after=7))
+    >>> known, two = decide(known, Claim("d", "a", 2))
+    >>> known, copy = decide(known, Claim("d", "b", 0, restarted_after=7))
+    >>> anew.won, two.won, copy.won, known.fcnt_up
+    (True, True, False, 2)
+    """
+    previous = None if known is None or known.server == claim.server else known.server
+    if known is not None and _begins_anew(known, claim):
+        known = None
+    if known is not None and (
+        claim.fcnt_up < known.fcnt_up or (claim.fcnt_up == known.fcnt_up and claim.server != known.server)
+    ):
+        return known, Claimed(False, known.server, known.fcnt_up, 0, None)
+    fcnt_down = claim.fcnt_down if known is None else max(known.fcnt_down, claim.fcnt_down)
+    if claim.wants_down:
+        fcnt_down += 1
+    same = known is not None and known.fcnt_up == claim.fcnt_up
+    after = Counters(claim.fcnt_up, fcnt_down, claim.server, claim.frame or (known.frame if known and same else ""))
+    return after, Claimed(True, claim.server, claim.fcnt_up, fcnt_down if claim.wants_down else 0, previous)
+
+
+def decide_join(known: Counters | None, claim: Claim, *, used: bool) -> Claimed:
+    """What becomes of a claim with a nonce. ``used``: its device has joined with it; ``known``: who did it of late.
+
+    A store says "won" to a lost one that was `won_before`. Who lost and is told no server lost to nobody of now: the
+    request is replayed.
+
+    >>> claim = Claim("join/d", "b", 0, nonce=7)
+    >>> decide_join(None, claim, used=False).won, decide_join(None, claim, used=True).won
+    (True, False)
+    >>> decide_join(Counters(0, 0, "a"), claim, used=True).server
+    'a'
+    """
+    if used or known is not None:
+        return Claimed(False, "" if known is None else known.server, claim.fcnt_up, 0, None)
+    return Claimed(True, claim.server, claim.fcnt_up, 0, None)
+
+
+def _begins_anew(known: Counters, claim: Claim) -> bool:
+    """Is this the first that the store hears of the device's beginning again?"""
+    after = claim.restarted_after
+    if after is None or claim.fcnt_up >= known.fcnt_up:
+        return False
+    if known.server == claim.server:  # which tells in order what it hears
+        return True
+    # After 0 and 1 alone nobody can tell: the 1 of another server may be the one that follows the 0 claimed here.
+    if known.fcnt_up <= FIRST_MESSAGE_MAX:
+        return False
+    return known.fcnt_up >= after or known.fcnt_up - claim.fcnt_up > LATE_MAX
+
+
+JOIN_KEEP_MS: Final = 300_000
+"""How long it is remembered which server answered a join; by strict_adr, also how long its DevNonce is. As deployed."""
+JOINS: Final = "join/"
+"""What the claim of a join request begins with, where that of a data frame has the DevEUI alone."""
+
+
+class Judged(NamedTuple):
+    """What a server makes of a reception."""
+
+    answer: Answer
+    status: Status
+    route: Route
+    fcnt: int
+    """32 bit."""
+    claim: Claim | None
+    """To be made before this is final; None: it is final."""
+
+
+class NetworkServer:
+    """One of the servers: the memory of its stations, and its name among the others."""
+
+    __slots__ = ("gap_max", "name", "resubmits_max", "stations", "strict_adr")
+
+    def __init__(
+        self,
+        name: str,
+        stations: Stations | None = None,
+        *,
+        gap_max: int = GAP_MAX,
+        resubmits_max: int = RESUBMITS_MAX,
+        strict_adr: bool = False,
+    ) -> None:
+        self.name = name
+        self.stations = Stations() if stations is None else stations
+        self.gap_max = gap_max
+        self.resubmits_max = resubmits_max
+        self.strict_adr = strict_adr
+
+    def uplink(self, device: Device, frame: DataUp, fcnt: int, heard: Heard, station: str, now_ms: int) -> Judged:
+        """Judge a data frame whose MIC is right under this 32-bit counter.
+
+        ``heard`` is what this server knows of the device, and is updated. After a restart it comes from the store.
+        """
+        if device.gateway is not None and device.gateway != self.name:
+            return Judged(OTHER_GATEWAY, NOT_DUPLICATE, NOWHERE, fcnt, None)
+        key, confirmed = frame.key, frame.confirmed
+        counted = None if self.strict_adr else heard.frame
+        status, answer = self.stations.data(key, station, device.strategy, now_ms, counted)
+        routed = route(status, device.strategy, confirmed=confirmed, first_message=fcnt <= FIRST_MESSAGE_MAX)
+        if status is SOFT_DUPLICATE or status is DUPLICATE:
+            return Judged(answer, status, routed, fcnt, None)
+        known, last = status is RESUBMISSION, heard.fcnt_up
+        problem, restarted = check(
+            device,
+            heard,
+            fcnt,
+            confirmed=confirmed,
+            known=known,
+            gap_max=self.gap_max,
+            resubmits_max=self.resubmits_max,
+        )
+        if problem is not None:
+            if not known or answer is COUNTED_BEFORE:
+                self.stations.forget(key)
+            if problem is REPLAYED and answer is COUNTED_BEFORE:
+                problem = COUNTED_BEFORE  # no confirmation explains it, but who sent it again is not known, either
+            if problem is OLD_COUNTER and answer is FORGOTTEN:
+                problem = FORGOTTEN  # it may be a copy of what level 1 had to give up: no reason to accuse it
+            return Judged(problem, status, NOWHERE, fcnt, None)
+        if not known:
+            answer = _new(answer, again=fcnt == last, restarted=restarted)
+        heard.frame = key
+        claim = Claim(
+            f"{device.dev_eui:016x}",
+            self.name,
+            fcnt,
+            wants_down=routed.down,
+            restarted_after=last if restarted else None,
+            frame=key.hex(),
+        )
+        return Judged(answer, status, routed, fcnt, claim)
+
+    def join(self, request: JoinRequest, station: str, now_ms: int) -> Judged:
+        """Judge a join request whose MIC is right. The claim on its nonce lets one server answer."""
+        status, answer = self.stations.join(request.key, station, now_ms)
+        if status is DUPLICATE:
+            return Judged(answer, status, NOWHERE, 0, None)
+        name, nonce = f"{JOINS}{request.dev_eui:016x}/{request.join_eui:016x}", request.dev_nonce
+        if self.strict_adr:
+            claim = Claim(f"{name}/{nonce}", self.name, 0, keep_ms=JOIN_KEEP_MS)
+        else:
+            claim = Claim(name, self.name, 0, keep_ms=JOIN_KEEP_MS, nonce=nonce)
+        return Judged(answer, status, Route(True, True, False), 0, claim)
+
+    def settle(self, judged: Judged, strategy: Strategy, claimed: Claimed | None) -> Judged:
+        """The final judgement, after the claim. ``claimed`` None: the coordinator could not be asked.
+
+        Then nothing goes down, for another server may answer too; and what would have been FIRST is UNSURE.
+        """
+        claim = judged.claim
+        if claim is None:
+            return judged
+        if claimed is None:
+            answer = COORDINATOR_DOWN if judged.answer.verdict is Verdict.FIRST else judged.answer
+            return judged._replace(answer=answer, route=judged.route._replace(down=False), claim=None)
+        if claimed.won:  # where level 1 had to give up a join, the store knows that it is new
+            answer = NEW_JOIN if claim.nonce is not None else judged.answer
+            return judged._replace(answer=answer, claim=None)
+        if claim.device.startswith(JOINS):  # a join request is dropped whatever the strategy
+            answer = NONCE_USED if claimed.server in ("", self.name) else OTHER_SERVER
+            return judged._replace(answer=answer, route=NOWHERE, claim=None)
+        # Past this frame the store knows only that a later one was counted, not whether anybody counted this one.
+        answer = OTHER_SERVER if claimed.fcnt_up == claim.fcnt_up else LATE
+        lost = route_lost(strategy)
+        return judged._replace(answer=answer, route=lost._replace(up=lost.up and judged.route.up), claim=None)
+
+
+def _new(answer: Answer, *, again: bool, restarted: bool) -> Answer:
+    """The answer to a frame that level 1 does not know and that passed: here the counter knows more."""
+    if restarted:
+        return RESTARTED if answer is NEW_FRAME else FORGOTTEN
+    # The last counter once more, after the expiry or a restart of the server: was the first copy counted?
+    return FORGOTTEN if again else NEW_FRAME

@@ -1,0 +1,119 @@
+"""The door to the counters of devices (lorawan).
+
+Counters by address: ``memory://``, ``sqlite:///x.db``, ``redis://host:6379/0``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from onefold.clock import wall_ms
+from onefold.errors import Misuse
+from onefold.lorawan.rules import Claim, Claimed, Counters, Finished, Unfinished
+from onefold.stores.addresses import masked, sqlite_file
+
+
+class CounterStore(Protocol):
+    """What all network servers know of each device: its last counters, and whose its last frame was (lorawan).
+
+    Shared by threads, processes or machines. `decide` is the rule; a claim is one step that nothing can come between,
+    and there is no lock that could run out under a slow owner. One entry per device, however many frames it sends: its
+    counters, and the key of the frame that was counted last.
+
+    Of join requests each nonce is kept for ever, under the claim's device: two bytes' worth each, 65,536 at most. Their
+    rule is `decide_join`.
+
+    Beside the counters stands an outbox: the messages of claims that were won and are not yet stored upstream. It holds
+    what is in flight and no more, if each server finishes what it has stored.
+    """
+
+    def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
+        """Judge the claims in this order, each against what those before it left; the answers, in the same order.
+
+        What was won is kept when it returns, as durably as the store can, for ``keep_ms`` from then on (0: for ever),
+        and a nonce for ever in any case; a lost claim changes nothing. A won claim's body is kept in the same step, for
+        ever, under its server and number (0 to 2^63 - 1), so two receptions of one frame keep both. The same claim made
+        again keeps one: it has the same number.
+
+        ``finished`` are messages whose bodies are let go, before any of the claims is judged; one that is not there
+        does no harm, and the claims may be none.
+
+        If it raises `StoreFailed` nothing is known of these claims and of what was finished: make the same call again.
+        Who had won, with a body, wins again, whatever was counted since; only a downlink's number may then be skipped,
+        or not be given. Whoever gives a claim up instead does not know whether its body is kept, and
+        finishes it like the others.
+        """
+        ...
+
+    def unfinished(self, server: str) -> list[Unfinished]:
+        """What this server won, with a body, and has not finished; by number.
+
+        To be stored upstream at the start after a crash, before anything new is claimed.
+        """
+        ...
+
+    def known(self, devices: Sequence[str]) -> list[Counters | None]:
+        """What is kept of each device, in this order; None if it was never heard, forgotten, or kept long enough.
+
+        One question to the store, or a few for many devices; not one for each.
+        """
+        ...
+
+    def forget(self, device: str) -> None:
+        """As if it had never been heard, nor joined; but what is unfinished of it stays."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the store; every other call is `Misuse` from then on. May be called twice."""
+        ...
+
+
+KINDS = "memory://, sqlite:///file.db, sqlite:////folder/file.db, redis://host:6379/0, rediss://host:6379/0"
+
+
+def open_counters(url: str) -> CounterStore:
+    """The store at an address; whether a Redis server is there shows at the first call.
+
+    ``sqlite:///x.db`` is a file of the working folder, ``sqlite:////srv/x.db`` (four strokes) one by its full path.
+    ``redis://`` takes options behind a ``?``: ``prefix``, ``timeout_s`` and ``replicas_min`` of `RedisCounters`, and
+    redis-py's own for TLS, whose names begin with ``ssl_``.
+
+    >>> open_counters("memory://").known(["0004a30b001c0530"])
+    [None]
+    >>> open_counters("http://cache.example")
+    Traceback (most recent call last):
+    onefold.errors.Misuse: no counters at http://...; there are some at memory://, sqlite:///file.db, ...
+    """
+    scheme, found, rest = url.partition("://")
+    if scheme == "memory" and found and not rest:
+        from onefold.lorawan.stores.memory import MemoryCounters
+
+        return MemoryCounters(wall_ms)
+    if (path := sqlite_file(url)) is not None:
+        from onefold.lorawan.stores.sqlite import SqliteCounters
+
+        return SqliteCounters(path, wall_ms)
+    if scheme in ("redis", "rediss"):
+        return _open_redis(url)
+    raise Misuse(f"no counters at {masked(url)}; there are some at {KINDS}")
+
+
+def _open_redis(url: str) -> CounterStore:
+    from onefold.lorawan.stores.redis import PREFIX, RedisCounters
+    from onefold.stores.redis import TIMEOUT_S, shown
+
+    where = shown(url)
+    options = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+    prefix = options.pop("prefix", PREFIX)
+    timeout, replicas = options.pop("timeout_s", str(TIMEOUT_S)), options.pop("replicas_min", "0")
+    for name in options:
+        if not name.startswith("ssl_"):
+            raise Misuse(f"{where}: no option {name!r}; there are prefix, timeout_s, replicas_min, ssl_...", name=name)
+    try:
+        timeout_s, replicas_min = float(timeout), int(replicas)
+    except ValueError:
+        raise Misuse(f"{where}: timeout_s={timeout}, replicas_min={replicas}: these must be numbers") from None
+    plain = urlsplit(url)._replace(query=urlencode(options)).geturl()
+    return RedisCounters(plain, prefix, timeout_s, replicas_min=replicas_min)

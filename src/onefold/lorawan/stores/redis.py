@@ -1,0 +1,193 @@
+"""The counters of devices in Redis, for servers on several machines: one script, one round trip, no lock.
+
+The ADR takes a lock in Redis, reads, compares, writes and unlocks. A lock must expire, or a server that dies holds the
+device for ever; and one that expires can do so while its owner is only slow, and then two servers win. Here the whole
+comparison is a script (claim.lua) that Redis runs as one step: there is nothing to hold and nothing to expire.
+
+A batch goes out as one call of the script, so it is judged as a whole or not at all. When the answer is lost (the
+connection breaks, the time is up) nobody knows whether it was: that is `StoreFailed`, and nothing is tried again behind
+the caller's back; redis-py, which by itself would, is told not to. The caller may make the same claims again. A server
+that had won wins again, as the same server with the same counter does (reprocessing). One thing differs: a claim that
+wants a downlink takes the next FCntDown once more, so a number may be skipped. Devices accept that: the down counter
+has to rise, not to be without gaps. No two answers ever carry the same number.
+
+The same step keeps the bodies of won claims, in one hash for each server, and takes out those that are finished: they
+cost no round trip of their own. (A device whose name begins with ``unfinished/`` would get in their way. None does: it
+is a DevEUI or a join.) The nonces of a device are a set of small numbers, which Redis packs into two bytes each up to
+512 of them.
+
+The server's clock, not ours, says when what is kept for a while is forgotten: PX on the entry itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Literal, cast
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from onefold.errors import Misuse, StoreFailed
+from onefold.lorawan.rules import Claim, Claimed, Counters, Finished, Unfinished
+from onefold.stores.redis import TIMEOUT_S, concerns, shown
+
+PREFIX = "onefold:lorawan:"
+# One call holds up the server for as long as it runs, some milliseconds for these; more are sent as several calls.
+# So many messages can be finished with them.
+CLAIMS_MAX = 500
+
+_NUMBER = Claim._fields.index("number")
+_COUNTERS = re.compile(r"(\d+) (\d+) (?:=([0-9a-f]*) )?(.*)", re.DOTALL)
+_SCRIPT = files(__package__).joinpath("claim.lua").read_text(encoding="utf-8")
+
+
+class RedisCounters:
+    """A `CounterStore` in one Redis server (with its replicas; not a Redis Cluster). Threads may share it.
+
+    Nothing is asked of the server before the first call, and a server that went away and came back is found again.
+    """
+
+    def __init__(self, url: str, prefix: str = PREFIX, timeout_s: float = TIMEOUT_S, *, replicas_min: int = 0) -> None:
+        """Point at ``redis://[user:password@]host[:port][/db]``, or ``rediss://`` for TLS.
+
+        ``prefix`` comes before each key. Each wait for the server lasts ``timeout_s`` at most. With ``replicas_min`` a
+        claim is only answered when so many replicas have it, too. Options for TLS stand in the address, with redis-py's
+        names: ``rediss://host?ssl_ca_certs=ca.pem``.
+        """
+        self.url = shown(url)
+        if not timeout_s > 0:
+            raise Misuse(f"{self.url}: timeout_s is {timeout_s}, must be more than 0", timeout_s=timeout_s)
+        if replicas_min < 0:
+            raise Misuse(f"{self.url}: replicas_min is {replicas_min}, must be 0 or more", replicas_min=replicas_min)
+        self._prefix = prefix
+        self._replicas_min = replicas_min
+        self._timeout_s = timeout_s
+        try:
+            self._client = redis.Redis.from_url(
+                url,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                retry=Retry(NoBackoff(), 0),
+                protocol=2,
+                driver_info=None,
+            )
+            self._client.connection_pool.make_connection()  # connects nowhere, but refuses options that do not exist
+        except (TypeError, ValueError, redis.RedisError) as error:
+            raise Misuse(f"{self.url}: {_line(error)}", url=self.url) from None
+        self._sha = str(self._client.register_script(_SCRIPT).sha)
+        self._open = True
+
+    def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
+        """Let go of what is finished, and judge the claims, in this order.
+
+        `StoreFailed`: that may or may not have been done; do it again.
+        """
+        with self._asking():
+            while len(finished) > CLAIMS_MAX:  # all of it before the first claim, which may put one of them there anew
+                self._call((), finished[:CLAIMS_MAX])
+                finished = finished[CLAIMS_MAX:]
+            answers = self._call(claims[:CLAIMS_MAX], finished) if claims or finished else []
+            for at in range(CLAIMS_MAX, len(claims), CLAIMS_MAX):
+                answers += self._call(claims[at : at + CLAIMS_MAX])
+        return answers
+
+    def unfinished(self, server: str) -> list[Unfinished]:
+        """What this server won and has not finished."""
+        outbox = self._outbox(server)
+        with self._asking():
+            messages = cast(dict[bytes, bytes], self._client.hgetall(outbox))
+        found = []
+        try:
+            for number, message in messages.items():
+                device, fcnt_up, body = json.loads(message)
+                found.append(Unfinished(int(number), device, fcnt_up, body))
+        except (TypeError, ValueError, RecursionError):
+            raise StoreFailed(f"{self.url}: {outbox} holds something else than messages", server=server) from None
+        return sorted(found)
+
+    def known(self, devices: Sequence[str]) -> list[Counters | None]:
+        """What is kept of each device."""
+        values: list[bytes | None] = []
+        with self._asking():
+            for at in range(0, len(devices), CLAIMS_MAX):
+                keys = [self._prefix + device for device in devices[at : at + CLAIMS_MAX]]
+                values += cast(list[bytes | None], self._client.mget(keys))
+        return [self._counters(device, value) for device, value in zip(devices, values, strict=True)]
+
+    def _counters(self, device: str, value: bytes | None) -> Counters | None:
+        if value is None:
+            return None
+        if not (found := _COUNTERS.fullmatch(value.decode(errors="replace"))):
+            raise StoreFailed(f"{self.url}: {self._prefix}{device} holds something else than counters", device=device)
+        return Counters(int(found[1]), int(found[2]), found[4], found[3] or "")
+
+    def forget(self, device: str) -> None:
+        """As if it had never been heard."""
+        with self._asking():
+            self._client.delete(self._prefix + device, self._nonces(device))
+
+    def warnings(self) -> list[str]:
+        """Settings of the server by which it can lose what it has answered, one sentence each; to be said at start."""
+        with self._asking():
+            return [f"{self.url}: {concern}" for concern in concerns(self._client, self._replicas_min)]
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._open = False
+        self._client.close()
+
+    def _outbox(self, server: str) -> str:
+        return f"{self._prefix}unfinished/{server}"
+
+    def _nonces(self, device: str) -> str:
+        return f"{self._prefix}nonces/{device}"
+
+    def _call(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
+        servers = {claim.server: [claim.server] for claim in claims if claim.body}
+        for server, number in finished:
+            servers.setdefault(server, [server]).append(str(number))
+        keys = [self._prefix + claim.entry for claim in claims] + [self._outbox(server) for server in servers]
+        # JSON: as twelve words and numbers a claim takes redis-py 28 microseconds of our time, so it takes 7.
+        asked: list[list[object]] = []
+        for claim in claims:
+            if claim.nonce is not None:
+                keys.append(self._nonces(claim.device))
+            asked.append([*claim._replace(number=0), len(keys)])
+            asked[-1][_NUMBER] = str(claim.number)
+        words: list[str | int] = [len(keys), *keys, json.dumps([asked, list(servers.values())])]
+        try:
+            answers = self._send("evalsha", self._sha, *words)
+        except redis.exceptions.NoScriptError:  # nothing was done; EVAL also leaves the script there for the next
+            answers = self._send("eval", _SCRIPT, *words)
+        return [Claimed(*answer) for answer in json.loads(answers)]  # of no claims Lua makes {}, which is empty too
+
+    def _send(self, verb: Literal["eval", "evalsha"], *words: str | int) -> bytes:
+        if not self._replicas_min:
+            return cast(bytes, getattr(self._client, verb)(*words))
+        pipeline = self._client.pipeline(transaction=False)  # one connection: WAIT is about what came over it
+        getattr(pipeline, verb)(*words)
+        # Half of the time that we wait for the answer: that the replicas are late is to be told by the server.
+        pipeline.wait(self._replicas_min, max(1, int(self._timeout_s * 500)))
+        answers, reached = pipeline.execute()
+        if reached < self._replicas_min:
+            told = f"{self.url}: {reached} replicas have it, replicas_min is {self._replicas_min}"
+            raise StoreFailed(told, reached=reached, replicas_min=self._replicas_min)
+        return cast(bytes, answers)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        if not self._open:
+            raise Misuse(f"{self.url}: these counters were closed")
+        try:
+            yield
+        except (redis.RedisError, OSError) as error:
+            raise StoreFailed(f"{self.url}: {_line(error)}", url=self.url) from error
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

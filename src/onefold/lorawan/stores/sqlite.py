@@ -1,0 +1,176 @@
+"""The counters of devices in a SQLite file, for all processes of one machine.
+
+A batch of claims is one transaction: one sync for all of it, however many there are. The transaction holds the write
+lock from its beginning, so between reading a device and writing it nobody else can. A claim that is lost writes
+nothing; a batch in which all are lost, and nothing is finished, costs no sync.
+
+The messages of claims that were won and are not stored upstream yet lie in a second table. The same transaction that
+wins a claim puts its body there, and the one of a later batch takes it out. Nonces have a table of their own, a row of
+some 50 bytes each.
+
+A file of a version that did not keep the frames gets the column for them when it is opened. Until a device is counted
+again its last frame is not known.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from os import PathLike
+from threading import Lock
+
+from onefold.errors import Misuse
+from onefold.lorawan.rules import Claim, Claimed, Counters, Finished, Unfinished, decide, decide_join, won_before
+from onefold.stores.sqlite import BUSY_S, Database
+
+SCHEMA = (
+    """
+    create table if not exists lorawan_counters (
+        device text primary key,
+        fcnt_up integer not null,
+        fcnt_down integer not null,
+        server text not null,
+        until_ms integer,
+        frame text not null default ''
+    ) without rowid
+    """,
+    "create index if not exists lorawan_counters_due on lorawan_counters (until_ms) where until_ms is not null",
+    """
+    create table if not exists lorawan_unfinished (
+        server text,
+        number integer,
+        device text not null,
+        fcnt_up integer not null,
+        body text not null,
+        primary key (server, number)
+    ) without rowid
+    """,
+    """
+    create table if not exists lorawan_nonces (
+        device text,
+        nonce integer,
+        primary key (device, nonce)
+    ) without rowid
+    """,
+)
+KNOWN_MAX = 500
+"""Devices in one statement; SQLite takes 999 values or more."""
+
+_FIND = """
+    select fcnt_up, fcnt_down, server, frame from lorawan_counters
+    where device = ? and (until_ms is null or until_ms > ?)
+"""
+_KNOWN = """
+    select device, fcnt_up, fcnt_down, server, frame from lorawan_counters
+    where (until_ms is null or until_ms > ?) and device in ({})
+"""
+_KEEP = """
+    insert or replace into lorawan_counters (device, fcnt_up, fcnt_down, server, frame, until_ms)
+    values (?, ?, ?, ?, ?, ?)
+"""
+_USED = "select 1 from lorawan_nonces where device = ? and nonce = ?"
+_USE = "insert or ignore into lorawan_nonces (device, nonce) values (?, ?)"
+_COLUMNS = "select name from pragma_table_info('lorawan_counters')"
+_ADD_FRAME = "alter table lorawan_counters add column frame text not null default ''"
+_PUT = "insert or replace into lorawan_unfinished (server, number, device, fcnt_up, body) values (?, ?, ?, ?, ?)"
+_FINISH = "delete from lorawan_unfinished where server = ? and number = ?"
+_UNFINISHED = "select number, device, fcnt_up, body from lorawan_unfinished where server = ? order by number"
+_KEPT = "select number, device, fcnt_up, body from lorawan_unfinished where server = ? and number = ?"
+_PURGE = "delete from lorawan_counters where until_ms <= ?"
+
+
+class SqliteCounters:
+    """A `CounterStore` in a file: durable (WAL, every commit synced), shared by threads and processes.
+
+    The clock must be the same for all that share the file: it says when what is kept for a while is forgotten.
+    """
+
+    def __init__(self, path: str | PathLike[str], clock_ms: Callable[[], int], *, busy_s: float = BUSY_S) -> None:
+        """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
+        self._clock_ms = clock_ms
+        self._database = Database(path, SCHEMA, busy_s=busy_s)
+        self._lock = Lock()  # one connection, one transaction at a time
+        self._open = True
+        if not self._has_frames():
+            with self._database.writing() as db:
+                if not self._has_frames():  # of two that open it at once, one adds it
+                    db.execute(_ADD_FRAME)
+
+    def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
+        """Let go of what is finished, and judge the claims, in this order: one transaction, durable when it returns."""
+        with self._lock:
+            self._check_open()
+            if not claims and not finished:
+                return []
+            with self._database.writing() as db:
+                now_ms = self._clock_ms()  # with the write lock in hand: whoever waited for it has not aged
+                db.execute(_PURGE, [now_ms])
+                db.executemany(_FINISH, finished)
+                return [_claim(db, claim, now_ms) for claim in claims]
+
+    def unfinished(self, server: str) -> list[Unfinished]:
+        """What this server won and has not finished."""
+        with self._lock:
+            self._check_open()
+            with self._database.reading() as db:
+                return [Unfinished(*row) for row in db.execute(_UNFINISHED, [server])]
+
+    def known(self, devices: Sequence[str]) -> list[Counters | None]:
+        """What is kept of each device."""
+        found: dict[str, Counters] = {}
+        with self._lock:
+            self._check_open()
+            now_ms = self._clock_ms()
+            for at in range(0, len(devices), KNOWN_MAX):
+                part = devices[at : at + KNOWN_MAX]
+                asked = _KNOWN.format(", ".join("?" * len(part)))
+                with self._database.reading() as db:
+                    found |= {device: Counters(*row) for device, *row in db.execute(asked, [now_ms, *part])}
+        return [found.get(device) for device in devices]
+
+    def forget(self, device: str) -> None:
+        """As if it had never been heard."""
+        with self._lock:
+            self._check_open()
+            with self._database.writing() as db:
+                db.execute("delete from lorawan_counters where device = ?", [device])
+                db.execute("delete from lorawan_nonces where device = ?", [device])
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            self._open = False
+            self._database.close()
+
+    def _has_frames(self) -> bool:
+        with self._database.reading() as db:
+            return any(name == "frame" for (name,) in db.execute(_COLUMNS))
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Misuse(f"{self._database.path}: these counters were closed")
+
+
+def _claim(db: sqlite3.Connection, claim: Claim, now_ms: int) -> Claimed:
+    known = _find(db, claim.entry, now_ms)
+    if claim.nonce is None:
+        counters, claimed = decide(known, claim)
+    else:
+        counters = Counters(claim.fcnt_up, 0, claim.server)
+        used = db.execute(_USED, [claim.device, claim.nonce]).fetchone() is not None
+        claimed = decide_join(known, claim, used=used)
+    if not claimed.won:
+        row = db.execute(_KEPT, [claim.server, claim.number]).fetchone() if claim.body else None
+        return claimed._replace(won=won_before(Unfinished(*row) if row else None, claim))
+    until_ms = now_ms + claim.keep_ms if claim.keep_ms else None
+    db.execute(_KEEP, [claim.entry, *counters, until_ms])
+    if claim.nonce is not None:
+        db.execute(_USE, [claim.device, claim.nonce])
+    if claim.body:
+        db.execute(_PUT, [claim.server, claim.number, claim.device, claim.fcnt_up, claim.body])
+    return claimed
+
+
+def _find(db: sqlite3.Connection, device: str, now_ms: int) -> Counters | None:
+    row = db.execute(_FIND, [device, now_ms]).fetchone()
+    return Counters(*row) if row else None

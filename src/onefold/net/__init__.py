@@ -1,0 +1,1 @@
+"""What every server shares: HTTP, websockets, limits, tokens."""

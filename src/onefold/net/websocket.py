@@ -1,0 +1,137 @@
+"""A websocket to a server of ours, as bytes both ways: requests and replies in order; an ingest server greets first.
+
+Trouble has kinds, because the one who connects must know which to try again (the first two):
+
+    ConnectionError         it was lost, or nobody is there: connect again and send again. `ConnectionRefusedError` says
+                            more: the server certainly did not take notice of this connection
+    Busy                    the server is there and cannot now (HTTP 429 and 5xx)
+    Misuse                  it will never work like this: no such topic, wrong token, too large, not such a server
+"""
+
+import logging
+import ssl
+from contextlib import ExitStack
+from socket import gaierror
+from typing import Final
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
+from websockets.sync.client import ClientConnection, connect
+
+from onefold.errors import Busy, Misuse
+from onefold.text import plain
+
+SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+REPLY_BYTES_MAX: Final = 16 << 20
+"""Of what the server says at once; a reply is some 30 bytes per message. websockets' own default is 1 MiB."""
+NEVER: Final = frozenset({1003, 1007, 1008, 1009})
+"""Close codes that the same bytes would get again: not acceptable, malformed, forbidden, too big (RFC 6455, 7.4.1)."""
+LATER: Final = frozenset({408, 425, 429})
+"""Client errors of HTTP that pass; all other 4xx stay."""
+
+LOG: Final = logging.getLogger("onefold.websocket")
+LOG.addHandler(logging.NullHandler())  # what matters is raised: pages of websockets' own worries are for who asks
+
+
+def topic_url(at: str, topic: str, name: str | None) -> str:
+    """Where a producer of this name connects to a topic.
+
+    >>> topic_url("http://127.0.0.1:7654", "orders", "till 1")
+    'ws://127.0.0.1:7654/topics/orders/ws?name=till%201'
+    """
+    parts = urlsplit(at)
+    if parts.scheme not in SCHEMES or not parts.hostname:
+        raise Misuse(f"{at!r} is no address of a server: http://HOST:PORT, or https, ws, wss", at=at)
+    path = f"{parts.path.rstrip('/')}/topics/{quote(topic, safe='')}/ws"
+    query = "" if name is None else f"name={quote(name, safe='')}"
+    return urlunsplit((SCHEMES[parts.scheme], parts.netloc, path, query, ""))
+
+
+class WebSocket:
+    """A connection; sending and receiving may be done by two threads."""
+
+    def __init__(
+        self, url: str, *, token: str | None = None, open_s: float = 10, answer_s: float = 30, greeted: bool = True
+    ) -> None:
+        """Connect, and wait for the greeting, if the server gives one."""
+        self.url = url
+        self._answer_s = answer_s
+        self._held = ExitStack()
+        self._socket = _open(self._held, url, token, open_s)
+        try:
+            self.greeting = self._receive(open_s) if greeted else ""
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, data: bytes) -> None:
+        """Put a request on its way; waits while the server does not read."""
+        try:
+            self._socket.send(data)
+        except ConnectionClosed as error:
+            raise _lost(self.url, error) from error
+        except (OSError, AssertionError) as error:  # the latter, too, if it breaks at the wrong moment
+            raise ConnectionError(f"{self.url}: the connection was lost: {error}") from error
+
+    def receive(self) -> bytes:
+        """The next reply; `ConnectionError` if none comes in time."""
+        data = self._receive(self._answer_s)
+        return data.encode() if isinstance(data, str) else data
+
+    def _receive(self, seconds: float) -> str | bytes:
+        try:
+            return self._socket.recv(seconds)
+        except TimeoutError as error:
+            raise ConnectionError(f"{self.url}: no answer in {seconds:g} s") from error
+        except ConnectionClosed as error:
+            raise _lost(self.url, error) from error
+        except (OSError, AssertionError) as error:
+            raise ConnectionError(f"{self.url}: the connection was lost: {error}") from error
+
+    def close(self) -> None:
+        """Say good-bye, if the other side still listens; never raises."""
+        try:
+            self._held.close()
+        except Exception:  # websockets stumbles over a connection that breaks while it is being closed
+            self._socket.socket.close()
+
+
+def _open(held: ExitStack, url: str, token: str | None, open_s: float) -> ClientConnection:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        opened = connect(
+            url,
+            additional_headers=headers,
+            compression=None,  # payloads are often compressed already, and a slow client is worse than a fuller line
+            open_timeout=open_s,
+            close_timeout=1,
+            max_size=REPLY_BYTES_MAX,
+            logger=LOG,
+        )
+        return held.enter_context(opened)
+    except InvalidStatus as error:
+        raise _refused(url, error) from error
+    except (InvalidURI, UnicodeError) as error:  # the latter: a name that no host can have
+        raise Misuse(f"{url}: {error}", url=url) from error
+    except ssl.SSLCertVerificationError as error:
+        raise Misuse(f"{url}: {error.verify_message}", url=url) from error
+    except (ConnectionRefusedError, gaierror) as error:  # not even a connection: the server knows nothing of it
+        raise ConnectionRefusedError(f"{url}: cannot connect: {error.strerror or error}") from error
+    except (OSError, EOFError, AssertionError, WebSocketException) as error:
+        raise ConnectionError(f"{url}: cannot connect: {plain(str(error))}") from error
+
+
+def _refused(url: str, error: InvalidStatus) -> Busy | Misuse:
+    status = error.response.status_code
+    said = plain(bytes(error.response.body or b"").decode(errors="replace").strip())
+    text = f"{url}: the server said {status} {plain(error.response.reason_phrase)}" + (f": {said}" if said else "")
+    if status >= 500 or status in LATER:
+        return Busy(text, status=status)
+    return Misuse(text, status=status)
+
+
+def _lost(url: str, error: ConnectionClosed) -> ConnectionError | Misuse:
+    close = error.rcvd
+    if close is not None and close.code in NEVER:
+        return Misuse(f"{url}: the server closed with {close.code}: {plain(close.reason)}", code=close.code)
+    return ConnectionError(f"{url}: the connection was lost: {plain(str(error))}")

@@ -1,0 +1,756 @@
+"""The desk: where requests from outside get their token, by an issue/submit handshake.
+
+A client that sends a request and hears nothing does not know whether it arrived. If it sends it again and it had, it is
+done twice. So a request has two steps, and both can be repeated without harm: first a place for it is made under an id
+that the client chose (*open*), then it is filled with a body (*submitted*), which sends the message, once. Who was
+never issued, or is expired, or forgotten, cannot be submitted.
+
+A request is an entity, and a source with the marks 0 and 1 (`engines.outbox.source`): mark 1 sends. The digest of the
+body that came first is kept with it; another body is refused. A handler answers by `Out.reply`; the answer comes as a
+message to the desk's own queue, and is stored with the request. All of it ends when the id is a window old.
+
+    open --submit--> submitted --the handler's reply--> answered
+      \\___________________ forget, or a window ___________________> gone
+
+Ids of requests: UUIDs of version 7, which have the time of their making inside.
+
+A request that is forgotten must never be made again, or what it did would be done twice. To remember all that was
+forgotten would take room for ever. So an id is only taken for so long after its own time, and what was forgotten is
+remembered for as long; after that, nobody can make a request with this id.
+
+Which requests end when: the pages of the desk's diary, so that what is expired can be found and removed.
+
+A store finds entities by their name alone. So the desk keeps pages, entities of its own: each has the ids of the
+requests that end within the same ten seconds, spread over a few leaves so that many writers do not meet at one. An id
+is on its page before the request is made. A cursor says up to which page all is removed, and from which time on ids can
+be taken: a desk whose window becomes longer does not remember what was forgotten before.
+
+A clock that was ahead for a while moves both into the future. When it is back, the cursor goes back too, and a time
+that is still to come becomes now: what lies before is forgotten, as it would be, and what is made from now on is taken.
+
+Cost: one more write for each request, of some 40 bytes for each id on the same leaf.
+
+Waiting for answers: many who wait are one question to the store, asked again and again.
+
+The answer may come through another desk on another machine, so the store is what is asked.
+
+The routes of the desk.
+
+    POST   /{queue}         make room for a request under a new id: 201, and Location says where
+    PUT    /{queue}/{id}    the same under the client's id, a UUID of version 7: 201; again: 200
+    POST   /{queue}/{id}    a JSON body: submit it. 202, or 200 with the answer; again: the same, and nothing is sent
+    GET    /{queue}/{id}    {"status": "open"|"submitted"|"answered", "until_ms": ..., "answer": ...}
+    DELETE /{queue}/{id}    forget it: 204; again: 204
+    GET    /healthz, /metrics
+
+404: never issued. 409: there is a request of this id, with another body or for another queue. 410: expired or
+forgotten, and never executed. 429 and 503 mean: the same again, later. ``Prefer: wait=10`` on POST and GET waits for
+the answer for so many seconds, or for as long as the server lets one wait.
+
+The server process of the desk: requests in front, and behind it the consumer that brings the answers.
+
+SIGTERM and SIGINT stop it: no more connections, what is in hand is done and answered, whoever waits for an answer is
+told how it stands. A kill does none of that: what was acknowledged is stored, and the rest can be asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import threading
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from secrets import randbits
+from typing import Any, Final, NamedTuple, TypeVar
+from uuid import UUID
+from zlib import crc32
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from onefold.clock import wall_ms
+from onefold.decoding import read_json
+from onefold.errors import BadInput, Misuse, OnefoldError, StaleWrite, StoreFailed
+from onefold.net import http as serving
+from onefold.net.http import OPEN_PATHS, Admission, Body, Budget, HttpLimits, answer, config, refusal
+from onefold.outbox import Entity, Key, Message, Out, Outcome, mark_of, pack
+from onefold.outbox.endpoint import Endpoint
+from onefold.outbox.metrics import OutboxMetrics
+from onefold.outbox.plans import BODY_BYTES_MAX, check_queue
+from onefold.outbox.ports import EntityStore, Ledger, Queue, TokenStore
+from onefold.outbox.worker import Consumer, Consuming
+
+VERSION: Final = 7
+
+
+def new_id(now_ms: int) -> str:
+    """A fresh id of this time.
+
+    >>> time_of(new_id(1_800_000_000_000))
+    1800000000000
+    """
+    time, version, variant = now_ms << 80, VERSION << 76, 0b10 << 62
+    return str(UUID(int=time | version | randbits(12) << 64 | variant | randbits(62)))
+
+
+def check_id(text: str) -> str:
+    """The id in its one form, in lower case; `BadInput` if it is none.
+
+    >>> check_id("0190D3A4-5B6C-7000-8000-000000000000")
+    '0190d3a4-5b6c-7000-8000-000000000000'
+    >>> check_id("6f1c2f0e-0000-4000-8000-000000000001")
+    Traceback (most recent call last):
+    onefold.errors.BadInput: id is '6f1c2f0e-0000-4000-8000-000000000001', must be a UUID of version 7
+    """
+    try:
+        found = UUID(text)
+    except ValueError:
+        found = None
+    if found is None or str(found) != text.lower() or found.version != VERSION:
+        raise BadInput(f"id is {text!r:.100}, must be a UUID of version {VERSION}")
+    return str(found)
+
+
+def time_of(request: str) -> int:
+    """When the id was made, in milliseconds since 1970, as its maker's clock said."""
+    return UUID(request).int >> 80
+
+
+PAGE_MS: Final = 10_000
+LEAVES: Final = 16
+AT_ONCE: Final = 500
+"""Entities that are read or written in one call."""
+PAGES_MAX: Final = 8_640
+"""That are gone through in one go: a day. After a month of silence, or of a wrong clock, the next goes on."""
+BACK_MS: Final = 7 * 86_400_000
+"""So far a cursor goes back that a wrong clock put into the future: a desk is tended every minute, unless it is off."""
+TRIES_MAX: Final = 10
+MARK: Final = "~"
+"""Begins the names of pages: no id does."""
+
+
+class DeskPages:
+    """The diary of one desk."""
+
+    def __init__(self, endpoint: str, window_ms: int) -> None:
+        self._endpoint = endpoint
+        self._window_ms = window_ms
+        self._oldest_ms: int | None = None
+
+    def key(self, request: str, until_ms: int) -> Key:
+        """The leaf that a request belongs on."""
+        return self._leaf(until_ms // PAGE_MS, crc32(request.encode()) % LEAVES)
+
+    def begin(self, entities: EntityStore, now_ms: int) -> int:
+        """See that there is a cursor, once: nothing that is made from now on ends before now. Ids must be younger than
+        what this returns."""
+        if self._oldest_ms is not None and self._oldest_ms <= now_ms:
+            return self._oldest_ms
+        for _ in range(TRIES_MAX):
+            cursor = entities.load([self._cursor])[0]
+            kept = {"mark": now_ms // PAGE_MS - 1, "window_ms": self._window_ms, "oldest_ms": 0, **(cursor.state or {})}
+            if kept["window_ms"] < self._window_ms:
+                kept["oldest_ms"] = max(kept["oldest_ms"], now_ms - kept["window_ms"])
+            kept["window_ms"] = self._window_ms
+            kept["oldest_ms"] = min(kept["oldest_ms"], now_ms)
+            if kept == cursor.state or entities.persist([cursor.changed(kept)])[0]:
+                self._oldest_ms = int(kept["oldest_ms"])
+                return self._oldest_ms
+        raise _contended_page(self._cursor)
+
+    def expire(self, entities: EntityStore, now_ms: int, slack_ms: int) -> int:
+        """Remove the requests that ended so long ago, of a day at most; how many there were."""
+        before_ms = now_ms - slack_ms
+        cursor = entities.load([self._cursor])[0]
+        first = mark_of(cursor.state) + 1
+        if first > now_ms // PAGE_MS + 1:
+            first = (before_ms - BACK_MS) // PAGE_MS
+        last = min(before_ms // PAGE_MS, first + PAGES_MAX) - 1
+        if cursor.state is None or first > last:
+            return 0
+        removed, step = 0, AT_ONCE // LEAVES
+        for start in range(first, last + 1, step):
+            pages = range(start, min(start + step, last + 1))
+            keys = [self._leaf(page, leaf) for page in pages for leaf in range(LEAVES)]
+            leaves = [leaf for leaf in entities.load(keys) if leaf.state is not None]
+            requests = [Key(self._endpoint, request) for leaf in leaves for request in leaf.state["ids"]]
+            removed += sum(_removed(entities, part) for part in _parts(requests))
+            _removed(entities, [leaf.key for leaf in leaves])
+        entities.persist(
+            [cursor.changed({**cursor.state, "mark": last})]
+        )  # if somebody else was faster, so much the better
+        return removed
+
+    @property
+    def _cursor(self) -> Key:
+        return Key(self._endpoint, f"{MARK}cursor")
+
+    def _leaf(self, page: int, leaf: int) -> Key:
+        return Key(self._endpoint, f"{MARK}{page}.{leaf}")
+
+
+def noted(leaf: Entity, request: str) -> Entity | None:
+    """The leaf with this id on it; None: it is there."""
+    ids = [] if leaf.state is None else leaf.state["ids"]
+    return None if request in ids else leaf.changed({"ids": [*ids, request]})
+
+
+def _removed(entities: EntityStore, keys: Sequence[Key]) -> int:
+    """Remove the states of these; how many had one."""
+    removed, left = 0, list(keys)
+    for _ in range(TRIES_MAX):
+        found = [entity for entity in entities.load(left) if entity.state is not None] if left else []
+        done = entities.persist([entity.changed(None) for entity in found]) if found else []
+        removed += sum(done)
+        left = [entity.key for entity, gone in zip(found, done, strict=True) if not gone]
+        if not left:
+            return removed
+    raise _contended_page(left[0])
+
+
+def _contended_page(key: Key) -> StaleWrite:
+    return StaleWrite(f"{key}: somebody else wrote it in each of {TRIES_MAX} tries")
+
+
+def _parts(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
+    return (keys[first : first + AT_ONCE] for first in range(0, len(keys), AT_ONCE))
+
+
+WINDOW_S: Final = 86_400
+"""As long as Stripe keeps the answer to an idempotency key."""
+WINDOW_S_MAX: Final = 6 * 86_400
+"""What was forgotten is remembered for seven days by whoever consumes or recovers: the window must be shorter."""
+AHEAD_S: Final = 300
+"""How far a client's clock may be fast; Kerberos allows as much."""
+SLACK_S: Final = 3_600
+"""Between the end of a request and its removal: clocks of two desks may differ, and attempts take time."""
+TEND_S: Final = 60
+SEND_TRIES_MAX: Final = 30
+"""Of a write that others meet at: as many as there are threads, and some."""
+OPEN, SUBMITTED, ANSWERED = "open", "submitted", "answered"
+
+
+class Unknown(OnefoldError):
+    """No such request was ever issued."""
+
+
+class Gone(OnefoldError):
+    """The request is expired or forgotten: it is not executed, and its id cannot be used again."""
+
+
+class Differs(OnefoldError):
+    """The request is there, for another queue or with another body."""
+
+
+class Slot(NamedTuple):
+    """What is known of a request."""
+
+    status: str
+    """``open``, ``submitted`` or ``answered``."""
+    until_ms: int
+    """When it will be gone."""
+    answer: Any = None
+
+
+class Desk:
+    """Takes requests, and hands each on once. Its endpoint must be consumed somewhere, for answers and for chores.
+
+    All desks of one name have one window. It can be changed: an id that was too old once stays so.
+    """
+
+    def __init__(
+        self, *, store: str | Ledger | EntityStore, transport: str | Queue, tokens: str | TokenStore | None = None,
+        plan: str | None = None, name: str = "desk", window_s: float = WINDOW_S, queues: Collection[str] | None = None,
+        clock_ms: Callable[[], int] = wall_ms,
+    ) -> None:  # fmt: skip
+        if not 0 < window_s <= WINDOW_S_MAX:
+            raise Misuse(f"window_s is {window_s}, must be above 0 and at most {WINDOW_S_MAX:,}", window_s=window_s)
+        self.endpoint = Endpoint(
+            name, store=store, transport=transport, tokens=tokens, plan=plan, clock_ms=clock_ms
+        )  # fmt: skip
+        self.endpoint.handler(name, key=_request)(answered)
+        self.endpoint.chores.append(self._tend)
+        self.queues = None if queues is None else frozenset(check_queue(queue) for queue in queues)
+        """Those that can be asked for; None: all but the desk's own."""
+        self._window_ms = round(window_s * 1_000)
+        self._pages = DeskPages(name, self._window_ms)
+        self._tended_ms = 0
+
+    @property
+    def tombstone_s(self) -> float:
+        """For how long, at least, what was forgotten must be remembered."""
+        return self._window_ms / 1_000 + SLACK_S
+
+    def issue(self) -> str:
+        """A new id; the request has still to be `put`."""
+        return new_id(self.endpoint.clock_ms())
+
+    def put(self, queue: str, request: str) -> bool:
+        """Make room for a request; whether it was made now, or was there already."""
+        request = check_id(request)
+        self._check_queue(queue)
+        now, made = self.endpoint.clock_ms(), time_of(request)
+        if made > now + AHEAD_S * 1_000:
+            raise BadInput(f"id {request} is of a time {(made - now) // 1_000:,} s ahead; at most {AHEAD_S} s can be")
+        if made + self._window_ms <= now:
+            raise Gone(f"id {request} is more than {self._window_ms // 1_000:,} s old: make a new one")
+        if made <= self._pages.begin(self.endpoint.world.entities, now):
+            raise Gone(f"id {request} was too old when the window was shorter: make a new one")
+        written = False
+        for _ in range(SEND_TRIES_MAX):
+            done, now_written = self._put(queue, request, made + self._window_ms)
+            written = written or now_written
+            if done:
+                return written
+        raise _contended(request)
+
+    def _put(self, queue: str, request: str, until_ms: int) -> tuple[bool, bool]:
+        """Write the request, and its id on its page; whether both are there, and whether the request is new."""
+        entities = self.endpoint.world.entities
+        leaf, slot = entities.load([self._pages.key(request, until_ms), self.endpoint.key(request)])
+        if slot.version:
+            until_ms = self._live(slot, queue).state["until_ms"]
+            leaf = entities.load([self._pages.key(request, until_ms)])[0]  # the window may have been another
+        page = noted(leaf, request)
+        paged = page is None or entities.persist([page])[0]
+        if slot.version or not paged:
+            return paged, False
+        written = entities.persist([slot.changed({"mark": 0, "queue": queue, "until_ms": until_ms})])[0]
+        return written, written
+
+    def submit(self, queue: str, request: str, body: Any) -> Slot:
+        """Fill a request and send it, once, however often this is called; `Differs` for another body."""
+        request = check_id(request)
+        self._check_queue(queue)
+        digest = hashlib.sha256(pack(body).encode()).hexdigest()
+        until_ms = self._live(self._load(request), queue).state["until_ms"]
+        origin = f"{self.endpoint.name}/{request}"
+        taken = self.endpoint.take(request, 1, [Out(queue, body)], origin=origin, known=True, also={"digest": digest})
+        if taken is Outcome.CONFLICT:
+            raise _contended(request)
+        if taken is Outcome.APPLIED:  # it is sent: to look again, and find it expired or forgotten, would deny that
+            return Slot(SUBMITTED, until_ms)
+        entity = self._live(self._load(request), queue)
+        if entity.state.get("digest") != digest:
+            raise Differs(f"request {request} was submitted with another body")
+        return slot_of(entity)
+
+    def status(self, request: str, queue: str | None = None) -> Slot:
+        """What is known of it; `Unknown` or `Gone` if nothing is."""
+        return slot_of(self._live(self._load(check_id(request)), queue))
+
+    def states(self, requests: Sequence[str]) -> list[Slot | None]:
+        """The same of many at once; None for those that are unknown or gone."""
+        found = self.endpoint.world.entities.load([self.endpoint.key(request) for request in requests])
+        return [None if entity.state is None else slot_of(entity) for entity in found]
+
+    def forget(self, request: str, queue: str | None = None) -> None:
+        """Let go of a request, whatever became of it; what was submitted goes on, and its answer is dropped."""
+        request = check_id(request)
+        for _ in range(SEND_TRIES_MAX):
+            entity = self._load(request)
+            if entity.version and entity.state is None:
+                return
+            self._check_known(entity, queue)
+            if self._persist(entity, None):
+                return
+        raise _contended(request)
+
+    def expire(self) -> int:
+        """Remove the requests that ended an hour ago; how many there were."""
+        return self._pages.expire(self.endpoint.world.entities, self.endpoint.clock_ms(), SLACK_S * 1_000)
+
+    def close(self) -> None:
+        """Let go of the stores."""
+        self.endpoint.close()
+
+    def _tend(self) -> None:
+        now = self.endpoint.clock_ms()
+        if not 0 <= now - self._tended_ms < TEND_S * 1_000:  # also when the clock was set back since
+            self._tended_ms = now
+            self.expire()
+
+    def _live(self, entity: Entity, queue: str | None) -> Entity:
+        self._check_known(entity, queue)
+        if entity.state is None:
+            raise Gone(f"request {entity.key.name} is expired or forgotten")
+        if entity.state["until_ms"] <= self.endpoint.clock_ms():
+            raise Gone(f"request {entity.key.name} is expired")
+        return entity
+
+    def _check_known(self, entity: Entity, queue: str | None) -> None:
+        request = entity.key.name
+        if not entity.version:
+            if time_of(request) + self._window_ms <= self.endpoint.clock_ms():
+                raise Gone(f"request {request} is expired, if it ever was")
+            raise Unknown(f"request {request} was never issued")
+        if entity.state is not None and queue not in (None, entity.state["queue"]):
+            raise Differs(f"request {request} is for the queue {entity.state['queue']}, not {queue}")
+
+    def _check_queue(self, queue: str) -> None:
+        check_queue(queue)
+        if queue == self.endpoint.name or (self.queues is not None and queue not in self.queues):
+            raise Unknown(f"no requests are taken for the queue {queue!r}")
+
+    def _load(self, request: str) -> Entity:
+        return self.endpoint.world.entities.load([self.endpoint.key(request)])[0]
+
+    def _persist(self, entity: Entity, state: Any) -> bool:
+        return self.endpoint.world.entities.persist([entity.changed(state)])[0]
+
+
+def answered(state: Any, message: Message) -> tuple[Any, list[Out]]:
+    """The handler of the desk's own queue: keeps an answer with its request. The first one counts."""
+    if state is None or "answer" in state:
+        return state, []
+    return {**state, "answer": message.get("answer")}, []
+
+
+def _request(message: Message) -> str:
+    """Whose answer it is. Checked: the desk has other entities than requests."""
+    return check_id(str(message.get("request")))
+
+
+def slot_of(entity: Entity) -> Slot:
+    """What a request's entity says of it."""
+    state = entity.state
+    status = ANSWERED if "answer" in state else SUBMITTED if mark_of(state) else OPEN
+    return Slot(status, state["until_ms"], state.get("answer"))
+
+
+def _contended(request: str) -> StaleWrite:
+    return StaleWrite(f"request {request}: somebody else wrote it in each of {SEND_TRIES_MAX} tries")
+
+
+POLL_S: Final = 0.05
+"""Between two questions: what an answer may come too late by."""
+ASKED_MAX: Final = 500
+"""Ids in one question; the others' turn comes in the same round."""
+
+Look = Callable[[Sequence[str]], Awaitable[list[Slot | None]]]
+
+
+class Waiting:
+    """All who wait for an answer; lives on one event loop."""
+
+    def __init__(self, look: Look, wait_s_max: float) -> None:
+        self._look = look
+        self._wait_s_max = wait_s_max
+        self._waiters: dict[str, set[asyncio.Future[Slot | None]]] = {}
+        self._asking: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def answer(self, request: str, slot: Slot, wait_s: float) -> Slot:
+        """The slot when it is answered, else as it was, after so many seconds at most."""
+        seconds = min(wait_s, self._wait_s_max)
+        if slot.status == ANSWERED or seconds <= 0 or self._closed:
+            return slot
+        future: asyncio.Future[Slot | None] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(request, set()).add(future)
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        try:
+            return await asyncio.wait_for(future, seconds) or slot
+        except TimeoutError:
+            return slot
+        finally:
+            self._waiters.get(request, set()).discard(future)
+            if not self._waiters.get(request, True):
+                del self._waiters[request]
+
+    def close(self) -> None:
+        """Nobody waits any longer."""
+        self._closed = True
+        for request in list(self._waiters):
+            self._tell(request, None)
+
+    async def _ask(self) -> None:
+        while self._waiters:
+            await asyncio.sleep(POLL_S)
+            ids = list(self._waiters)
+            for first in range(0, len(ids), ASKED_MAX):
+                await self._ask_for(ids[first : first + ASKED_MAX])
+
+    async def _ask_for(self, ids: Sequence[str]) -> None:
+        try:
+            slots = await self._look(ids)
+        except StoreFailed:  # it may be back in a moment; who waits has a limit anyway
+            return
+        for request, slot in zip(ids, slots, strict=True):
+            if slot is None or slot.status == ANSWERED:  # gone: there is nothing more to wait for
+                self._tell(request, slot)
+
+    def _tell(self, request: str, slot: Slot | None) -> None:
+        for future in self._waiters.get(request, ()):
+            if not future.done():
+                future.set_result(slot)
+
+
+THREADS: Final = 16
+"""Requests that are at the stores at the same time."""
+METHODS: Final = frozenset({"GET", "PUT", "POST", "DELETE"})
+STATUSES: Final[Mapping[type[OnefoldError], int]] = {Unknown: 404, Differs: 409, Gone: 410}
+WAIT: Final = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?(\d{1,9})\"?\s*(?=$|[,;])", re.IGNORECASE)
+"""Of RFC 7240, section 4.3."""
+T = TypeVar("T")
+
+
+class DeskApp:
+    """The routes, as an ASGI app; lives on one event loop."""
+
+    def __init__(
+        self, desk: Desk, admission: Admission, limits: HttpLimits, *, wait_s_max: float,
+        problem: Callable[[], str | None] = lambda: None, figures: Callable[[], bytes] = lambda: b"", told: bool = True,
+    ) -> None:  # fmt: skip
+        self.closing = False
+        self._desk = desk
+        self._problem = problem
+        self._figures = figures
+        self._told = told
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="onefold-desk")
+        self._waiting = Waiting(lambda ids: self._off(desk.states, ids), wait_s_max)
+        self._registry = CollectorRegistry()
+        labels, text = ["method", "status"], "Requests by how they were answered."
+        counted = Counter("onefold_desk_requests", text, labels, registry=self._registry)
+        self.app: ASGIApp = DeskGuard(self._routes(), admission, limits, counted)
+
+    async def close(self) -> None:
+        """Whoever waits is answered now; nothing else is begun."""
+        self.closing = True
+        self._waiting.close()
+
+    def end(self) -> None:
+        """All was answered: the threads go."""
+        self._pool.shutdown(wait=True)
+
+    def _routes(self) -> Router:
+        return Router(
+            [
+                Route("/healthz", self.healthz, methods=["GET"]),
+                Route("/metrics", self.metrics, methods=["GET"]),
+                Route("/{queue}", self.issue, methods=["POST"]),
+                Route("/{queue}/{id}", self.put, methods=["PUT"]),
+                Route("/{queue}/{id}", self.submit, methods=["POST"]),
+                Route("/{queue}/{id}", self.look, methods=["GET"]),
+                Route("/{queue}/{id}", self.forget, methods=["DELETE"]),
+            ],
+            redirect_slashes=False,
+        )
+
+    async def issue(self, request: Request) -> Response:
+        """POST /{queue}."""
+        await _no_body(request)
+        queue, new = request.path_params["queue"], self._desk.issue()
+        await self._off(self._desk.put, queue, new)
+        return answer({"id": new, "status": "open"}, 201, {"location": f"/{queue}/{new}"})
+
+    async def put(self, request: Request) -> Response:
+        """PUT /{queue}/{id}."""
+        await _no_body(request)
+        queue, named = _named(request)
+        made = await self._off(self._desk.put, queue, named)
+        return answer(_document(named, await self._off(self._desk.status, named, queue)), 201 if made else 200)
+
+    async def submit(self, request: Request) -> Response:
+        """POST /{queue}/{id}."""
+        queue, named = _named(request)
+        wait_s = _wait_s(request)
+        slot = await self._off(self._desk.submit, queue, named, _json(await request.body()))
+        slot = await self._waiting.answer(named, slot, wait_s)
+        return answer(_document(named, slot), 200 if slot.status == ANSWERED else 202)
+
+    async def look(self, request: Request) -> Response:
+        """GET /{queue}/{id}."""
+        queue, named = _named(request)
+        wait_s = _wait_s(request)
+        slot = await self._off(self._desk.status, named, queue)
+        return answer(_document(named, await self._waiting.answer(named, slot, wait_s)))
+
+    async def forget(self, request: Request) -> Response:
+        """DELETE /{queue}/{id}."""
+        queue, named = _named(request)
+        await self._off(self._desk.forget, named, queue)
+        return Response(status_code=204)
+
+    async def healthz(self, request: Request) -> Response:
+        """GET /healthz."""
+        if self.closing:
+            return answer({"status": "closing"}, 503)
+        problem = self._problem()
+        if problem is not None:
+            return answer({"status": "trouble", **({"problem": problem} if self._told else {})}, 503)
+        return answer({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        consumed = await self._off(self._figures)
+        return Response(generate_latest(self._registry) + consumed, media_type=CONTENT_TYPE_LATEST)
+
+    async def _off(self, call: Callable[..., T], *values: Any) -> T:
+        """In a thread: the stores block."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *values)
+
+
+class DeskGuard:
+    """Who may ask, how much, and what an error becomes: an ASGI app around the routes."""
+
+    def __init__(self, app: ASGIApp, admission: Admission, limits: HttpLimits, counted: Counter) -> None:
+        self._app = app
+        self._counted = counted
+        self._admission = admission
+        self._limits = limits
+        self._budget = Budget(limits.in_hand_bytes_max)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let it pass, or answer for it."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"the desk takes no {scope['type']}")
+        scope["app"] = self  # starlette: an unknown path is an exception, not a page
+        body = Body(scope, receive, self._limits, self._budget)
+        started = False
+
+        async def sending(message: MutableMapping[str, Any]) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                method = scope["method"] if scope["method"] in METHODS else "other"
+                self._counted.labels(method, str(message["status"])).inc()
+                if not body.ended and not await body.discard():
+                    message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            await send(message)
+
+        try:
+            if scope["path"] not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):  # POST would issue
+                self._admission.check(scope)
+            await self._app(scope, body.receive, sending)
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            status, told = _refusal(error)
+            if not started:
+                headers = error.headers if isinstance(error, HTTPException) else None
+                await answer({"error": told}, status, headers)(scope, receive, sending)
+        finally:
+            body.close()
+
+
+def _refusal(error: Exception) -> tuple[int, str]:
+    status = STATUSES.get(type(error)) if isinstance(error, OnefoldError) else None
+    return refusal(error) if status is None else (status, str(error))
+
+
+def _named(request: Request) -> tuple[str, str]:
+    return request.path_params["queue"], request.path_params["id"].lower()
+
+
+def _document(named: str, slot: Slot) -> dict[str, Any]:
+    told = {"id": named, "status": slot.status, "until_ms": slot.until_ms}
+    return {**told, "answer": slot.answer} if slot.status == ANSWERED else told
+
+
+async def _no_body(request: Request) -> None:
+    if await request.body():
+        raise BadInput("a body has no effect here: it is POST /{queue}/{id} that submits one")
+
+
+def _json(body: bytes) -> Any:
+    return read_json(body, "the body")
+
+
+def _wait_s(request: Request) -> int:
+    found = WAIT.search(",".join(request.headers.getlist("prefer")))
+    return int(found[1]) if found else 0
+
+
+PORT: Final = 7656
+LOGGERS: Final = ("onefold.desk", "onefold.ingest", "onefold.outbox", "uvicorn.error", "asyncio")
+WAIT_S_MAX: Final = 30.0
+"""Proxies cut a silent request off after 60 s."""
+AGAIN_S: Final = 1.0
+"""Until the consumer is started again after an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeskSettings:
+    """Where it listens, and for whom."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    """0: any that is free."""
+    token: str | None = field(default=None, repr=False)
+    wait_s_max: float = WAIT_S_MAX
+    limits: HttpLimits = field(
+        default_factory=lambda: HttpLimits(body_bytes_max=BODY_BYTES_MAX, in_hand_bytes_max=64 << 20)
+    )
+
+
+class DeskServer(serving.Listening):
+    """Serves a desk until it is stopped; then closes it."""
+
+    loggers = LOGGERS
+
+    def __init__(self, desk: Desk, settings: DeskSettings | None = None) -> None:
+        self.settings = settings or DeskSettings()
+        serving.check_host(self.settings.host, self.settings.token)  # before anything is opened or made
+        self.desk = desk
+        desk.endpoint.world  # noqa: B018 # opens the stores: what is wrong with them is told before anybody asks
+        self._problem: str | None = None
+        self._consumer: Consumer | None = None
+        self._ending = threading.Event()
+        super().__init__(self.settings.host, self.settings.port, self.settings.token)
+
+    def run(self, say: Callable[[str], None] = lambda url: None) -> None:
+        """Serve; ``say`` is called with the address as soon as requests are answered."""
+        consuming = threading.Thread(target=self._consume, name="onefold-desk-answers")
+        consuming.start()
+        try:
+            super().run(say)
+        finally:
+            self._ending.set()
+            consuming.join()
+            self.desk.close()
+
+    async def _serve(self, ready: Callable[[], None]) -> None:
+        settings = self.settings
+        admission = Admission(settings.token, settings.host)
+        app = DeskApp(
+            self.desk, admission, settings.limits, wait_s_max=settings.wait_s_max,
+            problem=self.problem, figures=self.figures, told=settings.token is None,
+        )  # fmt: skip
+        server = self._server = serving.Server(
+            config(app.app, settings.limits, message_bytes_max=None), ready, app.close
+        )
+        try:
+            await server.serve([self._socket])
+        finally:
+            app.end()
+
+    def problem(self) -> str | None:
+        """Why answers do not come in; None: they do."""
+        found = self._problem or (None if self._consumer is None else self._consumer.trouble)
+        return None if found is None else f"answers do not come in: {found}"
+
+    def figures(self) -> bytes:
+        """Those of the consumer, for Prometheus."""
+        return b"" if self._consumer is None else OutboxMetrics(self._consumer).text()
+
+    def _consume(self) -> None:
+        """Bring the answers, and do the chores, until the end."""
+        while not self._ending.is_set():
+            settings = Consuming(tombstone_s=self.desk.tombstone_s)
+            self._consumer = Consumer(self.desk.endpoint, settings, stop=self._ending)
+            try:
+                self._consumer.run(self._well)
+            except Exception as error:
+                self._problem = str(error)
+                self._ending.wait(AGAIN_S)
+
+    def _well(self) -> None:
+        self._problem = None

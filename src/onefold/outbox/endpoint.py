@@ -1,0 +1,216 @@
+"""An endpoint: handlers for queues, with the stores and the transport behind them.
+
+    app = Endpoint("billing", store="sqlite:///billing.db", transport="sqlite:///queue.db")
+
+    @app.handler("orders", key="order")
+    def pay(state, message):
+        return {"paid": message["sum"]}, [Out("shipping", {"order": message["order"]})]
+
+With one ``store`` the tokens are in it, and each message is one transaction. Where entities and tokens are in two
+stores, ``tokens`` names the second; all endpoints that send each other messages share one token store. Nothing is
+opened before it is used: to import a module that has an endpoint touches nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from random import uniform
+from time import sleep
+from types import MappingProxyType
+from typing import Any, Final, Self, TypeVar, cast
+
+from onefold.clock import wall_ms
+from onefold.errors import BadInput, Misuse
+from onefold.outbox.plans import (
+    Handler,
+    KeyOf,
+    Out,
+    Taken,
+    check_name,
+    check_queue,
+    check_token,
+    key_of,
+    outgoings,
+    sourced,
+    sourced_at_once,
+)
+from onefold.outbox.ports import Delivery, EntityStore, Ledger, Queue, TokenStore
+from onefold.outbox.recovery import Recovered, recover
+from onefold.outbox.runner import Job, Loop, Registered, RunnerWorld, Work, attempt, check_plan, run, settled
+from onefold.outbox.steps import Key, Message, Outcome
+from onefold.outbox.worker import Consumer, Consuming
+from onefold.tally import Tally
+
+TAKE_TRIES_MAX: Final = 10
+"""Two takers of one source are one too many already: whoever loses so often is told."""
+MARK_MAX: Final = 2**63 - 1
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+Decorated = TypeVar("Decorated", bound=Handler)
+
+
+class Endpoint:
+    """Who handles what, and where it is kept.
+
+    A store or transport is named by its address, or given: then it is the caller's to close.
+    """
+
+    def __init__(
+        self, name: str, *, store: str | Ledger | EntityStore, transport: str | Queue,
+        tokens: str | TokenStore | None = None, plan: str | None = None, clock_ms: Callable[[], int] = wall_ms,
+    ) -> None:  # fmt: skip
+        self.name = check_queue(name)  # it is part of the names of marks, which are taken apart again
+        self.plan = check_plan(plan or ("transactional" if tokens is None else "parented"))
+        if self.plan == "transactional" and tokens is not None:
+            raise Misuse("the plan 'transactional' keeps tokens in the store: 'tokens' would have no effect")
+        needed = "settle" if self.plan == "transactional" else "holds"
+        if tokens is None and not isinstance(store, str) and not hasattr(type(store), needed):
+            raise Misuse(f"{type(store).__name__} keeps no tokens: name a token store by 'tokens'")
+        self.clock_ms = clock_ms
+        self.chores: list[Callable[[], object]] = []
+        """What else is to be done now and then: the consumer's pump calls each."""
+        self.loop = Loop()
+        self._named = (store, transport, tokens)
+        self._handlers: dict[str, Registered] = {}
+        self._opening = threading.Lock()
+        self._opened = ExitStack()
+        self._world: RunnerWorld | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.name}: {self.plan}, handles {', '.join(self._handlers) or 'nothing'}>"
+
+    @property
+    def handlers(self) -> Mapping[str, Registered]:
+        """By queue."""
+        return MappingProxyType(self._handlers)
+
+    def handler(self, queue: str, *, key: KeyOf) -> Callable[[Decorated], Decorated]:
+        """Makes a function ``(state, message) -> (state, outgoing)`` the handler of a queue; it may be a coroutine.
+
+        ``key``: the field of the body, or a function of the message, that names the entity.
+        """
+        check_queue(queue)
+        if not (isinstance(key, str) and key) and not callable(key):
+            raise Misuse(f"key is {key!r}, must be the name of a field or a function", key=key)
+
+        def register(call: Decorated) -> Decorated:
+            if not callable(call):
+                raise Misuse(f"{queue}: the handler is {call!r}, must be a function")
+            if queue in self._handlers:
+                raise Misuse(f"{queue} has a handler in {self.name} already: {self._handlers[queue].call!r}")
+            self._handlers[queue] = Registered(queue, call, key)
+            return call
+
+        return register
+
+    @property
+    def world(self) -> RunnerWorld:
+        """The stores and the transport, opened now if they were not."""
+        with self._opening:
+            if self._closed:
+                raise Misuse(f"the endpoint {self.name} is closed")
+            if self._world is None:
+                self._world = self._open()
+            return self._world
+
+    def key(self, name: str) -> Key:
+        """Of an entity of this endpoint."""
+        return Key(self.name, check_name(name, "key"))
+
+    def state(self, name: str) -> Any:
+        """What is stored of an entity now; None if it is not there."""
+        return self.world.entities.load([self.key(name)])[0].state
+
+    def work(self, message: Message, delivery: Delivery | None = None) -> Work:
+        """Who has to do what for a message; `BadInput` if nobody does, or it has no key."""
+        registered = self._handlers.get(message.to)
+        if registered is None:
+            raise BadInput(f"{self.name} has no handler for {message.to!r:.300}", queue=message.to)
+        check_token(message.token)
+        return Work(message, self.key(key_of(message, registered.key)), registered.call, delivery)
+
+    def process(self, message: Message, delivery: Delivery | None = None) -> Outcome:
+        """Attempt one message, once, and acknowledge its delivery; what the handler raises is raised here.
+
+        After CONFLICT or an error it must come again.
+        """
+        work = self.work(message, delivery)
+        if message.realm not in ("", realm := self.world.tokens.realm):
+            raise BadInput(f"{message.to}: the token is kept in {message.realm!r}, not in {realm!r}")
+        (ended,) = attempt(self.world, self.plan, [work], self.loop)
+        return settled(ended)
+
+    def take(
+        self, source: str, mark: int, outs: Iterable[Out], *, origin: str = "", known: bool = False,
+        after: int | None = None, also: Mapping[str, Any] = NOTHING,
+    ) -> Outcome:  # fmt: skip
+        """Send what a source has at a mark, once, however often it is taken; marks of a source only grow.
+
+        DUPLICATE: it was taken before. CONFLICT: somebody else takes it too, or it does not stand at ``after``. The
+        options are those of `engines.outbox.Taken`.
+        """
+        if type(mark) is not int or not 0 <= mark <= MARK_MAX:
+            raise Misuse(f"mark is {mark!r}, must be a whole number from 0 to 2**63 - 1", mark=mark)
+        outgoing = outgoings(outs, f"{source}#{mark}", origin)
+        taken = Taken(self.key(source), mark, outgoing, origin, known, after, also)
+        plan = sourced_at_once if self.plan == "transactional" else sourced
+        outcome = Outcome.CONFLICT
+        for tries in range(TAKE_TRIES_MAX):
+            outcome = settled(run(self.world, [Job(plan(taken))])[0])
+            if outcome is not Outcome.CONFLICT or after is not None:  # whoever names its place looks again by itself
+                break
+            sleep(uniform(0, 0.002 * 2**tries))
+        return outcome
+
+    def consume(
+        self, *, concurrency: int = 1, batch: int = 64, lease_s: float = 30, attempts_max: int = 10,
+        backoff_s: float = 1.0, backoff_max_s: float = 300, recover_s: float = 30, stranded_s: float = 60,
+        tombstone_s: float = 7 * 86_400, until_empty: bool = False, stop: threading.Event | None = None,
+        on_start: Callable[[], object] | None = None,
+    ) -> Tally:  # fmt: skip
+        """Process what comes until ``stop`` is set, or until the queues are empty; blocks. See `Consuming`."""
+        settings = Consuming(
+            concurrency=concurrency, batch=batch, lease_s=lease_s, attempts_max=attempts_max, backoff_s=backoff_s,
+            backoff_max_s=backoff_max_s, recover_s=recover_s, stranded_s=stranded_s, tombstone_s=tombstone_s,
+            until_empty=until_empty,
+        )  # fmt: skip
+        return Consumer(self, settings, stop=stop).run(on_start)
+
+    def recover(self, older_than_s: float = 60, *, tombstone_s: float = 7 * 86_400) -> Recovered:
+        """Finish what was left unfinished that long ago, and clear away what nobody needs. Safe at any time."""
+        return recover(self, older_than_s, tombstone_s)
+
+    def close(self) -> None:
+        """Let go of what was opened here; all else is `Misuse` from then on. May be called twice."""
+        with self._opening:
+            self._closed, self._world = True, None
+            self._opened.close()
+        self.loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _open(self) -> RunnerWorld:
+        from onefold.outbox.stores.ledgers import open_ledger, open_tokens
+        from onefold.outbox.stores.queues import open_queue
+
+        store, transport, tokens = self._named
+        with ExitStack() as opened:
+
+            def ours(named: Any, opener: Callable[[str], Any]) -> Any:
+                if not isinstance(named, str):
+                    return named
+                thing = opener(named)
+                opened.callback(thing.close)
+                return thing
+
+            entities = cast(EntityStore, ours(store, open_ledger))
+            kept = cast(TokenStore, entities if tokens is None else ours(tokens, open_tokens))
+            world = RunnerWorld(entities, kept, cast(Queue, ours(transport, open_queue)))
+            self._opened = opened.pop_all()
+        return world

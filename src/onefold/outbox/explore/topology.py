@@ -1,0 +1,289 @@
+"""What is explored: who handles which queue with how many workers, what comes in, and what may go wrong.
+
+Faults are budgets: with one crash and one expiry every history with at most one of each is tried, at every place. What
+one worker more, one message more or one fault more would show is not known; what these few show is known for certain.
+
+What is in the database: all its rows, and what they mean.
+
+The worlds that the library's own plans are explored in.
+
+What can be wrong with a history, one word each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from onefold.errors import Misuse
+from onefold.outbox.plans import PLANS, RECOVERIES, Handler, KeyOf, Out, Plan, Recovery, Taken, sourced, sourced_at_once
+from onefold.outbox.steps import Attempt, Key, Message
+
+Rows = tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...]
+"""Per table its rows, in the order of their keys: two databases are equal if these are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """One content of the database."""
+
+    tokens: frozenset[str]
+    parents: Mapping[str, str]
+    """Of each token that has one."""
+    states: Mapping[Key, str]
+    """The state of each entity that is there, as JSON."""
+    entries: tuple[tuple[Key, str], ...]
+    """The outbox entries, by entity and name."""
+    others: Mapping[str, tuple[tuple[Any, ...], ...]]
+    """The rows of tables that a specimen has of its own."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The states by the name of their entity; two endpoints with one name between them get theirs before it."""
+        names = [key.name for key in self.states]
+        return {
+            key.name if names.count(key.name) == 1 else str(key): json.loads(text) for key, text in self.states.items()
+        }
+
+
+def read(rows: Rows) -> Content:
+    """The meaning of the rows. The columns are those of the SQLite store, in its order."""
+    tables = dict(rows)
+    tokens = tables["outbox_tokens"]
+    return Content(
+        frozenset(row[0] for row in tokens),
+        {row[0]: row[2] for row in tokens if row[2]},
+        {Key(row[0], row[1]): row[3] for row in tables["outbox_entities"] if row[3] is not None},
+        tuple((Key(row[0], row[1]), row[2]) for row in tables["outbox_entries"]),
+        {name: table for name, table in rows if not name.startswith("outbox_")},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """A queue, and who handles what comes there; ``key`` names the entity."""
+
+    queue: str
+    call: Handler
+    key: KeyOf
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """An endpoint: its handlers, and how many workers share them. Its workers are alike."""
+
+    endpoint: str
+    handlings: tuple[Handling, ...]
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopologySource:
+    """What comes from outside, known by a mark: what each mark sends, in order. A mark is offered again until taken."""
+
+    endpoint: str
+    name: str
+    marks: tuple[tuple[Out, ...], ...]
+    workers: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """One world to explore, and the budget of each fault."""
+
+    name: str
+    title: str
+    stages: tuple[Stage, ...]
+    messages: tuple[tuple[str, Any], ...] = ()
+    """Queue and body of what is there at the beginning; each has a token, as if a desk had made it."""
+    source: TopologySource | None = None
+    crashes: int = 1
+    """A worker dies before any of its steps, or while it sends; what it leased is free, and it starts anew."""
+    expiries: int = 1
+    """A lease runs out while the worker goes on: what it does later is done, its acknowledgement too."""
+    copies: int = 0
+    """The transport delivers once more what was sent before, acknowledged or not."""
+    pumps: int = 0
+    """The recovery of stranded outboxes takes up an entry, however young it is."""
+
+    def __post_init__(self) -> None:
+        for name in ("crashes", "expiries", "copies", "pumps"):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value <= BUDGET_MAX:
+                raise Misuse(f"{name} is {value!r}, must be a whole number from 0 to {BUDGET_MAX}", **{name: value})
+        for stage in self.stages:
+            if type(stage.workers) is not int or not 1 <= stage.workers <= WORKERS_MAX:
+                raise Misuse(f"workers is {stage.workers!r}, must be a whole number from 1 to {WORKERS_MAX}")
+
+
+BUDGET_MAX: Final = 9
+"""Each one more multiplies the states by about five: nobody waits for ten."""
+WORKERS_MAX: Final = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Chore:
+    """What somebody else does besides the workers, so many times."""
+
+    who: str
+    times: int
+    offers: Callable[[Content], Sequence[str]]
+    """What there is to do, given what is in the database; each by a name."""
+    begin: Callable[[str], Attempt]
+    finds: str
+    """In a history: ``the pump {finds} m1``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """What is on trial: a plan, with what belongs to it."""
+
+    name: str
+    plan: Plan
+    recovery: Recovery | None = None
+    sourced: Callable[[Taken], Attempt] | None = None
+    tokens: bool = True
+    """The first messages have tokens. A specimen knows none."""
+    tables: tuple[str, ...] = ()
+    """Statements that make what it needs besides the store's own tables."""
+    chores: tuple[Chore, ...] = field(default=())
+    tidy: bool = True
+    """Nothing is left at rest. False: what is left is for the pump and the sweeper; nothing is lost or done twice."""
+    others: tuple[Plan, ...] = ()
+    """Plans that a worker may follow as well, each time it takes a message: an endpoint that changes its plan while
+    messages are in flight."""
+
+
+def _shipped() -> dict[str, Algorithm]:
+    return {
+        name: Algorithm(name, plan, RECOVERIES[name], sourced_at_once if name == "transactional" else sourced)
+        for name, plan in PLANS.items()
+    }
+
+
+SHIPPED: Final[Mapping[str, Algorithm]] = MappingProxyType(_shipped())
+"""The plans that the library has."""
+
+MIXED: Final = replace(
+    SHIPPED["transactional"], name="mixed", tidy=False, others=(PLANS["checkpointed"], PLANS["parented"])
+)
+"""All plans side by side, on one database."""
+
+
+def order(state: Any, message: Message) -> Any:
+    """Keeps which orders it saw, and asks for the payment of each."""
+    return [*(state or []), message["n"]], [Out("payment", {"n": message["n"]})]
+
+
+def pay(state: Any, message: Message) -> Any:
+    """Keeps which payments it saw; sends nothing."""
+    return [*(state or []), message["n"]], []
+
+
+def tell(state: Any, message: Message) -> Any:
+    """Keeps which payments it saw, and tells a queue that nobody handles here."""
+    return [*(state or []), message["n"]], [Out("told", {"n": message["n"]})]
+
+
+def announce(state: Any, message: Message) -> Any:
+    """Sends to two queues at once."""
+    return [*(state or []), message["n"]], [Out(("payment", "told"), {"n": message["n"]})]
+
+
+def close(state: Any, message: Message) -> Any:
+    """The second message deletes the entity and tells what it was; the others make it or add to it."""
+    if message["n"] == 2:
+        return None, [Out("told", {"was": state})]
+    return [*(state or []), message["n"]], []
+
+
+def stage(name: str, call: Any, workers: int) -> Stage:
+    """An endpoint with one handler; all its messages are for one entity."""
+    return Stage(name, (Handling(name, call, lambda message: "one"),), workers)
+
+
+def _sent(queue: str, many: int) -> tuple[tuple[str, Any], ...]:
+    return tuple((queue, {"n": number}) for number in range(1, many + 1))
+
+
+def _topologies() -> list[Topology]:
+    marks = tuple((Out("payment", {"n": number}),) for number in (1, 2))
+    return [
+        Topology(
+            "one-to-two", "one upstream worker, two consumers", (stage("order", order, 1), stage("payment", tell, 2)),
+            _sent("order", 1), crashes=1, expiries=2,
+        ),
+        Topology(
+            "two-to-one", "two upstream workers, one consumer", (stage("order", order, 2), stage("payment", pay, 1)),
+            _sent("order", 1), crashes=2, expiries=1,
+        ),
+        Topology(
+            "two-to-two", "two upstream workers, two consumers", (stage("order", order, 2), stage("payment", pay, 2)),
+            _sent("order", 1), crashes=0, expiries=1,
+        ),
+        Topology(
+            "one-entity", "two messages on one entity", (stage("payment", tell, 2),), _sent("payment", 2),
+            crashes=0, expiries=1,
+        ),
+        Topology(
+            "pumped", "two messages on one entity, and a pump", (stage("payment", tell, 2),), _sent("payment", 2),
+            crashes=0, expiries=0, pumps=1,
+        ),
+        Topology(
+            "recreated", "an entity that is deleted and made again", (stage("payment", close, 2),),
+            _sent("payment", 3), crashes=0, expiries=1,
+        ),
+        Topology(
+            "two-queues", "one message to two queues, copies, and a pump",
+            (stage("order", announce, 1), stage("payment", pay, 1)), _sent("order", 1),
+            crashes=1, expiries=0, copies=1, pumps=1,
+        ),
+        Topology(
+            "source", "a source with two marks, and a pump", (), (), TopologySource("shop", "orders.log", marks, 2),
+            crashes=0, expiries=1, pumps=1,
+        ),
+    ]  # fmt: skip
+
+
+TOPOLOGIES: Final[Mapping[str, Topology]] = MappingProxyType({each.name: each for each in _topologies()})
+"""By name."""
+
+
+class Wrong(StrEnum):
+    """The rule that was broken."""
+
+    APPLIED_TWICE = "applied_twice"
+    """A message changed the state a second time."""
+    TWO_TOKENS = "two_tokens"
+    """One message was sent under two tokens: it will be processed twice."""
+    TWO_PAYLOADS = "two_payloads"
+    """One message was sent with two contents."""
+    TOKEN_BACK = "token_back"  # noqa: S105 # no password
+    """A token that was gone exists again."""
+    LOST = "lost"
+    """At rest, a message was not processed or not sent."""
+    STATE = "state"
+    """At rest, the entities are not what any order without faults would make of them."""
+    TOKEN_LEFT = "token_left"  # noqa: S105 # no password
+    """At rest, there is a token that belongs to nothing."""
+    ENTRY_LEFT = "entry_left"
+    """At rest, there is an outbox entry."""
+    STUCK = "stuck"
+    """Not at rest, and nobody can go on."""
+    CIRCLE = "circle"
+    """It can go on for ever."""
+    HANDLER = "handler"
+    """The handler raised, or returned what cannot be kept."""
+    INVARIANT = "invariant"
+    """The invariant that was given does not hold."""
+
+
+class Offence(NamedTuple):
+    """What is wrong, as a word and as a sentence."""
+
+    wrong: Wrong
+    text: str

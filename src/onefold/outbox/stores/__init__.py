@@ -1,0 +1,1 @@
+"""Where entities, tokens and queues are kept: memory, SQLite, PostgreSQL, Redis, NATS."""

@@ -1,0 +1,876 @@
+"""A queue in NATS JetStream, for endpoints on several machines.
+
+A parcel is a message of a work-queue stream, a queue is a subject of it with one durable pull consumer that is made
+when somebody first leases. A receipt is the address that NATS wants its acknowledgement at.
+
+What differs from a queue in a database:
+
+- The lease is a setting of the consumer (``ack_wait``), the same for all parcels of a queue, also for those on loan
+  already. A lease of another length changes it. So all who lease from one queue should ask for the same; `extend`
+  begins the same time anew, whatever length it is asked for.
+- Of several queues each gives its oldest, and each gets its share; there is no order among them but in the answer.
+- An acknowledgement that comes late removes the parcel also when it was given out again.
+- A dead letter is stored first and acknowledged then: a crash between leaves a copy, which has the same token.
+
+Durable means that the server wrote the parcel to its file before it answered. It syncs the file every two minutes
+unless told otherwise: that outlives a crash of the server, and a power cut only with replicas, or with
+``sync_interval: always`` in the settings of the server. A client cannot see which.
+
+Where a NATS server is: ``nats://[user:password@ | token@]host[:port][,host[:port]...][?option=...]``.
+
+One connection to NATS, on an event loop of its own thread, for callers that know nothing of asyncio.
+
+nats-py can reconnect by itself. Then it keeps what is published meanwhile and sends it later, when nobody waits for it
+any more; and a request that was under way is only missed when its time is up. So it is told not to. A connection that
+breaks, or does not answer in time, fails whatever is under way on it, at once and by `StoreFailed`, and is thrown away.
+The next call makes a new one. A server that went away and came back is found again in that way.
+
+The two streams of a queue in JetStream, and the consumers.
+
+``NAME`` holds the parcels: one subject for each queue, retention by work queue, so what is acknowledged is gone.
+``NAME-dead`` holds the dead letters. A stream that is there already is taken as it is, if nothing can get lost in it:
+in memory, with an age, or with a limit that throws out the oldest, it is `Misuse` that names the setting.
+
+Asking several consumers for parcels at once, over one inbox.
+
+A pull is a message with an address for the answers: parcels, and at the end a word (404: no more, 408: the time is up).
+When the first parcel is here nobody wants the other pulls any more. Then the inbox is given up, and one more round trip
+shows that the server knows it: from then on it gives nothing to those pulls, and what it gave before has arrived. So no
+parcel is on loan to nobody.
+
+What is on loan: the consumers that give parcels out, their leases, and when those run out.
+
+Saying things to JetStream, many at once: parcels, each with the server's word, and answers to deliveries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from math import ceil
+from pathlib import Path
+from threading import Lock, Thread
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DiscardPolicy,
+    PersistMode,
+    RawStreamMsg,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+from nats.js.client import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from onefold.errors import Misuse, OnefoldError, StoreFailed
+from onefold.outbox.plans import check_queue
+from onefold.outbox.ports import Buried, Delivery, Parcel, Strayed
+from onefold.outbox.stores.queues import REASON_MAX, check_lease, check_least, check_parcels, letter_number
+from onefold.stores.addresses import check_timeout, masked
+
+OPTIONS = ("stream", "replicas", "timeout_s", "credentials")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class NatsAddress:
+    """The servers of one cluster, any of which will do, and how to get in, which is never shown."""
+
+    servers: tuple[str, ...]
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        return ",".join(self.servers)
+
+
+def parse(url: str) -> NatsAddress:
+    """The address without its options; nothing in it is asked of a server.
+
+    >>> address = parse("nats://app:s3cret@one:4222,two")
+    >>> address
+    nats://one:4222,nats://two:4222
+    >>> address.password
+    's3cret'
+    """
+    scheme, _, rest = url.partition("://")
+    place, _, options = rest.partition("?")
+    who, _, hosts = place.rstrip("/").rpartition("@")
+    if scheme not in ("nats", "tls"):
+        raise Misuse(f"no NATS server at {masked(url)}: must be like nats://host:4222")
+    if "@" in who or "@" in options:  # else what follows the first one, or comes before a ?, is taken for a host
+        raise Misuse("this address has an @ too many (not shown); write %40 for an @ and %3F for a ? in a password")
+    if not hosts or "/" in hosts:
+        raise Misuse(f"no NATS server at {scheme}://{hosts}: must be like nats://host:4222")
+    servers = tuple(f"{scheme}://{_with_port(host, hosts)}" for host in hosts.split(","))
+    user, colon, password = (unquote(part) for part in who.partition(":"))
+    if colon:
+        return NatsAddress(servers, user, password)
+    return NatsAddress(servers, token=user or None)
+
+
+def open_nats(url: str) -> NatsQueue:
+    """The queue at an address with options: ``stream``, ``replicas``, ``timeout_s``, ``credentials`` (a file)."""
+
+    address = parse(url)
+    options = dict(parse_qsl(url.partition("?")[2], keep_blank_values=True))
+    for name in options:
+        if name not in OPTIONS:
+            raise Misuse(f"{address}: no option {name!r}; there are {', '.join(OPTIONS)}", name=name)
+    timeout, replicas = options.get("timeout_s", str(TIMEOUT_S)), options.get("replicas")
+    try:
+        timeout_s, replicas_wanted = float(timeout), None if replicas is None else int(replicas)
+    except ValueError:
+        raise Misuse(f"{address}: timeout_s={timeout}, replicas={replicas}: these must be numbers") from None
+    plain = url.partition("?")[0]
+    stream, credentials = options.get("stream", STREAM), options.get("credentials")
+    return NatsQueue(plain, stream=stream, replicas=replicas_wanted, timeout_s=timeout_s, credentials=credentials)
+
+
+def _with_port(host: str, hosts: str) -> str:
+    try:
+        found = urlsplit(f"//{host}")
+        name, port = found.hostname, found.port
+    except ValueError:
+        name, port = None, None
+    if not name:
+        raise Misuse(f"no NATS server at {hosts}: {host!r} is not a host with a port")
+    return f"[{name}]:{port or 4222}" if ":" in name else f"{name}:{port or 4222}"
+
+
+T = TypeVar("T")
+Work = Callable[[Client], Coroutine[Any, Any, T]]
+# A dead peer that sends no FIN is noticed after two of these; whoever waits for an answer notices earlier.
+PING_S = 10
+_FAILURES = (nats.errors.Error, nats.js.errors.Error, OSError, asyncio.CancelledError)  # a TimeoutError is an OSError
+
+
+class Link:
+    """Runs work on a connection; threads may share it. The first call makes the thread and the connection."""
+
+    def __init__(
+        self,
+        address: NatsAddress,
+        timeout_s: float,
+        *,
+        credentials: str | None = None,
+        prepare: Callable[[Client], Awaitable[None]],
+    ) -> None:
+        """``prepare`` is done on each new connection before anything else is."""
+        self.address = address
+        self._timeout_s = timeout_s
+        self._credentials = credentials
+        self._prepare = prepare
+        self._guard = Lock()  # of the thread's beginning and end
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: Thread | None = None
+        self._open = True
+        # From here on: touched by the loop's thread alone.
+        self._connecting = asyncio.Lock()
+        self._client: Client | None = None
+        self._lost: asyncio.Future[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def run(self, work: Work[T], wait_s: float = 0) -> T:
+        """What the work comes to; it has ``timeout_s``, and what it means to wait besides."""
+        with self._guard:  # until it is on the loop: one that `close` has stopped would never come to it
+            loop = self._running()
+            future = asyncio.run_coroutine_threadsafe(self._run(work, wait_s), loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # interrupted: nobody waits for it any more
+            raise
+
+    def close(self) -> None:
+        """End the connection and the thread; whoever waits in `run` is told by `Misuse`. May be called twice."""
+        with self._guard:
+            self._open = False
+            if self._loop is None or self._thread is None:
+                return
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            self._loop = self._thread = None
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        self._check_open()
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._loop.set_exception_handler(_silent)
+            self._thread = Thread(target=self._loop.run_forever, name="onefold-nats", daemon=True)
+            self._thread.start()
+        return self._loop
+
+    async def _run(self, work: Work[T], wait_s: float) -> T:
+        try:
+            client, lost = await asyncio.wait_for(self._connected(), self._timeout_s)
+            return await self._work(work, client, lost, self._timeout_s + wait_s)
+        except OnefoldError:
+            self._check_open()
+            raise
+        except _FAILURES as error:
+            self._check_open()
+            raise StoreFailed(f"{self.address}: {_line(error)}") from error
+
+    async def _work(self, work: Work[T], client: Client, lost: asyncio.Future[None], limit_s: float) -> T:
+        task = asyncio.ensure_future(work(client))
+        both: set[asyncio.Future[Any]] = {task, lost}
+        try:
+            await asyncio.wait(both, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if lost.done():
+                raise StoreFailed(f"{self.address}: the connection was lost")
+            raise TimeoutError(f"no answer within {limit_s} s")
+        except TimeoutError:  # ours or one of nats-py: the other end may be gone without a word
+            self._drop(client)
+            raise
+        finally:
+            task.cancel()
+
+    async def _connected(self) -> tuple[Client, asyncio.Future[None]]:
+        async with self._connecting:
+            if self._client is not None and self._lost is not None:
+                if self._client.is_connected and not self._lost.done():
+                    return self._client, self._lost
+                self._drop(self._client)
+            client, lost = Client(), asyncio.get_running_loop().create_future()
+            try:
+                await self._connect(client, lost)
+                await self._prepare(client)
+            except BaseException:
+                self._drop(client)
+                raise
+            self._client, self._lost = client, lost
+            return client, lost
+
+    async def _connect(self, client: Client, lost: asyncio.Future[None]) -> None:
+        async def gone() -> None:
+            if not lost.done():
+                lost.set_result(None)
+
+        told: list[Exception] = []
+
+        async def tell(error: Exception) -> None:
+            if not client.is_connected:  # later ones are raised to whom they concern
+                told.append(error)
+
+        try:
+            await self._try(client, gone, tell)
+        except nats.errors.NoServersError:
+            raise told[-1] if told else nats.errors.NoServersError from None  # it forgets what it met
+
+    async def _try(self, client: Client, gone: Callable[[], Any], tell: Callable[[Exception], Any]) -> None:
+        await client.connect(
+            list(self.address.servers),
+            error_cb=tell,
+            disconnected_cb=gone,
+            closed_cb=gone,
+            name="onefold",
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            reconnect_time_wait=0,
+            connect_timeout=max(1, int(self._timeout_s)),
+            ping_interval=PING_S,
+            user=self.address.user,
+            password=self.address.password,
+            token=self.address.token,
+            user_credentials=None if self._credentials is None else Path(self._credentials),
+        )
+
+    def _drop(self, client: Client) -> None:
+        """Close it behind the scenes: what does not answer would hold us up."""
+        if client is self._client:
+            if self._lost is not None and not self._lost.done():
+                self._lost.set_result(None)  # others use it too: they are not to wait for nothing
+            self._client = self._lost = None
+        task = asyncio.ensure_future(self._close(client))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _close(self, client: Client) -> None:
+        try:
+            await asyncio.wait_for(client.close(), self._timeout_s)
+        except Exception:
+            return  # it is gone in any case
+
+    async def _end(self) -> None:
+        if self._client is not None:
+            self._drop(self._client)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=self._timeout_s)
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest, timeout=self._timeout_s)
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Misuse(f"{self.address}: this queue was closed")
+
+
+def _silent(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
+    """What nats-py leaves lying about when a connection breaks was told by `StoreFailed` already."""
+
+
+def _line(error: BaseException) -> str:
+    if isinstance(error, asyncio.CancelledError):
+        return "the connection was lost"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_LIMITS = ("max_msgs", "max_bytes", "max_msgs_per_subject")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What things are called.
+
+    >>> names = Names("onefold")
+    >>> names.subject("orders.eu"), names.consumer("orders.eu"), names.queue("onefold.queue.orders.eu")
+    ('onefold.queue.orders.eu', 'orders=eu', 'orders.eu')
+    """
+
+    stream: str
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.stream):
+            raise Misuse(f"stream is {self.stream!r:.200}, must be 1 to 100 letters, digits, '-' and '_'")
+
+    @property
+    def dead(self) -> str:
+        """The stream of the dead letters."""
+        return f"{self.stream}-dead"
+
+    def subject(self, queue: str) -> str:
+        """Where the parcels of a queue go."""
+        return f"{self.stream}.queue.{queue}"
+
+    def dead_subject(self, queue: str) -> str:
+        """Where its dead letters go."""
+        return f"{self.stream}.dead.{queue}"
+
+    def consumer(self, queue: str) -> str:
+        """Who gives them out: the name of a consumer has no dots."""
+        return queue.replace(".", "=")
+
+    def queue(self, subject: str) -> str:
+        """The queue that a subject, of either stream, belongs to."""
+        return subject.split(".", 2)[2]
+
+
+class NatsReceipt(NamedTuple):
+    """What the address for acknowledgements, which comes with each parcel, says.
+
+    >>> Receipt.parse("$JS.ACK.onefold.orders=eu.2.17.20.1763283600000000000.0")
+    Receipt(stream='onefold', consumer='orders=eu', times=2, sequence=17)
+    """
+
+    stream: str
+    consumer: str
+    times: int
+    sequence: int
+
+    @classmethod
+    def parse(cls, text: str) -> NatsReceipt:
+        """Read one; `Misuse` for a receipt of another kind of queue."""
+        parts = text.split(".")
+        # Servers that know of domains put two names more in front, and a word behind.
+        named = parts[2:] if len(parts) == 9 else parts[4:]
+        if parts[:2] != ["$JS", "ACK"] or len(parts) not in (9, 11, 12) or not text.isprintable() or " " in text:
+            raise Misuse(f"no receipt of this queue: {text!r:.200}", receipt=text)
+        try:
+            return cls(named[0], named[1], int(named[2]), int(named[3]))
+        except ValueError:
+            raise Misuse(f"no receipt of this queue: {text!r:.200}", receipt=text) from None
+
+
+async def make_streams(js: JetStreamContext, names: Names, replicas: int | None) -> None:
+    """Make what is not there, and look at what is."""
+    kept = StreamConfig(storage=StorageType.FILE, discard=DiscardPolicy.NEW, num_replicas=replicas or 1)
+    work = kept.evolve(
+        name=names.stream, subjects=[names.subject(">")], retention=RetentionPolicy.WORK_QUEUE, duplicate_window=0
+    )
+    dead = kept.evolve(name=names.dead, subjects=[names.dead_subject(">")], retention=RetentionPolicy.LIMITS)
+    for wanted in (work, dead):
+        try:
+            found = (await js.stream_info(str(wanted.name))).config
+        except NotFoundError:
+            found = (await js.add_stream(wanted)).config
+        _check(found, wanted, replicas)
+
+
+def _check(found: StreamConfig, wanted: StreamConfig, replicas: int | None) -> None:
+    same = ["subjects", "retention", "storage", *(["num_replicas"] if replicas else [])]
+    for name in same:
+        if getattr(found, name) != getattr(wanted, name):
+            raise Misuse(f"stream {wanted.name}: {name} is {_told(found, name)}, must be {_told(wanted, name)}")
+    if found.max_age:
+        raise Misuse(f"stream {wanted.name}: max_age is {found.max_age} s: parcels would be lost")
+    if found.no_ack or found.persist_mode == PersistMode.ASYNC:
+        raise Misuse(f"stream {wanted.name}: it acknowledges before it has written (no_ack or persist_mode)")
+    limits = [name for name in _LIMITS if (getattr(found, name) or -1) > 0]
+    if limits and found.discard != DiscardPolicy.NEW:
+        raise Misuse(f"stream {wanted.name}: {limits[0]} with discard old: parcels would be lost")
+
+
+def _told(config: StreamConfig, name: str) -> str:
+    value = getattr(config, name)
+    return str(getattr(value, "value", value))
+
+
+def consumer_config(names: Names, queue: str, lease_ms: int) -> ConsumerConfig:
+    """A consumer that everybody who leases from this queue shares.
+
+    No limit to what is on loan: parcels that wait out a delay count as on loan, and would stop the others.
+    """
+    return ConsumerConfig(
+        durable_name=names.consumer(queue),
+        filter_subject=names.subject(queue),
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=lease_ms / 1000,
+        max_ack_pending=-1,
+        max_deliver=-1,
+    )
+
+
+_NO_MORE = ("404", "408")
+_UNLIMITED = 0  # of what an inbox holds: it is bounded by what was asked for
+
+
+class ConsumerGone(StoreFailed):
+    """Somebody removed the consumer, or the stream: it is made again by the next call."""
+
+
+@dataclass(slots=True)
+class Pulled:
+    """What came of it."""
+
+    parcels: list[Msg] = field(default_factory=list)
+    emptied: set[str] = field(default_factory=set)
+    """The consumers that had no more."""
+
+
+async def pull(client: Client, stream: str, wanted: Mapping[str, int], wait_s: float = 0) -> Pulled:
+    """So many parcels of each consumer at most.
+
+    Without a wait: what they have now. With one: until the first parcel is there or the time is up.
+    """
+    pulled, left = Pulled(), dict(wanted)
+    consumers = list(wanted)
+    enough: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    inbox = client.new_inbox()
+
+    async def take(msg: Msg) -> None:
+        if msg.subject.startswith(inbox):
+            consumer = consumers[int(msg.subject.rpartition(".")[2])]
+            status = (msg.headers or {}).get("Status", "")
+            if status in _NO_MORE:
+                pulled.emptied.add(consumer)
+            elif not enough.done():
+                enough.set_exception(_trouble(stream, consumer, status, msg))
+            left.pop(consumer, None)
+        else:
+            pulled.parcels.append(msg)
+            consumer = NatsReceipt.parse(msg.reply).consumer
+            left[consumer] -= 1
+            if left[consumer] == 0:
+                del left[consumer]
+        if not enough.done() and (not left or (wait_s and pulled.parcels)):
+            enough.set_result(None)
+
+    subscription = await client.subscribe(
+        f"{inbox}.*", cb=take, pending_msgs_limit=_UNLIMITED, pending_bytes_limit=_UNLIMITED
+    )
+    try:
+        for number, (consumer, batch) in enumerate(wanted.items()):
+            await client.publish(
+                f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", _asked(batch, wait_s), reply=f"{inbox}.{number}"
+            )
+        await enough
+    finally:
+        if left:
+            await subscription.drain()  # type: ignore[no-untyped-call]
+        else:
+            await subscription.unsubscribe()
+    return pulled
+
+
+def _asked(batch: int, wait_s: float) -> bytes:
+    how = {"expires": int(wait_s * 1e9)} if wait_s else {"no_wait": True}
+    return json.dumps({"batch": batch, **how}).encode()
+
+
+def _trouble(stream: str, consumer: str, status: str, msg: Msg) -> StoreFailed:
+    told = (msg.headers or {}).get("Description", "")
+    if status == "503" or "Deleted" in told:
+        return ConsumerGone(f"stream {stream}: the consumer {consumer} is not there")
+    return StoreFailed(f"stream {stream}: consumer {consumer}: {status} {' '.join(told.split())}")
+
+
+TURN_S = 0.1
+"""How long some queues are waited for before others are, when there are more queues than parcels wanted."""
+
+
+class Loans:
+    """The loans of one `NatsQueue`. Used by the thread of its event loop alone."""
+
+    def __init__(self, names: Names, timeout_s: float) -> None:
+        """Begin with none."""
+        self._names = names
+        self._timeout_s = timeout_s
+        self._leases_ms: dict[str, int] = {}  # by consumer, what it was told
+        self._until: dict[str, float] = {}  # by receipt, when the lease runs out; the first to do so stands first
+        self._turn = 0
+
+    def forget_consumers(self) -> None:
+        """On a new connection, or when one is missing, they are made anew or found as they are."""
+        self._leases_ms.clear()
+
+    async def lease(
+        self, client: Client, queues: Sequence[str], limit: int, lease_ms: int, wait_s: float
+    ) -> list[Delivery]:
+        """At most so many of these queues; waits for the first one."""
+        deadline = monotonic() + wait_s
+        consumers = [await self._made(client, queue, lease_ms) for queue in queues]
+        try:
+            found = await self._pull_now(client, consumers, limit)
+            while not found and (left_s := deadline - monotonic()) > 0:
+                found = await self._pull_first(client, consumers, limit, left_s)
+                if found and len(found) < limit:  # it seldom comes alone
+                    found += await self._pull_now(client, consumers, limit - len(found))
+        except ConsumerGone:
+            self.forget_consumers()
+            raise
+        return self._lent(found, lease_ms)
+
+    def extended(self, receipts: Sequence[str], lease_ms: int) -> list[str]:
+        """Those whose leases still run; from now on they are taken to run from now."""
+        now = monotonic()
+        running = [receipt for receipt in dict.fromkeys(receipts) if self._until.get(receipt, 0) > now]
+        for receipt in running:
+            del self._until[receipt]
+            self._until[receipt] = now + self._leases_ms.get(NatsReceipt.parse(receipt).consumer, lease_ms) / 1000
+        return running
+
+    def ended(self, receipts: Sequence[str]) -> None:
+        """They are on loan to us no more."""
+        for receipt in receipts:
+            self._until.pop(receipt, None)
+
+    async def _made(self, client: Client, queue: str, lease_ms: int) -> str:
+        consumer = self._names.consumer(queue)
+        if self._leases_ms.get(consumer) != lease_ms:
+            config = consumer_config(self._names, queue, lease_ms)
+            await client.jetstream(timeout=self._timeout_s).add_consumer(self._names.stream, config)
+            self._leases_ms[consumer] = lease_ms
+        return consumer
+
+    async def _pull_now(self, client: Client, consumers: Sequence[str], limit: int) -> list[Msg]:
+        """What there is: each round asks for equal shares, of those that may have more."""
+        found: list[Msg] = []
+        rest = self._in_turn(consumers)
+        while rest and len(found) < limit:
+            pulled = await pull(client, self._names.stream, _shares(rest, limit - len(found)))
+            found += pulled.parcels
+            rest = [consumer for consumer in rest if consumer not in pulled.emptied]
+        return found
+
+    async def _pull_first(self, client: Client, consumers: Sequence[str], limit: int, left_s: float) -> list[Msg]:
+        asked = dict.fromkeys(self._in_turn(consumers)[:limit], 1)  # one each: no more can come than are wanted
+        wait_s = left_s if len(asked) == len(consumers) else min(left_s, TURN_S)
+        return (await pull(client, self._names.stream, asked, wait_s)).parcels
+
+    def _in_turn(self, consumers: Sequence[str]) -> list[str]:
+        """The same, beginning with another one each time."""
+        self._turn += 1
+        first = self._turn % len(consumers)
+        return [*consumers[first:], *consumers[:first]]
+
+    def _lent(self, found: Sequence[Msg], lease_ms: int) -> list[Delivery]:
+        now = monotonic()
+        while self._until and next(iter(self._until.values())) <= now:
+            del self._until[next(iter(self._until))]
+        lent = sorted((NatsReceipt.parse(msg.reply).sequence, msg.reply, msg) for msg in found)
+        for _, receipt, _ in lent:
+            self._until[receipt] = now + lease_ms / 1000
+        return [
+            Delivery(self._names.queue(msg.subject), msg.data, receipt, NatsReceipt.parse(receipt).times)
+            for _, receipt, msg in lent
+        ]
+
+
+def _shares(consumers: Sequence[str], limit: int) -> dict[str, int]:
+    """Equal shares of the limit, the first ones get what is left over.
+
+    >>> _shares(["a", "b", "c"], 7), _shares(["a", "b", "c"], 2)
+    ({'a': 3, 'b': 2, 'c': 2}, {'a': 1, 'b': 1})
+    """
+    share, over = divmod(limit, len(consumers))
+    shares = {consumer: share + (at < over) for at, consumer in enumerate(consumers)}
+    return {consumer: many for consumer, many in shares.items() if many}
+
+
+IN_FLIGHT_MAX = 500
+"""Parcels that wait for the server's word at once."""
+ANSWER_S = 1.0
+"""How long an answer to an acknowledgement is waited for. It comes in milliseconds, or never."""
+_HEADERS = len(b"NATS/1.0\r\n\r\n")
+_NO_ANSWER = (nats.errors.NoRespondersError, nats.errors.TimeoutError)
+
+
+class Letter(NamedTuple):
+    """Something to be stored in a stream."""
+
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str] | None = None
+
+    def fit(self, bytes_max: int) -> Letter:
+        """Without its headers if the server would not take it with them: it hangs up on what is too large."""
+        size = len(self.payload) + sum(len(name) + len(value) + 4 for name, value in (self.headers or {}).items())
+        return self if size + _HEADERS <= bytes_max else self._replace(headers=None)
+
+
+async def publish(client: Client, letters: Sequence[Letter], timeout_s: float) -> None:
+    """Store them all: the server's word for each is waited for."""
+    js = client.jetstream(timeout=timeout_s)
+    for at in range(0, len(letters), IN_FLIGHT_MAX):
+        part = letters[at : at + IN_FLIGHT_MAX]
+        said = [js.publish(subject, payload, headers=dict(more) if more else None) for subject, payload, more in part]
+        # All are waited for before the first error is told: nothing goes on behind the caller's back.
+        for answer in await asyncio.gather(*said, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                raise answer
+
+
+async def tell(client: Client, receipts: Iterable[str], word: bytes, timeout_s: float) -> None:
+    """Say a word to each delivery; the server has heard it when this returns.
+
+    A consumer takes what it is told in turn. So only the last word to each asks for an answer. There is none when the
+    server does not know of the delivery: the consumer was removed, or it crashed before it had noted what it gave out.
+    Then the word has no effect, and the parcel comes again.
+    """
+    by_consumer: dict[str, list[str]] = {}
+    for receipt in receipts:
+        by_consumer.setdefault(NatsReceipt.parse(receipt).consumer, []).append(receipt)
+    for *others, _ in by_consumer.values():
+        for receipt in others:
+            await client.publish(receipt, word)
+    patience_s = min(timeout_s / 2, ANSWER_S)
+    lasts = [client.request(last, word, timeout=patience_s) for *_, last in by_consumer.values()]
+    answers = await asyncio.gather(*lasts, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, _NO_ANSWER):
+            raise answer
+    if any(isinstance(answer, nats.errors.TimeoutError) for answer in answers):
+        await client.flush(ceil(timeout_s))  # is there anybody?
+
+
+STREAM = "onefold"
+TIMEOUT_S = 5.0
+"""For each answer; nats-py's own for JetStream."""
+_REASON = "Onefold-Reason"
+
+
+class NatsQueue:
+    """A `Queue` in two streams of one JetStream server or cluster; threads may share it.
+
+    Nothing is asked of the server before the first call, and a server that went away and came back is found again.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        stream: str = STREAM,
+        replicas: int | None = None,
+        timeout_s: float = TIMEOUT_S,
+        credentials: str | None = None,
+    ) -> None:
+        """Point at ``nats://[user:password@ | token@]host[:port]``, or ``tls://``; several hosts with commas between.
+
+        ``credentials`` is a file as NATS makes them for users. ``replicas`` is how many servers keep each parcel; a
+        stream that is there already must have as many (None: whatever it has). Each answer may take ``timeout_s``.
+        """
+        address = parse(url)
+        if "?" in url:
+            raise Misuse(f"{address}: options behind a '?' are for open_queue")
+        check_timeout(address, timeout_s)
+        if credentials is not None:
+            _check_credentials(address, credentials)
+        if replicas is not None:
+            check_least("replicas", replicas, 1)
+        self.url = str(address)
+        self._names, self._replicas, self._timeout_s = Names(stream), replicas, timeout_s
+        self._link = Link(address, timeout_s, credentials=credentials, prepare=self._prepare)
+        self._loans = Loans(self._names, timeout_s)
+
+    def send(self, parcels: Sequence[Parcel]) -> None:
+        """Take them all; many are under way at once, and each is waited for."""
+        check_parcels(parcels)
+        letters = [Letter(self._names.subject(queue), payload) for queue, payload in parcels]
+
+        async def work(client: Client) -> None:
+            for queue, payload in parcels:
+                if len(payload) > client.max_payload:
+                    told = f"{len(payload)} bytes, more than the {client.max_payload} that the server takes"
+                    raise Misuse(f"{self.url}: a parcel for {queue} has {told}", queue=queue)
+            await publish(client, letters, self._timeout_s)
+
+        self._link.run(work, self._more_s(len(letters)))
+
+    def lease(self, queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int = 0) -> list[Delivery]:
+        """The oldest of each queue, and of all their share."""
+        queues = check_lease(queues, limit, lease_ms, wait_ms)
+        wait_s = wait_ms / 1000
+        return self._link.run(lambda client: self._loans.lease(client, queues, limit, lease_ms, wait_s), wait_s)
+
+    def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        """Let them be removed from the stream; late ones too."""
+        self._settle(deliveries, b"+ACK")
+
+    def extend(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
+        """Let the leases run from now, of those that still do; for as long as the consumer has it."""
+        check_least("lease_ms", lease_ms, 1)
+        receipts = self._receipts(deliveries)
+
+        async def work(client: Client) -> None:
+            await tell(client, self._loans.extended(receipts, lease_ms), b"+WPI", self._timeout_s)
+
+        self._link.run(work)
+
+    def release(self, deliveries: Sequence[Delivery], delay_ms: int = 0) -> None:
+        """Give them out again, after so long."""
+        check_least("delay_ms", delay_ms, 0)
+        self._settle(deliveries, f'-NAK {{"delay": {delay_ms * 1_000_000}}}'.encode() if delay_ms else b"-NAK")
+
+    def bury(self, deliveries: Sequence[Delivery], reason: str) -> None:
+        """Store them as dead letters, then acknowledge them."""
+        headers = {_REASON: json.dumps(reason[:REASON_MAX])}  # as JSON it is ASCII, and on one line
+        letters = [Letter(self._names.dead_subject(each.queue), each.payload, headers) for each in deliveries]
+        self._settle(deliveries, b"+ACK", letters)
+
+    def buried(self, limit: int = 1_000, queue: str | None = None) -> list[Buried]:
+        """Dead letters, oldest first. Cost: a round trip for each."""
+        check_least("limit", limit, 1)
+        subject = self._names.dead_subject(">" if queue is None else check_queue(queue))
+
+        async def work(client: Client) -> list[Buried]:
+            js = client.jetstream(timeout=self._timeout_s)
+            found: list[Buried] = []
+            after = 0
+            try:
+                while len(found) < limit:
+                    letter = await js.get_msg(self._names.dead, seq=after + 1, subject=subject, next=True)
+                    after = letter.seq or 0
+                    found.append(self._letter(letter))
+            except NotFoundError:
+                return found
+            return found
+
+        return self._link.run(work, self._more_s(limit))
+
+    def dig_up(self, letters: Sequence[Buried], *, deliver: bool) -> None:
+        """Send each anew and remove it then, or only remove it; one that is not there any more does no harm."""
+        numbers = [letter_number(letter) for letter in dict.fromkeys(letters)]
+
+        async def work(client: Client) -> None:
+            js = client.jetstream(timeout=self._timeout_s)
+            for number in numbers:
+                try:
+                    letter = await js.get_msg(self._names.dead, seq=number)
+                    if deliver:
+                        queue = self._names.queue(letter.subject or "")
+                        await js.publish(self._names.subject(queue), letter.data or b"")
+                    await js.delete_msg(self._names.dead, number)
+                except NotFoundError:
+                    continue
+
+        self._link.run(work, self._more_s(len(numbers)))
+
+    def waiting(self) -> dict[str, int]:
+        """How many parcels each queue holds."""
+
+        async def work(client: Client) -> dict[str, int]:
+            js = client.jetstream(timeout=self._timeout_s)
+            info = await js.stream_info(self._names.stream, subjects_filter=">")
+            return {self._names.queue(subject): many for subject, many in (info.state.subjects or {}).items()}
+
+        return self._link.run(work)
+
+    def strayed(self, *, mend: bool = False) -> list[Strayed]:
+        """None that can be seen: leases and delays go by the server's clock, and it does not tell when they end."""
+        self._link.run(_nothing)
+        return []
+
+    def close(self) -> None:
+        """Let go of the connection; what is on loan to us comes again when its lease runs out."""
+        self._link.close()
+
+    async def _prepare(self, client: Client) -> None:
+        self._loans.forget_consumers()
+        await make_streams(client.jetstream(timeout=self._timeout_s), self._names, self._replicas)
+
+    def _settle(self, deliveries: Sequence[Delivery], word: bytes, letters: Sequence[Letter] = ()) -> None:
+        """Say the word to each delivery, after these letters were stored."""
+        receipts = self._receipts(deliveries)
+
+        async def work(client: Client) -> None:
+            await publish(client, [letter.fit(client.max_payload) for letter in letters], self._timeout_s)
+            await tell(client, receipts, word, self._timeout_s)
+            self._loans.ended(receipts)
+
+        self._link.run(work, self._more_s(len(letters)))
+
+    def _receipts(self, deliveries: Sequence[Delivery]) -> list[str]:
+        for delivery in deliveries:
+            if NatsReceipt.parse(delivery.receipt).stream != self._names.stream:
+                raise Misuse(f"no receipt of stream {self._names.stream}: {delivery.receipt}", receipt=delivery.receipt)
+        return [delivery.receipt for delivery in deliveries]
+
+    def _letter(self, stored: RawStreamMsg) -> Buried:
+        reason = _reason((stored.headers or {}).get(_REASON, '""'))
+        at_ms = round(stored.time.timestamp() * 1000) if stored.time else 0
+        return Buried(self._names.queue(stored.subject or ""), stored.data or b"", str(stored.seq), reason, at_ms)
+
+    def _more_s(self, many: int) -> float:
+        """The time that so many may take beyond that of one."""
+        return many / IN_FLIGHT_MAX * self._timeout_s
+
+
+def _reason(header: str) -> str:
+    """Why it is a dead letter; what somebody else wrote there is told as it is."""
+    try:
+        told = json.loads(header)
+    except (ValueError, RecursionError):
+        told = header
+    return told if isinstance(told, str) else header
+
+
+async def _nothing(_client: Client) -> None:
+    """Only whether the server answers."""
+
+
+def _check_credentials(address: NatsAddress, file: str) -> None:
+    if not file:
+        raise Misuse(f"{address}: credentials is '': name a file")
+    if find_spec("nkeys") is None:  # nats-py signs with it, and does without it otherwise
+        raise Misuse(f"{address}: credentials need the package nkeys: pip install nkeys", credentials=file)

@@ -1,0 +1,707 @@
+"""A producer: publishes to a topic so that every message is stored once, through crashes on either side.
+
+Each message has a sequence id, and the topic remembers for each producer's name what it has stored. A message that was
+sent and not answered is simply sent again with the same id. A program that restarts under the same name asks
+`Producer.last_sequence_id` and goes on after it: nothing is doubled, nothing is missing. From Pulsar's PIP-6.
+
+    names      chosen: stable over restarts, and yours alone; a second producer of the name shuts the first one out.
+               Not chosen: a unique one is given out; then retries are safe, but a restart knows nothing of before
+    ids        counted from after the last stored one, or your own: then for every message, ascending, with holes if you
+               like (the offset in a file, the id of a row: no second book to keep)
+
+Whose name it is: tells a producer's own new connection from another producer that took the name.
+
+Every opening of a name gets the next epoch, and only the newest may write. A producer opens its name again after a lost
+connection, so it must know whether somebody else did in between: then that one is the producer now, and this one is a
+zombie which must stop, or its messages would be taken for repeats of the other's.
+
+    epoch one above mine                    nobody was there
+    epoch further above                     that many openings in between: another producer, or ghosts
+    something stored beyond all I sent      another producer
+
+A *ghost* is an opening of my own of which the greeting was lost: it may have counted, even a little later than the next
+one. There can be as many ghosts as tries that ended so, and for a while only.
+
+How a producer reaches its topic: a log in this process, or a server. Both look the same to it.
+
+A connection is one session (a name and an epoch). Batches are sent in order and answered in order; up to
+``outstanding_max`` may be on their way. Any error means that this connection is done with: what was not answered may or
+may not be stored, and is sent again over the next one.
+
+The thread that takes a producer's messages to its topic, in order, through any trouble.
+
+    waiting       handed over, not sent yet
+    outstanding   sent over this connection, not answered yet: batches, oldest first
+
+All that waits goes out in batches, as large as the topic takes them, while earlier ones are on their way. What comes
+while an answer is awaited goes out with the next: the slower the topic, the larger the batches.
+
+Trouble (a lost connection, a busy server, a failed store, an UNSURE that will clear up) ends the connection. All that
+was not answered goes back to the front of what waits, in order, with the same ids, and is sent again over a new one. A
+part of it may have been stored: the topic says REPEAT to that, and that is an answer. So nothing is stored twice,
+nothing is left out, and nothing is ever stored before something that was handed over earlier.
+"""
+
+import asyncio
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from onefold.decoding import read_json
+from onefold.errors import BadInput, Busy, Misuse, OnefoldError, StoreFailed
+from onefold.producers import wire as batch
+from onefold.producers.records import SEQUENCE_MAX
+from onefold.producers.requests import Message, ProducerSession, Receipt
+from onefold.producers.topic import Topic, Topics, topic_folder
+from onefold.producers.wire import WireStatus
+from onefold.verdict import Verdict
+
+GHOST_S: Final = 60.0
+"""How long a try that was given up may still be in some queue on the way."""
+
+
+class ClientClaim:
+    """A producer's name, its epoch, and how far it is stored."""
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.epoch = 0
+        self.last_sequence_id = -1
+        """The highest id that is known to be stored."""
+        self.sent = -1
+        """The highest id that this producer has ever sent."""
+        self.floor = -1
+        self._ghosts = 0
+        self._ghost_at = 0.0
+
+    def unsure(self, now: float) -> None:
+        """A try to open the name ended without an answer."""
+        self._ghosts = self._around(now) + 1
+        self._ghost_at = now
+
+    def opened(self, session: ProducerSession, now: float) -> None:
+        """The name was opened, perhaps again; `Misuse` if it shows that it is another producer's now."""
+        if self.epoch:
+            # A topic that forgot the producer gives out epochs above all that were forgotten, not the next one.
+            forgotten = session.last_sequence_id < max(self.last_sequence_id, session.floor)
+            between = 0 if forgotten else session.epoch - self.epoch - 1
+            if between > self._around(now) or session.last_sequence_id > max(self.sent, self.last_sequence_id):
+                raise self._taken()
+            self._ghosts -= between
+        self.name, self.epoch, self.floor = session.name, session.epoch, session.floor
+        self.last_sequence_id = max(self.last_sequence_id, session.last_sequence_id)
+
+    def fenced(self, now: float) -> Exception:
+        """What it means that a newer epoch was given out: `Busy` if a ghost may have got it, or else `Misuse`."""
+        if self._around(now):
+            return Busy(f"producer {self.name!r}: an earlier try to connect came through late", name=self.name)
+        return self._taken()
+
+    def _around(self, now: float) -> int:
+        return self._ghosts if now - self._ghost_at < GHOST_S else 0
+
+    def _taken(self) -> Misuse:
+        said = f"producer {self.name!r}: another producer took this name; this one may not send any more"
+        return Misuse(said, name=self.name, epoch=self.epoch)
+
+
+OUTSTANDING_MAX: Final = 16
+"""As many requests as a server lets a connection have on their way; Kafka's producers have 5, and keep order so."""
+BATCH_MESSAGES_MAX: Final = 1_000
+"""Even where more are allowed: a part of what waits should be on its way while the rest is being packed."""
+BATCH_BYTES_MAX: Final = 1 << 20
+"""Kafka's producers allow as much for a request."""
+OPEN_S: Final = 10.0
+"""For a connection to come about; websockets has as much."""
+HEAD_BYTES: Final = 256
+"""Of a request on the wire, its name with it; at least."""
+MESSAGE_BYTES: Final = 12
+"""Of a message on the wire, besides its payload."""
+
+
+class ClientLimits(NamedTuple):
+    """What may be sent at once."""
+
+    message_bytes_max: int
+    batch_messages_max: int
+    batch_bytes_max: int
+    outstanding_max: int
+
+
+class ProducerConnection(Protocol):
+    """One session with a topic."""
+
+    session: ProducerSession
+    limits: ClientLimits
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Put a batch on its way."""
+        ...
+
+    def receive(self) -> list[Receipt]:
+        """What became of the oldest batch that is on its way."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it; never raises."""
+        ...
+
+
+Connect: TypeAlias = Callable[[str | None], ProducerConnection]
+"""Open a connection under this name; None: one that nobody has is given out."""
+
+
+class Embedded:
+    """A session with a topic of this process: one batch at a time, which is one group of the log."""
+
+    def __init__(self, topic: Topic, name: str | None) -> None:
+        self.session = topic.connect(name)
+        self.limits = ClientLimits(topic.settings.message_bytes_max, BATCH_MESSAGES_MAX, BATCH_BYTES_MAX, 1)
+        self._topic = topic
+        self._waiting: Sequence[Message] = ()
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Keep the batch: it is judged and stored when its receipts are asked for."""
+        self._waiting = messages
+
+    def receive(self) -> list[Receipt]:
+        """Publish the batch."""
+        return self._topic.publish(self.session.name, self._waiting, self.session.epoch)
+
+    def close(self) -> None:
+        """Nothing: the topic goes on."""
+
+
+class Remote:
+    """A session with a topic of a server, over a websocket."""
+
+    def __init__(self, url: str, token: str | None, answer_s: float) -> None:
+        from onefold.net.websocket import WebSocket  # an extra: who embeds the log does without
+
+        self._socket = WebSocket(url, token=token, open_s=min(OPEN_S, answer_s), answer_s=answer_s)
+        self._expected: deque[tuple[int, int]] = deque()
+        self._request = 0
+        try:
+            self.session, self.limits = _greeted(url, self._socket.greeting)
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Put a batch on its way."""
+        request, self._request = self._request, (self._request + 1) & 0xFFFF_FFFF
+        self._expected.append((request, len(messages)))
+        self._socket.send(batch.encode_request(request, self.session.name, self.session.epoch, messages))
+
+    def receive(self) -> list[Receipt]:
+        """The reply to the oldest batch; it must be the one to it."""
+        request, count = self._expected.popleft()
+        reply = batch.decode_reply(self._socket.receive(), messages_max=count)
+        if reply.request != request:
+            raise BadInput(f"{self._socket.url}: a reply to request {reply.request}, expected {request}")
+        if reply.status == WireStatus.REFUSED:
+            raise Misuse(f"{self._socket.url}: refused: {reply.text}")
+        if reply.status != WireStatus.OK and not reply.receipts:
+            raise (Busy if reply.status == WireStatus.BUSY else StoreFailed)(
+                f"{self._socket.url}: {reply.text or 'busy'}"
+            )
+        if len(reply.receipts) != count:
+            raise BadInput(f"{self._socket.url}: {len(reply.receipts)} receipts for {count} messages")
+        return [Receipt(*receipt) for receipt in reply.receipts]
+
+    def close(self) -> None:
+        """Close the websocket."""
+        self._socket.close()
+
+
+def _greeted(url: str, greeting: str | bytes) -> tuple[ProducerSession, ClientLimits]:
+    try:
+        told = read_json(greeting, "the greeting")
+        session = ProducerSession(
+            str(told["name"]), *(int(told[key]) for key in ("epoch", "last_sequence_id", "floor"))
+        )
+        messages_max = min(int(told["batch_messages_max"]), BATCH_MESSAGES_MAX)
+        bytes_max = min(int(told["batch_bytes_max"]), BATCH_BYTES_MAX)
+        return session, ClientLimits(int(told["message_bytes_max"]), messages_max, bytes_max, OUTSTANDING_MAX)
+    except (BadInput, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise Misuse(f"{url}: not an ingest server: it greets with {greeting[:100]!r}", url=url) from error
+
+
+class Way:
+    """The way to a topic: opens connections, and owns what it had to open for that."""
+
+    def __init__(self, topic: str, at: str | Path | Topics, token: str | None, answer_s: float) -> None:
+        """``at``: the address of a server, a folder of topics, or one that is open already."""
+        self._topic, self._at, self._token, self._answer_s = topic, at, token, answer_s
+        self._url = isinstance(at, str) and "://" in at
+        self._own: Topics | None = None
+        if isinstance(at, Topics):
+            topic_folder(at.root, topic)
+        elif self._url:
+            self._address(None)
+        else:
+            topic_folder(Path(at), topic)
+
+    def __str__(self) -> str:
+        return f"topic {self._topic!r} at {self._at.root if isinstance(self._at, Topics) else self._at}"
+
+    def _address(self, name: str | None) -> str:
+        from onefold.net.websocket import topic_url
+
+        return topic_url(str(self._at), self._topic, name)
+
+    def connect(self, name: str | None) -> ProducerConnection:
+        """Open a connection under this name; None: one that nobody has is given out."""
+        if self._url:
+            return Remote(self._address(name), self._token, self._answer_s)
+        if isinstance(self._at, Topics):
+            return Embedded(self._at.topic(self._topic), name)
+        if self._own is None:
+            self._own = Topics(Path(self._at))
+        return Embedded(self._own.topic(self._topic), name)
+
+    def close(self) -> None:
+        """Close the folder, if it was opened here."""
+        if self._own is not None:
+            self._own.close()
+
+
+TROUBLE: Final = (Busy, StoreFailed, ConnectionError)
+"""What may be gone when it is tried again."""
+CLOSE_S: Final = 0.2
+"""An answer that is awaited when a producer is closed without waiting for it may still come, for so long."""
+CLOSE_S_MAX: Final = 15.0
+"""The longest that a thread is waited for; it is trying to connect, and can do no harm."""
+CLEARS_UP: Final = frozenset({"in_flight", "fenced", "write_failed"})
+"""Reasons of UNSURE that mean: later."""
+NEW_EPOCH: Final = frozenset({"forgotten", "unknown_epoch", "epoch_missing"})
+"""Reasons that a new epoch may put right, because the topic forgot the old one; asked once again, then believed."""
+PAUSE_S: Final = 0.05
+PAUSE_S_MAX: Final = 2.0
+"""Of the pause between two tries, which doubles; gRPC goes from 1 to 120 s, for far more clients than a log has."""
+
+
+@dataclass(eq=False, slots=True)
+class QueuedMessage:
+    """A message that was handed over."""
+
+    sequence: int
+    payload: bytes
+    awaited: bool
+    """Somebody waits for the answer, and so gets to see an error."""
+    future: Future[Receipt] = field(default_factory=Future)
+    asked_again: bool = False
+
+
+class Sender:
+    """Takes messages to a topic and answers them. All methods may be called from any thread."""
+
+    def __init__(self, way: Way, name: str | None, *, retry_s: float | None, count_max: int, bytes_max: int) -> None:
+        """Connect; as everything else, it is tried for ``retry_s`` (None: for ever)."""
+        self.claim = ClientClaim(name)
+        self.message_bytes_max = 0
+        self.dead: Exception | None = None
+        """Why nothing can be sent any more."""
+        self.lost = 0
+        """How many messages that nobody waits for had no answer when it died."""
+        self._way, self._retry_s = way, retry_s
+        self._count_max, self._bytes_max = count_max, bytes_max
+        self._count = self._bytes = 0
+        self._waiting: deque[QueuedMessage] = deque()
+        self._outstanding: deque[list[QueuedMessage]] = deque()
+        self._connection: ProducerConnection | None = None
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._calm()
+        self._thread = threading.Thread(target=self._run, name="onefold producer", daemon=True)
+        try:
+            self._try(self._connect)
+            if self.dead is not None:
+                raise self.dead
+        except BaseException:
+            self._disconnect()
+            way.close()
+            raise
+        self._calm()
+        self._thread.start()
+
+    # --- handed over by the application -------------------------------------------------------------------------
+
+    @property
+    def here(self) -> bool:
+        """Is this the sender's own thread, in the callback of a future? It must not wait for itself."""
+        return threading.current_thread() is self._thread
+
+    def hand_over(self, payload: bytes, number: Callable[[], int], *, wait: bool, awaited: bool) -> Future[Receipt]:
+        """Take a message; its number is asked for when there is room, so that numbers go in the order of the queue."""
+        with self._changed:
+            while wait and not self._room(len(payload)) and not self._gone() and not self.here:
+                self._changed.wait()
+            if error := self._gone():
+                raise error
+            item = QueuedMessage(number(), payload, awaited)
+            item.future.set_running_or_notify_cancel()  # what is on its way cannot be called back
+            self._waiting.append(item)
+            self._count += 1
+            self._bytes += len(payload)
+            self._changed.notify_all()
+        return item.future
+
+    def _room(self, size: int) -> bool:
+        return self._count == 0 or (self._count < self._count_max and self._bytes + size <= self._bytes_max)
+
+    def _gone(self) -> Exception | None:
+        return Misuse("this producer is closed") if self._closing.is_set() else self.dead
+
+    def unanswered(self) -> list[Future[Receipt]]:
+        """The futures of all that was handed over and has no answer yet."""
+        with self._changed:
+            return [item.future for item in self._all() if not item.future.done()]
+
+    def _all(self) -> Iterator[QueuedMessage]:
+        for items in self._outstanding:
+            yield from items
+        yield from self._waiting
+
+    def close(self) -> None:
+        """Stop; what has no answer yet gets an error."""
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+        if self.here:
+            return
+        self._thread.join(CLOSE_S)
+        connection = self._connection
+        if self._thread.is_alive() and connection is not None:
+            connection.close()  # it waits for an answer that nobody wants any more
+        self._thread.join(CLOSE_S_MAX)
+
+    # --- the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._something():
+            self._try(self._converse)
+        self._fail(self.dead or Misuse("the producer was closed before the answer: it may or may not be stored"))
+        self._disconnect()
+        self._way.close()
+
+    def _something(self) -> bool:
+        """Wait until there is something to do; False: stop."""
+        with self._changed:
+            while not (self._waiting or self._outstanding or self._closing.is_set() or self.dead):
+                self._calm()
+                self._changed.wait()
+        return not self._closing.is_set() and self.dead is None
+
+    def _try(self, step: Callable[[], None]) -> None:
+        """Do it, until it works, it never will, or there was trouble for too long."""
+        while self.dead is None and not self._closing.is_set():
+            try:
+                return step()
+            except TROUBLE as error:
+                self._disconnect()
+                self._wait_or_die(error)
+            except Exception as error:  # whatever it is: nobody may wait for ever
+                self._disconnect()
+                self.dead = error
+
+    def _calm(self) -> None:
+        """There is no trouble: something was answered, or there is nothing to send."""
+        self._trouble_since: float | None = None
+        self._pause_s = PAUSE_S
+
+    def _wait_or_die(self, error: Exception) -> None:
+        now = monotonic()
+        since = self._trouble_since = now if self._trouble_since is None else self._trouble_since
+        left = float("inf") if self._retry_s is None else since + self._retry_s - now
+        if left <= 0:
+            self.dead = _given_up(error, self._retry_s)
+            return
+        self._closing.wait(min(self._pause_s * random.uniform(0.5, 1), left))
+        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+
+    def _connect(self) -> None:
+        """Open the next session, if there is none."""
+        if self._connection is not None:
+            return
+        try:
+            self._connection = self._way.connect(self.claim.name)
+        except ConnectionRefusedError:
+            raise  # it was not opened, for certain
+        except (ConnectionError, Busy):  # somebody on the way may have said busy after it was opened
+            self.claim.unsure(monotonic())
+            raise
+        self.claim.opened(self._connection.session, monotonic())
+        self.message_bytes_max = self._connection.limits.message_bytes_max
+
+    def _disconnect(self) -> None:
+        """Drop the connection; what it did not answer goes back to the front, in order."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        with self._changed:
+            for batch in reversed(self._outstanding):
+                self._waiting.extendleft(item for item in reversed(batch) if not item.future.done())
+            self._outstanding.clear()
+
+    def _converse(self) -> None:
+        """Send what waits, as far as it may be on its way, and take one answer."""
+        self._connect()
+        connection = self._connection
+        assert connection is not None
+        while len(self._outstanding) < connection.limits.outstanding_max and (batch := self._batch(connection)):
+            connection.send([(item.sequence, item.payload) for item in batch])
+        if self._outstanding:
+            self._settle(connection.receive())
+
+    def _batch(self, connection: ProducerConnection) -> list[QueuedMessage]:
+        """Take the next batch from what waits: one message, and more while they fit."""
+        batch: list[QueuedMessage] = []
+        room = connection.limits.batch_bytes_max - HEAD_BYTES
+        with self._changed:
+            while self._waiting and len(batch) < connection.limits.batch_messages_max:
+                room -= MESSAGE_BYTES + len(self._waiting[0].payload)
+                if batch and room < 0:
+                    break
+                batch.append(self._waiting.popleft())
+            if batch:
+                self._outstanding.append(batch)
+                self.claim.sent = max(self.claim.sent, batch[-1].sequence)
+        return batch
+
+    def _settle(self, receipts: list[Receipt]) -> None:
+        """Give out the answers to the oldest batch; if one of them is no answer yet, that is trouble."""
+        trouble: Exception | None = None
+        answered = []
+        for item, receipt in zip(self._outstanding[0], receipts, strict=True):
+            if receipt.reason == "stale_epoch":
+                trouble = self.claim.fenced(monotonic())
+            elif _later(item, receipt):
+                trouble = trouble or Busy(f"{self._way}: {receipt.verdict} {receipt.reason}", reason=receipt.reason)
+            else:
+                answered.append((item, receipt))
+        self._answer(answered)
+        if trouble is not None:
+            raise trouble
+        with self._changed:
+            self._outstanding.popleft()
+
+    def _answer(self, answered: list[tuple[QueuedMessage, Receipt]]) -> None:
+        if not answered:
+            return
+        self._calm()
+        stored = [item.sequence for item, receipt in answered if receipt.verdict in (Verdict.FIRST, Verdict.REPEAT)]
+        self.claim.last_sequence_id = max(self.claim.last_sequence_id, *stored, -1)
+        with self._changed:
+            self._count -= len(answered)
+            self._bytes -= sum(len(item.payload) for item, _ in answered)
+            self._changed.notify_all()
+        for item, receipt in answered:
+            item.future.set_result(receipt)
+
+    def _fail(self, error: Exception) -> None:
+        """Answer all that is left with this error, in order."""
+        with self._changed:
+            left = [item for item in self._all() if not item.future.done()]
+            self.lost += sum(not item.awaited for item in left)
+            self._outstanding.clear()
+            self._waiting.clear()
+            self._changed.notify_all()
+        for item in left:
+            item.future.set_exception(error)
+
+
+def _later(item: QueuedMessage, receipt: Receipt) -> bool:
+    """Is this no answer yet?"""
+    if receipt.verdict == Verdict.UNSURE and receipt.reason in CLEARS_UP:
+        return True
+    if receipt.reason in NEW_EPOCH and not item.asked_again:
+        item.asked_again = True
+        return True
+    return False
+
+
+def _given_up(error: Exception, retry_s: float | None) -> Exception:
+    """The last error, with how long it was tried."""
+    text = f"gave up after {retry_s:g} s: {error}"
+    return type(error)(text, **error.values) if isinstance(error, OnefoldError) else ConnectionError(text)
+
+
+Payload: TypeAlias = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerLimits:
+    """How much may wait, and for how long."""
+
+    unanswered_max: int = 10_000
+    """Messages handed over and not answered; `Producer.send_async` waits for room. Pulsar has 1,000, Kafka 32 MiB."""
+    unanswered_bytes_max: int = 64 << 20
+    answer_s: float = 30
+    """A server that does not answer for so long counts as lost. Kafka has 30 s too."""
+
+
+class Producer:
+    """Publishes to a topic; all methods may be called from any thread.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Producer("orders", at=folder, name="till") as producer:
+    ...         print(producer.last_sequence_id, producer.send(b"1 coffee"), producer.last_sequence_id)
+    ...     with Producer("orders", at=folder, name="till") as producer:  # the program was restarted
+    ...         print(producer.last_sequence_id, producer.send(b"2 teas").reason)
+    -1 Receipt(verdict=<Verdict.FIRST: 'FIRST'>, reason='new', offset=1) 0
+    0 new
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        at: str | Path | Topics = "onefold-log",
+        name: str | None = None,
+        initial_sequence_id: int | None = None,
+        token: str | None = None,
+        retry_s: float | None = 60,
+        limits: ProducerLimits | None = None,
+    ) -> None:
+        """Connect to a topic.
+
+        ``at`` is the address of a server (http://, https://, ws://, wss://), a folder with topics, which this producer
+        then has for itself, or open `Topics`. ``initial_sequence_id`` is the id of the first message; by default it
+        follows the last stored one. Trouble that may pass is waited for, up to ``retry_s``; None: for ever.
+        """
+        if initial_sequence_id is not None:
+            _check(initial_sequence_id)
+        if retry_s is not None and not retry_s >= 0:
+            raise Misuse(f"retry_s is {retry_s}, must be at least 0, or None: for ever", retry_s=retry_s)
+        limits = limits or ProducerLimits()
+        self._sender = Sender(
+            Way(topic, at, token, limits.answer_s),
+            name,
+            retry_s=retry_s,
+            count_max=limits.unanswered_max,
+            bytes_max=limits.unanswered_bytes_max,
+        )
+        start = max(self._sender.claim.last_sequence_id, self._sender.claim.floor) + 1
+        self._next = start if initial_sequence_id is None else initial_sequence_id
+        self._lowest = 0 if initial_sequence_id is None else initial_sequence_id
+        self._own_ids: bool | None = None
+
+    @property
+    def name(self) -> str:
+        """The chosen or assigned name."""
+        return str(self._sender.claim.name)
+
+    @property
+    def epoch(self) -> int:
+        """How many times the name was opened: it rises with every connection, and only the newest may send."""
+        return self._sender.claim.epoch
+
+    @property
+    def last_sequence_id(self) -> int:
+        """The highest id of this name that is known to be stored; -1: none."""
+        return self._sender.claim.last_sequence_id
+
+    @property
+    def floor(self) -> int:
+        """Ids at or below it cannot be stored: the topic forgot a producer that may have had them; -1: it did not."""
+        return self._sender.claim.floor
+
+    @property
+    def message_bytes_max(self) -> int:
+        """How large a payload may be."""
+        return self._sender.message_bytes_max
+
+    def send(self, payload: Payload, sequence_id: int | None = None) -> Receipt:
+        """Store a message; returns when it is on disk, or when the topic has said that it will not be."""
+        if self._sender.here:
+            raise Misuse("send waits for an answer, and may not be called by the callback of one: use send_async")
+        return self._hand_over(payload, sequence_id, awaited=True).result()
+
+    def send_async(self, payload: Payload, sequence_id: int | None = None) -> Future[Receipt]:
+        """Hand a message over and go on; waits only while too many have no answer yet.
+
+        The future can be waited for, not cancelled: what is on its way cannot be called back.
+        """
+        return self._hand_over(payload, sequence_id)
+
+    async def asend(self, payload: Payload, sequence_id: int | None = None) -> Receipt:
+        """Like `send`, for asyncio. Many may wait at once; those that were called first are stored first."""
+        # No waiting for room: who awaits this holds the payload anyway.
+        return await asyncio.wrap_future(self._hand_over(payload, sequence_id, wait=False, awaited=True))
+
+    def _hand_over(
+        self, payload: Payload, sequence_id: int | None, *, wait: bool = True, awaited: bool = False
+    ) -> Future[Receipt]:
+        if not isinstance(payload, bytes | bytearray | memoryview):
+            raise Misuse(f"a payload is bytes, not {type(payload).__name__}: encode it first")
+        data = bytes(payload)
+        if len(data) > self.message_bytes_max:
+            raise Misuse(
+                f"a payload of {len(data):,} bytes: the topic takes {self.message_bytes_max:,}", size=len(data)
+            )
+        return self._sender.hand_over(data, self._number(sequence_id), wait=wait, awaited=awaited)
+
+    def _number(self, sequence_id: int | None) -> Callable[[], int]:
+        """What chooses the id, called under the queue's lock."""
+        if sequence_id is not None:
+            _check(sequence_id)
+
+        def number() -> int:
+            own = sequence_id is not None
+            if self._own_ids is not None and self._own_ids != own:
+                raise Misuse("sequence ids: all messages of a producer carry their own, or none does")
+            if sequence_id is not None and sequence_id < self._lowest:
+                raise Misuse(
+                    f"sequence id {sequence_id}: must ascend, the next is at least {self._lowest}", sequence=sequence_id
+                )
+            self._own_ids = own
+            given = max(self._next, self._sender.claim.floor + 1) if sequence_id is None else sequence_id
+            if given > SEQUENCE_MAX:
+                raise Misuse(f"sequence id {given}: the last possible one is {SEQUENCE_MAX}", sequence=given)
+            self._next = self._lowest = given + 1
+            return given
+
+        return number
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until all that was handed over has an answer; False: not in that time.
+
+        Raises, once, if messages that nobody waits for could not be stored. A verdict is in its message's future only.
+        """
+        left = wait(self._sender.unanswered(), timeout_s).not_done
+        if self._sender.dead is not None and self._sender.lost:
+            self._sender.lost = 0  # told
+            raise self._sender.dead
+        return not left
+
+    def close(self) -> None:
+        """Wait for all answers and let go; raises if messages that were handed over could not be stored."""
+        try:
+            self.flush()
+        finally:
+            self._sender.close()
+
+    def __enter__(self) -> "Producer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+            return
+        if isinstance(error, Exception):  # what was handed over before is still wanted
+            wait(self._sender.unanswered())
+        self._sender.close()  # an interrupt does not wait for a server that may not come back
+
+
+def _check(sequence_id: int) -> None:
+    if type(sequence_id) is not int or not 0 <= sequence_id <= SEQUENCE_MAX:
+        raise Misuse(f"sequence id {sequence_id!r}: must be a whole number from 0 to 2^63 - 2", sequence=sequence_id)

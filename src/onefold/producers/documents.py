@@ -1,0 +1,206 @@
+"""JSON in and out: what a body must look like, told with the place and the value where it does not."""
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from onefold.decoding import read_json
+from onefold.errors import BadInput
+from onefold.producers.log.port import LogRecord
+from onefold.producers.records import MESSAGES, Kind
+from onefold.producers.requests import Message, Receipt
+from onefold.verdict import Verdict
+
+SHOWN_MAX: Final = 60
+"""The kinds of record that readers are there for; the others are the topic's own books."""
+
+
+class Publication(NamedTuple):
+    """What a client wants to be stored."""
+
+    producer: str
+    epoch: int | None
+    messages: list[Message]
+
+
+def publication(body: bytes, messages_max: int) -> Publication:
+    """Read the document of a publish.
+
+    >>> publication(b'{"producer": "p", "messages": [{"sequence": 0, "payload": {"a": 1}}]}', 10)
+    Publication(producer='p', epoch=None, messages=[(0, b'{"a":1}')])
+    >>> publication(b'{"producer": "p", "messages": [{"sequence": "x", "payload": 1}]}', 10)
+    Traceback (most recent call last):
+        ...
+    onefold.errors.BadInput: messages[0].sequence: is "x", must be a whole number
+    """
+    document = _object("", _parse(body), {"producer", "messages"}, {"epoch"})
+    found = document["messages"]
+    if not isinstance(found, list):
+        raise _wrong("messages", found, "a list")
+    if len(found) > messages_max:
+        raise BadInput(f"messages: are {len(found):,}, at most {messages_max:,} are allowed")
+    messages = [_message(f"messages[{i}]", item) for i, item in enumerate(found)]
+    return Publication(_name("producer", document["producer"]), _epoch(document.get("epoch")), messages)
+
+
+def producer_name(body: bytes) -> str | None:
+    """Read the document of a session to open: its name, None for one to be assigned."""
+    document = _object("", _parse(body or b"{}"), set(), {"name"})
+    return None if document.get("name") is None else _name("name", document["name"])
+
+
+def wanted_switch(body: bytes) -> bool | None:
+    """Read the document of a topic: is deduplication to be on? None: as it is."""
+    found = _object("", _parse(body or b"{}"), set(), {"deduplicate"}).get("deduplicate")
+    if found is not None and not isinstance(found, bool):
+        raise _wrong("deduplicate", found, "true or false")
+    return found
+
+
+def whole_number(place: str, text: str | None, default: int, low: int, high: int) -> int:
+    """Read a number of a query string.
+
+    >>> whole_number("max", "ten", 100, 1, 1000)
+    Traceback (most recent call last):
+        ...
+    onefold.errors.BadInput: max: is "ten", must be a whole number from 1 to 1,000
+    """
+    if text is None:
+        return default
+    if text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high:
+        return int(text)
+    raise _wrong(place, text, f"a whole number from {low:,} to {high:,}")
+
+
+def receipt_document(receipt: Receipt) -> dict[str, Any]:
+    """A receipt for JSON."""
+    return {"verdict": str(receipt.verdict), "reason": receipt.reason, "offset": receipt.offset}
+
+
+def record_document(record: LogRecord) -> dict[str, Any]:
+    """A stored record for JSON; its payload as a value if that says every byte of it, else in base 64.
+
+    >>> record_document(Record(7, 1000, Kind.MESSAGE, "p", 3, 1, 0, b'{"a":1}'))["payload"]
+    {'a': 1}
+    """
+    kind = Kind(record.kind)
+    document: dict[str, Any] = {"offset": record.offset, "time_ms": record.time_ms}
+    if kind not in MESSAGES:
+        document["kind"] = kind.name.lower()
+    if kind == Kind.KEYED:
+        document["key"] = record.producer
+    else:
+        document |= {"producer": record.producer, "sequence": record.sequence, "epoch": record.epoch}
+    try:
+        value = _parse(record.payload)
+        exact = _compact(value) == record.payload
+    except (BadInput, ValueError, RecursionError):
+        exact = False
+    return document | ({"payload": value} if exact else {"payload_base64": b64encode(record.payload).decode()})
+
+
+def http_status(receipts: Sequence[Receipt]) -> int:
+    """The status of an answer with these receipts: what a client that knows no receipts must know.
+
+    >>> http_status([Receipt(Verdict.FIRST, "new", 0), Receipt(Verdict.REJECT, "conflict")])
+    200
+    >>> http_status([Receipt(Verdict.REJECT, "conflict")])
+    409
+    >>> http_status([Receipt(Verdict.UNSURE, "in_flight")]), http_status([Receipt(Verdict.UNSURE, "forgotten")])
+    (503, 409)
+    """
+    verdicts = {receipt.verdict for receipt in receipts}
+    if Verdict.UNSURE in verdicts:  # what was forgotten will not be known later either
+        return 409 if all(r.reason == "forgotten" for r in receipts if r.verdict == Verdict.UNSURE) else 503
+    if verdicts != {Verdict.REJECT}:
+        return 200
+    statuses = {REJECTED.get(receipt.reason, 400) for receipt in receipts}
+    return statuses.pop() if len(statuses) == 1 else 400
+
+
+REJECTED: Final[Mapping[str, int]] = {
+    "conflict": 409,
+    "stale_epoch": 409,
+    "unknown_epoch": 409,
+    "epoch_missing": 409,
+    "jump_too_far": 409,
+    "too_large": 413,
+}
+"""Where all messages are rejected; what is not named here is 400."""
+
+
+def _message(place: str, found: object) -> Message:
+    item = _object(place, found, {"sequence"}, {"payload", "payload_base64"})
+    sequence = item["sequence"]
+    if type(sequence) is not int:
+        raise _wrong(f"{place}.sequence", sequence, "a whole number")
+    if ("payload" in item) == ("payload_base64" in item):
+        raise BadInput(f"{place}: must have one of payload and payload_base64")
+    if "payload" in item:
+        return sequence, _value(f"{place}.payload", item["payload"])
+    text = item["payload_base64"]
+    if not isinstance(text, str):
+        raise _wrong(f"{place}.payload_base64", text, "base 64")
+    try:
+        return sequence, b64decode(text, validate=True)
+    except ValueError:
+        raise _wrong(f"{place}.payload_base64", text, "base 64") from None
+
+
+def _value(place: str, value: object) -> bytes:
+    try:
+        return _compact(value)
+    except (ValueError, RecursionError):  # half a character, a number beyond all floats, a thousand brackets
+        raise BadInput(f"{place}: cannot be stored as JSON in UTF-8") from None
+
+
+def _compact(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _parse(body: bytes) -> Any:
+    return read_json(body, "the body")
+
+
+def _object(place: str, found: object, needed: set[str], allowed: set[str]) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise _wrong(place or "the body", found, "an object")
+    before = f"{place}." if place else ""
+    for key in sorted(found.keys() - needed - allowed):
+        known = ", ".join(sorted(needed | allowed))
+        raise BadInput(f"{before}{shown(key)[1:-1]}: is not known; known are {known}")
+    for key in sorted(needed - found.keys()):
+        raise BadInput(f"{before}{key}: is missing")
+    return found
+
+
+def _name(place: str, found: object) -> str:
+    if not isinstance(found, str):
+        raise _wrong(place, found, "text")
+    return found
+
+
+def _epoch(found: object) -> int | None:
+    if found is None:
+        return None
+    if type(found) is not int or not 0 <= found < 2**32:
+        raise _wrong("epoch", found, "a whole number from 0 to 4,294,967,295, or null")
+    return found
+
+
+def _wrong(place: str, found: object, must: str) -> BadInput:
+    return BadInput(f"{place}: is {shown(found)}, must be {must}", place=place)
+
+
+def shown(value: object) -> str:
+    """A foreign value in a few plain characters."""
+    if isinstance(value, str):
+        text = json.dumps(value[:SHOWN_MAX])
+        return text if len(value) <= SHOWN_MAX else f'{text[:-1]}..."'
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, dict):
+        return "an object"
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."

@@ -1,0 +1,388 @@
+"""The few things that a log asks of a file system, and the real one.
+
+Behind this small door stands the machine's own disk, or a simulated one that loses power. The verbs are those whose
+durability differs:
+
+    write     is in the page cache, and nowhere else, until ``sync`` has returned
+    new file, rename, unlink     are durable only after ``sync_folder`` of the folder
+    make_folder     is the exception: durable when it returns, with every parent that it had to make
+
+Errors are the `OSError` of the machine: what they mean to a log is said by the log.
+
+The folder of a log: the names in it, the mark of what is durable, and what an error of the system means.
+
+    00000000000000000000.log     a segment, named after the first offset in it; frames from byte 0
+    00000000000000000000.index   where to begin reading in it (a cache)
+    snapshots/                   one file per snapshot, named after its position
+    torn/                        what recovery cut off: bytes of a group that was never acknowledged
+    durable                      the mark: the next offset, written after each sync; readers go no further
+    start                        where the log begins: the first offset that retention has left
+    lock                         held by the one writer
+
+The mark is not synced: after a power cut it may be older than the truth or torn (it has a crc), but never ahead of it.
+So the writer takes it as a lower bound only: a log that ends before its mark has lost what it had acknowledged. The
+start is synced before anything is removed: a log that begins behind it has lost its beginning. Logs of before there was
+such a file get one when they are opened for writing; until then nobody can tell whether their beginning was removed.
+
+Snapshots on disk: whole or not there, the newest few.
+
+    magic "OFS1" | crc32 of all that follows | position | length of the state | state
+
+A snapshot is written beside its place, synced, renamed into place, and the folder is synced: a power cut leaves the old
+ones, or the old ones and the new one. Damage is found by the crc, and the next older one is taken; therefore more than
+one is kept, and no record that the older one needs is ever removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn, Protocol
+from zlib import crc32
+
+from onefold.errors import Damaged, StoreFailed
+from onefold.producers.rules import SequencesSnapshot
+
+
+class File(Protocol):
+    """One file that is open for writing."""
+
+    def write(self, data: bytes, at: int) -> None:
+        """Write all of ``data`` at a position; beyond the end the file grows."""
+        ...
+
+    def sync(self) -> None:
+        """Make all that was written durable. After an error nothing is known of what was written since the last."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut the file; durable after ``sync``."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it (and of its lock); says nothing about durability."""
+        ...
+
+
+class Files(Protocol):
+    """A file system, seen from a log."""
+
+    def open(self, path: str, *, new: bool = False) -> File:
+        """Open for writing; ``new``: make it if it is not there."""
+        ...
+
+    def lock(self, path: str) -> File:
+        """Open a file and hold its lock until it is closed; `BlockingIOError` if another holds it."""
+        ...
+
+    def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
+        """At most ``size`` bytes from ``start``; fewer only at the end of the file."""
+        ...
+
+    def size(self, path: str) -> int:
+        """How long the file is."""
+        ...
+
+    def list(self, folder: str) -> list[str]:
+        """The names in a folder, ascending; none if it is not there."""
+        ...
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder, with its parents; durable when it returns."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Put a file in the place of another, or of none."""
+        ...
+
+    def unlink(self, path: str) -> None:
+        """Remove a file."""
+        ...
+
+    def sync_folder(self, path: str) -> None:
+        """Make new files, renames and removals in this folder durable."""
+        ...
+
+
+class RealFile:
+    """A file descriptor."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def write(self, data: bytes, at: int) -> None:
+        """Write all; the system may take less at once than it is given (a signal, a disk that is nearly full)."""
+        done = os.pwrite(self._fd, data, at)
+        while done < len(data):
+            more = os.pwrite(self._fd, memoryview(data)[done:], at + done)
+            if more == 0:
+                raise OSError(0, f"the system takes no more than {done} of {len(data)} bytes")
+            done += more
+
+    def sync(self) -> None:
+        """``fdatasync``: the data, and of the metadata what reading it back needs (the size), not the times."""
+        os.fdatasync(self._fd)
+
+    def truncate(self, size: int) -> None:
+        """Cut the file."""
+        os.ftruncate(self._fd, size)
+
+    def close(self) -> None:
+        """Close the descriptor, once."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class RealFiles:
+    """The file system of this machine."""
+
+    __slots__ = ()
+
+    def open(self, path: str, *, new: bool = False) -> File:
+        """Open a descriptor; new files can be read by all, as the umask allows."""
+        return RealFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if new else 0), 0o666))
+
+    def lock(self, path: str) -> File:
+        """``flock``: it goes away with the process, however that ends."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(fd)
+            raise
+        return RealFile(fd)
+
+    def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
+        """Read through the page cache."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            wanted = max(0, os.fstat(fd).st_size - start)
+            if size is not None and size < wanted:
+                wanted = size
+            data = os.pread(fd, wanted, start)
+            while len(data) < wanted and (more := os.pread(fd, wanted - len(data), start + len(data))):
+                data += more
+            return data
+        finally:
+            os.close(fd)
+
+    def size(self, path: str) -> int:
+        """As the file system says."""
+        return os.stat(path).st_size
+
+    def list(self, folder: str) -> list[str]:
+        """Sorted: the names of a log begin with offsets of one width."""
+        try:
+            return sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+
+    def make_folder(self, path: str) -> None:
+        """Parents first, each synced into its own parent; also one that is there: its maker may have been killed."""
+        parent = os.path.dirname(os.path.abspath(path))
+        if os.path.isdir(path):
+            with suppress(PermissionError):  # a parent that we may not look into is not of our making
+                self.sync_folder(parent)
+            return
+        self.make_folder(parent)
+        with suppress(FileExistsError):  # another was faster; a file in its place is found by whoever goes in
+            os.mkdir(path)
+        self.sync_folder(parent)
+
+    def rename(self, old: str, new: str) -> None:
+        """Atomic for whoever looks on; durable only with the folder."""
+        os.replace(old, new)
+
+    def unlink(self, path: str) -> None:
+        """Remove the name; who has the file open goes on reading it."""
+        os.unlink(path)
+
+    def sync_folder(self, path: str) -> None:
+        """A folder can be opened and synced like a file."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+REAL = RealFiles()
+
+
+SEGMENT, INDEX, SNAPSHOT, TORN = ".log", ".index", ".snap", ".bytes"
+MARK, START, LOCK, SNAPSHOTS_FOLDER, TORN_FOLDER = "durable", "start", "lock", "snapshots", "torn"
+
+
+def name(number: int, kind: str) -> str:
+    """The name of a file that is about an offset: of one width, so that names sort as numbers do."""
+    return f"{number:020d}{kind}"
+
+
+def numbers(files: Files, folder: str, kind: str) -> list[int]:
+    """The offsets that the files of one kind are named after, ascending; other files are not ours."""
+    cut = -len(kind)
+    names = files.list(folder)
+    return [int(n[:cut]) for n in names if len(n) == 20 - cut and n.endswith(kind) and n[:cut].isdecimal()]
+
+
+def pack_mark(offset: int) -> bytes:
+    """The mark as it is written: 8 bytes, and 4 that tell a whole one from one torn between two values."""
+    data = offset.to_bytes(8, "little")
+    return data + crc32(data).to_bytes(4, "little")
+
+
+def read_start(files: Files, folder: str) -> int | None:
+    """Where the log begins; None if that was never written down, or is torn."""
+    return read_mark(files, folder, START)
+
+
+def write_start(files: Files, folder: str, offset: int) -> None:
+    """Write down where the log begins; durable when it returns."""
+    file = files.open(f"{folder}/{START}", new=True)
+    try:
+        file.write(pack_mark(offset), 0)
+        file.sync()
+    finally:
+        file.close()
+    files.sync_folder(folder)
+
+
+def read_mark(files: Files, folder: str, file: str = MARK) -> int | None:
+    """How far the log is known to be durable; None if the mark is missing or torn."""
+    try:
+        data = files.read(f"{folder}/{file}", 0, 12)
+    except FileNotFoundError:
+        return None
+    offset = int.from_bytes(data[:8], "little")
+    return offset if data == pack_mark(offset) else None
+
+
+def failed(error: OSError, path: str) -> StoreFailed:
+    """What an error of the system means to a caller: which file, which cause."""
+    path = os.fspath(error.filename) if isinstance(error.filename, str | os.PathLike) else path
+    cause = error.strerror or str(error) or type(error).__name__
+    return StoreFailed(f"{path}: {cause}", cause=cause, path=path)
+
+
+@contextmanager
+def failing(path: str) -> Iterator[None]:
+    """Within: an error of the system becomes `StoreFailed`."""
+    try:
+        yield
+    except OSError as error:
+        raise failed(error, path) from error
+
+
+def damaged(path: str, position: int, offset: int, why: str) -> NoReturn:
+    """Refuse a log, and say where."""
+    raise Damaged(f"{path} at byte {position}, offset {offset}: {why}", path=path, position=position, offset=offset)
+
+
+MAGIC = b"OFS1"
+_HEADER = struct.Struct("<4sIQQ")
+_CHECKED_FROM = 8  # the magic and the crc itself are not in the crc
+_PART = ".part"
+
+
+def pack(snapshot: SequencesSnapshot) -> bytes:
+    """A snapshot as it is written."""
+    body = _HEADER.pack(MAGIC, 0, snapshot.position, len(snapshot.state))[_CHECKED_FROM:] + snapshot.state
+    return MAGIC + crc32(body).to_bytes(4, "little") + body
+
+
+def unpack(data: bytes) -> SequencesSnapshot | None:
+    """The snapshot that was packed; None if this is not it."""
+    if len(data) < _HEADER.size:
+        return None
+    magic, crc, position, length = _HEADER.unpack_from(data)
+    if magic != MAGIC or len(data) != _HEADER.size + length or crc32(memoryview(data)[_CHECKED_FROM:]) != crc:
+        return None
+    return SequencesSnapshot(position, data[_HEADER.size :])
+
+
+class Snapshots:
+    """The snapshots of one log."""
+
+    def __init__(self, files: Files, folder: str, kept: int) -> None:
+        self._files = files
+        self._folder = f"{folder}/{SNAPSHOTS_FOLDER}"
+        self._kept = kept
+
+    def open(self) -> None:
+        """Make the folder, and clear away what was never finished."""
+        with failing(self._folder):
+            self._files.make_folder(self._folder)
+            for leftover in self._files.list(self._folder):
+                if leftover.endswith(_PART):
+                    self._files.unlink(f"{self._folder}/{leftover}")
+
+    def positions(self) -> list[int]:
+        """Where there are snapshots, whole or not, ascending."""
+        return numbers(self._files, self._folder, SNAPSHOT)
+
+    def get(self, position: int) -> SequencesSnapshot | None:
+        """The snapshot of a position; None if it is not whole."""
+        path = self._path(position)
+        with failing(path):
+            try:
+                found = unpack(self._files.read(path))
+            except FileNotFoundError:
+                return None
+        return found if found is not None and found.position == position else None
+
+    def newest(self) -> SequencesSnapshot | None:
+        """The newest one that is whole."""
+        return next(filter(None, map(self.get, reversed(self.positions()))), None)
+
+    def safe_position(self) -> int:
+        """The records below it are not needed even if all kept snapshots but the oldest get lost; 0: all are needed."""
+        whole = [position for position in self.positions()[-self._kept :] if self.get(position) is not None]
+        if len(whole) < self._kept:
+            return 0
+        with failing(self._folder):
+            # A writer that was killed between a rename and its sync left a name that only this machine's memory has.
+            self._files.sync_folder(self._folder)
+        return whole[0]
+
+    def save(self, snapshot: SequencesSnapshot) -> None:
+        """Durable when it returns; then the oldest beyond the kept number are removed."""
+        path = self._path(snapshot.position)
+        with failing(path):
+            self._write(path, pack(snapshot))
+        with suppress(OSError):  # nor does it matter whether this is durable: an old snapshot too many does no harm
+            for position in self.positions()[: -self._kept]:
+                self._files.unlink(self._path(position))
+
+    def _write(self, path: str, data: bytes) -> None:
+        part = path + _PART
+        file = self._files.open(part, new=True)
+        try:
+            file.truncate(0)
+            file.write(data, 0)
+            file.sync()
+        except OSError:
+            with suppress(OSError):
+                self._files.unlink(part)
+            raise
+        finally:
+            file.close()
+        replaces = path.rpartition("/")[2] in self._files.list(self._folder)
+        self._files.rename(part, path)
+        try:
+            self._files.sync_folder(self._folder)
+        except OSError:
+            # A power cut may take it back, so nothing may rely on it: neither retention nor the removal of older ones.
+            # In the place of another it stays: one of the two is there in any case.
+            if not replaces:
+                with suppress(OSError):
+                    self._files.unlink(path)
+            raise
+
+    def _path(self, position: int) -> str:
+        return f"{self._folder}/{name(position, SNAPSHOT)}"

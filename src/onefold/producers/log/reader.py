@@ -1,0 +1,315 @@
+"""Reading a log, from any process, while another writes it: by offset, by time, in parts.
+
+A reader goes as far as the writer's mark and no further, so it never sees a record that a power cut could take back. It
+holds nothing open: a segment that is filled up or removed by retention meanwhile is noticed when it is next read.
+
+Cost: about 2 us a record; finding an offset decodes at most the 64 KiB between two entries of the index.
+
+Where to begin reading in a segment: a sparse list that can be lost.
+
+An entry says: the frames of this segment before ``position`` end with the offset before ``offset``, and none of them
+is newer than ``latest``. One is added for about every 64 KiB, one with each snapshot, and one at the very end when the
+segment is full. The file is never synced, each entry has its own crc, and a reader that finds no frame where an entry
+points falls back to the segment's beginning: an index can make reading slow, but never wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from typing import NamedTuple
+from zlib import crc32
+
+from onefold.errors import Damaged, Misuse
+from onefold.producers.log.files import (
+    INDEX,
+    MARK,
+    REAL,
+    SEGMENT,
+    File,
+    Files,
+    damaged,
+    failed,
+    failing,
+    name,
+    numbers,
+    read_mark,
+)
+from onefold.producers.log.frames import END, walk
+from onefold.producers.log.port import LogRecord
+
+SPACING_BYTES = 64 * 1024
+"""A read by offset decodes at most this much for nothing: about a millisecond. (Kafka: 4 KiB, but compiled.)"""
+
+NEVER = -(2**63)
+"""Older than any record."""
+
+_ENTRY = struct.Struct("<QQqI")
+
+
+class IndexEntry(NamedTuple):
+    """A place in a segment, and what is known of all before it."""
+
+    offset: int
+    position: int
+    latest: int
+
+
+def load(files: Files, path: str, base: int) -> list[IndexEntry]:
+    """The entries that are whole and in order, with the one that every segment has: its beginning."""
+    entries = [IndexEntry(base, 0, NEVER)]
+    try:
+        data = files.read(path)
+    except OSError:
+        return entries
+    for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size):
+        offset, position, latest, crc = _ENTRY.unpack_from(data, at)
+        if crc32(data[at : at + _ENTRY.size - 4]) != crc:
+            break
+        if offset <= entries[-1].offset or position <= entries[-1].position:
+            break
+        entries.append(IndexEntry(offset, position, latest))
+    return entries
+
+
+def pack(entry: IndexEntry) -> bytes:
+    """An entry as it is written."""
+    data = _ENTRY.pack(*entry, 0)[:-4]
+    return data + crc32(data).to_bytes(4, "little")
+
+
+def before(entries: Sequence[IndexEntry], offset: int) -> IndexEntry:
+    """The last entry at or before an offset."""
+    return entries[bisect_right(entries, offset, key=_offset) - 1]
+
+
+def _offset(entry: IndexEntry) -> int:
+    return entry.offset
+
+
+class IndexWriter:
+    """The index of the segment that is being written. It never fails: what cannot be written is not in the cache."""
+
+    def __init__(self, files: Files, path: str, entries: list[IndexEntry]) -> None:
+        self._files = files
+        self._path = path
+        self._file: File | None = None
+        self.entries = entries
+
+    def add(self, entry: IndexEntry) -> None:
+        """Remember an entry, and write it behind the others."""
+        if entry.position <= self.entries[-1].position:
+            return
+        self.entries.append(entry)
+        with suppress(OSError):
+            if self._file is None:
+                self._file = self._files.open(self._path, new=True)
+            self._file.write(pack(entry), (len(self.entries) - 2) * _ENTRY.size)
+
+    def rewrite(self) -> None:
+        """Write all entries in place of whatever the file held."""
+        with suppress(OSError):
+            if self._file is None:
+                self._file = self._files.open(self._path, new=True)
+            self._file.truncate(0)
+            self._file.write(b"".join(map(pack, self.entries[1:])), 0)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                file.close()
+
+
+CACHED_SEGMENTS_MAX = 64
+
+
+class LogReader:
+    """Reads the log in a folder."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, files: Files = REAL, durable: Callable[[], int] | None = None
+    ) -> None:
+        """Look at the log in ``path``; ``durable`` says how far it may be read, by default the writer's mark does."""
+        self._folder = os.fspath(path)
+        self._files = files
+        self._durable = durable
+        self._bases: list[int] = []
+        self._indexes: dict[int, list[IndexEntry]] = {}
+        self.refresh()
+        if not self._bases:
+            raise Misuse(f"there is no log in {self._folder}", path=self._folder)
+
+    def refresh(self) -> None:
+        """Look again which segments there are."""
+        with failing(self._folder):
+            self._bases = numbers(self._files, self._folder, SEGMENT)
+        self._indexes = {base: known for base, known in self._indexes.items() if base in self._bases[:-1]}
+
+    @property
+    def start(self) -> int:
+        """The first offset that is still kept."""
+        self.refresh()
+        return self._bases[0] if self._bases else 0
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last durable record, as the writer's mark says."""
+        if self._durable is not None:
+            return self._durable()
+        with failing(self._folder):
+            for _ in range(3):  # a mark is twelve bytes: one that is read while it is written is whole the next time
+                mark = read_mark(self._files, self._folder)
+                if mark is not None:
+                    return mark
+        raise Damaged(
+            f"{self._folder}/{MARK}: the mark is missing or torn; opening the log for writing makes a new one",
+            path=f"{self._folder}/{MARK}",
+            position=0,
+        )
+
+    def read(self, start: int, end: int | None = None) -> Iterator[LogRecord]:
+        """The records from ``start`` up to, not including, ``end`` (None: all that are durable now)."""
+        batches = self.batches(start, end)
+        return (record for batch in batches for record in batch)
+
+    def batches(self, start: int, end: int | None = None) -> Iterator[list[LogRecord]]:
+        """The same records, as they come off the disk: some hundred or thousand at a time."""
+        return self._batches(start, self._check(start, end))
+
+    def _check(self, start: int, end: int | None) -> int:
+        """The end of a range that is all there; `Misuse` otherwise."""
+        durable = self.end
+        end = durable if end is None else end
+        first = self.start
+        if start < first:
+            raise _removed(self._folder, start, first)
+        if not start <= end <= durable:
+            raise Misuse(f"{self._folder} holds [{first}, {durable}), not [{start}, {end})", start=start, end=end)
+        return end
+
+    def _batches(self, offset: int, end: int) -> Iterator[list[LogRecord]]:
+        while offset < end:
+            base, until = self._segment(offset, end)
+            path, position = self._path(base), 0
+            try:
+                for records, stop in self._from(base, offset, until):
+                    position = stop
+                    if records:
+                        yield records
+                        offset += len(records)
+            except FileNotFoundError:
+                first = self.start
+                if offset < first:
+                    raise _removed(self._folder, offset, first) from None
+                damaged(path, position, offset, "the segment is missing")
+            except OSError as error:
+                raise failed(error, path) from error
+            if offset < until:
+                self.refresh()
+                if self._segment(offset, end)[0] == base:
+                    damaged(path, position, offset, "the record is missing or not as it was written")
+
+    def _segment(self, offset: int, end: int) -> tuple[int, int]:
+        """The segment that holds an offset, and how far it can be read: to ``end`` or to the next segment."""
+        i = bisect_right(self._bases, offset)
+        if i == 0:
+            raise _removed(self._folder, offset, self.start)
+        return self._bases[i - 1], min(end, self._bases[i]) if i < len(self._bases) else end
+
+    def _from(self, base: int, offset: int, until: int) -> Iterator[tuple[list[LogRecord], int]]:
+        """The records of one segment from an offset; some may be empty lists, on the way there."""
+        entry = before(self._index(base), offset)
+        found = False
+        for records, position in walk(self._files, self._path(base), base, entry.position, entry.offset, until):
+            found = True
+            yield records[max(0, offset - records[0].offset) :], position
+        if not found and entry.position:
+            # No frame where the index points: it is the index that is not believed.
+            self._indexes[base] = self._complete(base, [IndexEntry(base, 0, NEVER)])
+            for records, position in walk(self._files, self._path(base), base, 0, base, until):
+                yield records[max(0, offset - records[0].offset) :], position
+
+    def ranges(self, start: int, end: int, parts: int) -> list[tuple[int, int]]:
+        """Cut ``[start, end)`` into at most ``parts`` ranges of about as many bytes each, where reading can begin.
+
+        They adjoin and none is empty. The borders are those of segments and index entries, so that readers of
+        different parts decode nothing twice.
+        """
+        self._check(start, end)
+        if parts < 1:
+            raise Misuse(f"parts is {parts}, must be at least 1", parts=parts)
+        offsets, sizes, total = [start], [0], 0
+        offset = start
+        while offset < end:
+            base, until = self._segment(offset, end)
+            entries = self._index(base)
+            for entry, following in pairwise(entries):
+                if offset <= entry.offset < until:
+                    offsets.append(entry.offset)
+                    sizes.append(total)
+                if entry.offset < until and following.offset > offset:
+                    total += following.position - entry.position
+            offset = until
+        cuts = {offsets[bisect_right(sizes, total * k // parts) - 1] for k in range(1, parts)}
+        borders = sorted({start, *cuts, end})
+        return list(pairwise(borders))
+
+    def offset_at(self, time_ms: int) -> int:
+        """The first offset whose record is of that time or later; ``end`` if there is none.
+
+        Exact also where the writer's clock was set back. Cost: one look at the index of each segment before it.
+        """
+        end = self.end
+        self.refresh()
+        for base in self._bases:
+            with failing(self._path(base)):
+                entries = self._index(base)
+                if base != self._bases[-1] and entries[-1].latest < time_ms:
+                    continue
+                entry = [entry for entry in entries if entry.latest < time_ms][-1]
+                for records, _ in walk(self._files, self._path(base), base, entry.position, entry.offset, end):
+                    for record in records:
+                        if record.time_ms >= time_ms:
+                            return record.offset
+        return end
+
+    def latest(self, base: int) -> int:
+        """The time of the newest record in a segment that is full."""
+        return self._index(base)[-1].latest
+
+    def _index(self, base: int) -> list[IndexEntry]:
+        known = self._indexes.get(base)
+        if known is None:
+            known = load(self._files, f"{self._folder}/{name(base, INDEX)}", base)
+            if base != self._bases[-1]:
+                if len(self._indexes) >= CACHED_SEGMENTS_MAX:
+                    self._indexes.clear()
+                known = self._indexes[base] = self._complete(base, known)
+        return known
+
+    def _complete(self, base: int, entries: list[IndexEntry]) -> list[IndexEntry]:
+        """Bring the index of a full segment up to its end; only one that was lost has far to go."""
+        path = self._path(base)
+        offset, position, latest = entries[-1]
+        if position != self._files.size(path):
+            for records, stop in walk(self._files, path, base, position, offset, END):
+                latest = max(latest, max(record.time_ms for record in records))
+                entries.append(IndexEntry(records[-1].offset + 1, stop, latest))
+            if self._durable is not None:
+                writer = IndexWriter(self._files, f"{self._folder}/{name(base, INDEX)}", entries)
+                writer.rewrite()
+                writer.close()
+        return entries
+
+    def _path(self, base: int) -> str:
+        return f"{self._folder}/{name(base, SEGMENT)}"
+
+
+def _removed(folder: str, offset: int, first: int) -> Misuse:
+    return Misuse(f"offset {offset} of {folder} was removed: the log begins at {first}", offset=offset, start=first)

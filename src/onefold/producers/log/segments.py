@@ -1,0 +1,475 @@
+"""The append-only log in segment files: the writer.
+
+One ``append`` is one commit group: one write and one sync, shared by all its records; nothing is answered before the
+sync has returned. A record is durable when its bytes are synced *and* the name of its segment is: a new segment's
+folder is synced before the first group goes into it.
+
+    append    repair if broken; roll if full; write; sync; mark
+    roll      cut the room that was made ahead; new file, sync the folder; go on there
+    repair    after any failure: open the file anew, cut it at the durable end, write the last block again, sync
+    open      lock; newest whole snapshot; check the frames behind it; cut a torn end; make sure (see opening.py)
+
+After a failed sync the page cache says nothing about the disk, so nothing that was in that group is ever trusted: it
+is cut off at once, and if even that fails, before the next group. (If the process ends before either could be done, it
+is what any group is whose writer died: of it a beginning may be found at the next start.) Room for later groups is
+written ahead, as zeros, together with a group: a sync that need not record a new file size takes half the time. Zeros
+are no frame.
+
+Cost: about 1.5 us a record of 100 bytes on top of one write and one ``fdatasync``.
+
+What a writer does before it may append: find the end of the log, and make sure of it.
+
+The frames from the newest snapshot on are checked. A bad frame in the last segment is the torn end of a group that was
+never acknowledged, and is cut off; unless something proves that it was durable: a later group behind it, the writer's
+mark, a snapshot beyond it. Then, and for a bad frame in any other segment, the log is refused and nothing is changed.
+
+What was found is not yet what is on the disk. The last group may be in the page cache only (its writer was killed
+before the sync) or even marked clean there without being written (its sync failed). So a group beyond the mark is
+written once more in its place, and synced, before the log goes on behind it. A crash at any point of this leaves what
+was there before.
+
+Removing the oldest segments: which, and how, so that a power cut leaves no hole.
+
+Only whole segments go, from the front, and never the one that is being written. The files of the segments are removed
+one after the other, and each removal is synced before the next: were two under way at once, the second could be on the
+disk without the first, and the log would begin with a gap. Where the log begins is written down before anything is
+removed (see `folder`): a segment that is missing although nobody removed it is a loss that can be told.
+
+Times come from clocks, and a clock may have been far ahead. Records are stored in the order in which they came, so none
+is younger than one behind it: a segment is as old as the youngest thing in it, or the beginning of one behind it.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import takewhile
+from typing import NamedTuple
+
+from onefold.errors import Damaged, Misuse, StoreFailed
+from onefold.producers.log import reader as index
+from onefold.producers.log.files import (
+    INDEX,
+    LOCK,
+    MARK,
+    REAL,
+    SEGMENT,
+    TORN,
+    TORN_FOLDER,
+    File,
+    Files,
+    Snapshots,
+    damaged,
+    failed,
+    failing,
+    name,
+    numbers,
+    pack_mark,
+    read_mark,
+    read_start,
+    write_start,
+)
+from onefold.producers.log.frames import END, HEAD_BYTES_MAX, encode, header, headers, walk, was_durable
+from onefold.producers.log.port import Draft, LogRecord
+from onefold.producers.log.reader import IndexEntry, IndexWriter, LogReader
+from onefold.producers.rules import SequencesSnapshot
+
+TORN_COUNT_MAX = 16
+"""So many torn ends are kept for whoever wants to look; each is at most a group long."""
+
+BLOCK_BYTES = 4096
+"""What a file system writes at least, and what a failed write can spoil."""
+
+
+class Tail(NamedTuple):
+    """Where a log ends: the last segment, the place and the offset behind its last frame, and what its index knows."""
+
+    base: int
+    position: int
+    end: int
+    latest: int
+    entries: list[IndexEntry]
+    group: int
+    """Where the last group that was looked at begins; the position if none was."""
+
+
+def find_end(files: Files, folder: str, bases: list[int], start: int, mark: int) -> Tail:
+    """Check the log from the offset ``start`` on; `Damaged` if it ends before ``mark`` or is not whole up to there."""
+    first = bisect_right(bases, start) - 1
+    for base, following in zip(bases[first:-1], bases[first + 1 :], strict=True):
+        tail = _follow(files, folder, base, max(base, start), following)
+        if tail.end != following:
+            path = f"{folder}/{name(base, SEGMENT)}"
+            damaged(path, tail.position, tail.end, "the record is missing or not as it was written")
+    tail = _follow(files, folder, bases[-1], max(bases[-1], start), END)
+    path = f"{folder}/{name(tail.base, SEGMENT)}"
+    if tail.end < max(mark, start):
+        damaged(path, tail.position, tail.end, f"records up to {max(mark, start)} were acknowledged and are not there")
+    if was_durable(files, path, tail.base, tail.position):
+        damaged(path, tail.position, tail.end, "the record is not as it was written, and later ones are")
+    stray = header(files.read(path, tail.position, HEAD_BYTES_MAX), 0, tail.position, tail.base)
+    if stray is not None and stray.offset != tail.end:
+        damaged(path, tail.position, tail.end, f"the record there has the offset {stray.offset}")
+    return tail
+
+
+def _follow(files: Files, folder: str, base: int, offset: int, end: int) -> Tail:
+    path = f"{folder}/{name(base, SEGMENT)}"
+    entries = index.load(files, f"{folder}/{name(base, INDEX)}", base)
+    entry = index.before(entries, max(base, offset - 1))  # at least one frame has to be where the index says
+    tail = _walk(files, path, base, entry, entries, end)
+    if tail.end == entry.offset and entry.position:  # no frame where the index points: it is not believed
+        begin = IndexEntry(base, 0, index.NEVER)
+        tail = _walk(files, path, base, begin, [begin], end)
+    return tail
+
+
+def _walk(files: Files, path: str, base: int, entry: IndexEntry, entries: list[IndexEntry], end: int) -> Tail:
+    offset, position, latest = entry
+    entries = [known for known in entries if known.offset <= offset]
+    began = position
+    for records, stop in walk(files, path, base, position, offset, end):
+        began, position = position, stop
+        offset = records[-1].offset + 1
+        latest = max(latest, max(record.time_ms for record in records))
+        if position - entries[-1].position >= index.SPACING_BYTES:
+            entries.append(IndexEntry(offset, position, latest))
+    frames = takewhile(lambda frame: frame[0] < position, headers(files, path, base, began))
+    group = max((at - head.group for at, head in frames), default=position)
+    return Tail(base, position, offset, latest, entries, group)
+
+
+def make_sure(files: Files, folder: str, file: File, tail: Tail, mark: int) -> None:
+    """Cut off what is torn, and make what was found durable."""
+    path = f"{folder}/{name(tail.base, SEGMENT)}"
+    torn = files.read(path, tail.position).rstrip(b"\0")  # zeros are room that was made ahead
+    if torn:
+        # Only a courtesy: these bytes were never acknowledged, and a full disk must not keep the log shut.
+        with suppress(OSError):
+            _keep_aside(files, f"{folder}/{TORN_FOLDER}", tail.end, torn)
+    if mark < tail.end:
+        file.write(files.read(path, tail.group, tail.position - tail.group), tail.group)
+    file.truncate(tail.position)
+    file.sync()
+
+
+def cut_back(files: Files, path: str, file: File, position: int) -> None:
+    """After a failed write or sync: cut a file at its durable end, and make sure of that.
+
+    The block that the last durable bytes share with the failed ones is written again: the failure may have spoilt it on
+    the disk, while the page cache calls it clean.
+    """
+    block = position // BLOCK_BYTES * BLOCK_BYTES
+    durable = files.read(path, block, position - block)
+    file.truncate(position)
+    file.write(durable, block)
+    file.sync()
+
+
+def _keep_aside(files: Files, folder: str, offset: int, torn: bytes) -> None:
+    files.make_folder(folder)
+    names = [known for known in files.list(folder) if known.endswith(TORN)]
+    for old in names[: max(0, len(names) + 1 - TORN_COUNT_MAX)]:
+        files.unlink(f"{folder}/{old}")
+    same = [int(known[21 : -len(TORN)]) for known in names if known.startswith(name(offset, "-"))]
+    number = max(same, default=0) + 1
+    file = files.open(f"{folder}/{name(offset, f'-{number:03d}{TORN}')}", new=True)
+    try:
+        file.write(torn, 0)
+        file.sync()
+    finally:
+        file.close()
+    files.sync_folder(folder)
+
+
+def beyond(
+    reader: LogReader, bases: Sequence[int], sizes: Sequence[int], bytes_max: int | None, before_ms: int | None
+) -> int:
+    """The offset below which a log is larger than it should be, or older."""
+    total, limit = sum(sizes), bases[0]
+    for i, (base, following, size) in enumerate(zip(bases, bases[1:], sizes, strict=False)):
+        old = before_ms is not None and _latest(reader, base, bases[i + 1 :], before_ms) < before_ms
+        large = bytes_max is not None and total > bytes_max
+        if not old and not large:
+            break
+        total, limit = total - size, following
+    return limit
+
+
+def _latest(reader: LogReader, base: int, following: Sequence[int], enough_ms: int) -> int:
+    """When the newest record of a segment was stored at the latest; looked for until it is below ``enough_ms``."""
+    end = reader.end
+    latest, newest = reader.latest(base), min((r.time_ms for r in reader.read(end - 1, end)), default=0)
+    for begin in following:
+        if latest < enough_ms or latest <= newest or begin >= end:
+            break
+        latest = min(latest, next(reader.read(begin, begin + 1)).time_ms)
+    return min(latest, newest)
+
+
+def remove(files: Files, folder: str, bases: list[int], limit: int) -> None:
+    """Remove the segments all of whose offsets are below a limit, and take them off the list of bases."""
+    kept = max((base for base in bases if base <= limit), default=bases[0])
+    if kept > bases[0]:
+        write_start(files, folder, kept)
+    while len(bases) > 1 and bases[1] <= limit:
+        files.sync_folder(folder)  # the removal before this one, also if that was in a call that failed
+        with suppress(FileNotFoundError):
+            files.unlink(f"{folder}/{name(bases[0], INDEX)}")
+        files.unlink(f"{folder}/{name(bases[0], SEGMENT)}")
+        del bases[0]
+    files.sync_folder(folder)
+
+
+SEGMENT_BYTES = 64 * 1024 * 1024
+"""The unit of retention: small enough to remove often, large enough to be few. (Kafka 1 GiB, NATS 8 MiB.)"""
+
+SNAPSHOTS_KEPT = 2
+"""If the newest turns out damaged, there is one more; who wants to survive two damaged ones asks for three."""
+
+AHEAD_BYTES = 1024 * 1024
+"""One sync in fifty, at 100 records of 100 bytes, pays for the others; more would only lengthen that one."""
+
+
+class SegmentLog:
+    """The log in a folder, open for writing; an `AppendLog`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        snapshots_kept: int = SNAPSHOTS_KEPT,
+        files: Files = REAL,
+    ) -> None:
+        """Open the log in ``path``, made if it is not there. `StoreFailed` if another process writes it."""
+        if segment_bytes < 1 or snapshots_kept < 1:
+            raise Misuse(f"segment_bytes {segment_bytes} and snapshots_kept {snapshots_kept} must be at least 1")
+        self._folder = os.fspath(path)
+        self._files = files
+        self._segment_bytes = segment_bytes
+        self._snapshots = Snapshots(files, self._folder, snapshots_kept)
+        self._broken = False
+        self._held: list[File] = []
+        try:
+            with failing(self._folder):
+                self._lock()
+                self._open()
+        except BaseException:
+            self._release()
+            raise
+
+    def _lock(self) -> None:
+        self._files.make_folder(self._folder)
+        try:
+            self._held.append(self._files.lock(f"{self._folder}/{LOCK}"))
+        except BlockingIOError as error:
+            cause = "another process writes this log"
+            raise StoreFailed(f"{self._folder}: {cause}", cause=cause, path=self._folder) from error
+
+    def _open(self) -> None:
+        files, folder = self._files, self._folder
+        self._snapshots.open()
+        snapshot, mark = self._snapshots.newest(), read_mark(files, folder) or 0
+        bases = self._bases = numbers(files, folder, SEGMENT)
+        if not bases:
+            if mark or self._snapshots.positions():
+                raise Damaged(f"{folder}: no segment is left", path=folder, position=0)
+            files.open(self._path(0), new=True).close()
+            bases.append(0)
+        if read_start(files, folder) is None:
+            write_start(files, folder, bases[0])
+        # Names that a killed writer made may be in this machine's memory only.
+        files.sync_folder(folder)
+        position = 0 if snapshot is None else snapshot.position
+        if position < bases[0]:
+            why = "the log no longer begins at 0, and no snapshot that it could go on from is whole"
+            raise Damaged(f"{self._path(bases[0])}: {why}", path=self._path(bases[0]), position=0)
+        tail = find_end(files, folder, bases, position, mark)
+        self._base, self._position, self._end, self._latest, entries, _ = tail
+        self._group = entries[-1]
+        self._file = files.open(self._path(self._base))
+        self._held.append(self._file)
+        make_sure(files, folder, self._file, tail, mark)
+        self._room = self._position
+        self._index = IndexWriter(files, f"{folder}/{name(self._base, INDEX)}", entries)
+        self._index.rewrite()
+        self._mark = files.open(f"{folder}/{MARK}", new=True)
+        self._held.append(self._mark)
+        self._mark.write(pack_mark(self._end), 0)
+
+    @property
+    def start(self) -> int:
+        """The first offset that is still kept."""
+        return self._bases[0]
+
+    @property
+    def end(self) -> int:
+        """The offset that the next record gets: all below it are durable."""
+        return self._end
+
+    def append(self, drafts: Sequence[Draft], time_ms: int) -> int:
+        """Store all drafts as one commit group, durable when it returns; return the offset of the first.
+
+        `StoreFailed`: none of them is kept, and the next call starts by clearing up what is left of this one.
+        """
+        self._check_open()
+        first = self._end
+        if not drafts:
+            return first
+        try:
+            if self._broken:
+                self._repair()
+            if self._position >= self._segment_bytes:
+                self._roll()
+            position = self._position
+            self._group = IndexEntry(first, position, self._latest)
+            if position - self._index.entries[-1].position >= index.SPACING_BYTES:
+                self._index.add(self._group)
+            data = encode(drafts, first, time_ms, self._base, position)
+            self._broken = True  # also for whatever interrupts the next lines
+            self._file.write(data, position)
+            position += len(data)
+            if position > self._room:
+                self._make_room(position)
+            self._file.sync()
+        except OSError as error:
+            self._broken = True
+            with suppress(OSError):
+                self._repair()
+            raise failed(error, self._path(self._base)) from error
+        self._position, self._end, self._broken = position, first + len(drafts), False
+        if time_ms > self._latest:
+            self._latest = time_ms
+        self._tell()
+        return first
+
+    def _make_room(self, position: int) -> None:
+        ahead = min(AHEAD_BYTES, self._segment_bytes - position)
+        self._room = max(position, position + ahead)
+        if ahead > 0:
+            with suppress(OSError):  # on a disk that is nearly full, what fits shall be kept
+                self._file.write(bytes(ahead), position)
+
+    def _tell(self) -> None:
+        """Write the mark. The group is durable with or without: if this fails, the next group has to wait for it."""
+        try:
+            self._mark.write(pack_mark(self._end), 0)
+        except OSError:
+            self._broken = True
+
+    def _roll(self) -> None:
+        """Go on in a new segment. If it fails, the old one is as it was."""
+        files, base = self._files, self._end
+        if self._room > self._position:
+            self._file.truncate(self._position)  # needs no sync: zeros that come back are still no frames
+            self._room = self._position
+        file = files.open(self._path(base), new=True)
+        try:
+            files.sync_folder(self._folder)
+        except BaseException:
+            file.close()
+            with suppress(OSError):
+                files.unlink(self._path(base))  # its name may be in memory only: it must not be relied on next time
+            raise
+        self._index.add(IndexEntry(base, self._position, self._latest))
+        self._index.close()
+        self._held.remove(self._file)
+        self._file.close()
+        self._held.append(file)
+        self._file, self._base, self._position, self._room = file, base, 0, 0
+        self._latest = index.NEVER
+        self._bases.append(base)
+        begin = IndexEntry(base, 0, index.NEVER)
+        self._index = IndexWriter(files, f"{self._folder}/{name(base, INDEX)}", [begin])
+
+    def _repair(self) -> None:
+        """Bring file and mark to what was acknowledged, through a descriptor that has not seen the failure."""
+        path = self._path(self._base)
+        file = self._files.open(path)
+        try:
+            cut_back(self._files, path, file, self._position)
+            self._mark.write(pack_mark(self._end), 0)
+        except BaseException:
+            file.close()
+            raise
+        self._held.remove(self._file)
+        with suppress(OSError):
+            self._file.close()
+        self._held.append(file)
+        self._file, self._room, self._broken = file, self._position, False
+
+    def read(self, start: int, end: int | None = None) -> Iterator[LogRecord]:
+        """The durable records from ``start`` up to, not including, ``end`` (None: all that there are now)."""
+        self._check_open()
+        return self._reader().read(start, end)
+
+    def _reader(self) -> LogReader:
+        """One for each who reads: they go on in their own threads."""
+        return LogReader(self._folder, files=self._files, durable=lambda: self._end)
+
+    def save(self, snapshot: SequencesSnapshot) -> None:
+        """Keep a snapshot; durable when it returns. A position beyond ``end`` or before ``start`` is `Misuse`."""
+        self._check_open()
+        if not self.start <= snapshot.position <= self._end:
+            raise Misuse(
+                f"a snapshot at {snapshot.position} of a log that holds [{self.start}, {self._end})",
+                position=snapshot.position,
+            )
+        self._index.add(self._group)  # where the next opening begins to check
+        self._snapshots.save(snapshot)
+
+    def load(self) -> SequencesSnapshot | None:
+        """The newest snapshot that is whole; None if there is none and the log begins at 0."""
+        self._check_open()
+        return self._snapshots.newest()
+
+    def trim(self, before_offset: int) -> int:
+        """Remove whole segments below an offset, as far as no kept snapshot needs them; return the new ``start``."""
+        self._check_open()
+        with failing(self._folder):
+            limit = min(before_offset, self._snapshots.safe_position())
+            remove(self._files, self._folder, self._bases, limit)
+        return self.start
+
+    def retain(self, *, bytes: int | None = None, before_ms: int | None = None) -> int:
+        """Remove old segments, while all together have more than ``bytes`` or a whole one is older than ``before_ms``.
+
+        What the kept snapshots need stays, and the segment that is being written; but one that begins with a record
+        older than ``before_ms`` is closed now, so that it can go when all of it is. Returns the new ``start``.
+        """
+        self._check_open()
+        with failing(self._folder):
+            if before_ms is not None and self._end > self._base and not self._broken:
+                first, last = (next(self.read(at, at + 1)).time_ms for at in (self._base, self._end - 1))
+                if min(first, last) < before_ms:  # the first one's clock may have been ahead
+                    self._roll()
+            sizes = [self._files.size(self._path(base)) for base in self._bases[:-1]]
+            limit = beyond(self._reader(), self._bases, [*sizes, self._position], bytes, before_ms)
+        return self.trim(limit)
+
+    def close(self) -> None:
+        """Let go of the log: nothing is left to be made durable."""
+        if self._held:
+            with suppress(OSError):
+                if self._broken:
+                    self._repair()
+                if self._room > self._position:
+                    self._file.truncate(self._position)
+            self._index.close()
+            self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for file in reversed(held):  # the lock last
+            with suppress(OSError):
+                file.close()
+
+    def _check_open(self) -> None:
+        if not self._held:
+            raise Misuse(f"{self._folder} was closed", path=self._folder)
+
+    def _path(self, base: int) -> str:
+        return f"{self._folder}/{name(base, SEGMENT)}"

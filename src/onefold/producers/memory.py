@@ -1,0 +1,664 @@
+"""The persisted part: what a topic knows from its log, and from nothing else.
+
+    memory = fold(apply, entries, nothing)
+
+There is no other way to change it, so two memories that read the same log are equal: the one that was there all along,
+the one that came up after a crash, and the one that began from a snapshot of either. So ``apply`` never asks what is
+pending, what time it is, or whether a limit is reached: it takes what the log holds. Not even a purge looks at what is
+pending; a message that lands after it brings its producer back, above the floor that the purge left.
+
+``run`` applies many messages of one producer with consecutive sequences at once, and equals applying one by one.
+
+Cost: O(1) per entry (O(log gaps) below the head), O(producers) per purge.
+
+What is kept of forgotten producers: a floor, in memory that does not grow.
+
+A producer that is forgotten must not come back as if it were new, or its old messages would count again. So each name
+belongs to one of ``count`` buckets, by its hash, and a bucket keeps the highest sequence and epoch that were ever
+forgotten in it. At or below the floor of its bucket, a message of an unknown producer is UNSURE, never FIRST.
+Two names may share a bucket: then the floor of one also holds for the other, which costs answers but never a duplicate.
+A new producer can ask for its floor and begin above it.
+
+Cost: one hash per question, none while nothing was forgotten; at most ``count`` numbers of each sort.
+
+Idempotency keys: the memory of senders that have no sequence, for as long as they are expected to retry.
+
+A key is remembered with the digest of its payload for ``keys_ms`` after the time of its record. Keys stand in the
+order of the log, and their times never fall, so the old ones are in front and expiry takes them from there. Time only
+passes with the records: a question about the present looks past expired keys, but removes none, or the memory would
+not be a function of the log.
+
+Clocks can be wrong. An expired key is removed only when its room is needed: if the clock that said so was ahead, it is
+known again when the clock comes back. And a key's time never lies ahead of the present: when the clock is set back,
+younger keys take the present's time, so that none is remembered for longer than ``keys_ms`` from then on.
+
+Cost: O(1) amortised per key.
+
+What the log holds of one producer, in a few numbers.
+
+Two memories share one shape. `Highest` is the published one: the highest stored sequence, and all below it counts as
+stored. `Gapped` also knows what lies below and was *not* stored:
+
+    stored 5..6, 9..12      head 12, gaps (-1, 4] (6, 8]
+
+``unseen(low, high)`` lists the parts of a range that are not known to be stored, ``store(low, high)`` adds a run that
+the log holds. What lies at or below ``forgotten`` may have been stored, and nobody knows: it is listed as unseen, and
+the caller must look at ``forgotten`` before writing it.
+Beside it lie the epoch, the time of the last record, and the digests of the last few sequences, 12 bytes each.
+
+Cost: O(1) at the head, O(log gaps) below it; about 0.5 kB per producer with 16 digests.
+
+A memory as bytes, and back: a few columns, so that 100,000 producers take milliseconds.
+
+    magic, CRC-32 of all that follows
+    header      memory, on/off, the settings, and how many rows each table has
+    producers   head, forgotten, epoch, time, and the lengths of its name, digests and gaps; then those, end to end
+    floors      bucket and sequence; bucket and epoch
+    keys        time, digest and length; then the keys, end to end
+
+All integers are little endian. The CRC finds damage by chance; behind it, bytes are still checked before they are
+believed, so that foreign bytes raise `BadInput` and never become a wrong memory.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import accumulate, islice, pairwise
+from struct import Struct
+from typing import Any, Final, NamedTuple, TypeAlias
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from onefold.errors import BadInput, Misuse
+from onefold.intervals import Gaps
+from onefold.producers.records import (
+    BEHIND_HIGHEST,
+    CONFLICT,
+    IN_FLIGHT,
+    KEYS_FULL,
+    KNOWN_KEY,
+    NEW,
+    NO_DIGEST,
+    SEEN,
+    Kind,
+    Part,
+    Pushed,
+    SequenceBounds,
+    SequenceEntry,
+    SequenceSettings,
+)
+
+
+class Floors:
+    """The floors of a fixed number of buckets.
+
+    >>> floors = Floors(65_536)
+    >>> floors.forget("p", 41, epoch=2)
+    >>> floors.sequence("p"), floors.epoch("p"), floors.sequence("q")
+    (41, 2, -1)
+    """
+
+    __slots__ = ("count", "epochs", "sequences")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.sequences: dict[int, int] = {}
+        self.epochs: dict[int, int] = {}
+
+    def _bucket(self, name: str) -> int:
+        return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") % self.count
+
+    def sequence(self, name: str) -> int:
+        """The highest sequence that was forgotten in the bucket of ``name``; -1: none was."""
+        return self.sequences.get(self._bucket(name), -1) if self.sequences else -1
+
+    def epoch(self, name: str) -> int:
+        """The highest epoch that was forgotten in the bucket of ``name``; 0: none was."""
+        return self.epochs.get(self._bucket(name), 0) if self.epochs else 0
+
+    def forget(self, name: str, sequence: int, epoch: int) -> None:
+        """Raise the floor of the bucket of ``name``; it never sinks."""
+        bucket = self._bucket(name)
+        if sequence > self.sequences.get(bucket, -1):
+            self.sequences[bucket] = sequence
+        if epoch > self.epochs.get(bucket, 0):
+            self.epochs[bucket] = epoch
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Floors)
+            and self.count == other.count
+            and self.sequences == other.sequences
+            and self.epochs == other.epochs
+        )
+
+    __hash__ = None  # type: ignore[assignment] # it changes
+
+
+class StoredSequences(NamedTuple):
+    """What is remembered of a key."""
+
+    time_ms: int
+    digest: int
+
+
+class Keys:
+    """The keys that the log holds and that are not expired.
+
+    >>> keys = Keys(count_max=100, ms=1000)
+    >>> keys.store("a", 7, 5000)
+    >>> keys.get("a", 5999), keys.get("a", 6000)
+    (Stored(time_ms=5000, digest=7), None)
+    """
+
+    __slots__ = ("_stored", "count_max", "ms")
+
+    def __init__(self, count_max: int, ms: int) -> None:
+        self.count_max = count_max
+        self.ms = ms
+        self._stored: OrderedDict[str, StoredSequences] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def items(self) -> list[tuple[str, StoredSequences]]:
+        """All keys with what is remembered of them, oldest first."""
+        return list(self._stored.items())
+
+    def get(self, key: str, now_ms: int) -> StoredSequences | None:
+        """What is remembered of a key; None if it is unknown or expired."""
+        stored = self._stored.get(key)
+        return None if stored is None or stored.time_ms + self.ms <= now_ms else stored
+
+    def judge(self, key: str, digest: int, now_ms: int, pending: Mapping[str, int]) -> Pushed:
+        """Is a message with this key stored, being written (among ``pending``), or new?"""
+        stored = self.get(key, now_ms)
+        if stored is not None:
+            return KNOWN_KEY if stored.digest == digest or NO_DIGEST in (stored.digest, digest) else CONFLICT
+        if key in pending:
+            return IN_FLIGHT
+        return KEYS_FULL if self._full(len(pending), now_ms) else NEW
+
+    def _full(self, pending: int, now_ms: int) -> bool:
+        over = len(self._stored) + pending - self.count_max
+        if over < 0:
+            return False
+        # So many of the oldest, and one more, must have expired to make room: it is enough to look at the last of them.
+        last = next(islice(self._stored.values(), over, None), None)
+        return last is None or last.time_ms + self.ms > now_ms
+
+    def store(self, key: str, digest: int, time_ms: int) -> None:
+        """The log holds this key."""
+        if self._stored:
+            time_ms = max(time_ms, next(reversed(self._stored.values())).time_ms)
+        self._stored.pop(key, None)
+        while len(self._stored) >= self.count_max and next(iter(self._stored.values())).time_ms + self.ms <= time_ms:
+            self._stored.popitem(last=False)
+        self._stored[key] = StoredSequences(time_ms, digest)
+
+    def set_clock(self, ahead_ms: int, now_ms: int) -> None:
+        """The clock was set ahead by so much, or back (0), to the present."""
+        for key, (time_ms, digest) in self._stored.items():
+            self._stored[key] = StoredSequences(min(time_ms + ahead_ms, now_ms), digest)
+
+    def restore(self, key: str, digest: int, time_ms: int) -> None:
+        """Put back what a snapshot holds, oldest first; nothing expires."""
+        self._stored[key] = StoredSequences(time_ms, digest)
+
+    def clear(self) -> None:
+        """Forget all keys."""
+        self._stored.clear()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Keys) and self._stored == other._stored
+
+    __hash__ = None  # type: ignore[assignment] # it changes
+
+
+DIGEST: Final = Struct("<qI")
+_MASK: Final = 0xFFFF_FFFF
+
+
+@lru_cache(maxsize=64)
+def _rows(count: int) -> Struct:
+    return Struct("<" + "qI" * count)
+
+
+def _packed(low: int, digests: Sequence[int]) -> bytes:
+    if len(digests) == 1:
+        return DIGEST.pack(low, digests[0] & _MASK)
+    row = [0] * (2 * len(digests))
+    row[::2] = range(low, low + len(digests))
+    row[1::2] = [digest & _MASK for digest in digests]
+    return _rows(len(digests)).pack(*row)
+
+
+class Highest:
+    """A producer of which the highest stored sequence is remembered.
+
+    >>> p = Highest()
+    >>> p.store(5, 6)
+    >>> p.unseen(4, 6), p.unseen(5, 9)
+    ((), ((7, 9),))
+    """
+
+    __slots__ = ("digests", "epoch", "forgotten", "head", "time_ms")
+
+    holes = False
+    repeat: Pushed = BEHIND_HIGHEST
+
+    def __init__(self, forgotten: int = -1) -> None:
+        self.head = -1
+        self.forgotten = forgotten
+        self.epoch = 0
+        self.time_ms = 0
+        self.digests = b""
+
+    def unseen(self, low: int, high: int) -> tuple[Part, ...]:
+        """The parts of ``low..high`` that are not known to be stored, ascending."""
+        head, forgotten = self.head, self.forgotten
+        if low > head:
+            return ((low, high),)
+        if low <= forgotten:  # it may have been stored by somebody who was forgotten, or left out: nobody knows
+            return ((low, min(high, forgotten)), *(((head + 1, high),) if high > head else ()))
+        return ((head + 1, high),) if high > head else ()
+
+    def store(self, low: int, high: int, gap_count_max: int = 0) -> None:
+        """The log holds ``low..high``."""
+        if high > self.head:
+            self.head = high
+
+    def gaps(self) -> list[Part]:
+        """Every ``(lower, upper]`` below the head that is known not to be stored, ascending."""
+        return []
+
+    def note(self, low: int, digests: Sequence[int], count_max: int) -> None:
+        """Remember the digests of a run that begins at ``low``; the newest ``count_max`` stay."""
+        if count_max:
+            newest = digests[-count_max:]
+            packed = _packed(low + len(digests) - len(newest), newest)
+            self.digests = (self.digests + packed)[-DIGEST.size * count_max :]
+
+    def contradicts(self, low: int, high: int, digests: Sequence[int]) -> bool:
+        """Is one of ``low..high`` known to be stored with another digest?"""
+        known = dict(DIGEST.iter_unpack(self.digests))  # of a sequence that is in the log twice, the newest counts
+        return any(low <= at <= high and digest != digests[at - low] & _MASK for at, digest in known.items())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Highest) and self._state() == other._state()
+
+    __hash__ = None  # type: ignore[assignment] # it changes
+
+    def _state(self) -> tuple[object, ...]:
+        return self.repeat, self.head, self.forgotten, self.epoch, self.time_ms, self.digests, self.gaps()
+
+    def __str__(self) -> str:
+        return str(self.head)
+
+
+class Gapped(Highest):
+    """A producer of which every stored sequence is remembered, by the gaps between them.
+
+    >>> p = Gapped()
+    >>> p.store(5, 6, 10); p.store(9, 12, 10); print(p)
+    (-1, 4] (6, 8] 12
+    >>> p.unseen(6, 14)
+    ((7, 8), (13, 14))
+    """
+
+    __slots__ = ("_gaps",)
+
+    holes = True
+    repeat = SEEN
+
+    def __init__(self, forgotten: int = -1) -> None:
+        super().__init__(forgotten)
+        self._gaps: Gaps[int] | None = None  # most producers have none
+
+    def unseen(self, low: int, high: int) -> tuple[Part, ...]:
+        """The parts of ``low..high`` that are not known to be stored; what is forgotten is among them."""
+        edge = max(self.head, self.forgotten)
+        if low > edge:
+            return ((low, high),)
+        parts = [(low, min(high, self.forgotten))] if low <= self.forgotten else []
+        parts.extend(self._missing(low, high))
+        if high > edge:
+            parts.append((edge + 1, high))
+        return tuple(parts)
+
+    def _missing(self, low: int, high: int) -> Iterator[Part]:
+        gaps = self._gaps
+        if gaps is None:
+            return
+        for i in range(max(gaps.locate(low), 0), len(gaps)):
+            start, end = max(gaps.lowers[i] + 1, low), min(gaps.uppers[i], high)
+            if start > high:
+                return
+            if start <= end:
+                yield start, end
+
+    def store(self, low: int, high: int, gap_count_max: int = 0) -> None:
+        """The log holds ``low..high``: as one by one, where only the first can divide a gap or open one."""
+        if low > self.head:
+            edge = max(self.head, self.forgotten)
+            if low - 1 > edge:
+                self._gaps = self._gaps or Gaps()
+                self._gaps.append(edge, low - 1)
+                self._forget(gap_count_max)
+        elif self._gaps is not None:
+            self._fill(low, low)
+            self._forget(gap_count_max)
+            self._fill(low + 1, high)
+        if high > self.head:
+            self.head = high
+
+    def _fill(self, low: int, high: int) -> None:
+        for start, end in list(self._missing(low, high)):
+            assert self._gaps is not None
+            self._gaps.fill(self._gaps.locate(start), start - 1, end)
+
+    def _forget(self, gap_count_max: int) -> None:
+        assert self._gaps is not None
+        while len(self._gaps) > gap_count_max:
+            self.forgotten = self._gaps.drop_lowest()
+
+    def gaps(self) -> list[Part]:
+        """Every ``(lower, upper]`` below the head that is known not to be stored, ascending."""
+        return [] if self._gaps is None else list(self._gaps)
+
+    def reset_gaps(self, gaps: list[Part]) -> None:
+        """Take these gaps instead: a snapshot is being restored."""
+        self._gaps = Gaps(gaps) if gaps else None
+
+    def __str__(self) -> str:
+        forgot = [f"forgot {self.forgotten}"] if self.forgotten >= 0 else []
+        return " ".join([*forgot, *(f"({lower}, {upper}]" for lower, upper in self.gaps()), str(self.head)])
+
+
+Known: TypeAlias = Highest | Gapped
+
+
+_MESSAGE, _CONFLICT, _OPEN, _PURGE, _SWITCH, _KEYED, _RESET, _CLOCK = Kind
+
+
+class Memory:
+    """A fold over the entries of a log.
+
+    >>> memory = Memory(Bounds())
+    >>> for sequence in (0, 1, 5):
+    ...     memory.apply(Entry(Kind.MESSAGE, "p", sequence))
+    >>> memory.producers["p"].head
+    5
+    """
+
+    __slots__ = ("_new", "bounds", "floors", "keys", "on", "producers")
+
+    def __init__(self, bounds: SequenceBounds) -> None:
+        self.bounds = bounds
+        self.on = True
+        self.producers: dict[str, Known] = {}
+        self.floors = Floors(bounds.floors_count)
+        self.keys = Keys(bounds.keys_max, bounds.keys_ms)
+        self._new = Gapped if bounds.memory == "gaps" else Highest
+
+    def blank(self, producer: str) -> Known:
+        """What is known of a producer of which the memory holds nothing: its floor."""
+        return self._new(self.floors.sequence(producer))
+
+    def _known(self, producer: str) -> Known:
+        known = self.producers.get(producer)
+        if known is None:
+            known = self.producers[producer] = self.blank(producer)
+        return known
+
+    def apply(self, entry: SequenceEntry) -> None:
+        """Take the next entry of the log."""
+        kind, producer, sequence, epoch, digest, time_ms = entry
+        if kind == _MESSAGE:
+            self.run(producer, sequence, sequence, epoch, None if digest < 0 else (digest,), time_ms)
+        elif kind == _KEYED:
+            if self.on:
+                self.keys.store(producer, digest, time_ms)
+        elif kind == _OPEN:
+            self._open(producer, epoch, time_ms)
+        elif kind == _PURGE:
+            self._purge(sequence)
+        elif kind == _SWITCH:
+            self._switch(sequence)
+        elif kind == _RESET:
+            self._reset(producer, time_ms)
+        elif kind == _CLOCK:
+            self._set_clock(sequence, time_ms)
+        elif kind != _CONFLICT:
+            raise BadInput(f"an entry of the unknown kind {kind}: {entry}", kind=kind)
+
+    def run(self, producer: str, low: int, high: int, epoch: int, digests: Sequence[int] | None, time_ms: int) -> None:
+        """The next entries are the messages ``low..high`` of one producer."""
+        if not self.on:
+            return
+        known = self.producers.get(producer) or self._known(producer)
+        known.store(low, high, self.bounds.gap_count_max)
+        if epoch > known.epoch:  # its opening is not in this log any more, or its producer was purged in between
+            known.epoch = epoch
+        if time_ms > known.time_ms:
+            known.time_ms = time_ms
+        if digests is not None:
+            known.note(low, digests, self.bounds.digests_max)
+
+    def _open(self, producer: str, epoch: int, time_ms: int) -> None:
+        known = self._known(producer)
+        known.epoch = max(known.epoch, epoch)
+        known.time_ms = max(known.time_ms, time_ms)
+
+    def _purge(self, before_ms: int) -> None:
+        idle = [name for name, known in self.producers.items() if known.time_ms < before_ms]
+        for name in idle:
+            known = self.producers.pop(name)
+            self.floors.forget(name, max(known.head, known.forgotten), known.epoch)
+
+    def _switch(self, on: int) -> None:
+        self.on = bool(on)
+        if self.on:
+            return
+        # Epochs outlive the switch: who was fenced off stays fenced off, and no epoch is given out twice.
+        opened = {name: known for name, known in self.producers.items() if known.epoch}
+        self.producers.clear()
+        self.floors.sequences.clear()
+        self.keys.clear()
+        for name, known in opened.items():
+            self._open(name, known.epoch, known.time_ms)
+
+    def _reset(self, producer: str, time_ms: int) -> None:
+        if not self.on:  # nothing is remembered of sequences then
+            return
+        known = self.producers.get(producer)
+        blank = self.producers[producer] = self._new()  # without the floor of its bucket
+        blank.epoch = known.epoch if known else 0
+        blank.time_ms = time_ms
+
+    def _set_clock(self, before_ms: int, now_ms: int) -> None:
+        """Ages stay what they are when the clock is set ahead; set back, nothing may be younger than the present."""
+        ahead = max(0, now_ms - before_ms)
+        for known in self.producers.values():
+            known.time_ms = min(known.time_ms + ahead, now_ms)
+        self.keys.set_clock(ahead, now_ms)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Memory)
+            and self.on == other.on
+            and self.bounds.memory == other.bounds.memory
+            and self.producers == other.producers
+            and self.floors == other.floors
+            and self.keys == other.keys
+        )
+
+    __hash__ = None  # type: ignore[assignment] # it changes
+
+
+MAGIC: Final = b"OFP2"
+_HEAD: Final = Struct("<4sI")
+_HEADER: Final = Struct("<BB 7q 4Q")
+_OLD_MAGIC: Final = b"OFP1"
+_OLD_HEADER: Final = Struct("<BB 6q 4Q")
+"""Of snapshots without jump_max."""
+_INT64: Final = np.dtype("<i8")
+_UINT32: Final = np.dtype("<u4")
+
+
+def encode(memory: Memory) -> bytes:
+    """Everything the memory knows."""
+    bounds, floors, keys = memory.bounds, memory.floors, memory.keys.items()
+    known = list(memory.producers.values())
+    names = [name.encode() for name in memory.producers]
+    gaps = [k.gaps() for k in known] if bounds.memory == "gaps" else [[]] * len(known)
+    header = _HEADER.pack(
+        bounds.memory == "gaps",
+        memory.on,
+        *bounds[1:-1],
+        bounds.jump_max or 0,
+        len(known),
+        len(floors.sequences),
+        len(floors.epochs),
+        len(keys),
+    )
+    body = b"".join(
+        (
+            header,
+            _column([k.head for k in known]),
+            _column([k.forgotten for k in known]),
+            _column([k.epoch for k in known]),
+            _column([k.time_ms for k in known]),
+            _column(map(len, names), _UINT32),
+            _column([len(k.digests) for k in known], _UINT32),
+            _column(map(len, gaps), _UINT32),
+            *names,
+            *(k.digests for k in known),
+            _column([bound for of_one in gaps for gap in of_one for bound in gap]),
+            *(_column(column) for table in (floors.sequences, floors.epochs) for column in (table, table.values())),
+            _column([stored.time_ms for _, stored in keys]),
+            _column([stored.digest for _, stored in keys]),
+            _column([len(key.encode()) for key, _ in keys], _UINT32),
+            *(key.encode() for key, _ in keys),
+        )
+    )
+    return _HEAD.pack(MAGIC, crc32(body)) + body
+
+
+def decode(data: bytes, settings: SequenceSettings) -> Memory:
+    """The memory that was encoded; ``settings`` replace those it was encoded with. Else `BadInput`."""
+    layout = _OLD_HEADER if data[: len(MAGIC)] == _OLD_MAGIC else _HEADER
+    if len(data) < _HEAD.size + layout.size or data[: len(MAGIC)] not in (MAGIC, _OLD_MAGIC):
+        raise BadInput(f"not a snapshot of producers: {len(data)} bytes that begin {data[:4].hex()!r}", offset=0)
+    if _HEAD.unpack_from(data)[1] != crc32(memoryview(data)[_HEAD.size :]):
+        raise BadInput(f"damaged snapshot of producers: the CRC of its {len(data)} bytes is wrong", offset=4)
+    gapped, on, *numbers = layout.unpack_from(data, _HEAD.size)
+    if layout is _OLD_HEADER:
+        numbers.insert(6, 0)
+    if max(gapped, on) > 1:
+        raise BadInput(f"snapshot of producers with unknown flags {gapped}, {on}", offset=_HEAD.size)
+    try:
+        old = (
+            SequenceBounds("gaps" if gapped else "highest", *numbers[:6])
+            ._replace(jump_max=numbers[6] or None)
+            .checked()
+        )
+    except Misuse as error:
+        raise BadInput(f"snapshot of producers with impossible settings: {error}") from error
+    try:
+        memory = Memory(_rebound(old, settings, floors=numbers[8] + numbers[9]))
+        memory.on = bool(on)
+        reader = _Reader(data, _HEAD.size + layout.size)
+        _read_producers(reader, memory, old, numbers[7])
+        memory.floors.sequences = dict(zip(reader.column(numbers[8]), reader.column(numbers[8]), strict=True))
+        memory.floors.epochs = dict(zip(reader.column(numbers[9]), reader.column(numbers[9]), strict=True))
+        times, digests = reader.column(numbers[10]), reader.column(numbers[10])
+        for key, digest, time_ms in zip(reader.names(reader.column(numbers[10], _UINT32)), digests, times, strict=True):
+            memory.keys.restore(key, digest, time_ms)
+        reader.end()
+    except (ValueError, UnicodeDecodeError, OverflowError) as error:
+        raise BadInput(f"snapshot of producers that contradicts itself: {error}") from error
+    return memory
+
+
+def _rebound(old: SequenceBounds, settings: SequenceSettings, floors: int) -> SequenceBounds:
+    bounds = old._replace(**settings).checked()
+    if floors and bounds.floors_count != old.floors_count:
+        raise Misuse(
+            f"floors_count is {bounds.floors_count}, but the snapshot has floors in {old.floors_count} buckets",
+            floors_count=bounds.floors_count,
+        )
+    return bounds
+
+
+def _read_producers(reader: _Reader, memory: Memory, old: SequenceBounds, count: int) -> None:
+    heads, forgotten, epochs, times = (reader.column(count) for _ in range(4))
+    name_lengths, digest_lengths, gap_counts = (reader.column(count, _UINT32) for _ in range(3))
+    names = reader.names(name_lengths)
+    digests = reader.slices(digest_lengths)
+    bounds = reader.column(2 * sum(gap_counts))
+    keep = DIGEST.size * memory.bounds.digests_max
+    blank = Gapped if memory.bounds.memory == "gaps" else Highest
+    gap = 0
+    for i, name in enumerate(names):
+        if heads[i] < -1 or forgotten[i] < -1 or epochs[i] < 0 or digest_lengths[i] % DIGEST.size:
+            raise ValueError(f"producer {name!r} has head {heads[i]}, floor {forgotten[i]}, epoch {epochs[i]}")
+        known: Known = blank(forgotten[i])
+        known.head, known.epoch, known.time_ms = heads[i], epochs[i], times[i]
+        known.digests = digests[i][-keep:] if keep else b""
+        gap, start = gap + 2 * gap_counts[i], gap
+        if isinstance(known, Gapped):
+            if old.memory == "highest":
+                known.forgotten = max(known.forgotten, known.head)
+            if gap > start:
+                _refuse_disorder([forgotten[i], *bounds[start:gap], heads[i]])
+                known.reset_gaps(list(zip(bounds[start:gap:2], bounds[start + 1 : gap : 2], strict=True)))
+        memory.producers[name] = known
+    if len(memory.producers) != count:
+        raise ValueError("a producer is in it twice")
+
+
+def _refuse_disorder(bounds: list[int]) -> None:
+    """Gaps begin at or above what is forgotten, end below the head, and neither touch nor overlap."""
+    steps = [upper - lower for lower, upper in pairwise(bounds)]
+    if steps[0] < 0 or min(steps[1:]) < 1:
+        raise ValueError(f"gaps out of order: {bounds}")
+
+
+def _column(values: Iterable[int], dtype: npt.DTypeLike = _INT64) -> bytes:
+    return np.fromiter(values, dtype).tobytes()
+
+
+class _Reader:
+    """Takes columns off the front of a snapshot; every length is checked before it is used."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data = data
+        self._at = at
+
+    def _take(self, size: int) -> bytes:
+        start, self._at = self._at, self._at + size
+        if self._at > len(self._data):
+            raise ValueError(f"{size} bytes wanted at byte {start} of {len(self._data)}")
+        return self._data[start : self._at]
+
+    def column(self, count: int, dtype: np.dtype[Any] = _INT64) -> list[int]:
+        column: list[int] = np.frombuffer(self._take(count * dtype.itemsize), dtype).tolist()
+        return column
+
+    def slices(self, lengths: Sequence[int]) -> list[bytes]:
+        data = self._take(sum(lengths))
+        ends = list(accumulate(lengths))
+        return [data[end - length : end] for length, end in zip(lengths, ends, strict=True)]
+
+    def names(self, lengths: Sequence[int]) -> list[str]:
+        return [name.decode() for name in self.slices(lengths)]
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise ValueError(f"it goes on after its end at byte {self._at}")

@@ -1,0 +1,522 @@
+"""Is this message stored already? Answered before it is written, so that no crash and no retry loses or doubles it.
+
+A producer numbers its messages. For each producer there are two numbers, in two maps:
+
+    pushed       the highest sequence that was given to the store
+    persisted    the highest sequence that the store has confirmed
+
+    sequence > pushed                   FIRST     write it
+    sequence > pushed + jump_max        REJECT    it lies too far ahead to be believed, if jump_max is set
+    sequence <= persisted               REPEAT    it is in the log: confirm it, and write nothing
+    persisted < sequence <= pushed      UNSURE    it is on its way, and may still fail: the sender must try again
+
+The answer between the two must not be REPEAT: the sender would take it for stored, and if the write then fails, the
+message is lost. When a write fails while others are on their way, the topic is *fenced*: all is UNSURE until the last
+of them is back. Then pushed falls back to persisted, and the retry of what failed is FIRST.
+
+Persisted is the `Memory`, a fold over the log: recovery = snapshot + the rest of the log. Pushed is the `Overlay`, the
+parts in flight; a crash throws it away. With ``memory="gaps"`` both know ranges instead of one number, so that a lower
+sequence which was never stored is FIRST. A batch that was stored in part is FIRST with the parts that are new.
+
+From: Pulsar PIP-6; epochs, floors, digests, keys and jumps are ours. Cost: O(1) at the head, O(log gaps) below it.
+
+The pushed part: what was given to the store and is not answered for yet.
+
+It lies over the memory as a thin sheet, and it is the only thing that a crash or a failed group takes away. A flight is
+the parts of one producer that are being written, in the order in which they were pushed, and the highest sequence of
+them. It is gone when its last part has landed, so a producer without a flight has pushed = persisted.
+
+When a part fails and others are still out, the overlay is *fenced* until the last of them is back. There is nothing to
+undo then: no flight is left, and pushed has fallen back to persisted for all producers at once.
+
+Cost: O(1) when the store answers in the order of the pushes; else O(parts of the producer).
+
+After a crash: the memory comes back from a snapshot and the rest of the log, equal to one that never crashed.
+
+A snapshot is the memory *together with its position*, the offset of the first record that is not in it. The two are
+only worth something as a pair: with a position too high, records are missing from the memory and would be stored twice;
+with one too low, records are applied twice. So `recover` refuses a tail that does not begin there, or that skips one.
+What was pushed and not persisted is gone, as it must be: nobody knows of it, and its sender will try again.
+
+`Cadence` says when a snapshot is due. Replayed entries count, or a topic that often crashes would never take one.
+
+Cost of recovery: O(producers) for the snapshot and O(1) per entry behind it, whatever the age of the log.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, Unpack
+
+from onefold.errors import BadInput, Busy, Misuse
+from onefold.producers import memory as snapshots
+from onefold.producers import records as A
+from onefold.producers import records as B
+from onefold.producers.memory import Known, Memory
+from onefold.producers.records import (
+    SEQUENCE_MAX,
+    Kind,
+    MemoryKind,
+    Part,
+    Pushed,
+    SequenceBounds,
+    SequenceEntry,
+    SequenceSettings,
+    one_each,
+    valid_name,
+)
+from onefold.verdict import Verdict
+
+
+class Flight:
+    """The parts of one producer that are being written."""
+
+    __slots__ = ("high", "parts")
+
+    def __init__(self) -> None:
+        self.parts: deque[Part] = deque()
+        self.high = -1
+
+    def overlaps(self, parts: tuple[Part, ...]) -> bool:
+        """Is any sequence of ``parts`` being written?"""
+        return any(low <= end and start <= high for low, high in parts for start, end in self.parts)
+
+    def take(self, sequence: int) -> Part | None:
+        """Remove the first part that holds this sequence; None if there is none."""
+        for i, part in enumerate(self.parts):
+            if part[0] <= sequence <= part[1]:
+                del self.parts[i]
+                return part
+        return None
+
+
+class Overlay:
+    """All that is pending: parts of producers, openings, keys.
+
+    >>> overlay = Overlay()
+    >>> overlay.take_off("p", ((1, 3),)); overlay.take_off("q", ((7, 7),))
+    >>> overlay.crash("p", 2); overlay.fenced
+    True
+    >>> overlay.land("q", 7), overlay.fenced
+    ((7, 7), False)
+    """
+
+    __slots__ = ("fenced", "flights", "keys", "openings")
+
+    def __init__(self) -> None:
+        self.flights: dict[str, Flight] = {}
+        self.openings: dict[str, list[int]] = {}
+        self.keys: dict[str, int] = {}
+        self.fenced = False
+
+    def __len__(self) -> int:
+        parts = sum(len(flight.parts) for flight in self.flights.values())
+        return parts + sum(map(len, self.openings.values())) + sum(self.keys.values())
+
+    def take_off(self, producer: str, parts: tuple[Part, ...]) -> None:
+        """These parts are given to the store."""
+        flight = self.flights.get(producer)
+        if flight is None:
+            flight = self.flights[producer] = Flight()
+        flight.parts.extend(parts)
+        high = parts[-1][1]
+        if high > flight.high:
+            flight.high = high
+
+    def land(self, producer: str, sequence: int) -> Part:
+        """The store has answered for the part that holds this sequence: take it off. `Misuse` if there is none."""
+        flight = self.flights.get(producer)
+        part = flight.take(sequence) if flight else None
+        if flight is None or part is None:
+            raise Misuse(f"nothing pending of {producer!r} holds {sequence}", producer=producer, sequence=sequence)
+        if not flight.parts:
+            del self.flights[producer]
+            self.fenced = self.fenced and bool(self.flights)
+        return part
+
+    def crash(self, producer: str, sequence: int) -> None:
+        """The store has failed the part that holds this sequence: fence, while others are out."""
+        self.land(producer, sequence)
+        self.fenced = bool(self.flights)
+
+    def open(self, producer: str, epoch: int) -> int:
+        """An opening with the next epoch above ``epoch`` and above those on their way is given to the store."""
+        openings = self.openings.setdefault(producer, [])
+        openings.append(max(epoch, *openings, 0) + 1)
+        return openings[-1]
+
+    def opened(self, producer: str, epoch: int) -> None:
+        """The store has answered for this opening."""
+        openings = self.openings.get(producer, [])
+        if epoch not in openings:
+            raise Misuse(f"no opening of {producer!r} with epoch {epoch} is pending", producer=producer, epoch=epoch)
+        openings.remove(epoch)
+        if not openings:
+            del self.openings[producer]
+
+    def use_key(self, key: str) -> None:
+        """A message with this key is given to the store."""
+        self.keys[key] = self.keys.get(key, 0) + 1  # more than one only while deduplication is off
+
+    def used_key(self, key: str) -> None:
+        """The store has answered for a message with this key."""
+        if key not in self.keys:
+            raise Misuse(f"no message with the key {key!r} is pending", key=key)
+        self.keys[key] -= 1
+        if not self.keys[key]:
+            del self.keys[key]
+
+
+class Sequences:
+    """Judges the messages of all producers of one topic.
+
+    >>> s = Sequences()
+    >>> print(s.push("p", 5), s.push("p", 5), s.push("p", 6), sep=", ")
+    FIRST new, UNSURE in_flight, FIRST new
+    >>> s.persist("p", 5); s.fail("p", 6)
+    >>> print(s.push("p", 5), s.push("p", 4, high=9), sep=", ")
+    REPEAT behind_highest, FIRST rest_of_batch
+    >>> s.last_sequence_id("p"), s.pushed["p"]
+    (5, 9)
+    """
+
+    __slots__ = ("_memory", "_overlay")
+
+    def __init__(
+        self,
+        memory: MemoryKind = "highest",
+        *,
+        producers_max: int = B.PRODUCERS_MAX,
+        gap_count_max: int = B.GAP_COUNT_MAX,
+        digests_max: int = B.DIGESTS_MAX,
+        floors_count: int = B.FLOORS_COUNT,
+        keys_max: int = B.KEYS_MAX,
+        keys_ms: int = B.KEYS_MS,
+        jump_max: int | None = None,
+    ) -> None:
+        """Begin with an empty log.
+
+        ``jump_max`` refuses a sequence that lies more than so much above the highest one pushed of its producer, so
+        that one wrong number cannot make all honest ones repeats; None, the default, takes any, as published. The very
+        first sequence of a producer has nothing to be measured by, and may be any.
+        """
+        bounds = SequenceBounds(
+            memory, producers_max, gap_count_max, digests_max, floors_count, keys_max, keys_ms, jump_max
+        )
+        self._memory = Memory(bounds.checked())
+        self._overlay = Overlay()
+
+    def push(
+        self,
+        producer: str,
+        sequence: int,
+        *,
+        high: int | None = None,
+        epoch: int | None = None,
+        digests: Sequence[int] | None = None,
+    ) -> Pushed:
+        """Judge a message, or the batch ``sequence..high``; what is FIRST is pending from here on.
+
+        Every part of a FIRST must be reported by `persist` or `fail`. ``digests`` are those of the payloads, one for
+        each sequence: with them, a repeat that differs from what is stored is REJECT. Never raises on a message.
+        """
+        high = sequence if high is None else high
+        if type(sequence) is not int or type(high) is not int or not 0 <= sequence <= high <= SEQUENCE_MAX:
+            return A.BAD_SEQUENCE
+        known = self._memory.producers.get(producer) if type(producer) is str else None
+        if known is None and not valid_name(producer):
+            return A.BAD_NAME
+        if digests is not None:
+            one_each(digests, sequence, high)
+        if not self._memory.on:
+            return self._first(producer, A.SWITCHED_OFF, ((sequence, high),))
+        if self._overlay.fenced:
+            return A.FENCED
+        if known is None or known.epoch != (epoch or 0) or self._overlay.openings:
+            known = known or self._memory.blank(producer)
+            refusal = self._refusal(producer, known, epoch or 0)
+            if refusal is not None:
+                return refusal
+        return self._judge(producer, known, sequence, high, digests)
+
+    def _judge(self, producer: str, known: Known, low: int, high: int, digests: Sequence[int] | None) -> Pushed:
+        if digests is not None and low <= known.head and known.contradicts(low, high, digests):
+            return A.CONFLICT
+        parts = known.unseen(low, high)
+        if not parts:
+            return known.repeat
+        start, end = parts[0]
+        if start <= known.forgotten:
+            return A.FORGOTTEN
+        flight = self._overlay.flights.get(producer)
+        jump_max = self._memory.bounds.jump_max
+        if jump_max is not None:
+            highest = known.head if flight is None else max(known.head, flight.high)
+            if start - highest > jump_max and highest >= 0:
+                return A.JUMP_TOO_FAR
+        # A memory without holes cannot take what lies below the highest pushed sequence any more.
+        if flight is not None and start <= flight.high and (not known.holes or flight.overlaps(parts)):
+            return A.IN_FLIGHT
+        if start != low or end != high:
+            return self._first(producer, A.REST_OF_BATCH, parts)
+        return self._first(producer, A.NEW if low > known.head else A.FILLS_GAP, parts)
+
+    def _first(self, producer: str, answer: Pushed, parts: tuple[Part, ...]) -> Pushed:
+        self._overlay.take_off(producer, parts)
+        return answer.of(parts)
+
+    def _refusal(self, producer: str, known: Known, epoch: int) -> Pushed | None:
+        """Why the producer may not write now: its epoch is not the one that counts, or there is no room for it."""
+        if type(epoch) is not int or epoch < 0:
+            return A.UNKNOWN_EPOCH
+        if 0 < epoch < known.epoch:
+            return A.STALE_EPOCH
+        if producer in self._overlay.openings:
+            return A.IN_FLIGHT
+        if epoch > known.epoch:
+            return A.FORGOTTEN if epoch <= self._memory.floors.epoch(producer) else A.UNKNOWN_EPOCH
+        if epoch < known.epoch:
+            return A.EPOCH_MISSING
+        return A.PRODUCERS_FULL if self._full(producer) else None
+
+    def _full(self, producer: str) -> bool:
+        known, flights, openings = self._memory.producers, self._overlay.flights, self._overlay.openings
+        room = self._memory.bounds.producers_max - len(known)
+        if room > len(flights) + len(openings) or producer in known or producer in flights or producer in openings:
+            return False
+        return room <= len({*flights, *openings} - known.keys())
+
+    def persist(
+        self, producer: str, sequence: int, *, epoch: int = 0, digests: Sequence[int] | None = None, time_ms: int = 0
+    ) -> None:
+        """The store has the pushed part that holds this sequence. `Misuse` if nothing such is pending.
+
+        Call it in the order of the log: the memory must become what a replay of the log would make it.
+        """
+        low, high = self._overlay.land(producer, sequence)
+        self.apply_run(producer, low, high, epoch, digests, time_ms)
+
+    def fail(self, producer: str, sequence: int) -> None:
+        """The store does not have the pushed part that holds this sequence, and never will."""
+        self._overlay.crash(producer, sequence)
+
+    def push_open(self, producer: str) -> int:
+        """The epoch that the producer gets next; until `persist_open`, all that it sends is UNSURE.
+
+        A producer that was opened may only send with its newest epoch: an older instance of it is fenced off. No epoch
+        is given out twice, not even after the producer was forgotten. `Busy` when there is no room for a new producer.
+        """
+        if not valid_name(producer):
+            raise Misuse(f"{producer!r} cannot be opened: {A.RULES[A.BAD_NAME]}", producer=producer)
+        if self._full(producer):
+            raise Busy(f"{producer!r} is new, and producers_max is reached: {self}", producer=producer)
+        return self._overlay.open(producer, max(self.epoch(producer), self._memory.floors.epoch(producer)))
+
+    def persist_open(self, producer: str, epoch: int, time_ms: int) -> None:
+        """The store has the opening with this epoch."""
+        self._overlay.opened(producer, epoch)
+        self.apply(SequenceEntry(Kind.OPEN, producer, epoch=epoch, time_ms=time_ms))
+
+    def fail_open(self, producer: str, epoch: int) -> None:
+        """The store does not have the opening with this epoch: the old epoch goes on."""
+        self._overlay.opened(producer, epoch)
+
+    def push_key(self, key: str, digest: int, now_ms: int) -> Pushed:
+        """Judge a message that has an Idempotency-Key instead of a sequence; a FIRST is pending from here on."""
+        if not valid_name(key):
+            return A.BAD_NAME
+        on = self._memory.on
+        if on and self._overlay.fenced:
+            return A.FENCED
+        answer = self._memory.keys.judge(key, digest, now_ms, self._overlay.keys) if on else A.SWITCHED_OFF
+        if answer.verdict is Verdict.FIRST:
+            self._overlay.use_key(key)
+        return answer
+
+    def persist_key(self, key: str, digest: int, time_ms: int) -> None:
+        """The store has the message with this key."""
+        self._overlay.used_key(key)
+        self.apply(SequenceEntry(Kind.KEYED, key, digest=digest, time_ms=time_ms))
+
+    def fail_key(self, key: str) -> None:
+        """The store does not have the message with this key: a retry is new."""
+        self._overlay.used_key(key)
+
+    def forget_overlay(self) -> None:
+        """Give up all that is pending at once: a whole group of writes failed."""
+        self._overlay = Overlay()
+
+    def apply(self, entry: SequenceEntry) -> None:
+        """Take the next entry of the log into the memory. ``persist`` is: take it off the overlay, then apply."""
+        self._memory.apply(entry)
+
+    def apply_run(
+        self, producer: str, low: int, high: int, epoch: int, digests: Sequence[int] | None, time_ms: int
+    ) -> None:
+        """Take the next entries of the log, the messages ``low..high`` of one producer: as `apply` one by one."""
+        if digests is not None:
+            one_each(digests, low, high)
+        self._memory.run(producer, low, high, epoch, digests, time_ms)
+
+    def snapshot(self) -> bytes:
+        """The memory, settings included and the overlay not; it belongs to the position of the next entry."""
+        return snapshots.encode(self._memory)
+
+    @classmethod
+    def restore(cls, data: bytes, **settings: Unpack[SequenceSettings]) -> Sequences:
+        """Go on where ``snapshot`` was taken; settings that are given replace those of the snapshot.
+
+        Damaged or foreign bytes raise `BadInput`. From ``highest`` to ``gaps``, all up to the highest sequence is
+        forgotten: nobody knows what of it was stored.
+        """
+        restored = cls()
+        restored._memory = snapshots.decode(data, settings)
+        return restored
+
+    def last_sequence_id(self, producer: str) -> int:
+        """The highest persisted sequence; -1 if none.
+
+        Not the pushed one: an application that goes on after it would lose a write that fails.
+        """
+        return known.head if (known := self._memory.producers.get(producer)) else -1
+
+    def floor(self, producer: str) -> int:
+        """What lies at or below was forgotten, and is UNSURE unless known otherwise; -1: nothing was."""
+        return (self._memory.producers.get(producer) or self._memory.blank(producer)).forgotten
+
+    def epoch(self, producer: str) -> int:
+        """The persisted epoch; 0 if the producer was never opened."""
+        return known.epoch if (known := self._memory.producers.get(producer)) else 0
+
+    @property
+    def known(self) -> Mapping[str, Known]:
+        """What is remembered of every producer."""
+        return MappingProxyType(self._memory.producers)
+
+    @property
+    def stored(self) -> Pushed:
+        """What is answered of a sequence that is stored."""
+        return A.SEEN if self._memory.bounds.memory == "gaps" else A.BEHIND_HIGHEST
+
+    @property
+    def persisted(self) -> Mapping[str, int]:
+        """The highest stored sequence of every producer. Cost: O(producers)."""
+        return MappingProxyType({name: k.head for name, k in self._memory.producers.items() if k.head >= 0})
+
+    @property
+    def pushed(self) -> Mapping[str, int]:
+        """The highest sequence of every producer that was given to the store and not failed. Cost: O(producers)."""
+        flown = {name: max(flight.high, self.last_sequence_id(name)) for name, flight in self._overlay.flights.items()}
+        return MappingProxyType({**self.persisted, **flown})
+
+    @property
+    def pending(self) -> int:
+        """How many parts, openings and keys are not answered for yet."""
+        return len(self._overlay)
+
+    @property
+    def fenced(self) -> bool:
+        """Is a failed write being cleared up?"""
+        return self._overlay.fenced
+
+    @property
+    def switched_on(self) -> bool:
+        """Is deduplication on?"""
+        return self._memory.on
+
+    def __len__(self) -> int:
+        return len(self._memory.producers)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequences) and self._memory == other._memory
+
+    __hash__ = None  # type: ignore[assignment] # it changes
+
+    def __str__(self) -> str:
+        state = "fenced, " * self._overlay.fenced + "off, " * (not self._memory.on)
+        return f"{state}{len(self)} producers, {len(self._memory.keys)} keys, {len(self._overlay)} pending"
+
+
+class SequencesSnapshot(NamedTuple):
+    """A memory and its place in the log."""
+
+    position: int
+    """The offset of the first record that is not in the state."""
+    state: bytes
+    """What `Sequences.snapshot` gave."""
+
+
+class RecoveredSequences(NamedTuple):
+    """What came back."""
+
+    sequences: Sequences
+    position: int
+    """The offset of the next record."""
+    since_snapshot: int
+    """How many records were replayed: they count towards the next snapshot."""
+
+
+def recover(
+    snapshot: SequencesSnapshot | None, tail: Iterable[tuple[int, SequenceEntry]], **settings: Unpack[SequenceSettings]
+) -> RecoveredSequences:
+    """The memory after the last entry of ``tail``, which holds ``(offset, entry)`` from the snapshot's position on.
+
+    Without a snapshot the tail is the whole log, from offset 0.
+
+    >>> from onefold.producers.records import Kind
+    >>> log = [(offset, Entry(Kind.MESSAGE, "p", sequence)) for offset, sequence in enumerate([3, 4, 8])]
+    >>> recover(None, log).sequences.last_sequence_id("p")
+    8
+    """
+    start = 0 if snapshot is None else snapshot.position
+    sequences = Sequences(**settings) if snapshot is None else Sequences.restore(snapshot.state, **settings)
+    position, apply = start, sequences.apply
+    for offset, entry in tail:
+        if offset != position:
+            raise BadInput(f"the log goes on at offset {offset}, not {position}", offset=offset, position=position)
+        apply(entry)
+        position += 1
+    return RecoveredSequences(sequences, position, position - start)
+
+
+class Cadence:
+    """When to take a snapshot: after so many entries, or so long after the last one, whichever is first.
+
+    >>> cadence = Cadence(entries=10, ms=60_000)
+    >>> cadence.note(9, now_ms=0); cadence.due(59_999), cadence.due(60_000)
+    (False, True)
+    >>> cadence.note(1, now_ms=5); cadence.due(5)
+    True
+    """
+
+    __slots__ = ("_since_ms", "count", "entries", "ms")
+
+    def __init__(self, entries: int, ms: int) -> None:
+        if min(entries, ms) < 1:
+            raise Misuse(f"a snapshot every {entries} entries or {ms} ms", entries=entries, ms=ms)
+        self.entries = entries
+        self.ms = ms
+        self.count = 0
+        self._since_ms: int | None = None
+
+    def note(self, count: int, now_ms: int) -> None:
+        """So many entries were added to the log, or replayed from it."""
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        self.count += count
+
+    def due(self, now_ms: int) -> bool:
+        """Should a snapshot be taken? Never when nothing was added since the last."""
+        if not self.count or self._since_ms is None:
+            return False
+        return self.count >= self.entries or now_ms - self._since_ms >= self.ms
+
+    def done(self, now_ms: int) -> None:
+        """A snapshot of all that was noted is durable."""
+        self.count = 0
+        self._since_ms = now_ms

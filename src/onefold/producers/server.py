@@ -1,0 +1,710 @@
+"""The routes.
+
+    PUT  /topics/{topic}             {"deduplicate": true|false}: make it, or switch it
+    GET  /topics, /topics/{topic}    what there is
+    POST /topics/{topic}/producers   {"name": "x"|null}: open a session, get an epoch
+    POST /topics/{topic}/messages    publish: JSON, or the binary batch
+    POST /topics/{topic}/hooks       publish the raw body, by the header Idempotency-Key
+    GET  /topics/{topic}/messages    ?from=0&max=100&kinds=messages|all
+    GET  /topics/{topic}/ws          ?name=x: a websocket
+    GET  /healthz, /metrics
+
+Every answer is JSON, but those to a binary batch and the metrics. Who publishes gets 200 and receipts also for what was
+there already; 409 if all is rejected as contradiction, zombie or jump; 429 and 503 mean: the same again, later.
+
+The asyncio side of the group commit: many requests, one sync.
+
+Judging is quick and is done on the event loop (`Topic.submit`). Storing waits for a disk and is done in a thread
+(`Topic.flush`): at most one at a time for a topic, again and again while anybody waits. Whoever comes while one is
+under way is stored by the next, so the group grows with the load by itself, and nobody waits for a timer.
+
+A page of what a topic has stored. It reads files: call it in a thread.
+
+What all routes share: the topics and their desks, the limits, and the way to an end.
+
+What there is to watch, for Prometheus: read from the topics when somebody asks, counted nowhere twice.
+
+The websocket: requests come pipelined and are stored in the order in which they came.
+
+What was read while the last round was being stored makes the next round: one submit, so that all of it is judged in one
+go. No request is judged while an earlier one on its connection waits for the disk. If it were, and the earlier one's
+write failed in between, the later message would be stored without the earlier one; and the retry of that, below the
+highest stored sequence by then, would be taken for a repeat: lost.
+
+After a request that could not be answered for good (unsure, busy, failed) nothing more is judged: everything that was
+sent behind it gets "try again", and the connection is closed with 1013. The client connects again, which gives it a new
+epoch, and sends what has no receipt.
+
+The server process: a socket, uvicorn on it, and an end that loses nothing.
+
+SIGTERM and SIGINT stop it: no more connections, what is in hand is stored and answered, the topics save what they
+remember and let go of their logs. A kill does none of that, and loses nothing that was acknowledged either.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import Metric
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route, Router, WebSocketRoute
+from starlette.types import ASGIApp
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from onefold.errors import BadInput, Busy, Damaged, StoreFailed
+from onefold.net import http as serving
+from onefold.net.http import RETRY_S, Budget, Closing, Exposed, Guard, HttpLimits, UnknownTopic, answer, config, refusal
+from onefold.producers import documents
+from onefold.producers.documents import record_document
+from onefold.producers.records import MESSAGES, NAME_BYTES_MAX
+from onefold.producers.requests import Message, ProducerSession, Receipt
+from onefold.producers.topic import FILE, Topic, Topics, topic_folder
+from onefold.producers.wire import CONTENT_TYPE, BatchRequest, WireStatus, decode_request, encode_reply, request_number
+from onefold.verdict import Verdict
+
+T = TypeVar("T")
+log: Final = logging.getLogger("onefold.ingest")
+
+FAILURE_S: Final = 60
+"""How long a failed store counts as a problem: a server that gets no requests because of it could never show that it
+works again."""
+
+
+class TopicDesk:
+    """A topic, and the one who commits for all who wait."""
+
+    def __init__(self, name: str, topic: Topic, pool: Executor) -> None:
+        self.name = name
+        self.topic = topic
+        self._pool = pool
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[tuple[Future[Any], asyncio.Future[Any]]] = []
+        self._committer: asyncio.Task[None] | None = None
+        self._failure: tuple[float, str] | None = None
+        self._switching = asyncio.Lock()
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with it; None: nothing."""
+        if self._failure is not None and self._loop.time() - self._failure[0] < FAILURE_S:
+            return self._failure[1]
+        return self.topic.problem
+
+    def publish(self, producer: str, messages: Sequence[Message], epoch: int | None) -> Awaitable[list[Receipt]]:
+        """Judge now; the receipts when it is stored."""
+        return self._settled(self.topic.submit(producer, messages, epoch))
+
+    def publish_keyed(self, key: str, payload: bytes) -> Awaitable[Receipt]:
+        """Judge now; the receipt when it is stored."""
+        return self._settled(self.topic.submit_keyed(key, payload))
+
+    async def connect(self, name: str | None) -> ProducerSession:
+        """Open a producer's session."""
+        return await self._aside(lambda: self.topic.connect(name))
+
+    async def switch(self, deduplicate: bool) -> None:
+        """Switch deduplication on or off, unless it is so already: to switch on again would forget."""
+        async with self._switching:
+            if deduplicate != self.topic.deduplicates:
+                await self._aside(lambda: self.topic.switch(deduplicate))
+
+    def _settled(self, future: Future[T]) -> "asyncio.Future[T]":
+        answer: asyncio.Future[T] = self._loop.create_future()
+        if future.done():  # nothing of it is to be stored
+            answer.set_result(future.result())
+            return answer
+        self._waiting.append((future, answer))
+        if self._committer is None:
+            self._committer = self._loop.create_task(self._commit())
+        return answer
+
+    async def _commit(self) -> None:
+        try:
+            while self._waiting:
+                group, self._waiting = self._waiting, []
+                lost: Exception = StoreFailed(f"topic {self.name}: a flush ended without an answer")
+                try:
+                    await self._loop.run_in_executor(self._pool, self.topic.flush)
+                except Exception as error:
+                    lost = error
+                    log.error("topic %s: %s: %s", self.name, type(error).__name__, error)
+                for future, answer in group:
+                    self._answer(answer, future, lost)
+        finally:
+            self._committer = None
+
+    def _answer(self, answer: "asyncio.Future[T]", future: Future[T], lost: Exception) -> None:
+        error = future.exception() if future.done() else lost
+        self._note(error)
+        if answer.cancelled():
+            return
+        if error is None:
+            answer.set_result(future.result())
+        else:
+            answer.set_exception(error)
+
+    async def _aside(self, ask: Callable[[], T]) -> T:
+        """Ask the topic for something that it stores by itself."""
+        try:
+            result = await self._loop.run_in_executor(self._pool, ask)
+        except StoreFailed as error:
+            self._note(error)
+            raise
+        self._note(None)
+        return result
+
+    def _note(self, error: BaseException | None) -> None:
+        if error is None:
+            self._failure = None
+        else:
+            self._failure = self._loop.time(), str(error)
+
+    async def drain(self) -> None:
+        """Wait until nobody waits."""
+        while self._committer is not None:
+            await asyncio.wait([self._committer])
+
+
+LOOKED_MAX: Final = 100_000
+"""Records that are looked at for one page, wanted or not."""
+
+
+def page(topic: Topic, start: int, *, count_max: int, bytes_max: int, everything: bool) -> dict[str, Any]:
+    """The records from an offset on (-1: the first), within the limits but at least one, and where to go on."""
+    begin, end = topic.log.start, topic.log.end
+    start = begin if start < 0 else start
+    if not begin <= start <= end:
+        raise BadInput(f"from: is {start}, what is kept goes from {begin} to {end}", start=begin, end=end)
+    found: list[dict[str, Any]] = []
+    size, at = 0, start
+    for record in topic.log.read(start, min(end, start + LOOKED_MAX)):
+        if everything or record.kind in MESSAGES:
+            size += len(record.payload)
+            if len(found) == count_max or (found and size > bytes_max):
+                break
+            found.append(record_document(record))
+        at = record.offset + 1
+    return {"records": found, "next": at, "start": begin, "end": end}
+
+
+THREADS: Final = 16
+"""Topics that are written to at the same time; a disk does not get faster by more."""
+PROBLEMS_MAX: Final = 100
+TEND_S: Final = 10
+
+
+class Stoppable(Protocol):
+    """A websocket, as far as the service knows it."""
+
+    def stop(self) -> None:
+        """Answer what was read, then close."""
+        ...
+
+
+class Service:
+    """The topics of a folder, for many clients at once. Lives on one event loop."""
+
+    def __init__(self, topics: Topics, limits: HttpLimits, *, create: bool = True) -> None:
+        self.topics = topics
+        self.limits = limits
+        self.create = create
+        """Does a publish to an unknown topic make it?"""
+        self.budget = Budget(limits.in_hand_bytes_max)
+        self.desks: dict[str, TopicDesk] = {}
+        self.sockets: set[Stoppable] = set()
+        self.closing = False
+        self._unopened: dict[str, str] = {}
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="onefold-ingest")
+
+    async def desk(self, name: str, *, create: bool, deduplicate: bool | None = None) -> TopicDesk:
+        """Where this topic is asked; what is not there is made, or `UnknownTopic`."""
+        desk = self.desks.get(name)
+        if desk is None:
+            self.check_open()
+            loop = asyncio.get_running_loop()
+            topic = await loop.run_in_executor(self._pool, self._open, name, create, deduplicate)
+            desk = self.desks.setdefault(name, TopicDesk(name, topic, self._pool))
+        return desk
+
+    def _open(self, name: str, create: bool, deduplicate: bool | None) -> Topic:
+        if not create and not (topic_folder(self.topics.root, name) / FILE).is_file():
+            raise UnknownTopic(f"there is no topic {name!r}", topic=name)
+        defaults = None if deduplicate is None else replace(self.topics.defaults, deduplicate=deduplicate)
+        try:
+            topic = self.topics.topic(name, create=create, defaults=defaults)
+        except BadInput as error:
+            self._note(name, error)
+            raise Damaged(str(error), topic=name) from error  # it is not the client's input that is bad
+        except Exception as error:
+            self._note(name, error)
+            raise
+        self._unopened.pop(name, None)
+        return topic
+
+    def _note(self, name: str, error: Exception) -> None:
+        if len(self._unopened) < PROBLEMS_MAX and (self.topics.root / name / FILE).is_file():
+            self._unopened[name] = str(error)
+
+    def check_open(self) -> None:
+        """`Closing` if nothing new is begun any more."""
+        if self.closing:
+            raise Closing("the server is shutting down")
+
+    def problems(self) -> dict[str, str]:
+        """What is wrong, by topic; empty: nothing is known to be."""
+        found = {name: desk.problem for name, desk in self.desks.items() if desk.problem is not None}
+        return found | dict(self._unopened)
+
+    async def names(self) -> list[str]:
+        """The topics that are there, open or not."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self.topics.names)
+
+    async def tend(self) -> None:
+        """See to what topics owe by the clock alone (snapshots, retention), for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(TEND_S)
+            for desk in list(self.desks.values()):
+                await loop.run_in_executor(self._pool, desk.topic.tend)
+
+    async def drain(self, seconds: float) -> None:
+        """No more is taken; what is in hand on the websockets is answered, and they are closed."""
+        self.closing = True
+        deadline = asyncio.get_running_loop().time() + seconds
+        for socket in list(self.sockets):
+            socket.stop()
+        while self.sockets and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        """Store what is queued, save what is remembered, let go of the logs; `BooksDoNotBalance` if they do not."""
+        self.closing = True
+        for desk in self.desks.values():
+            await desk.drain()
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, self.topics.close)
+        finally:
+            self._pool.shutdown(wait=False)
+
+
+GAUGES = {
+    "producers": "Producers that are remembered.",
+    "pending": "Parts, sessions and keys that are judged and not stored yet.",
+    "queued_bytes": "Bytes of payload that wait to be stored.",
+    "end": "The offset that the next record gets.",
+    "start": "The first offset that is kept.",
+    "clock_off_ms": "How far the wall clock is ahead of the topic's time; not 0: it was set, and is not believed yet.",
+}
+NAMES = {"end": "log_end_offset", "start": "log_start_offset"}
+
+
+class IngestMetrics(Exposed):
+    """The figures of a service, in a registry of their own."""
+
+    def __init__(self, service: Service, connections: Callable[[], int]) -> None:
+        self._service = service
+        self._connections = connections
+        super().__init__()
+
+    def collect(self) -> Iterator[Metric]:
+        """All figures, as they are now."""
+        desks = dict(self._service.desks)
+        yield GaugeMetricFamily("onefold_topics", "Topics that are open.", len(desks))
+        yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", self._connections())
+        yield GaugeMetricFamily("onefold_in_hand_bytes", "Bytes of bodies in hand.", self._service.budget.in_hand)
+        messages = CounterMetricFamily(
+            "onefold_messages", "Messages by what became of them.", labels=["topic", "verdict", "reason"]
+        )
+        arrived = CounterMetricFamily("onefold_messages_in", "Messages that arrived.", labels=["topic"])
+        unjudged = GaugeMetricFamily(
+            "onefold_messages_unjudged", "Messages that arrived and have no verdict; at rest 0.", labels=["topic"]
+        )
+        groups = CounterMetricFamily("onefold_groups", "Commit groups: one write and one sync each.", labels=["topic"])
+        gauges = {
+            key: GaugeMetricFamily(f"onefold_{NAMES.get(key, key)}", told, labels=["topic"])
+            for key, told in GAUGES.items()
+        }
+        for name, desk in desks.items():
+            books = desk.topic.books()
+            arrived.add_metric([name], books.received)
+            unjudged.add_metric([name], books.pending)
+            for judged, count in books:
+                messages.add_metric([name, str(judged.verdict), judged.reason], count)
+            figures = desk.topic.figures()
+            groups.add_metric([name], figures["groups"])
+            for key, gauge in gauges.items():
+                gauge.add_metric([name], figures[key])
+        yield from (messages, arrived, unjudged, groups, *gauges.values())
+
+
+TRY_AGAIN: Final = 1013
+RESTART: Final = 1012
+BAD_DATA: Final = 1007
+NOT_BINARY: Final = 1003
+BEHIND: Final = "not judged: a request before it has to be sent again"
+
+
+async def serve(websocket: WebSocket, service: Service, desk: TopicDesk, name: str | None) -> None:
+    """Open a session and answer its requests until one side has enough."""
+    service.check_open()
+    session = await desk.connect(name)
+    await websocket.accept()
+    limits = service.limits
+    sizes = {"message_bytes_max": desk.topic.settings.message_bytes_max, "batch_messages_max": limits.messages_max,
+             "batch_bytes_max": limits.body_bytes_max}  # fmt: skip
+    await websocket.send_text(json.dumps({**session._asdict(), **sizes}))
+    connection = _Connection(websocket, service, desk, session)
+    service.sockets.add(connection)
+    if service.closing:  # since a moment ago
+        connection.stop()
+    try:
+        await connection.run()
+    finally:
+        service.sockets.discard(connection)
+
+
+class _Asked(NamedTuple):
+    """A request that was read: its number, and its messages or why there are none."""
+
+    number: int
+    size: int
+    messages: list[Message]
+    wrong: str | None = None
+    busy: bool = False
+
+
+class _Connection:
+    def __init__(self, websocket: WebSocket, service: Service, desk: TopicDesk, session: ProducerSession) -> None:
+        self._websocket = websocket
+        self._budget = service.budget
+        self._limits = service.limits
+        self._desk = desk
+        self._session = session
+        self._read: list[_Asked] = []  # not judged yet
+        self._round: list[_Asked] = []  # judged, not answered yet
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._end: tuple[int, str] | None = None  # of the reading: what is read is still answered
+        self._reader: asyncio.Task[None] | None = None
+
+    def stop(self) -> None:
+        """Read no more; answer what was read, then close."""
+        self._finish(RESTART, "the server is shutting down")
+
+    async def run(self) -> None:
+        self._reader = asyncio.create_task(self._reading())
+        try:
+            code, reason = await self._answering()
+            await self._websocket.close(code, reason)
+        except (WebSocketDisconnect, RuntimeError, OSError):
+            pass  # the other side has gone: starlette and uvicorn say so in these ways
+        finally:
+            self._reader.cancel()
+            for asked in self._round + self._read:
+                self._budget.give(asked.size)
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    async def _reading(self) -> None:
+        try:
+            await self._read_on()
+        finally:
+            self._finish(1011, "")  # does nothing where the reason is known
+
+    async def _read_on(self) -> None:
+        while self._end is None:
+            while self._full():
+                self._room.clear()
+                await self._room.wait()
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                self._finish(1000, "")
+                return
+            data = message.get("bytes")
+            if data is None:
+                self._finish(NOT_BINARY, "a request is binary")
+                return
+            asked = self._asked(data)
+            self._read.append(asked)
+            self._news.set()
+            if asked.wrong is not None:
+                return
+
+    def _full(self) -> bool:
+        in_hand = self._read + self._round
+        limits = self._limits
+        return len(in_hand) >= limits.outstanding_max or sum(asked.size for asked in in_hand) > limits.body_bytes_max
+
+    def _finish(self, code: int, reason: str) -> None:
+        self._end = self._end or (code, reason)
+        self._news.set()
+        if self._reader is not None and self._reader is not asyncio.current_task():
+            self._reader.cancel()
+
+    def _asked(self, data: bytes) -> _Asked:
+        number = request_number(data)
+        try:
+            self._budget.take(len(data))
+        except Busy as error:
+            return _Asked(number, 0, [], str(error), busy=True)
+        limits = self._limits
+        try:
+            request = decode_request(data, messages_max=limits.messages_max, bytes_max=limits.body_bytes_max)
+            self._own(request)
+        except BadInput as error:
+            return _Asked(number, len(data), [], str(error))
+        return _Asked(number, len(data), request.messages)
+
+    def _own(self, request: BatchRequest) -> None:
+        name, epoch, _, _ = self._session
+        if request.producer != name:
+            raise BadInput(f"the producer is {request.producer!r}, this session's is {name!r}")
+        if request.epoch != epoch:
+            raise BadInput(f"the epoch is {request.epoch or 0}, this session's is {epoch}")
+
+    # --- answering ----------------------------------------------------------------------------------------------
+
+    async def _answering(self) -> tuple[int, str]:
+        """Answer round after round; how it ends."""
+        while True:
+            while not self._read:
+                if self._end is not None:
+                    return self._end
+                self._news.clear()
+                await self._news.wait()
+            self._round, self._read = self._read, []
+            stopped = await self._answer([asked for asked in self._round if asked.wrong is None])
+            if stopped is None and self._round[-1].wrong is not None:
+                stopped = await self._refuse(self._round[-1])
+            if stopped is not None:
+                return stopped
+            self._settle()
+
+    def _settle(self) -> None:
+        for asked in self._round:
+            self._budget.give(asked.size)
+        self._round = []
+        self._room.set()
+
+    async def _answer(self, together: list[_Asked]) -> tuple[int, str] | None:
+        """Store a round and tell; how the connection must end if it was not all answered for good."""
+        if not together:
+            return None
+        name, epoch, _, _ = self._session
+        self._desk.topic.arrive(sum(len(asked.messages) for asked in together))
+        try:
+            receipts = await self._desk.publish(name, [m for asked in together for m in asked.messages], epoch)
+        except Exception as error:
+            status, told = (
+                (WireStatus.BUSY, str(error)) if isinstance(error, Busy) else (WireStatus.FAILED, refusal(error)[1])
+            )
+            for asked in together:
+                await self._reply(asked, status, told)
+            return await self._give_up(status)
+        at = 0
+        for asked in together:
+            end = at + len(asked.messages)
+            await self._websocket.send_bytes(encode_reply(asked.number, WireStatus.OK, receipts[at:end]))
+            at = end
+        if any(receipt.verdict == Verdict.UNSURE for receipt in receipts):
+            return await self._give_up(WireStatus.BUSY)
+        return None
+
+    async def _give_up(self, status: WireStatus) -> tuple[int, str]:
+        """Tell everybody behind that they were not judged."""
+        self._finish(TRY_AGAIN, "try again")
+        refused = [asked for asked in self._round if asked.wrong is not None]
+        for asked in refused + self._read:
+            await self._reply(asked, status, BEHIND)
+        return TRY_AGAIN, "try again"
+
+    async def _refuse(self, asked: _Asked) -> tuple[int, str]:
+        status = WireStatus.BUSY if asked.busy else WireStatus.REFUSED
+        await self._reply(asked, status, asked.wrong or "")
+        return (TRY_AGAIN, "try again") if asked.busy else (BAD_DATA, "refused")
+
+    async def _reply(self, asked: _Asked, status: WireStatus, text: str) -> None:
+        await self._websocket.send_bytes(encode_reply(asked.number, status, (), text))
+
+
+def application(service: Service, metrics: IngestMetrics, token: str | None, host: str) -> ASGIApp:
+    """The whole of it, as an ASGI app."""
+    routes = _Routes(service, metrics, told=token is None)
+    router = Router(
+        [
+            Route("/topics", routes.topics, methods=["GET"]),
+            Route("/topics/{topic}", routes.topic, methods=["GET"]),
+            Route("/topics/{topic}", routes.put, methods=["PUT"]),
+            Route("/topics/{topic}/producers", routes.connect, methods=["POST"]),
+            Route("/topics/{topic}/messages", routes.publish, methods=["POST"]),
+            Route("/topics/{topic}/messages", routes.read, methods=["GET"]),
+            Route("/topics/{topic}/hooks", routes.hook, methods=["POST"]),
+            WebSocketRoute("/topics/{topic}/ws", routes.websocket),
+            Route("/healthz", routes.healthz, methods=["GET"]),
+            Route("/metrics", routes.metrics, methods=["GET"]),
+        ],
+        redirect_slashes=False,
+    )
+    return Guard(router, service, token, host)
+
+
+class _Routes:
+    def __init__(self, service: Service, metrics: IngestMetrics, *, told: bool) -> None:
+        self._service = service
+        self._told = told  # /healthz asks for no token: where there is one, it does not say what is wrong
+        self._metrics = metrics
+        self._limits = service.limits
+
+    async def _desk(self, request: Request | WebSocket, *, create: bool) -> TopicDesk:
+        return await self._service.desk(request.path_params["topic"], create=create)
+
+    async def topics(self, request: Request) -> Response:
+        return answer({"topics": await self._service.names()})
+
+    async def topic(self, request: Request) -> Response:
+        return answer(_told(await self._desk(request, create=False)))
+
+    async def put(self, request: Request) -> Response:
+        wanted = documents.wanted_switch(await request.body())
+        desk = await self._service.desk(request.path_params["topic"], create=True, deduplicate=wanted)
+        if wanted is not None:
+            await desk.switch(wanted)
+        return answer(_told(desk))
+
+    async def connect(self, request: Request) -> Response:
+        name = documents.producer_name(await request.body())
+        desk = await self._desk(request, create=self._service.create)
+        return answer((await desk.connect(name))._asdict())
+
+    async def publish(self, request: Request) -> Response:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == CONTENT_TYPE:
+            return await self._publish_batch(request)
+        producer, epoch, messages = documents.publication(await request.body(), self._limits.messages_max)
+        desk = await self._desk(request, create=self._service.create)
+        desk.topic.arrive(len(messages))
+        receipts = await desk.publish(producer, messages, epoch)
+        document = {"receipts": [documents.receipt_document(receipt) for receipt in receipts]}
+        return answer(document, documents.http_status(receipts))
+
+    async def _publish_batch(self, request: Request) -> Response:
+        number = 0
+        try:
+            body = await request.body()
+            number = request_number(body)
+            limits = self._limits
+            asked = decode_request(body, messages_max=limits.messages_max, bytes_max=limits.body_bytes_max)
+            desk = await self._desk(request, create=self._service.create)
+            desk.topic.arrive(len(asked.messages))
+            receipts = await desk.publish(asked.producer, asked.messages, asked.epoch)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            code, told = refusal(error)
+            return _binary(encode_reply(number, _status(error, code), (), told), code)
+        return _binary(encode_reply(number, WireStatus.OK, receipts), documents.http_status(receipts))
+
+    async def hook(self, request: Request) -> Response:
+        key = request.headers.get("idempotency-key")
+        if key is None or not 1 <= len(key) <= NAME_BYTES_MAX or not key.isascii() or not key.isprintable():
+            found = "missing" if key is None else documents.shown(key)
+            raise BadInput(f"Idempotency-Key: is {found}, must be 1 to {NAME_BYTES_MAX} printable ASCII characters")
+        payload = await request.body()
+        desk = await self._desk(request, create=self._service.create)
+        desk.topic.arrive(1)
+        receipt = await desk.publish_keyed(key, payload)
+        return answer(documents.receipt_document(receipt), documents.http_status([receipt]))
+
+    async def read(self, request: Request) -> Response:
+        query, limits = request.query_params, self._limits
+        start = documents.whole_number("from", query.get("from"), -1, 0, 2**63 - 2)
+        count = documents.whole_number("max", query.get("max"), min(100, limits.read_max), 1, limits.read_max)
+        kinds = query.get("kinds", "messages")
+        if kinds not in ("messages", "all"):
+            raise BadInput(f"kinds: is {documents.shown(kinds)}, must be messages or all")
+        topic = (await self._desk(request, create=False)).topic
+        found = await asyncio.to_thread(
+            page, topic, start, count_max=count, bytes_max=limits.body_bytes_max, everything=kinds == "all"
+        )
+        return answer(found)
+
+    async def websocket(self, websocket: WebSocket) -> None:
+        desk = await self._desk(websocket, create=self._service.create)
+        await serve(websocket, self._service, desk, websocket.query_params.get("name"))
+
+    async def healthz(self, request: Request) -> Response:
+        problems = self._service.problems()
+        if self._service.closing:
+            return answer({"status": "closing"}, 503)
+        if problems:
+            return answer({"status": "trouble", **({"problems": problems} if self._told else {})}, 503)
+        return answer({"status": "ok", "topics": len(self._service.desks)})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _told(desk: TopicDesk) -> dict[str, Any]:
+    topic = desk.topic
+    switches = {"name": desk.name, "deduplicate": desk.topic.deduplicates, "memory": topic.settings.memory}
+    return {**switches, **topic.figures(), "problem": desk.problem}
+
+
+def _status(error: Exception, code: int) -> WireStatus:
+    if isinstance(error, Busy):
+        return WireStatus.BUSY
+    return WireStatus.FAILED if isinstance(error, StoreFailed) or code == 503 else WireStatus.REFUSED
+
+
+def _binary(body: bytes, code: int) -> Response:
+    return Response(body, code, {"retry-after": RETRY_S[code]} if code in RETRY_S else None, CONTENT_TYPE)
+
+
+PORT: Final = 7654
+LOGGERS: Final = ("onefold.ingest", "uvicorn.error", "asyncio")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestSettings:
+    """Where it listens, and for whom."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    """0: any that is free."""
+    token: str | None = field(default=None, repr=False)
+    create: bool = True
+    """Does a publish to an unknown topic make it?"""
+    limits: HttpLimits = field(default_factory=HttpLimits)
+
+
+class IngestServer(serving.Listening):
+    """Serves the topics of a folder until it is stopped; then closes them."""
+
+    loggers = LOGGERS
+
+    def __init__(self, topics: Topics, settings: IngestSettings | None = None) -> None:
+        self.settings = settings or IngestSettings()
+        self._topics = topics
+        super().__init__(self.settings.host, self.settings.port, self.settings.token)
+
+    async def _serve(self, ready: Callable[[], None]) -> None:
+        limits = self.settings.limits
+        service = Service(self._topics, limits, create=self.settings.create)
+        metrics = IngestMetrics(service, lambda: len(server.server_state.connections))
+        app = application(service, metrics, self.settings.token, self.settings.host)
+        # Uvicorn would cut the websockets off; so they are drained first.
+        server = self._server = serving.Server(
+            config(app, limits, message_bytes_max=limits.body_bytes_max), ready, lambda: service.drain(limits.grace_s)
+        )
+        tending = asyncio.create_task(service.tend())
+        try:
+            await server.serve([self._socket])
+        finally:
+            tending.cancel()
+            await service.close()

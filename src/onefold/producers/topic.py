@@ -1,0 +1,647 @@
+"""A topic: the producers' engine in front of a log, so that every message is stored once, through any crash.
+
+    judge     under a lock, at once: is it new? what is goes into the queue, and into the engine's overlay as pushed
+    commit    whoever comes first takes all that is queued and writes it as one group: one write, one sync for many
+              publishers; who comes meanwhile queues for the next group
+    answer    only then: the engine is told that the group is persisted, and every publisher gets its receipts
+
+A write that fails takes all that is queued with it: a later message of a producer must not be stored before an earlier
+one, or the earlier one's retry would look like a repeat; what was sent ahead waits, see `fence`. Nobody gets an answer
+but the named error, the overlay falls back to what is persisted, and a retry is judged anew.
+
+What a topic remembers is a function of its log. Every now and then it is saved with its position; opening the topic
+loads it and reads the records behind it.
+
+How a topic remembers, its limits, and what time it is there.
+
+After a failed write: what was sent ahead of it waits for its retry.
+
+With the memory "highest", a message that is stored makes all below it repeats. Who sends ahead may not know yet that an
+earlier write failed; were the later message taken, the retry of the earlier one would be called a repeat, and be lost.
+So nothing above the lowest failed sequence of a producer is taken until that one comes again and is stored, or the
+producer connects anew and learns what is. (Pulsar closes the producer's connection for the same reason.)
+
+The topics of a folder: one log each, opened when first asked for.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, TypeVar, cast, get_args
+from uuid import uuid4
+
+from onefold.clock import Clock, elapsed_ms, wall_ms
+from onefold.decoding import read_json
+from onefold.errors import BadInput, Busy, Damaged, Misuse, OnefoldError, StoreFailed
+from onefold.producers import requests
+from onefold.producers.log.files import REAL, failing
+from onefold.producers.log.port import AppendLog, Draft
+from onefold.producers.log.segments import SEGMENT_BYTES, SegmentLog
+from onefold.producers.records import (
+    BUSY,
+    DIGESTS_MAX,
+    FENCED,
+    GAP_COUNT_MAX,
+    KEYS_MAX,
+    KEYS_MS,
+    PRODUCERS_MAX,
+    WRITE_FAILED,
+    Kind,
+    MemoryKind,
+    SequenceSettings,
+)
+from onefold.producers.requests import Batch, Message, ProducerSession, Receipt, Request
+from onefold.producers.rules import Cadence, SequencesSnapshot, recover
+from onefold.tally import Tally
+
+STEP_MAX_MS: Final = 10_000
+"""A wall clock that differs by more from what has passed was set. ntpd slews up to 0.128 s and steps beyond; this
+leaves room for smeared leap seconds and machines that stall."""
+STEPOUT_MS: Final = 300_000
+"""A clock that was set is believed when it has stayed so for so long: ntpd's stepout."""
+
+
+class TopicTime:
+    """The time of a topic: it follows the wall clock, but not at once when that is set.
+
+    Time passes as ``elapsed_ms`` says. The wall clock is followed while it agrees with that. When it does not it was
+    set, or is wrong: the difference is shown (`off_ms`), counted (`steps`) and not believed until it has lasted for
+    `STEPOUT_MS`; then it is `due`, and `follow` takes it. So a single reading 70 years ahead changes nothing. What is
+    not seen is what a clock did while nobody ran the topic: it begins at the wall clock's time, or at that of the last
+    record where the wall clock is behind it.
+
+    >>> time = TopicTime(0, 1_000, 0)
+    >>> time.read(9_999_000, 100), time.off_ms  # one wild reading
+    (1100, 9997900)
+    >>> time.read(1_200, 200), time.off_ms
+    (1200, 0)
+    """
+
+    def __init__(self, last_ms: int, wall_ms: int, elapsed_ms: int) -> None:
+        self.time_ms = max(last_ms, wall_ms)
+        self.off_ms = 0
+        """How far the wall clock is ahead of the topic's time; 0 while it is followed."""
+        self.steps = 0
+        """How often the wall clock was seen to be set."""
+        self._elapsed_ms = elapsed_ms
+        self._since_ms: int | None = None
+        self.read(wall_ms, elapsed_ms)
+
+    def read(self, wall_ms: int, elapsed_ms: int) -> int:
+        """What time it is; it never falls."""
+        passed = max(0, elapsed_ms - self._elapsed_ms)
+        self._elapsed_ms = elapsed_ms
+        off = wall_ms - self.time_ms - passed
+        if abs(off) <= STEP_MAX_MS:
+            self.time_ms = max(self.time_ms, wall_ms)
+            self._since_ms, self.off_ms = None, 0
+            return self.time_ms
+        if self._since_ms is None or abs(off - self.off_ms) > STEP_MAX_MS:
+            self._since_ms = elapsed_ms
+            self.steps += 1
+        self.time_ms += passed
+        self.off_ms = off
+        return self.time_ms
+
+    @property
+    def due(self) -> bool:
+        """Has the wall clock stayed where it was set to for long enough to be believed?"""
+        return self._since_ms is not None and self._elapsed_ms - self._since_ms >= STEPOUT_MS
+
+    def follow(self) -> None:
+        """Take the wall clock's time."""
+        self.time_ms += self.off_ms
+        self._since_ms, self.off_ms = None, 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSettings:
+    """How a topic remembers, and its limits."""
+
+    deduplicate: bool = True
+    """Of a new topic; afterwards `Topic.switch` changes it."""
+    memory: MemoryKind = "highest"
+    """Of a new topic; it keeps it for ever."""
+    producers_max: int = PRODUCERS_MAX
+    gap_count_max: int = GAP_COUNT_MAX
+    digests_max: int = DIGESTS_MAX
+    keys_max: int = KEYS_MAX
+    keys_ms: int = KEYS_MS
+    jump_max: int | None = None
+    """A sequence further above the highest of its producer is rejected; None: any is taken, as published."""
+    idle_ms: int | None = None
+    """Producers not heard from for so long are forgotten down to a floor; None: never."""
+    snapshot_entries: int = 100_000
+    """A snapshot after so many records: half a second of reading at the next start. (PIP-6 has 1,000.)"""
+    snapshot_ms: int = 60_000
+    retain_bytes: int | None = None
+    retain_ms: int | None = None
+    pending_bytes_max: int = 64 << 20
+    """Payloads that wait to be stored; beyond, `Busy`."""
+    message_bytes_max: int = 1 << 20
+
+    def of_memory(self) -> SequenceSettings:
+        """The arguments of `Sequences`."""
+        return {
+            "memory": self.memory,
+            "producers_max": self.producers_max,
+            "gap_count_max": self.gap_count_max,
+            "digests_max": self.digests_max,
+            "keys_max": self.keys_max,
+            "keys_ms": self.keys_ms,
+            "jump_max": self.jump_max,
+        }
+
+
+class Fence:
+    """The lowest sequence of each producer whose write failed and was not tried again yet."""
+
+    def __init__(self, count_max: int) -> None:
+        self._failed: dict[str, int] = {}
+        self._count_max = count_max
+
+    def raise_for(self, drafts: Sequence[Draft]) -> None:
+        """These could not be stored. Beyond the bound, those who have not tried again for the longest are let go."""
+        for draft in drafts:
+            if draft.kind == Kind.MESSAGE:
+                lowest = self._failed.pop(draft.producer, draft.sequence)
+                self._failed[draft.producer] = min(lowest, draft.sequence)
+        while len(self._failed) > self._count_max:
+            del self._failed[next(iter(self._failed))]
+
+    def holds(self, batch: Batch) -> bool:
+        """Must these wait?"""
+        failed = self._failed.get(batch.producer)
+        return failed is not None and len(batch) > 0 and batch.sequences[0] > failed
+
+    def passed(self, batch: Batch, request: Request[list[Receipt]]) -> None:
+        """These were judged: if the failed one was among them, and not refused, others may follow."""
+        failed = self._failed.get(batch.producer)
+        if failed is not None and len(batch) > 0 and batch.sequences[-1] >= failed and request.settles:
+            del self._failed[batch.producer]
+
+    def clear(self) -> None:
+        """Nothing that failed matters any more: what was stored was forgotten."""
+        self._failed.clear()
+
+    def lift(self, producer: str) -> None:
+        """The producer has learnt what is stored."""
+        self._failed.pop(producer, None)
+
+
+__all__ = ["Clock", "ProducerSession", "Receipt", "Topic", "TopicSettings", "wall_ms"]
+
+T = TypeVar("T")
+
+
+class _Ticket(NamedTuple):
+    """A place in the queue."""
+
+    request: Request[Any]
+    future: Future[Any]
+    size: int
+
+
+class Topic:
+    """Messages of named producers, each stored once. All methods may be called from any thread.
+
+    >>> from onefold.producers.log.port import MemoryLog
+    >>> topic = Topic(MemoryLog())
+    >>> [str(receipt.verdict) for receipt in topic.publish("meter", [(0, b"a"), (1, b"b")])]
+    ['FIRST', 'FIRST']
+    >>> [f"{r.verdict} {r.offset}" for r in topic.publish("meter", [(1, b"b"), (2, b"c")])]  # a retry, and news
+    ['REPEAT -1', 'FIRST 2']
+    """
+
+    def __init__(
+        self,
+        log: AppendLog,
+        settings: TopicSettings | None = None,
+        *,
+        clock: Clock = wall_ms,
+        elapsed: Clock | None = None,
+    ) -> None:
+        """Recover what the log says. ``clock`` is Unix time, ``elapsed`` what cannot be set; both in milliseconds.
+
+        A ``clock`` that is given alone is taken for both: time passes as it says.
+        """
+        self.settings = settings or TopicSettings()
+        self.log = log
+        self.tally = Tally()
+        self.problem: str | None = None
+        """Why the last snapshot or trim did not work; None: it did. Publishing goes on without."""
+        self._clock = clock
+        self._elapsed = elapsed or (elapsed_ms if clock is wall_ms else clock)
+        self._timing = threading.Lock()
+        self._judging = threading.Lock()
+        self._committing = threading.Lock()
+        self._queue: list[_Ticket] = []
+        self._queued_bytes = 0
+        self._fence = Fence(self.settings.producers_max)
+        self._closed = False
+        self._groups = 0
+        self._recover()
+        if log.end == 0 and not self.settings.deduplicate:
+            self.switch(False)
+
+    def _recover(self) -> None:
+        snapshot = self.log.load()
+        tail = requests.entries(self.log.read(snapshot.position if snapshot else 0))
+        recovered = recover(snapshot, tail, **self.settings.of_memory())
+        self._memory = recovered.sequences
+        last = next(self.log.read(max(self.log.start, self.log.end - 1)), None)
+        self._time = TopicTime(last.time_ms if last else 0, self._clock(), self._elapsed())
+        self._cadence = Cadence(self.settings.snapshot_entries, self.settings.snapshot_ms)
+        self._cadence.done(self._elapsed())
+        self._cadence.note(recovered.since_snapshot, self._elapsed())
+
+    def _now(self) -> int:
+        """The topic's time."""
+        with self._timing:
+            return self._time.read(self._clock(), self._elapsed())
+
+    def _set_clock(self) -> None:
+        """If the wall clock was set and has stayed so: note it in the log, and go by it."""
+        self._now()
+        if not self._time.due:
+            return
+        now_ms = self._time.time_ms + self._time.off_ms
+        request = requests.set_clock(self._memory, self._time.time_ms)
+        offset = self.log.append(request.drafts, now_ms)
+        with self._judging:
+            request.settle(offset, now_ms)
+            with self._timing:
+                self._time.follow()
+
+    def connect(self, name: str | None = None) -> ProducerSession:
+        """Open a producer's session: a new epoch, which fences off whoever used the name before.
+
+        None: a name that nobody has is given out.
+        """
+        given = f"producer-{uuid4().hex}" if name is None else name
+        session = self._settled(self._ask(lambda: requests.connect(self._memory, given), len(given)))
+        with self._judging:
+            self._fence.lift(given)
+        return session
+
+    def arrive(self, count: int) -> None:
+        """So many messages came in, and will be submitted: said by the one who took them in, before anybody judges."""
+        with self._judging:
+            self.tally.arrive(count)
+
+    def submit(self, producer: str, messages: Sequence[Message], epoch: int | None = None) -> Future[list[Receipt]]:
+        """Judge messages of one producer now; their receipts come with the next `flush` of anybody.
+
+        Who submits has said `arrive`; `publish` does both.
+        """
+        return self._submit(Batch.of(producer, messages), epoch)
+
+    def _submit(self, batch: Batch, epoch: int | None) -> Future[list[Receipt]]:
+        def judge() -> Request[list[Receipt]]:
+            if self._fence.holds(batch):
+                return requests.refuse(FENCED, len(batch))
+            request = requests.publish(self._memory, batch, epoch, self.settings.message_bytes_max)
+            self._fence.passed(batch, request)
+            return request
+
+        return self._ask(judge, batch.size, len(batch))
+
+    def submit_keyed(self, key: str, payload: bytes) -> Future[Receipt]:
+        """Judge a message by its key now; its receipt comes with the next `flush` of anybody."""
+        bytes_max = self.settings.message_bytes_max
+        return self._ask(
+            lambda: requests.publish_keyed(self._memory, key, payload, self._now(), bytes_max), len(payload), 1
+        )
+
+    def publish(self, producer: str, messages: Sequence[Message], epoch: int | None = None) -> list[Receipt]:
+        """Store messages of one producer, those that are new; what became of each, when it is on disk."""
+        batch = Batch.of(producer, messages)
+        self.arrive(len(messages))
+        return self._settled(self._submit(batch, epoch))
+
+    def publish_keyed(self, key: str, payload: bytes) -> Receipt:
+        """Store a message that has a key of its own instead of a producer and a sequence."""
+        self.arrive(1)
+        return self._settled(self.submit_keyed(key, payload))
+
+    def switch(self, deduplicate: bool) -> None:
+        """Switch deduplication on or off. Off forgets everything; on begins with nothing."""
+        self._settled(self._ask(lambda: requests.switch(self._memory, deduplicate), 0))
+        with self._judging:
+            self._fence.clear()
+
+    def reset(self, producer: str) -> None:
+        """Forget the sequences of one producer: its next one is new, whatever it is. What is stored stays stored."""
+        self._settled(self._ask(lambda: requests.reset(self._memory, producer), 0))
+        with self._judging:
+            self._fence.lift(producer)
+
+    @property
+    def deduplicates(self) -> bool:
+        """Is deduplication on?"""
+        return self._memory.switched_on
+
+    def last_sequence_id(self, producer: str) -> int:
+        """The highest sequence of this producer that is stored; -1: none."""
+        with self._judging:
+            return self._memory.last_sequence_id(producer)
+
+    def floor(self, producer: str) -> int:
+        """Sequences at or below it may have been stored by somebody who was forgotten; -1: nothing was."""
+        with self._judging:
+            return self._memory.floor(producer)
+
+    def books(self) -> Tally:
+        """A copy of the tally, taken between two groups."""
+        with self._judging:
+            return self.tally + Tally()
+
+    def figures(self) -> dict[str, int]:
+        """What there is to watch."""
+        with self._judging:
+            return {
+                "producers": len(self._memory),
+                "pending": self._memory.pending,
+                "queued_bytes": self._queued_bytes,
+                "groups": self._groups,
+                "start": self.log.start,
+                "end": self.log.end,
+                "clock_off_ms": self._time.off_ms,
+                "clock_steps": self._time.steps,
+            }
+
+    def _ask(self, judge: Callable[[], Request[T]], size: int, count: int = 0) -> Future[T]:
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()  # what is on its way cannot be called back
+        with self._judging:
+            if self._closed:
+                self.tally.judge(BUSY, count)
+                raise Misuse("this topic is closed")
+            if self._queued_bytes and self._queued_bytes + size > self.settings.pending_bytes_max:
+                self.tally.judge(BUSY, count)
+                raise Busy(f"{self._queued_bytes:,} bytes wait to be stored, {size:,} more would be over the limit of "
+                           f"{self.settings.pending_bytes_max:,}", waiting=self._queued_bytes)  # fmt: skip
+            request = judge()
+            if request.drafts:
+                self._queue.append(_Ticket(request, future, size))
+                self._queued_bytes += size
+                return future
+            self._book(request)
+        future.set_result(request.settle(-1, 0))
+        return future
+
+    def _settled(self, future: Future[T]) -> T:
+        if not future.done():
+            self.flush()
+        return future.result()
+
+    def flush(self) -> None:
+        """Store all that is queued, as one group; who calls while another does waits for that, then looks again."""
+        answers: list[Callable[[], None]] = []
+        try:
+            with self._committing:
+                with self._judging:
+                    tickets, self._queue = self._queue, []
+                    self._queued_bytes = 0
+                if tickets:
+                    self._commit(tickets, answers)
+                    self._keep_house()
+        finally:
+            for answer in answers:  # whoever is called back may publish
+                answer()
+
+    def _commit(self, tickets: list[_Ticket], answers: list[Callable[[], None]]) -> None:
+        drafts: list[Draft] = []
+        for ticket in tickets:
+            drafts += ticket.request.drafts
+        end = self.log.end
+        try:
+            self._set_clock()
+            time_ms = self._now()
+            end = self.log.end
+            offset = self.log.append(drafts, time_ms)
+            with self._judging:
+                settled = []
+                for ticket in tickets:
+                    settled.append(partial(ticket.future.set_result, ticket.request.settle(offset, time_ms)))
+                    self._book(ticket.request)
+                    offset += len(ticket.request.drafts)
+                self._groups += 1
+                self._cadence.note(len(drafts), self._elapsed())
+            answers += settled
+        except BaseException as error:
+            self._give_up(tickets, error, answers)
+            if isinstance(error, StoreFailed):
+                return  # which the futures tell
+            if self.log.end != end:  # interrupted when it was stored, but not known to be
+                with self._judging:
+                    self._recover()
+            raise
+
+    def _give_up(self, tickets: list[_Ticket], error: BaseException, answers: list[Callable[[], None]]) -> None:
+        """Nothing of this group was stored, so nothing that was judged after it may be stored either."""
+        with self._judging:
+            tickets = tickets + self._queue
+            self._queue, self._queued_bytes = [], 0
+            self._memory.forget_overlay()
+            for ticket in tickets:
+                if self.settings.memory == "highest" and self._memory.switched_on:
+                    self._fence.raise_for(ticket.request.drafts)
+                self.tally.judge(WRITE_FAILED, sum(count for _, count in ticket.request.verdicts))
+        answers += [partial(ticket.future.set_exception, error) for ticket in tickets]
+
+    def _book(self, request: Request[Any]) -> None:
+        for answer, count in request.verdicts:
+            self.tally.judge(answer, count)
+
+    def tend(self) -> None:
+        """What is due by the clock alone: for topics that nobody publishes to."""
+        with self._committing:
+            if self._closed:
+                return
+            try:
+                self._set_clock()
+            except (OnefoldError, OSError) as error:
+                self.problem = str(error)
+            self._keep_house()
+            self._retain()
+
+    def _keep_house(self) -> None:
+        """If it is due: forget idle producers, save what is remembered, drop what need not be kept."""
+        if not self._cadence.due(self._elapsed()):
+            return
+        try:
+            if self.settings.idle_ms is not None:
+                self._purge(self.settings.idle_ms)
+            self._save()
+            self.problem = None
+        except (OnefoldError, OSError) as error:
+            self.problem = str(error)
+            self._cadence.done(self._elapsed())  # and again when the next one is due
+        self._retain()
+
+    def _retain(self) -> None:
+        limit, age = self.settings.retain_bytes, self.settings.retain_ms
+        if limit is None and age is None:
+            return
+        try:
+            self.log.retain(bytes=limit, before_ms=None if age is None else self._now() - age)
+        except (OnefoldError, OSError) as error:
+            self.problem = str(error)
+
+    def _purge(self, idle_ms: int) -> None:
+        now_ms = self._now()
+        with self._judging:
+            request = requests.purge(self._memory, now_ms - idle_ms)
+        offset = self.log.append(request.drafts, now_ms)
+        with self._judging:
+            request.settle(offset, now_ms)
+
+    def save(self) -> None:
+        """Save what is remembered, with its position: the next opening reads only the records behind it."""
+        with self._committing:
+            self._save()
+
+    def _save(self) -> None:
+        with self._judging:
+            snapshot = SequencesSnapshot(self.log.end, self._memory.snapshot())
+        self.log.save(snapshot)
+        self._cadence.done(self._elapsed())
+
+    def close(self) -> None:
+        """Store what is queued, save what is remembered, and let go of the log.
+
+        `BooksDoNotBalance` if something arrived that has no verdict, or has two: then all of that is done first.
+        """
+        with self._judging:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            self.flush()
+            self.save()
+        except (OnefoldError, OSError) as error:
+            self.problem = str(error)
+        finally:
+            self.log.close()
+        self.books().check()
+
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+FILE: Final = "topic.json"
+"""What of a topic can be chosen once and never changed: its kind of memory."""
+
+
+class Topics:
+    """A folder with a folder per topic; this process alone writes there.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, Topics(Path(folder)) as topics:
+    ...     topics.topic("orders").publish("till", [(0, b"1 coffee")])[0].offset, topics.names()
+    (0, ['orders'])
+    """
+
+    def __init__(
+        self, root: str | PathLike[str], defaults: TopicSettings | None = None, *, topics_max: int = 1_000,
+        segment_bytes: int = SEGMENT_BYTES, clock: Clock = wall_ms, elapsed: Clock | None = None,
+    ) -> None:  # fmt: skip
+        self.root = Path(root)
+        self.defaults = defaults or TopicSettings()
+        self._topics_max = topics_max
+        self._segment_bytes = segment_bytes
+        self._clock, self._elapsed = clock, elapsed
+        self._open: dict[str, Topic] = {}
+        self._opening = threading.Lock()
+
+    def __enter__(self) -> "Topics":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def names(self) -> list[str]:
+        """The topics that are there."""
+        return topic_names(self.root)
+
+    def topic(self, name: str, *, create: bool = True, defaults: TopicSettings | None = None) -> Topic:
+        """The topic of this name; what is not there yet is made, with these defaults, unless ``create`` is False."""
+        with self._opening:
+            if name not in self._open:
+                self._open[name] = self._load(name, create, defaults or self.defaults)
+            return self._open[name]
+
+    def _load(self, name: str, create: bool, settings: TopicSettings) -> Topic:
+        folder = topic_folder(self.root, name)
+        if not (folder / FILE).is_file():
+            if not create:
+                raise Misuse(f"there is no topic {name!r} in {self.root}", topic=name)
+            if len(self.names()) >= self._topics_max:
+                raise Misuse(f"there are {self._topics_max:,} topics in {self.root} already, the limit", topic=name)
+            _make(folder, settings.memory)
+        settings = replace(settings, memory=memory_of(folder))
+        log = SegmentLog(folder, segment_bytes=self._segment_bytes)
+        try:
+            return Topic(log, settings, clock=self._clock, elapsed=self._elapsed)
+        except BaseException:
+            log.close()  # or nobody could try again
+            raise
+
+    def close(self) -> None:
+        """Close all topics; if one cannot be closed well, the others are, and then it is told."""
+        errors: list[BaseException] = []
+        with self._opening:
+            while self._open:
+                try:
+                    self._open.popitem()[1].close()
+                except Exception as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def topic_folder(root: Path, name: str) -> Path:
+    """Where a topic is; a name that is no name is refused."""
+    if not NAME.fullmatch(name):
+        raise Misuse(f"topic {name!r}: must be 1 to 100 of A-Z a-z 0-9 . _ -, the first a letter or digit", topic=name)
+    return root / name
+
+
+def topic_names(root: Path) -> list[str]:
+    """The topics of a folder."""
+    return sorted(path.parent.name for path in root.glob(f"*/{FILE}"))
+
+
+def _make(folder: Path, memory: MemoryKind) -> None:
+    """Write the file of a new topic, durable before anything is stored in it."""
+    if any(folder.glob("*.log")):  # to make it anew could give it another memory
+        raise Damaged(f"{folder}: has a log, and its {FILE} is gone", path=str(folder))
+    with failing(str(folder / FILE)):
+        REAL.make_folder(str(folder))
+        fresh = REAL.open(str(folder / f"{FILE}.new"), new=True)
+        try:
+            fresh.truncate(0)
+            fresh.write(json.dumps({"format": 1, "memory": memory}).encode() + b"\n", 0)
+            fresh.sync()
+        finally:
+            fresh.close()
+        REAL.rename(str(folder / f"{FILE}.new"), str(folder / FILE))
+        REAL.sync_folder(str(folder))
+
+
+def memory_of(folder: Path) -> MemoryKind:
+    """The kind of memory that a topic has had since it was made."""
+    path = folder / FILE
+    try:
+        kind = read_json(path.read_bytes(), "it")["memory"]
+    except (OSError, BadInput, KeyError, TypeError) as error:
+        raise BadInput(f"{path}: not the file of a topic: {error}", path=str(path)) from error
+    if kind not in get_args(MemoryKind):
+        raise BadInput(f"{path}: memory is {kind!r}, must be one of {', '.join(get_args(MemoryKind))}", path=str(path))
+    return cast(MemoryKind, kind)

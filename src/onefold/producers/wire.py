@@ -1,0 +1,183 @@
+"""The compact batch: many messages of one producer in one piece of bytes, and the answer to it.
+
+    request   b"OFB1" | request u32 | epoch u32 (0: none) | name length u16 | count u32
+              | name | count x (sequence i64, length u32) | payloads
+    reply     b"OFR1" | request u32 | status u8 | count u32
+              | count x (verdict u8, offset i64, reason length u8, reason) | text (the rest)
+
+All numbers are little endian; the verdict is its place in the order of `Verdict`; names and text are UTF-8, reasons
+ASCII. Foreign bytes are believed in nothing: every length is checked against what is there and against the limits
+before anything is made of it, and what does not fit is `BadInput` with the byte at which it does not.
+
+>>> data = encode_request(7, "till", 1, [(0, b"1 coffee"), (1, b"2 teas")])
+>>> decode_request(data)
+BatchRequest(request=7, producer='till', epoch=1, messages=[(0, b'1 coffee'), (1, b'2 teas')])
+>>> decode_request(data[:-1])
+Traceback (most recent call last):
+    ...
+onefold.errors.BadInput: byte 46: 14 bytes of payload must follow, there are 13
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from itertools import accumulate, pairwise
+from typing import Final, NamedTuple, TypeAlias
+
+from onefold.errors import BadInput, Misuse
+from onefold.producers.records import NAME_BYTES_MAX
+from onefold.verdict import Verdict
+
+CONTENT_TYPE: Final = "application/vnd.onefold.batch"
+MESSAGES_MAX: Final = 10_000
+"""In one request. Kafka's producer counts bytes only; a count bounds the answer too, which has no payloads."""
+BYTES_MAX: Final = 4 << 20
+"""Of one request, all in all; NATS allows 1 MiB a message by default, Kafka 1 MiB a batch, Pulsar 5 MiB."""
+TEXT_BYTES_MAX: Final = 4_096
+
+_REQUEST: Final = struct.Struct("<4sIIHI")
+_MESSAGE: Final = struct.Struct("<qI")
+_REPLY: Final = struct.Struct("<4sIBI")
+_RECEIPT: Final = struct.Struct("<BqB")
+_REQUEST_MAGIC: Final = b"OFB1"
+_REPLY_MAGIC: Final = b"OFR1"
+_VERDICTS: Final = tuple(Verdict)
+_PLACES: Final = {verdict: place for place, verdict in enumerate(Verdict)}
+
+Message: TypeAlias = tuple[int, bytes]
+"""A sequence id and a payload."""
+Judged: TypeAlias = tuple[Verdict, str, int]
+"""Verdict, reason, and the offset at which it is stored or -1: a receipt."""
+
+
+class WireStatus(IntEnum):
+    """What became of a request as a whole."""
+
+    OK = 0
+    """Judged: the receipts tell."""
+    BUSY = 1
+    """Not taken: try again in a moment."""
+    FAILED = 2
+    """Not stored: try again."""
+    REFUSED = 3
+    """It makes no sense; the text says why. To send it again will not help."""
+
+
+class BatchRequest(NamedTuple):
+    """Messages of one producer."""
+
+    request: int
+    """A number of the sender's, which the reply carries too."""
+    producer: str
+    epoch: int | None
+    messages: list[Message]
+
+
+class BatchReply(NamedTuple):
+    """What became of a `BatchRequest`."""
+
+    request: int
+    status: WireStatus
+    receipts: list[Judged]
+    text: str
+
+
+def encode_request(request: int, producer: str, epoch: int | None, messages: Sequence[Message]) -> bytes:
+    """The bytes of a request; what does not fit the fields is `Misuse`."""
+    name = producer.encode()
+    try:
+        head = _REQUEST.pack(_REQUEST_MAGIC, request, epoch or 0, len(name), len(messages))
+        pack = _MESSAGE.pack
+        entries = [pack(sequence, len(payload)) for sequence, payload in messages]
+    except struct.error as error:
+        raise Misuse(f"request {request} of {producer!r}: {error}", request=request, epoch=epoch) from error
+    return b"".join([head, name, *entries, *[payload for _, payload in messages]])
+
+
+def decode_request(data: bytes, *, messages_max: int = MESSAGES_MAX, bytes_max: int = BYTES_MAX) -> BatchRequest:
+    """Read a request; anything but a whole and valid one is `BadInput` with the byte offset.
+
+    Cost: one copy of each payload, nothing per byte.
+    """
+    _at_most(0, "bytes", len(data), bytes_max)
+    request, epoch, name_bytes, count = _head(_REQUEST, _REQUEST_MAGIC, data)
+    if not 1 <= name_bytes <= NAME_BYTES_MAX:
+        raise _wrong(12, f"the name has {name_bytes} bytes, must be 1 to {NAME_BYTES_MAX}")
+    _at_most(14, "messages", count, messages_max)
+    table = _REQUEST.size + name_bytes
+    payloads = table + count * _MESSAGE.size
+    if payloads > len(data):
+        raise _wrong(_REQUEST.size, f"{payloads - _REQUEST.size} bytes of name and table must follow, "
+                                    f"there are {len(data) - _REQUEST.size}")  # fmt: skip
+    producer = _text(data, _REQUEST.size, table, "utf-8", "name")
+    entries = list(_MESSAGE.iter_unpack(memoryview(data)[table:payloads]))
+    ends = list(accumulate((length for _, length in entries), initial=payloads))
+    if ends[-1] != len(data):
+        raise _wrong(payloads, f"{ends[-1] - payloads} bytes of payload must follow, there are {len(data) - payloads}")
+    messages = [
+        (sequence, data[begin:end]) for (sequence, _), (begin, end) in zip(entries, pairwise(ends), strict=True)
+    ]
+    return BatchRequest(request, producer, epoch or None, messages)
+
+
+def encode_reply(request: int, status: WireStatus, receipts: Iterable[Judged] = (), text: str = "") -> bytes:
+    """The bytes of a reply; a text over `TEXT_BYTES_MAX` is cut."""
+    pack, places = _RECEIPT.pack, _PLACES
+    parts = [
+        pack(places[verdict], offset, len(reason)) + reason.encode("ascii") for verdict, reason, offset in receipts
+    ]
+    told = text.encode(errors="replace")[:TEXT_BYTES_MAX].decode(errors="ignore").encode()
+    return b"".join([_REPLY.pack(_REPLY_MAGIC, request, status, len(parts)), *parts, told])
+
+
+def decode_reply(data: bytes, *, messages_max: int = MESSAGES_MAX) -> BatchReply:
+    """Read a reply; anything but a whole and valid one is `BadInput` with the byte offset."""
+    request, status, count = _head(_REPLY, _REPLY_MAGIC, data)
+    if status >= len(WireStatus):
+        raise _wrong(8, f"the status is {status}, must be 0 to {len(WireStatus) - 1}")
+    _at_most(9, "receipts", count, messages_max)
+    receipts: list[Judged] = []
+    at = _REPLY.size
+    for _ in range(count):
+        begin = at + _RECEIPT.size
+        if begin > len(data):
+            raise _wrong(at, f"receipt {len(receipts)} of {count} is cut off")
+        place, offset, length = _RECEIPT.unpack_from(data, at)
+        if place >= len(_VERDICTS):
+            raise _wrong(at, f"the verdict is {place}, must be 0 to {len(_VERDICTS) - 1}")
+        if begin + length > len(data):
+            raise _wrong(begin, f"the reason must have {length} bytes, there are {len(data) - begin}")
+        at = begin + length
+        receipts.append((_VERDICTS[place], _text(data, begin, at, "ascii", "reason"), offset))
+    _at_most(at, "bytes of text", len(data) - at, TEXT_BYTES_MAX)
+    return BatchReply(request, WireStatus(status), receipts, _text(data, at, len(data), "utf-8", "text"))
+
+
+def request_number(data: bytes) -> int:
+    """The number of a request of which the rest may be wrong; 0 if not even that can be read."""
+    return int.from_bytes(data[4:8], "little") if data[:4] == _REQUEST_MAGIC and len(data) >= 8 else 0
+
+
+def _head(shape: struct.Struct, magic: bytes, data: bytes) -> tuple[int, ...]:
+    if len(data) < shape.size:
+        raise _wrong(0, f"a head has {shape.size} bytes, there are {len(data)}")
+    found, *fields = shape.unpack_from(data)
+    if found != magic:
+        raise _wrong(0, f"begins with {found!r}, must begin with {magic!r}")
+    return tuple(fields)
+
+
+def _text(data: bytes, begin: int, end: int, encoding: str, what: str) -> str:
+    try:
+        return data[begin:end].decode(encoding)
+    except UnicodeDecodeError as error:
+        raise _wrong(begin + error.start, f"the {what} is not {encoding.upper()}") from error
+
+
+def _at_most(at: int, what: str, found: int, limit: int) -> None:
+    if found > limit:
+        raise _wrong(at, f"{found:,} {what}, at most {limit:,} are allowed")
+
+
+def _wrong(at: int, why: str) -> BadInput:
+    return BadInput(f"byte {at}: {why}", offset=at)

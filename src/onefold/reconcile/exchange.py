@@ -1,0 +1,230 @@
+"""What two sides of a reconciliation say to each other: one byte that tells the kind, then what belongs to it.
+
+    client                                     server
+    O  open: JSON, see `Opening`               o  opened: JSON, see `OpenReply`
+    M  a message of the protocol               M  the reply to it
+    F  fetch: ids, one after another           R  records: the first of those that were asked for, as many as fit
+    P  push: records                           p  pushed: a byte for each, see `PushReply`
+    C  close                                   c  closed
+                                               e  error: JSON, see `Trouble`; a broken or spent session is over
+
+Every frame of the client gets one answer, in the same order. F, P and M belong to a session, which O opens and C or an
+error closes; a connection can have one after another. A record is written as
+
+    timestamp u64 | length of the body u32, 2^32 - 1: not there | id | body
+
+with little-endian numbers, one after another. Foreign bytes are believed in nothing: every length is checked against
+what is there before anything is made of it, and what does not fit is `BadInput` with the byte at which it does not.
+
+A channel to a peer in this process: what is sent is answered at once, and the answer waits to be received.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from enum import IntEnum
+from struct import Struct
+from typing import Any, Final, Literal, TypeVar
+
+from onefold.decoding import read_json
+from onefold.errors import BadInput, Misuse
+from onefold.reconcile.items import INFINITY
+from onefold.reconcile.records import Record
+
+VERSION: Final = 1
+JSON_BYTES_MAX: Final = 4_096
+NO_BODY: Final = 2**32 - 1
+HEAD: Final = Struct("<QI")
+
+OPEN, OPENED, MESSAGE, FETCH, RECORDS, PUSH, PUSHED, CLOSE, CLOSED, ERROR = b"OoMFRPpCce"
+
+
+class PushReply(IntEnum):
+    """What became of a record that was pushed."""
+
+    STORED = 0
+    KNOWN = 1
+    WRONG_ID = 2
+    """Its bytes do not hash to its id."""
+    TOO_LARGE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a client wants to speak about, and how."""
+
+    version: int = VERSION
+    wire: Literal["v1", "xor"] = "v1"
+    id_size: int = 32
+    frame_size_max: int = 0
+    """Of the messages that the client can take; 0: any."""
+    since: int = 0
+    until: int = INFINITY - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenReply:
+    """What the server holds, and what it can take."""
+
+    records: int
+    bodies: bool
+    """Whether it hands out the bytes of records, or knows ids alone."""
+    writable: bool
+    message_bytes_max: int
+    """Of any frame that it takes."""
+    record_bytes_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Why there is no answer: a short name for programs, a line for people, and the byte, if it was a message."""
+
+    error: str
+    text: str
+    offset: int | None = None
+
+
+Told = TypeVar("Told", Opening, OpenReply, Trouble)
+
+
+def tell(kind: int, told: Opening | OpenReply | Trouble) -> bytes:
+    """A frame that holds JSON."""
+    return bytes((kind,)) + json.dumps(asdict(told), separators=(",", ":")).encode()
+
+
+def told(kind: type[Told], frame: bytes) -> Told:
+    """What a frame with JSON says; `BadInput` that names the field if it is none of ours.
+
+    >>> told(Trouble, tell(ERROR, Trouble(error="busy", text="later")))
+    Trouble(error='busy', text='later', offset=None)
+    """
+    if len(frame) > JSON_BYTES_MAX:
+        raise BadInput(f"{len(frame)} bytes of JSON, at most {JSON_BYTES_MAX} are read", offset=0)
+    try:
+        document = read_json(frame[1:], "the frame")
+    except BadInput as error:
+        raise BadInput(str(error), offset=1) from None
+    if not isinstance(document, dict):
+        raise BadInput("no JSON object", offset=1)
+    names = {field.name: field for field in fields(kind)}
+    for name, value in document.items():
+        if name not in names:
+            raise BadInput(f"unknown field {name!r:.50}", offset=1, field=name)
+        _check(name, str(names[name].type), value)
+    try:
+        return kind(**document)
+    except TypeError as error:
+        raise BadInput(f"a field is missing: {error}", offset=1) from None
+
+
+def _check(name: str, kind: str, value: Any) -> None:
+    """Whether a value is of its field's type, which is written as in the class above."""
+    right: dict[str, bool] = {
+        "int": type(value) is int and 0 <= value < 2**64,
+        "int | None": value is None or (type(value) is int and value >= 0),
+        "bool": isinstance(value, bool),
+        "str": isinstance(value, str),
+        "Literal['v1', 'xor']": value in ("v1", "xor"),
+    }
+    if not right[kind]:
+        raise BadInput(f"{name} is {value!r:.50}, must be {kind}", offset=1, field=name)
+
+
+def fetch(ids: Iterable[bytes]) -> bytes:
+    """A frame that asks for these records."""
+    return bytes((FETCH,)) + b"".join(ids)
+
+
+def fetched(frame: bytes, id_size: int) -> list[bytes]:
+    """The ids that a frame asks for."""
+    whole, rest = divmod(len(frame) - 1, id_size)
+    if rest:
+        raise BadInput(f"{rest} bytes behind the last id", offset=1 + whole * id_size)
+    return [frame[at : at + id_size] for at in range(1, len(frame), id_size)]
+
+
+def carry(kind: int, records: Iterable[Record]) -> bytes:
+    """A frame of records: PUSH or RECORDS."""
+    parts = [bytes((kind,))]
+    for timestamp, id, body in records:
+        parts += (HEAD.pack(timestamp, NO_BODY if body is None else len(body)), id, body or b"")
+    return b"".join(parts)
+
+
+def carried(frame: bytes, id_size: int) -> list[Record]:
+    """The records in a frame.
+
+    >>> carried(carry(PUSH, [Record(5, b"a" * 8, b"coffee"), Record(6, b"b" * 8)]), id_size=8)
+    [Record(timestamp=5, id=b'aaaaaaaa', body=b'coffee'), Record(timestamp=6, id=b'bbbbbbbb', body=None)]
+    """
+    records, at, end = [], 1, len(frame)
+    while at < end:
+        start = at + HEAD.size + id_size
+        if start > end:
+            raise BadInput("the frame ends inside the head of a record", offset=at)
+        timestamp, size = HEAD.unpack_from(frame, at)
+        if timestamp == INFINITY:
+            raise BadInput("timestamp 2^64 - 1 is reserved", offset=at)
+        id, stop = frame[start - id_size : start], start + (0 if size == NO_BODY else size)
+        if stop > end:
+            raise BadInput(f"a body of {size} bytes, and {end - start} are left", offset=at + 8)
+        records.append(Record(timestamp, id, None if size == NO_BODY else frame[start:stop]))
+        at = stop
+    return records
+
+
+def size_of(record: Record) -> int:
+    """How many bytes a record takes in a frame."""
+    return HEAD.size + len(record.id) + len(record.body or b"")
+
+
+def pushed(taken: Sequence[PushReply]) -> bytes:
+    """A frame that tells what became of pushed records."""
+    return bytes((PUSHED, *taken))
+
+
+def outcomes(frame: bytes) -> list[PushReply]:
+    """What became of pushed records."""
+    try:
+        return [PushReply(byte) for byte in frame[1:]]
+    except ValueError as error:
+        raise BadInput(f"no outcome of a push: {error}", offset=1) from None
+
+
+class Pipe:
+    """Both ends of a conversation in one thread, without a socket.
+
+    >>> pipe = Pipe(bytes.upper)
+    >>> pipe.send(b"first"); pipe.send(b"second")
+    >>> pipe.receive(), pipe.receive()
+    (b'FIRST', b'SECOND')
+    """
+
+    def __init__(self, answer: Callable[[bytes], bytes], close: Callable[[], None] = lambda: None) -> None:
+        self._answer = answer
+        self._close = close
+        self._answers: deque[bytes] = deque()
+        self._closed = False
+
+    def send(self, data: bytes) -> None:
+        """Have it answered."""
+        if self._closed:
+            raise ConnectionError("the pipe is closed")
+        self._answers.append(self._answer(data))
+
+    def receive(self) -> bytes:
+        """The oldest answer; `Misuse` if nothing was sent for it, because then none will ever come."""
+        if self._closed:
+            raise ConnectionError("the pipe is closed")
+        if not self._answers:
+            raise Misuse("nothing was sent that has no answer yet")
+        return self._answers.popleft()
+
+    def close(self) -> None:
+        """Close the other end too. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self._close()

@@ -1,0 +1,163 @@
+"""The same sessions in the envelope of NIP-77, so that the clients of Nostr's relays can speak to us: JSON in text.
+
+    ["NEG-OPEN", name, filter, hex]    a session, and its first message      -> NEG-MSG
+    ["NEG-MSG", name, hex]             the next one                          -> NEG-MSG
+    ["NEG-CLOSE", name]                over                                  -> no answer
+    -> ["NEG-MSG", name, hex], ["NEG-ERR", name, "reason: text"], ["NOTICE", text]
+
+A client names its sessions and may have several; to open a name again replaces the session. After a NEG-ERR it is
+closed. The reason is one word: ``blocked`` for what is not served, ``closed`` for what is over, and those of NIP-01:
+``invalid``, ``rate-limited``, ``error``.
+
+Of the filters, ``since`` and ``until`` are served, both with the second that they name. Any other is refused: to ignore
+it would give a wrong result. It is wire v1, so ids have 32 bytes; what is found is fetched by other means.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from binascii import Error as BadHex
+from binascii import unhexlify
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from onefold.decoding import read_json
+from onefold.errors import BadInput
+from onefold.reconcile import INFINITY
+from onefold.reconcile.exchange import Opening
+from onefold.reconcile.peer import OpenSession, PeerBooks, ReconcileLimits, Refused, failed
+from onefold.reconcile.records import Records
+
+NAME_MAX: Final = 64  # characters; as NIP-01 has it
+FIELDS: Final = {"NEG-OPEN": 4, "NEG-MSG": 3, "NEG-CLOSE": 2}
+REASONS: Final[Mapping[str, str]] = {
+    "bad_frame": "invalid",
+    "bad_message": "invalid",
+    "bad_open": "blocked",
+    "busy": "rate-limited",
+    "store_failed": "error",
+}
+"""Those of `session`, as a client of NIP-77 expects them; the limits of a session are all ``closed``."""
+
+
+class Subscriptions:
+    """The sessions of one connection; by any thread, one at a time."""
+
+    def __init__(self, records: Records, limits: ReconcileLimits, clock: Callable[[], float], books: PeerBooks) -> None:
+        self._records, self._limits, self._clock, self._books = records, limits, clock, books
+        self._lock = threading.Lock()
+        self._sessions: dict[str, OpenSession] = {}
+        self._troubles = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the connection should be closed: it had as many errors as one may have."""
+        return self._troubles >= self._limits.troubles_max
+
+    def answer(self, text: str) -> str | None:
+        """The answer to a message; None if it gets none. Never raises."""
+        try:
+            verb, name, rest = _read(text)
+        except Refused as refused:
+            self._trouble(refused.name)
+            return _text("NOTICE", f"invalid: {refused}")
+        with self._lock:
+            try:
+                return self._answer(verb, name, rest)
+            except Refused as refused:
+                return self._refuse(name, refused)
+            except Exception as error:
+                return self._refuse(name, failed(error))
+
+    def waited(self, silence_s: float) -> None:
+        """The connection was silent for so long, before whatever came next."""
+        with self._lock:
+            for session in self._sessions.values():
+                session.waited(silence_s)
+
+    def expire(self) -> None:
+        """Close the sessions whose time is up; their clients are told when they come back."""
+        with self._lock:
+            for name in [name for name, session in self._sessions.items() if session.settled]:
+                self._end(name)
+
+    def close(self) -> None:
+        """Let go of all sessions. May be called twice."""
+        with self._lock:
+            for name in list(self._sessions):
+                self._end(name)
+
+    def _answer(self, verb: str, name: str, rest: list[Any]) -> str | None:
+        if verb == "NEG-CLOSE":
+            self._end(name)
+            return None
+        message = _bytes(rest[-1])
+        if verb == "NEG-OPEN":
+            self._open(name, rest[0])
+        session = self._sessions.get(name)
+        if session is None:
+            raise Refused("not_open", "there is no such subscription (any more)")
+        return _text("NEG-MSG", name, session.reconcile(message).hex())
+
+    def _open(self, name: str, wanted: Any) -> None:
+        self._end(name)
+        opening = _opening(wanted)
+        if len(self._sessions) >= self._limits.subscriptions_max:
+            raise Refused("busy", f"{len(self._sessions)} subscriptions are open here, subscriptions_max")
+        self._sessions[name] = OpenSession(self._records, opening, self._limits, self._clock, self._books)
+
+    def _refuse(self, name: str, refused: Refused) -> str:
+        self._end(name)
+        self._trouble(refused.name)
+        return _text("NEG-ERR", name, f"{REASONS.get(refused.name, 'closed')}: {refused}")
+
+    def _trouble(self, name: str) -> None:
+        self._troubles += 1
+        self._books.trouble(name)
+
+    def _end(self, name: str) -> None:
+        session = self._sessions.pop(name, None)
+        if session is not None:
+            session.close()
+
+
+def _text(*words: str) -> str:
+    return json.dumps(words, separators=(",", ":"))
+
+
+def _read(text: str) -> tuple[str, str, list[Any]]:
+    """The verb, the name and the rest of a message; `Refused` if it is not one of the three."""
+    try:
+        document = read_json(text, "the message")
+    except BadInput as error:
+        raise Refused("bad_frame", f"no JSON: {error}") from None
+    if not isinstance(document, list) or not document or not isinstance(document[0], str):
+        raise Refused("bad_frame", "no list that begins with a word")
+    verb, rest = document[0], document[1:]
+    if verb not in FIELDS:
+        raise Refused("bad_frame", f"{verb!r:.50} is not served here, but for {', '.join(FIELDS)}")
+    if len(document) != FIELDS[verb]:
+        raise Refused("bad_frame", f"{verb} has {len(document)} fields, must have {FIELDS[verb]}")
+    name = rest[0]
+    if not isinstance(name, str) or not 1 <= len(name) <= NAME_MAX:
+        raise Refused("bad_frame", f"the subscription is {name!r:.80}, must be 1 to {NAME_MAX} characters")
+    return verb, name, rest[1:]
+
+
+def _bytes(digits: Any) -> bytes:
+    try:
+        return unhexlify(digits)
+    except (BadHex, TypeError, ValueError):
+        raise Refused("bad_message", f"the message is {digits!r:.50}, must be hex digits, two for a byte") from None
+
+
+def _opening(wanted: Any) -> Opening:
+    if not isinstance(wanted, dict):
+        raise Refused("bad_frame", f"the filter is {wanted!r:.50}, must be an object")
+    for name, value in wanted.items():
+        if name not in ("since", "until"):
+            raise Refused("bad_open", f"records are filtered by since and until alone, not by {name!r:.50}")
+        if type(value) is not int or not 0 <= value < INFINITY:
+            raise Refused("bad_frame", f"{name} is {value!r:.50}, must be a whole number from 0 to 2^64 - 2")
+    return Opening(**wanted)

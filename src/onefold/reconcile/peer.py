@@ -1,0 +1,503 @@
+"""The server's end of one connection, without I/O: a frame in, a frame out. What frames there are: `links.exchange`.
+
+Every frame is answered, whatever it holds. An error closes the session, if one is open, and lets go of its snapshot;
+the connection stays, and can open another one. Only after ``troubles_max`` errors it is `over`.
+
+Records go out and come in apart from the session's snapshot: what is fetched is what is there now. A record that is not
+there (any more), or whose bytes are not here, goes out without a body and with the timestamp 0. One that comes in is
+held against its id first, and all the good ones of a frame are kept in one go.
+
+What a server keeps account of, over all its connections: sessions, bytes, errors, and the records that were pushed.
+
+Of records that are pushed, arrivals are counted where a frame is read and verdicts where the store has answered. The
+two are compared: on the page of metrics (`pending`, 0 at rest) and when the server stops, which fails if they differ.
+
+Every bound of the reconcile server on one page: what a peer may cost, whatever it sends.
+
+A session ends by what its peer does: by silence, one or all together, and by work: rounds, bytes, records, seconds of
+CPU. It never ends by the time that the server takes, or that it waits for its turn: on a busy machine all peers are
+slow, and none of them is to blame.
+
+One session of the server's side, within its limits, whichever envelope its messages come in.
+
+It has a seat (there are ``sessions_max`` of them), a snapshot of the records and an engine. Whatever goes wrong is a
+`Refused` with a short name that does not change:
+
+    bad_frame     it is not written as it must be, or has no place here
+    bad_open      a session like this cannot be: its wire, size of ids, frame or times
+    bad_message   a message breaks the protocol; the offset is the byte where
+    frame         the message is larger than message_bytes_max
+    rounds  bytes  needs  pushes  work   the session has cost as much as a session may
+    time          its peer was silent for as long as it may be, all together
+    busy          sessions_max are open: try again later
+    not_open      there is no session
+    read_only     nothing is taken here
+    store_failed  the store could not do it: try again later
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+from onefold.errors import BadInput, Misuse, OnefoldError
+from onefold.reconcile import FRAME_SIZE_MIN, Limits, Record, Session, SessionLimit, Violation, Window, exchange
+from onefold.reconcile.exchange import HEAD, VERSION, Opening, OpenReply, PushReply, Trouble
+from onefold.reconcile.records import Records
+from onefold.reconcile.transfer import NOT_TAKEN, OUTCOMES
+from onefold.tally import Tally
+from onefold.verdict import Answer
+
+
+class PeerBooks:
+    """Counts, written by any thread.
+
+    >>> from onefold.verdict import Verdict
+    >>> books = Books()
+    >>> books.sit(1), books.sit(1)
+    (True, False)
+    >>> books.leave()
+    >>> books.count("fetched", 3)
+    >>> books.sessions, books.of("fetched"), books.of("sessions")
+    (0, 3, 1)
+    >>> books.arrive(2); books.judge(Answer(Verdict.FIRST, "stored"))
+    >>> str(books.pushed()), books.pushed().pending
+    ('2 in != 1 first + 0 repeat + 0 unsure + 0 reject', 1)
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._troubles: Counter[str] = Counter()
+        self._pushed = Tally()
+        self._sessions = 0
+
+    @property
+    def sessions(self) -> int:
+        """How many are open."""
+        return self._sessions
+
+    def sit(self, sessions_max: int) -> bool:
+        """One more session, if there is room for it."""
+        with self._lock:
+            if self._sessions >= sessions_max:
+                return False
+            self._sessions += 1
+            self._counts["sessions"] += 1
+            return True
+
+    def leave(self) -> None:
+        """One session less."""
+        with self._lock:
+            self._sessions -= 1
+
+    def count(self, what: str, many: int = 1) -> None:
+        """So many more of these."""
+        with self._lock:
+            self._counts[what] += many
+
+    def of(self, what: str) -> int:
+        """How many of these there were."""
+        return self._counts[what]
+
+    def arrive(self, many: int) -> None:
+        """So many records came to be stored."""
+        with self._lock:
+            self._pushed.arrive(many)
+
+    def judge(self, answer: Answer, many: int = 1) -> None:
+        """So many of them were given this verdict."""
+        with self._lock:
+            self._pushed.judge(answer, many)
+
+    def pushed(self) -> Tally:
+        """The records that were pushed, as it stands now."""
+        with self._lock:
+            return Tally() + self._pushed
+
+    def trouble(self, name: str) -> None:
+        """One more error of this name was told."""
+        with self._lock:
+            self._troubles[name] += 1
+
+    def troubles(self) -> dict[str, int]:
+        """The errors that were told, by name."""
+        with self._lock:
+            return dict(self._troubles)
+
+
+ID_BYTES_MAX: Final = 32
+ENVELOPE_BYTES: Final = 1_024
+"""Of a message in NIP-77, around its hex digits; a subscription's name has at most 64 characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcileLimits:
+    """What peers may ask of the server; a limit that is reached is an error that names it."""
+
+    connections_max: int = 256
+    """At the same time. Each may hold a message of ``message_bytes_max``, and most of them wait."""
+    sessions_max: int = 64
+    """At the same time, of all connections. Each has a snapshot of the records, which a store may pay for."""
+    subscriptions_max: int = 20
+    """Sessions of one connection in NIP-77; strfry's relays allow as many."""
+    message_bytes_max: int = 1 << 20
+    """Of any message that comes in, and of records that go out; websockets has the same default."""
+    frame_size_max: int = 500_000
+    """Of a message of the protocol that goes out; strfry's relays have the same. In NIP-77 its hex still is < 1 MiB."""
+    rounds_max: int = 64
+    """Messages of a session, and what frame limits force; a billion records need 8."""
+    bytes_max: int = 1 << 30
+    """Of a session's messages, both ways; a million records that all differ take 64 MB."""
+    needs_max: int = 10_000_000
+    """Records that are fetched in a session; who needs more opens another one."""
+    pushes_max: int = 10_000_000
+    """Records that are pushed in a session."""
+    record_bytes_max: int = 512 << 10
+    """Of the body of a record that is pushed; strfry's events have at most 64 KiB."""
+    work_s_max: float = 60
+    """CPU of the server for the messages of a session: a million records that all differ take three seconds."""
+    look_silence_s_max: float = 600
+    """Of all silences of a session up to its last message: ten times ``idle_s``. A snapshot should not live long."""
+    transfer_silence_s_max: float = 3_600
+    """Of all silences up to the last record: 10 GB at 3 MB/s. Who needs longer opens another session, and goes on
+    there."""
+    idle_s: float = 60
+    """Of one silence on a connection; nginx gives a proxied one as long."""
+    write_s: float = 20
+    """For one answer to leave; beyond, it is a peer that does not read, and it is cut off."""
+    troubles_max: int = 8
+    """Errors of one connection; with the last one it is closed."""
+    head_bytes_max: int = 16 << 10
+    """Request line and headers; nginx allows 4 x 8 KiB."""
+    head_s: float = 20
+    """From the connection to the end of the first head."""
+    keep_alive_s: float = 60
+    """Of silence between two requests over HTTP."""
+    grace_s: float = 20
+    """What is in hand at a shutdown may take so long."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) > 0:
+                value = getattr(self, field.name)
+                raise Misuse(f"{field.name} is {value}, must be above 0", **{field.name: value})
+        if self.frame_size_max < FRAME_SIZE_MIN:
+            raise Misuse(f"frame_size_max is {self.frame_size_max}, must be at least {FRAME_SIZE_MIN}")
+        head = HEAD.size + ID_BYTES_MAX + 1
+        for name, most in (
+            ("record_bytes_max", self.message_bytes_max - head),
+            ("frame_size_max", (self.message_bytes_max - ENVELOPE_BYTES) // 2),
+        ):
+            if getattr(self, name) > most:
+                raise Misuse(
+                    f"{name} is {getattr(self, name)}, must be at most {most}: "
+                    f"else it does not fit into message_bytes_max, {self.message_bytes_max}"
+                )
+
+    @property
+    def engine(self) -> Limits:
+        """Those of them that the engine keeps."""
+        return Limits(rounds_max=self.rounds_max, bytes_max=self.bytes_max, needs_max=self.needs_max)
+
+
+log: Final = logging.getLogger("onefold.reconcile")
+log.addHandler(logging.NullHandler())  # a server shows it; a peer in this process raises what it is told
+
+
+class Refused(BadInput):
+    """A peer gets no answer but this: a name, a line for people, and the byte where, if it was one."""
+
+    def __init__(self, name: str, text: str, offset: int | None = None) -> None:
+        super().__init__(text, name=name, offset=offset)
+        self.name, self.offset = name, offset
+
+
+def failed(error: Exception) -> Refused:
+    """What a peer is told of an error of ours: it is logged, and what nobody expected is not shown."""
+    log.error("%s: %s", type(error).__name__, error)
+    return Refused("store_failed", str(error) if isinstance(error, OnefoldError) else type(error).__name__)
+
+
+class OpenSession:
+    """A session with one peer; it must be closed."""
+
+    def __init__(
+        self, records: Records, opening: Opening, limits: ReconcileLimits, clock: Callable[[], float], books: PeerBooks
+    ) -> None:
+        """Open it, or `Refused`: bad_open, busy, store_failed. The clock is that of the CPU of this thread."""
+        _check(opening, records.id_size)
+        if not books.sit(limits.sessions_max):
+            raise Refused("busy", f"{limits.sessions_max} sessions are open, as many as there may be: try again later")
+        self._limits, self._clock, self._books = limits, clock, books
+        self._silence_s = self._work_s = 0.0
+        self._closed = False
+        try:
+            self._snapshot = records.snapshot()
+        except Exception as error:
+            self._leave()
+            raise failed(error) from error
+        try:
+            window = Window(self._snapshot, opening.since, opening.until)
+            frame = min(opening.frame_size_max or limits.frame_size_max, limits.frame_size_max)
+            self._session = Session(window, opening.wire, frame_size_max=frame, limits=limits.engine)
+            self.records = len(window)
+        except Misuse as error:
+            self.close()
+            raise Refused("bad_open", str(error)) from error
+        except Exception as error:
+            self.close()
+            raise failed(error) from error
+
+    def waited(self, silence_s: float) -> None:
+        """The peer was silent for so long: neither what the server took nor what it waited for its turn is in it."""
+        self._silence_s += silence_s
+
+    @property
+    def settled(self) -> bool:
+        """Whether its time for messages is over."""
+        return self._silence_s > self._limits.look_silence_s_max
+
+    def reconcile(self, message: bytes) -> bytes:
+        """The reply to a message of the protocol."""
+        if self.settled:
+            raise _silent(self._limits.look_silence_s_max)
+        if self._work_s > self._limits.work_s_max:
+            most = self._limits.work_s_max
+            raise Refused("work", f"the session is over: it took more than {most:g} s of CPU, work_s_max")
+        began = self._clock()
+        try:
+            reply = self._session.reconcile(message).reply
+        except Violation as error:
+            raise Refused("bad_message", str(error), error.values["offset"]) from error
+        except SessionLimit as error:
+            raise Refused("rounds" if "rounds" in error.values else "bytes", str(error)) from error
+        except Exception as error:
+            raise failed(error) from error
+        finally:
+            self._work_s += self._clock() - began
+        assert reply is not None  # only a client's session ever ends by itself
+        self._books.count("bytes_in", len(message))
+        self._books.count("bytes_out", len(reply))
+        return reply
+
+    def transfer(self) -> None:
+        """Records are to be moved: `Refused` if it is too late; the snapshot goes when no message may follow."""
+        if self._silence_s > self._limits.transfer_silence_s_max:
+            raise _silent(self._limits.transfer_silence_s_max)
+        if self.settled:
+            self._snapshot.close()
+
+    def close(self) -> None:
+        """Let go of the snapshot and the seat. May be called twice."""
+        if not self._closed:
+            self._leave()
+            self._snapshot.close()
+
+    def _leave(self) -> None:
+        self._closed = True
+        self._books.leave()
+
+
+def _silent(most_s: float) -> Refused:
+    return Refused("time", f"the session is over: its peer was silent for more than {most_s:g} s in all")
+
+
+def _check(opening: Opening, id_size: int) -> None:
+    if opening.version != VERSION:
+        raise Refused("bad_open", f"version is {opening.version}, this server speaks {VERSION}")
+    if opening.id_size != id_size:
+        raise Refused("bad_open", f"id_size is {opening.id_size}, the ids here have {id_size} bytes")
+
+
+READ_MAX: Final = 16
+"""Records that are read at once to fill a frame: a store may hold large ones, and the last of them may not fit."""
+
+
+class Peer:
+    """Answers the frames of one connection; by any thread, one at a time.
+
+    >>> from onefold.reconcile import record
+    >>> from onefold.reconcile.exchange import Pipe
+    >>> from onefold.reconcile.records import MemoryRecords
+    >>> records = MemoryRecords()
+    >>> _ = records.add([record(5, b"1 coffee")])
+    >>> peer = Peer(records)
+    >>> pipe = Pipe(peer.answer, peer.close)
+    >>> pipe.send(exchange.tell(exchange.OPEN, Opening()))
+    >>> exchange.told(Opened, pipe.receive()).records
+    1
+    >>> pipe.send(exchange.fetch([record(5, b"1 coffee").id]))
+    >>> exchange.carried(pipe.receive(), id_size=32)[0].body
+    b'1 coffee'
+    """
+
+    def __init__(
+        self, records: Records, limits: ReconcileLimits | None = None, clock: Callable[[], float] = time.thread_time,
+        books: PeerBooks | None = None, *, writable: bool = True, bodies: bool = True,
+    ) -> None:  # fmt: skip
+        """``books`` are shared by all connections of a server; ``bodies``: whether the store has any.
+
+        ``clock`` is that of the CPU of a thread: what answering costs.
+        """
+        self._records = records
+        self._limits = limits or ReconcileLimits()
+        self._clock = clock
+        self._books = books or PeerBooks()
+        self._writable, self._bodies = writable, bodies
+        self._lock = threading.Lock()
+        self._session: OpenSession | None = None
+        self._fetched = self._pushed = self._troubles = 0
+        self._verbs: dict[int, Callable[[OpenSession, bytes], bytes]] = {
+            exchange.MESSAGE: self._reconcile,
+            exchange.FETCH: self._fetch,
+            exchange.PUSH: self._push,
+        }
+
+    @property
+    def over(self) -> bool:
+        """Whether the connection should be closed: it had as many errors as one may have."""
+        return self._troubles >= self._limits.troubles_max
+
+    def answer(self, frame: bytes) -> bytes:
+        """The answer to a frame; never raises."""
+        with self._lock:
+            try:
+                return self._answer(frame)
+            except Refused as refused:
+                return self._refuse(refused)
+            except BadInput as error:
+                return self._refuse(Refused("bad_frame", str(error), error.values.get("offset")))
+            except Exception as error:
+                return self._refuse(failed(error))
+
+    def waited(self, silence_s: float) -> None:
+        """The connection was silent for so long, before whatever came next."""
+        with self._lock:
+            if self._session is not None:
+                self._session.waited(silence_s)
+
+    def expire(self) -> None:
+        """Let go of what has no time left; for a connection that goes on with something else."""
+        with self._lock:
+            try:
+                if self._session is not None:
+                    self._session.transfer()
+            except Refused:
+                self._end()
+
+    def close(self) -> None:
+        """Let go of the session. May be called twice."""
+        with self._lock:
+            self._end()
+
+    def _answer(self, frame: bytes) -> bytes:
+        if not frame:
+            raise Refused("bad_frame", "an empty frame", 0)
+        if len(frame) > self._limits.message_bytes_max:
+            most = self._limits.message_bytes_max
+            raise Refused("frame", f"a frame of {len(frame)} bytes, message_bytes_max is {most}")
+        if frame[0] == exchange.OPEN:
+            return self._open(frame)
+        if frame[0] == exchange.CLOSE:
+            self._end()
+            return bytes((exchange.CLOSED,))
+        verb = self._verbs.get(frame[0])
+        if verb is None:
+            raise Refused("bad_frame", f"0x{frame[0]:02x} is no kind of frame that a client sends", 0)
+        if self._session is None:
+            raise Refused("not_open", f"{chr(frame[0])} belongs to a session, and none is open")
+        return verb(self._session, frame)
+
+    def _open(self, frame: bytes) -> bytes:
+        opening = exchange.told(Opening, frame)
+        if self._session is not None:
+            raise Refused("bad_frame", "a session is open on this connection: close it first", 0)
+        self._session = OpenSession(self._records, opening, self._limits, self._clock, self._books)
+        self._fetched = self._pushed = 0
+        return exchange.tell(
+            exchange.OPENED,
+            OpenReply(
+                records=self._session.records,
+                bodies=self._bodies,
+                writable=self._writable,
+                message_bytes_max=self._limits.message_bytes_max,
+                record_bytes_max=self._limits.record_bytes_max,
+            ),
+        )
+
+    def _reconcile(self, session: OpenSession, frame: bytes) -> bytes:
+        return bytes((exchange.MESSAGE,)) + session.reconcile(frame[1:])
+
+    def _fetch(self, session: OpenSession, frame: bytes) -> bytes:
+        session.transfer()
+        ids = exchange.fetched(frame, self._records.id_size)
+        found = list(self._filling(ids))
+        self._fetched += len(found) or 1  # to ask for nothing is work too
+        if self._fetched > self._limits.needs_max:
+            raise Refused("needs", f"the session is over: more than {self._limits.needs_max} records were fetched")
+        self._books.count("fetched", len(found))
+        return exchange.carry(exchange.RECORDS, found)
+
+    def _filling(self, ids: Sequence[bytes]) -> Iterator[Record]:
+        """The first of these records, as many as fit into a frame; at least one."""
+        room = self._limits.message_bytes_max - 1
+        for start in range(0, len(ids), READ_MAX):
+            some = ids[start : start + READ_MAX]
+            found = self._records.read(some) if self._bodies else [None] * len(some)
+            for place, (id, record) in enumerate(zip(some, found, strict=True), start):
+                told = Record(0, id) if record is None or record.body is None else record
+                room -= exchange.size_of(told)
+                if room < 0 and place:
+                    return
+                yield told
+
+    def _push(self, session: OpenSession, frame: bytes) -> bytes:
+        if not self._writable:
+            raise Refused("read_only", "this server takes no records")
+        session.transfer()
+        records = exchange.carried(frame, self._records.id_size)
+        self._books.arrive(len(records))
+        try:
+            taken = self._store(records)
+        except BaseException:
+            self._books.judge(NOT_TAKEN, len(records))
+            raise
+        for judged in taken:
+            self._books.judge(OUTCOMES[judged])
+        return exchange.pushed(taken)
+
+    def _store(self, records: Sequence[Record]) -> list[PushReply]:
+        """Keep those of them that are what they say; what became of each."""
+        self._pushed += len(records) or 1
+        if self._pushed > self._limits.pushes_max:
+            raise Refused("pushes", f"the session is over: more than {self._limits.pushes_max} records were pushed")
+        taken = [self._judged(record) for record in records]
+        good = [place for place, judged in enumerate(taken) if judged is PushReply.STORED]
+        for place, new in zip(good, self._records.add([records[place] for place in good]), strict=True):
+            if not new:
+                taken[place] = PushReply.KNOWN
+        return taken
+
+    def _judged(self, record: Record) -> PushReply:
+        """Whether a record may be kept, before the store is asked."""
+        if len(record.body or b"") > self._limits.record_bytes_max:
+            return PushReply.TOO_LARGE
+        return PushReply.STORED if record.genuine else PushReply.WRONG_ID
+
+    def _refuse(self, refused: Refused) -> bytes:
+        self._end()
+        self._troubles += 1
+        self._books.trouble(refused.name)
+        trouble = Trouble(error=refused.name, text=str(refused), offset=refused.offset)
+        return exchange.tell(exchange.ERROR, trouble)
+
+    def _end(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()

@@ -1,0 +1,259 @@
+"""A record: bytes with a timestamp, and the id that both are known by.
+
+The id is the SHA-256 of the timestamp, 8 bytes big-endian, and the body; of a set with shorter ids its first bytes. So
+whoever is sent a record can tell whether it is the one that was asked for, and a peer can change neither its bytes nor
+its place in the order unseen. A record without a body is an id that somebody else has the bytes of: its id is taken as
+it is told.
+
+The doors to records that are reconciled (negentropy): what keeps them, and what carries bytes to a peer.
+
+Records by address: ``memory://``, ``sqlite:///x.db`` or a plain file name; and what all stores ask of a record.
+
+Records in memory: right among the threads of one process, gone with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from threading import Lock
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from onefold.errors import BadInput, Misuse
+from onefold.reconcile.items import ID_SIZES, INFINITY, Columns, Index, Items, Window, padded, width_of
+from onefold.stores.addresses import masked, sqlite_file
+
+
+class Record(NamedTuple):
+    """A timestamp, an id, and the bytes that belong to them; None: they are not here."""
+
+    timestamp: int
+    id: bytes
+    body: bytes | None = None
+
+    @property
+    def genuine(self) -> bool:
+        """Whether the body is there and is the one that the id names."""
+        return self.body is not None and self.id == id_of(self.timestamp, self.body, len(self.id))
+
+
+def id_of(timestamp: int, body: bytes, id_size: int = 32) -> bytes:
+    """The id of these bytes at that time.
+
+    >>> id_of(5, b"1 coffee").hex()[:16]
+    '9ee51c12a16f99cf'
+    """
+    return sha256(timestamp.to_bytes(8) + body).digest()[:id_size]
+
+
+def record(timestamp: int, body: bytes, id_size: int = 32) -> Record:
+    """These bytes as a record; BadInput for a timestamp that none can have."""
+    if not 0 <= timestamp < INFINITY:
+        raise BadInput(f"timestamp {timestamp} is no whole number from 0 to 2^64 - 2", timestamp=timestamp)
+    return Record(timestamp, id_of(timestamp, body, id_size), body)
+
+
+class Snapshot(Items, Protocol):
+    """The records as they were at one moment, for one session; to be closed when that is over."""
+
+    def close(self) -> None:
+        """Let go of it. May be called twice."""
+        ...
+
+
+class Records(Protocol):
+    """A set of records, each known by its id, in the order of time and id.
+
+    Shared by threads, and by processes if it is a file. What was added is kept when ``add`` returns, as durably as the
+    store can.
+    """
+
+    @property
+    def id_size(self) -> int:
+        """How many bytes an id has; the same for all."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def add(self, records: Sequence[Record]) -> list[bool]:
+        """Keep these, all or none; for each whether it is new. One that is there already stays as it is.
+
+        A body is not held against its id: that is for whoever got it from somewhere. `BadInput` for an id of another
+        size, the timestamp 2^64 - 1, or two records of one id among these with different timestamps.
+        """
+        ...
+
+    def remove(self, ids: Sequence[bytes]) -> int:
+        """Forget these; how many there were."""
+        ...
+
+    def read(self, ids: Sequence[bytes]) -> list[Record | None]:
+        """The records with these ids, in the same order; None for one that is not there."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """The records as they are now; later changes do not show in it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the store; every other call is `Misuse` from then on. May be called twice."""
+        ...
+
+
+class Channel(Protocol):
+    """Bytes both ways, in whole messages and in order. `ConnectionError` when it is lost."""
+
+    def send(self, data: bytes) -> None:
+        """Put a message on its way."""
+        ...
+
+    def receive(self) -> bytes:
+        """The next message of the other side; waits for it, within the limits of the channel."""
+        ...
+
+    def close(self) -> None:
+        """Say good-bye; never raises. May be called twice."""
+        ...
+
+
+KINDS = "memory://, sqlite:///file.db, sqlite:////folder/file.db, file.db"
+
+
+def open_records(address: str, id_size: int | None = None, *, make: bool = True) -> Records:
+    """The records at an address; what is not a URL is the name of a SQLite file.
+
+    ``id_size`` is for a store that is made by this; 32 if it is not given. One that is there has an id size already,
+    and it is `Misuse` to ask for another. Without ``make``, a file that holds no records is `Misuse`, and is
+    left as it is.
+
+    >>> len(open_records("memory://"))
+    0
+    >>> open_records("redis://me:secret@db")
+    Traceback (most recent call last):
+    onefold.errors.Misuse: no records at redis://...; there are some at memory://, sqlite:///file.db, ...
+    """
+    scheme, is_url, rest = address.partition("://")
+    if scheme == "memory" and is_url and not rest:
+        return MemoryRecords(32 if id_size is None else id_size)
+    path = sqlite_file(address) if is_url else address
+    if not path:
+        raise Misuse(f"no records at {masked(address)}; there are some at {KINDS}")
+    from onefold.reconcile.sqlite import SqliteRecords
+
+    return SqliteRecords(path, id_size, make=make)
+
+
+def check_id_size(id_size: int) -> int:
+    """The size, if ids can have it; else `Misuse`."""
+    if id_size not in ID_SIZES:
+        raise Misuse(f"id_size is {id_size}, must be from {ID_SIZES[0]} to {ID_SIZES[-1]}", id_size=id_size)
+    return id_size
+
+
+def by_id(records: Iterable[Record], id_size: int) -> dict[bytes, Record]:
+    """The records, each once, of equal ids the first; `BadInput` naming one that no store may take."""
+    found: dict[bytes, Record] = {}
+    for record in records:
+        if len(record.id) != id_size:
+            told = f"id {record.id.hex()} has {len(record.id)} bytes, must have {id_size}"
+            raise BadInput(told, id=record.id.hex(), id_size=id_size)
+        if not 0 <= record.timestamp < INFINITY:
+            told = f"timestamp {record.timestamp} of id {record.id.hex()} is no whole number from 0 to 2^64 - 2"
+            raise BadInput(told, id=record.id.hex(), timestamp=record.timestamp)
+        first = found.setdefault(record.id, record)
+        if first.timestamp != record.timestamp:
+            told = f"id {record.id.hex()} comes with two timestamps, {first.timestamp} and {record.timestamp}"
+            raise BadInput(told, id=record.id.hex(), timestamps=(first.timestamp, record.timestamp))
+    return found
+
+
+def flags(records: Sequence[Record], new: Iterable[bytes]) -> list[bool]:
+    """For each record whether it is new: of equal ones the first is."""
+    left = set(new)
+    answers = []
+    for record in records:
+        answers.append(record.id in left)
+        left.discard(record.id)
+    return answers
+
+
+def columns_of(records: Iterable[Record], id_size: int) -> Columns:
+    """Their timestamps and ids as columns, in order."""
+    pairs = [(record.timestamp, record.id) for record in records]
+    stamps = np.array([stamp for stamp, _ in pairs], dtype=np.uint64)
+    ids = np.frombuffer(b"".join(id for _, id in pairs), dtype=np.uint8).reshape(len(pairs), id_size)
+    return Columns.sorted_from(stamps, padded(ids, width_of(id_size)))
+
+
+class MemorySnapshot(Window):
+    """All records of one moment. It shares the columns of the set, which never change: nothing is copied."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class MemoryRecords:
+    """`Records` in a dict, with an index beside it.
+
+    >>> from onefold.reconcile import record
+    >>> records = MemoryRecords()
+    >>> records.add([record(5, b"1 coffee"), record(5, b"1 coffee"), record(6, b"2 teas")])
+    [True, False, True]
+    >>> len(records.snapshot())
+    2
+    """
+
+    def __init__(self, id_size: int = 32) -> None:
+        """Begin with nothing."""
+        self.id_size = check_id_size(id_size)
+        self._kept: dict[bytes, Record] = {}
+        self._index = Index(id_size, columns_of([], id_size))
+        self._lock = Lock()
+        self._open = True
+
+    def __len__(self) -> int:
+        self._check_open()
+        return len(self._kept)
+
+    def add(self, records: Sequence[Record]) -> list[bool]:
+        """Keep these, all or none; for each whether it is new."""
+        told = by_id(records, self.id_size)
+        with self._lock:
+            self._check_open()
+            new = {id: record for id, record in told.items() if id not in self._kept}
+            self._index = self._index.added(columns_of(new.values(), self.id_size))
+            self._kept.update(new)
+        return flags(records, new)
+
+    def remove(self, ids: Sequence[bytes]) -> int:
+        """Forget these; how many there were."""
+        with self._lock:
+            self._check_open()
+            gone = {id: self._kept[id] for id in ids if id in self._kept}
+            columns = columns_of(gone.values(), self.id_size)
+            self._index = self._index.removed(columns.timestamps, columns.ids)
+            for id in gone:
+                del self._kept[id]
+        return len(gone)
+
+    def read(self, ids: Sequence[bytes]) -> list[Record | None]:
+        """The records with these ids, in the same order; None for one that is not there."""
+        with self._lock:
+            self._check_open()
+            return [self._kept.get(id) for id in ids]
+
+    def snapshot(self) -> MemorySnapshot:
+        """The records as they are now."""
+        with self._lock:
+            self._check_open()
+            return MemorySnapshot(self._index)
+
+    def close(self) -> None:
+        """Let go of it; what it held is gone with it, but for snapshots that are still open."""
+        self._open = False
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Misuse("these records were closed")

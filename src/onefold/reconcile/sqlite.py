@@ -1,0 +1,725 @@
+"""Records in a SQLite file, for sets that are larger than memory allows: shared by threads and processes.
+
+Every change is one transaction, synced before it returns. Beside the records it writes the leaves that they belong to
+(`record_leaves`), so a session reads a directory and a few leaves, never the whole set. The directory is kept in
+memory with the version that it is of; every change raises the version in the file. So a new session reads it again only
+if another process wrote, and its own changes are put into it as they are made.
+
+A snapshot is a read transaction on a connection of its own: it waits for no writer, and no writer waits for it. While
+one is open SQLite's log grows with what is written, so a session should end some time. How many are open at once is for
+the caller to bound.
+
+Leaves: stretches of some hundred records in order, each one blob; and the directory, which has a line for each.
+
+A line of the directory says which records are the first and the last of its leaf, how many there are, and the sum and
+the exclusive or of their ids. Added up from the first leaf to the last, these are the totals at the edges of leaves. So
+from the directory alone comes every answer about edges: the rank of a bound between two leaves, the fingerprint of
+whole leaves, the records beside an edge. Only for what lies inside a leaf has that leaf to be read.
+
+A line is kept in the bytes that numpy reads it from. Its first field is the first record, timestamp and id big-endian:
+lines sorted as bytes are in the order of the records. A checksum of the leaf is part of it: SQLite has none of its own,
+and a rotten leaf must not look like a difference.
+
+Cost: 200 bytes per leaf with 32-byte ids, for a million records 400 kB.
+
+The tables of a set of records in SQLite, and the statements on them.
+
+    record_set      one row: the form of these tables, the size of an id, a version that every change raises, the count
+    record_ids      by id: the timestamp, and the number of the body if there is one
+    record_bodies   by number, in the order in which they came
+    record_leaves   by number: the line of the directory
+    record_blocks   by number: the records of the leaf
+
+Bodies are apart from ids, so that whether an id is known is found in a small tree; blocks are apart from lines, so that
+the directory is read without them. A timestamp of 64 bits is kept as the signed number with the same bits.
+
+Many ids are asked for at once, packed into one blob, which SQLite takes apart.
+
+Records come into leaves, and go out of them: the leaves that they belong to are read, changed and written anew.
+
+A record belongs to the first leaf that ends with it or above it; one above all to the last leaf. Leaves that are
+neighbours and change together are one stretch, which is cut anew: so leaves that grew are split, leaves that shrank are
+joined, and one that lost its last record is gone. A small leaf between two that do not change stays small.
+
+Cost: each leaf that changes is read and written, 20 to 40 kB. Of these leaves no more are in memory at once than
+``items_max`` records.
+
+A set of records in a file as a session sees it: the directory in memory, and a few leaves at a time.
+
+The directory answers what it can. What lies inside leaves is answered by reading these, all that a question is about at
+once, one behind another: as leaves are in order, so are their records, and one look by numpy serves all of them.
+
+``expect`` reads the leaves of a message before its questions come. ``cuts`` moves a cut that is inside a leaf that was
+not read to an edge of that leaf. So to split large ranges nothing is read, and on the way to a difference a few leaves.
+
+Memory: the directory, which all snapshots of a version share; and the leaves of the current message, up to
+``items_max`` records of 40 bytes, with totals of 32 (for ids of 32 bytes). A question about more is answered part by
+part.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import cache, cached_property
+from os import PathLike
+from os.path import abspath
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onefold.errors import BadInput, Damaged, Misuse
+from onefold.reconcile.items import (
+    BIG,
+    INFINITY,
+    LITTLE,
+    Bounds,
+    Columns,
+    Flags,
+    Ints,
+    Limbs,
+    Rows,
+    Stamps,
+    blobs,
+    minus,
+    padded,
+    plus,
+    running_sums,
+    running_xors,
+    spans,
+    texts,
+    width_of,
+)
+from onefold.reconcile.records import Record, by_id, check_id_size, columns_of, flags
+from onefold.stores.sqlite import BUSY_S, Database
+
+LEAF_ITEMS: Final = 512
+"""Records of a leaf that is cut anew; it may grow to twice that. 20 kB are five pages of SQLite: a difference costs one
+such read on the way, and a record that comes one such write. Smaller leaves would make the directory large."""
+
+Lines = NDArray[np.void]
+
+
+@cache
+def line_type(id_size: int) -> np.dtype[np.void]:
+    """How a line of the directory lies in memory and in the file."""
+    item = [("stamp", ">u8"), ("id", "u1", (id_size,))]
+    total = "<u8", (width_of(id_size) // 8,)
+    fields: list[Any] = [("first", item), ("last", item), ("count", "<u8"), ("sum", *total), ("xor", *total)]
+    return np.dtype([*fields, ("checksum", "<u4"), ("number", "<u8")])
+
+
+class Loaded(NamedTuple):
+    """Some leaves, read: by their places in the directory, their records one behind another."""
+
+    leaves: Ints
+    records: Columns
+    begins: Ints
+    """Where each leaf begins among the records; at the end, how many there are."""
+
+    def part(self, leaf: int) -> Columns:
+        """The records of one of these leaves."""
+        at = int(np.searchsorted(self.leaves, leaf))
+        own = slice(int(self.begins[at]), int(self.begins[at + 1]))
+        return Columns(self.records.timestamps[own], self.records.ids[own])
+
+
+class Directory:
+    """The lines of all leaves, in order, as they are at a version of the file."""
+
+    def __init__(self, id_size: int, version: int, lines: Lines) -> None:
+        self.id_size = id_size
+        self.version = version
+        self.lines = lines
+
+    def __len__(self) -> int:
+        """How many leaves there are."""
+        return len(self.lines)
+
+    @cached_property
+    def firsts(self) -> Columns:
+        """The first record of each leaf."""
+        return _edges(self.lines["first"], self.id_size)
+
+    @cached_property
+    def lasts(self) -> Columns:
+        """The last record of each leaf."""
+        return _edges(self.lines["last"], self.id_size)
+
+    @cached_property
+    def counts(self) -> Ints:
+        """How many records each leaf holds."""
+        return np.asarray(self.lines["count"].astype(np.int64))
+
+    @cached_property
+    def starts(self) -> Ints:
+        """The rank that each leaf begins with; at the end, how many records there are."""
+        return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.counts)))
+
+    @cached_property
+    def sums(self) -> Limbs:
+        """The sums of the ids in the first 0, 1, ... n leaves."""
+        return running_sums(self.lines["sum"])
+
+    @cached_property
+    def xors(self) -> Limbs:
+        """The exclusive ors of the ids in the first 0, 1, ... n leaves."""
+        return running_xors(self.lines["xor"])
+
+    def around(self, bounds: Bounds) -> tuple[Ints, Ints]:
+        """For each bound, how many leaves lie wholly below it, and how many begin below it.
+
+        If these are the same the bound lies at an edge; if not, inside the leaf with the first number.
+        """
+        return self.lasts.find(bounds), self.firsts.find(bounds)
+
+    def leaf_of(self, ranks: Ints) -> Ints:
+        """The leaf of each rank; for the rank above all records, one above all leaves."""
+        return np.searchsorted(self.starts, ranks, side="right") - 1
+
+    def groups(self, leaves: Ints, items_max: int) -> list[Ints]:
+        """Ascending leaves, in groups of hardly more records than this."""
+        steps = np.diff(np.cumsum(self.counts[leaves]) // items_max)
+        return np.split(leaves, np.flatnonzero(steps) + 1) if len(leaves) else []
+
+    def loaded(self, leaves: Ints, parts: Sequence[Columns]) -> Loaded:
+        """Ascending leaves, with the records of each."""
+        begins = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.counts[leaves])))
+        stamps = np.concatenate([np.zeros(0, dtype=np.uint64), *(part.timestamps for part in parts)])
+        ids = np.concatenate([np.zeros((0, width_of(self.id_size)), np.uint8), *(part.ids for part in parts)])
+        return Loaded(leaves, Columns(stamps, ids), begins)
+
+    def replaced(self, gone: Ints, places: Ints, lines: Lines) -> Directory:
+        """The next version: without some leaves, and with new ones, each before what was at its place."""
+        kept = np.delete(self.lines, gone)
+        return Directory(self.id_size, self.version + 1, np.insert(kept, places - np.searchsorted(gone, places), lines))
+
+
+def _edges(items: Any, id_size: int) -> Columns:
+    return Columns(items["stamp"].astype(np.uint64), padded(items["id"], width_of(id_size)))
+
+
+def packed(records: Columns, id_size: int) -> bytes:
+    """The records of a leaf as they are kept: all timestamps, then all ids."""
+    return records.timestamps.astype(LITTLE).tobytes() + records.ids[:, :id_size].tobytes()
+
+
+def unpacked(blob: bytes, count: int, id_size: int) -> Columns:
+    """The records of a leaf, without a copy where ids are whole limbs."""
+    stamps: Stamps = np.frombuffer(blob, dtype=LITTLE, count=count).astype(np.uint64, copy=False)
+    ids: Rows = np.frombuffer(blob, dtype=np.uint8, offset=8 * count).reshape(count, id_size)
+    return Columns(stamps, padded(ids, width_of(id_size)))
+
+
+def sizes_of(totals: Ints, leaf_items: int) -> tuple[Ints, Ints]:
+    """How stretches with so many records are cut into leaves: the size of each leaf, and which stretch it is of.
+
+    What fits into one leaf is one; else all leaves of a stretch have about the same size.
+
+    >>> [column.tolist() for column in sizes_of(np.array([0, 20, 33]), 10)]
+    [[20, 11, 11, 11], [1, 2, 2, 2]]
+    """
+    pieces = np.where(totals > 2 * leaf_items, totals // leaf_items, np.minimum(totals, 1))
+    each, left = np.divmod(totals, np.maximum(pieces, 1))
+    source = np.repeat(np.arange(len(totals)), pieces)
+    number = np.arange(len(source)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    return each[source] + (number < left[source]), source
+
+
+def cut(records: Columns, sizes: Ints, id_size: int, number: int) -> tuple[Lines, list[bytes]]:
+    """Records as leaves of these sizes, numbered from here on: their lines, and their blobs."""
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    lines = np.zeros(len(sizes), dtype=line_type(id_size))
+    for name, places in (("first", starts), ("last", ends - 1)):
+        lines[name]["stamp"] = records.timestamps[places]
+        lines[name]["id"] = records.ids[places, :id_size]
+    lines["count"], lines["number"] = sizes, np.arange(number, number + len(sizes))
+    lines["sum"] = minus(records.sums[ends], records.sums[starts])
+    lines["xor"] = records.xors[ends] ^ records.xors[starts]
+    blobs = []
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        blobs.append(packed(Columns(records.timestamps[start:end], records.ids[start:end]), id_size))
+    lines["checksum"] = [crc32(blob) for blob in blobs]
+    return lines, blobs
+
+
+FORM: Final = 1
+IDS_AT_ONCE: Final = 10_000
+"""Ids in one question: some hundred kilobytes."""
+
+SCHEMA: Final = (
+    "create table if not exists record_set (form integer, id_size integer, version integer, count integer)",
+    "create table if not exists record_ids (id blob primary key, timestamp integer, body integer) without rowid",
+    "create table if not exists record_bodies (number integer primary key, body blob not null)",
+    "create table if not exists record_leaves (number integer primary key, line blob not null)",
+    "create table if not exists record_blocks (number integer primary key, block blob not null)",
+)
+_KNOWN: Final = """
+    with recursive place(n) as (select 0 union all select n + ?2 from place where n + ?2 < length(?1))
+    select id, timestamp, body from record_ids where id in (select substr(?1, n + 1, ?2) from place)
+"""
+_READ: Final = """
+    with recursive place(n) as (select 0 union all select n + ?2 from place where n + ?2 < length(?1))
+    select id, timestamp, bodies.body from record_ids ids left join record_bodies bodies on bodies.number = ids.body
+    where id in (select substr(?1, n + 1, ?2) from place)
+"""
+_BLOCKS: Final = "select number, block from record_blocks where number in (select value from json_each(?))"
+
+
+class Beside(Database):
+    """A second connection to a file that is there: it only reads, and waits for no writer."""
+
+    def __init__(self, path: str, *, busy_s: float) -> None:
+        """Open it; a file that is gone is not made anew."""
+        self.path = path
+        with self._told():
+            address = f"{Path(path).absolute().as_uri()}?mode=rw"
+            self._connection = sqlite3.connect(
+                address, uri=True, timeout=busy_s, isolation_level=None, check_same_thread=False
+            )
+            self._connection.execute("pragma query_only=on")
+
+    @contextmanager
+    def standing_still(self) -> Iterator[sqlite3.Connection]:
+        """From the first look at the file on, until the connection is closed, what others write does not show."""
+        with self._told():
+            self._connection.execute("begin")
+            yield self._connection
+
+
+def check_there(path: str, busy_s: float) -> None:
+    """`Misuse` unless the file holds a set of records; nothing is written to it."""
+    with closing(Beside(path, busy_s=busy_s)) as file, file.reading() as db:
+        if db.execute("select 1 from sqlite_master where name = 'record_set'").fetchone() is None:
+            raise Misuse(f"{path}: there are no records in this file", path=path)
+
+
+def founded(database: Database, id_size: int | None) -> int:
+    """The size of the ids in this file, which is from now on a set of records; `Misuse` if it is of another kind."""
+    with database.writing() as db:
+        row = db.execute("select form, id_size from record_set").fetchone()
+        if row is None:
+            row = FORM, check_id_size(32 if id_size is None else id_size)
+            db.execute("insert into record_set values (?, ?, 0, 0)", row)
+    form, kept = row
+    if form != FORM:
+        raise Misuse(f"{database.path}: the records have form {form}, and this onefold knows form {FORM}", form=form)
+    if id_size not in (None, kept):
+        told = f"{database.path}: id_size is {id_size}, and the ids in this file have {kept} bytes"
+        raise Misuse(told, id_size=id_size, kept=kept)
+    return int(kept)
+
+
+def directory_of(db: sqlite3.Connection, id_size: int, known: Directory | None) -> Directory:
+    """The directory as it is now: the known one, if nothing changed since."""
+    version, count = db.execute("select version, count from record_set").fetchone()
+    if known is not None and known.version == version:
+        return known
+    lines = b"".join(line for (line,) in db.execute("select line from record_leaves order by line"))
+    form = line_type(id_size)
+    directory = Directory(id_size, version, np.frombuffer(lines, dtype=form, count=len(lines) // form.itemsize))
+    if len(lines) % form.itemsize or int(directory.starts[-1]) != count:
+        told = f"{_path(db)}: the directory is not that of the {count} records that were kept"
+        raise Damaged(told, path=_path(db), count=count)
+    return directory
+
+
+def set_version(db: sqlite3.Connection, directory: Directory) -> None:
+    """Note that the file is at the version of this directory."""
+    db.execute("update record_set set version = ?, count = ?", [directory.version, int(directory.starts[-1])])
+
+
+def count_of(db: sqlite3.Connection) -> int:
+    """How many records there are."""
+    return int(db.execute("select count from record_set").fetchone()[0])
+
+
+def read_leaves(db: sqlite3.Connection, directory: Directory, leaves: Ints) -> list[Columns]:
+    """The records of these leaves, one by one; `Damaged` if one is not as it was written."""
+    lines = directory.lines[leaves]
+    numbers, counts, checksums = (lines[name].tolist() for name in ("number", "count", "checksum"))
+    found = dict(db.execute(_BLOCKS, [json.dumps(numbers)]))
+    parts = []
+    for number, count, checksum in zip(numbers, counts, checksums, strict=True):
+        block = found.get(number, b"")
+        if len(block) != count * (8 + directory.id_size) or crc32(block) != checksum:
+            raise Damaged(f"{_path(db)}: leaf {number} is not as it was written", path=_path(db), leaf=number)
+        parts.append(unpacked(block, count, directory.id_size))
+    return parts
+
+
+def known_ids(db: sqlite3.Connection, ids: Sequence[bytes]) -> list[tuple[bytes, int, int | None]]:
+    """Those of these ids that are there: id, timestamp, number of the body."""
+    return [(id, stamp % 2**64, body) for id, stamp, body in _asked(db, _KNOWN, ids)]
+
+
+def read_records(db: sqlite3.Connection, ids: Sequence[bytes]) -> dict[bytes, Record]:
+    """Those of these ids that are there, with their bodies."""
+    return {id: Record(stamp % 2**64, id, body) for id, stamp, body in _asked(db, _READ, ids)}
+
+
+def put_ids(db: sqlite3.Connection, records: Columns, id_size: int, bodies: Mapping[bytes, bytes]) -> None:
+    """Keep ids that are new, with the bodies of those that have one."""
+    order = np.argsort(records.ids.view(BIG)[:, 0].astype(np.uint64))  # so that each page of the tree is met once
+    ids, stamps = blobs(records.ids[order, :id_size]), records.timestamps[order].view(np.int64).tolist()
+    (number,) = db.execute("select coalesce(max(number), 0) from record_bodies").fetchone()
+    numbers = {id: number + n for n, id in enumerate(filter(bodies.__contains__, ids), 1)}
+    db.executemany("insert into record_bodies values (?, ?)", ((n, bodies[id]) for id, n in numbers.items()))
+    db.executemany("insert into record_ids values (?, ?, ?)", zip(ids, stamps, map(numbers.get, ids), strict=True))
+
+
+def drop_ids(db: sqlite3.Connection, known: Sequence[tuple[bytes, int, int | None]]) -> None:
+    """Forget ids that are there, and their bodies."""
+    db.executemany("delete from record_ids where id = ?", [(id,) for id, _, _ in known])
+    db.executemany("delete from record_bodies where number = ?", [(body,) for _, _, body in known if body is not None])
+
+
+def _asked(db: sqlite3.Connection, statement: str, ids: Sequence[bytes]) -> Iterator[tuple[bytes, int, Any]]:
+    size = len(ids[0]) if ids else 0
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        yield from db.execute(statement, [b"".join(ids[start : start + IDS_AT_ONCE]), size])
+
+
+def _path(db: sqlite3.Connection) -> str:
+    return str(db.execute("pragma database_list").fetchone()[2])
+
+
+class Leaves:
+    """The leaves of a file, in a transaction that changes them."""
+
+    def __init__(self, db: sqlite3.Connection, directory: Directory, leaf_items: int, items_max: int) -> None:
+        self._db = db
+        self._directory = directory
+        self._leaf_items = leaf_items
+        self._items_max = items_max
+        self._number = int(directory.lines["number"].max(initial=0)) + 1
+
+    def added(self, records: Columns) -> Directory:
+        """The directory with records that are new, in order."""
+        if len(self._directory):
+            return self._changed(records, 1)
+        nowhere = np.zeros(0, dtype=np.int64)
+        sizes, places = sizes_of(np.array([len(records)]), self._leaf_items)
+        return self._directory.replaced(nowhere, places, self._write(nowhere, records, sizes))
+
+    def removed(self, records: Columns) -> Directory:
+        """The directory without records that are there, in order."""
+        return self._changed(records, -1)
+
+    def _changed(self, records: Columns, sign: int) -> Directory:
+        directory = self._directory
+        owner = np.minimum(directory.lasts.find(records.bounds()), len(directory) - 1)
+        touched = np.unique(owner)
+        places, lines = [], []
+        for group in directory.groups(touched, self._items_max):
+            own = slice(*np.searchsorted(owner, (group[0], group[-1] + 1)))
+            old = directory.loaded(group, read_leaves(self._db, directory, group)).records
+            mine = Columns(records.timestamps[own], records.ids[own])
+            stretches = np.flatnonzero(np.diff(group, prepend=-2) > 1)
+            moved = np.bincount(np.searchsorted(group, owner[own]), minlength=len(group))
+            totals = np.add.reduceat(directory.counts[group] + sign * moved, stretches)
+            sizes, source = sizes_of(totals, self._leaf_items)
+            lines.append(self._write(group, old.merged(mine) if sign > 0 else _without(old, mine), sizes))
+            places.append(group[stretches][source])
+        return directory.replaced(touched, np.concatenate(places), np.concatenate(lines))
+
+    def _write(self, gone: Ints, records: Columns, sizes: Ints) -> Lines:
+        """Records as leaves of these sizes, in the place of leaves that are gone."""
+        numbers = [(number,) for number in self._directory.lines["number"][gone].tolist()]
+        self._db.executemany("delete from record_leaves where number = ?", numbers)
+        self._db.executemany("delete from record_blocks where number = ?", numbers)
+        lines, blocks = cut(records, sizes, self._directory.id_size, self._number)
+        self._number += len(lines)
+        new, heads = lines["number"].tolist(), blobs(lines.view(np.uint8).reshape(len(lines), lines.itemsize))
+        self._db.executemany("insert into record_leaves values (?, ?)", zip(new, heads, strict=True))
+        self._db.executemany("insert into record_blocks values (?, ?)", zip(new, blocks, strict=True))
+        return lines
+
+
+def _without(records: Columns, gone: Columns) -> Columns:
+    places = records.places(gone.timestamps, gone.ids)
+    if len(lost := np.flatnonzero(places < 0)):
+        id = gone.ids[lost[0]].tobytes().hex()
+        raise Damaged(f"the record with id {id} is in no leaf", id=id)
+    return records.without(places)
+
+
+class SqliteSnapshot:
+    """A `Snapshot` of a file: a read transaction. While it is open SQLite keeps what it sees, so close it."""
+
+    def __init__(self, file: Beside, directory: Directory, items_max: int) -> None:
+        """Take over a connection that stands still, at the version of the directory."""
+        self.id_size = directory.id_size
+        self._file: Beside | None = file
+        self._directory = directory
+        self._items_max = items_max
+        self._loaded = directory.loaded(np.zeros(0, dtype=np.int64), [])
+
+    def __len__(self) -> int:
+        return int(self._directory.starts[-1])
+
+    def expect(self, upper: Bounds, whole: Flags) -> None:
+        """Read the leaves that bounds are inside of, and those of whole ranges; forget the others."""
+        below, begun = self._directory.around(upper)
+        before = np.concatenate((np.zeros(1, dtype=np.int64), below[:-1]))[: len(below)][whole]
+        leaves = np.union1d(below[below < begun], spans(before, np.maximum(before, begun[whole])))
+        if self._directory.counts[leaves].sum() <= self._items_max:
+            self._loaded = self._read(leaves)
+
+    def cuts(self, ranks: Ints, lower: Ints, upper: Ints) -> Ints:
+        """The same ranks where their leaf is at hand; else the nearer edge of it, if it lies inside the range."""
+        leaves, starts = self._directory.leaf_of(ranks), self._directory.starts
+        left, right = starts[leaves], starts[leaves + 1]
+        left_inside, right_inside = left > lower, right < upper
+        nearer_right = right_inside & (~left_inside | (right - ranks < ranks - left))
+        edges = np.where(nearer_right, right, np.where(left_inside, left, ranks))
+        return np.where(np.isin(leaves, self._loaded.leaves), ranks, edges)
+
+    def find(self, bounds: Bounds) -> Ints:
+        """For each bound, how many records lie below it."""
+        below, begun = self._directory.around(bounds)
+        ranks = self._directory.starts[below]
+        inside = np.flatnonzero(below < begun)
+        for which, begins, records in self._parts(below[inside]):
+            ranks[inside[which]] += records.find(bounds.take(inside[which])) - begins
+        return ranks
+
+    def sums(self, lower: Ints, upper: Ints) -> Limbs:
+        """For each range the sum of its ids."""
+        leaves, offsets = self._placed(np.concatenate((lower, upper)))
+        totals = self._directory.sums[leaves]
+        for which, begins, places, records in self._inside(leaves, offsets, np.flatnonzero(offsets)):
+            totals[which] = plus(totals[which], minus(records.sums[places], records.sums[begins]))
+        return minus(totals[len(lower) :], totals[: len(lower)])
+
+    def xors(self, lower: Ints, upper: Ints) -> Rows:
+        """For each range the exclusive or of its ids."""
+        leaves, offsets = self._placed(np.concatenate((lower, upper)))
+        totals = self._directory.xors[leaves]
+        for which, begins, places, records in self._inside(leaves, offsets, np.flatnonzero(offsets)):
+            totals[which] ^= records.xors[places] ^ records.xors[begins]
+        limbs = totals[len(lower) :] ^ totals[: len(lower)]
+        return limbs.astype(LITTLE).view(np.uint8).reshape(len(limbs), 8 * limbs.shape[1])
+
+    def rows(self, ranks: Ints) -> tuple[Stamps, Rows]:
+        """The records at these ranks; those at the edges of leaves are in the directory."""
+        leaves, offsets = self._placed(ranks)
+        firsts, lasts = self._directory.firsts, self._directory.lasts
+        stamps, ids = firsts.timestamps[leaves], firsts.ids[leaves]
+        behind = self._directory.counts[leaves] - 1 - offsets
+        last = np.flatnonzero(behind == 0)
+        stamps[last], ids[last] = lasts.timestamps[leaves[last]], lasts.ids[leaves[last]]
+        for which, _, places, records in self._inside(leaves, offsets, np.flatnonzero((offsets > 0) & (behind > 0))):
+            stamps[which], ids[which] = records.timestamps[places], records.ids[places]
+        return stamps, ids
+
+    def snapshot(self) -> SqliteSnapshot:
+        """Itself: it stands still."""
+        return self
+
+    def close(self) -> None:
+        """End the transaction, and let go of what was read."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+            self._loaded = self._directory.loaded(np.zeros(0, dtype=np.int64), [])
+
+    def _placed(self, ranks: Ints) -> tuple[Ints, Ints]:
+        """The leaf of each rank, and how many records of the leaf lie below it."""
+        leaves = self._directory.leaf_of(ranks)
+        return leaves, ranks - self._directory.starts[leaves]
+
+    def _inside(self, leaves: Ints, offsets: Ints, which: Ints) -> Iterator[tuple[Ints, Ints, Ints, Columns]]:
+        """Of some ranks, part by part: which of them, where their leaves begin, where they are, among which records."""
+        for some, begins, records in self._parts(leaves[which]):
+            here = which[some]
+            yield here, begins, begins + offsets[here], records
+
+    def _parts(self, leaves: Ints) -> Iterator[tuple[Ints, Ints, Columns]]:
+        """For places in these leaves, part by part: which of them, where their leaves begin, among which records."""
+        for group in self._directory.groups(np.unique(leaves), self._items_max):
+            loaded = self._load(group)
+            which = np.flatnonzero((leaves >= group[0]) & (leaves <= group[-1]))
+            yield which, loaded.begins[np.searchsorted(loaded.leaves, leaves[which])], loaded.records
+
+    def _load(self, leaves: Ints) -> Loaded:
+        """These leaves, and with them as many of those that were read before as there may be."""
+        if not np.isin(leaves, self._loaded.leaves).all():
+            more = np.union1d(self._loaded.leaves, leaves)
+            few = self._directory.counts[more].sum() <= self._items_max
+            self._loaded = self._read(more if few else leaves)
+        return self._loaded
+
+    def _read(self, leaves: Ints) -> Loaded:
+        """Ascending leaves; those that are at hand are not read again."""
+        if self._file is None:
+            raise Misuse("this snapshot was closed")
+        missing = np.setdiff1d(leaves, self._loaded.leaves)
+        with self._file.reading() as db:
+            found = dict(zip(missing.tolist(), read_leaves(db, self._directory, missing), strict=True))
+        parts = [found.get(leaf) or self._loaded.part(leaf) for leaf in leaves.tolist()]
+        return self._directory.loaded(leaves, parts)
+
+
+ITEMS_MAX: Final = 1 << 16
+"""Records of a snapshot that are in memory at once: 5 MB. With four times that a session was a tenth faster."""
+
+
+class SqliteRecords:
+    """`Records` in a file: durable (WAL, every commit synced), shared by threads and processes."""
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        id_size: int | None = None,
+        *,
+        make: bool = True,
+        leaf_items: int = LEAF_ITEMS,
+        items_max: int = ITEMS_MAX,
+        busy_s: float = BUSY_S,
+    ) -> None:
+        """Open or create the file. ``id_size`` is kept in it: 32 if it is new, and `Misuse` if it has another.
+
+        Without ``make`` nothing is created: `Misuse` if the file is a database of something else, which is not touched.
+        """
+        for name, value in (("leaf_items", leaf_items), ("items_max", items_max)):
+            if value < 1:
+                raise Misuse(f"{name} is {value}, must be at least 1", **{name: value})
+        self._leaf_items, self._items_max, self._busy_s = leaf_items, items_max, busy_s
+        if not make:
+            check_there(abspath(path), busy_s)
+        self._database = Database(path, SCHEMA, busy_s=busy_s)
+        try:
+            self.id_size = founded(self._database, id_size)
+            self._path = abspath(path)  # a snapshot opens it again, perhaps from another working folder
+            self._reader = Beside(self._path, busy_s=busy_s)
+        except BaseException:
+            self._database.close()
+            raise
+        self._directory: Directory | None = None
+        self._write_lock, self._read_lock = Lock(), Lock()
+        self._open = True
+
+    def __len__(self) -> int:
+        with self._read_lock:
+            self._check_open()
+            with self._reader.reading() as db:
+                return count_of(db)
+
+    def add(self, records: Sequence[Record]) -> list[bool]:
+        """Keep these, all or none; for each whether it is new."""
+        told = by_id(records, self.id_size)
+        bodies = {id: record.body for id, record in told.items() if record.body is not None}
+        new = self._add(columns_of(told.values(), self.id_size), bodies)
+        return flags(records, blobs(new.ids[:, : self.id_size]))
+
+    def add_items(self, timestamps: Stamps, ids: Rows) -> int:
+        """Keep many ids without bodies, a row of uint8 each, all or none; how many are new."""
+        return len(self._add(_checked(timestamps, ids, self.id_size), {}))
+
+    def remove(self, ids: Sequence[bytes]) -> int:
+        """Forget these; how many there were."""
+        asked = self._askable(ids)
+        with self._write_lock:
+            self._check_open()
+            with self._database.writing() as db:
+                known = known_ids(db, asked)
+                if not known:
+                    return 0
+                drop_ids(db, known)
+                gone = columns_of([Record(stamp, id) for id, stamp, _ in known], self.id_size)
+                directory = self._leaves(db).removed(gone)
+                set_version(db, directory)
+            self._directory = directory
+        return len(known)
+
+    def read(self, ids: Sequence[bytes]) -> list[Record | None]:
+        """The records with these ids, in the same order; None for one that is not there."""
+        with self._read_lock:
+            self._check_open()
+            with self._reader.reading() as db:
+                found = read_records(db, self._askable(ids))
+        return [found.get(id) for id in ids]
+
+    def snapshot(self) -> SqliteSnapshot:
+        """The records as they are now."""
+        self._check_open()
+        file = Beside(self._path, busy_s=self._busy_s)
+        try:
+            with file.standing_still() as db:
+                known = self._directory
+                directory = directory_of(db, self.id_size, known)
+        except BaseException:
+            file.close()
+            raise
+        if known is None or known.version < directory.version:
+            self._directory = directory
+        return SqliteSnapshot(file, directory, self._items_max)
+
+    def close(self) -> None:
+        """Let go of the file; snapshots that are open go on."""
+        with self._write_lock, self._read_lock:
+            self._open = False
+            self._reader.close()
+            self._database.close()
+
+    def _add(self, records: Columns, bodies: Mapping[bytes, bytes]) -> Columns:
+        """Keep records of different ids, in order; those of them that are new."""
+        with self._write_lock:
+            self._check_open()
+            with self._database.writing() as db:
+                known = [id for id, _, _ in known_ids(db, blobs(records.ids[:, : self.id_size]))]
+                new = records.without(_among(records, known, self.id_size))
+                if not len(new):
+                    return new
+                put_ids(db, new, self.id_size, bodies)
+                directory = self._leaves(db).added(new)
+                set_version(db, directory)
+            self._directory = directory  # not before it is committed
+        return new
+
+    def _leaves(self, db: sqlite3.Connection) -> Leaves:
+        """The leaves as they are in this transaction."""
+        return Leaves(db, directory_of(db, self.id_size, self._directory), self._leaf_items, self._items_max)
+
+    def _askable(self, ids: Sequence[bytes]) -> list[bytes]:
+        """Each once, without those that cannot be there."""
+        return [id for id in dict.fromkeys(ids) if len(id) == self.id_size]
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Misuse(f"{self._path}: these records were closed")
+
+
+def _among(records: Columns, ids: Sequence[bytes], id_size: int) -> Ints:
+    """The places of records that have one of these ids."""
+    if not ids:
+        return np.zeros(0, dtype=np.int64)
+    rows = np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(len(ids), id_size)
+    return np.flatnonzero(np.isin(texts(records.ids), texts(padded(rows, width_of(id_size)))))
+
+
+def _checked(timestamps: Stamps, ids: Rows, id_size: int) -> Columns:
+    """Foreign columns in order, equal records once; an error naming the first thing that is wrong with them."""
+    if timestamps.dtype != np.uint64 or ids.dtype != np.uint8 or ids.shape != (len(timestamps), id_size):
+        told = f"timestamps are {timestamps.dtype} of shape {timestamps.shape}, ids {ids.dtype} of shape {ids.shape}"
+        raise Misuse(f"{told}: must be uint64 of shape (n,), and uint8 of shape (n, {id_size})")
+    if len(reserved := np.flatnonzero(timestamps == np.uint64(INFINITY))):
+        id = ids[reserved[0]].tobytes().hex()
+        raise BadInput(f"timestamp 2^64 - 1 of id {id} is reserved", id=id, timestamp=INFINITY)
+    records = Columns.sorted_from(timestamps, padded(ids, width_of(id_size)))
+    if (records.beginnings[1:] == records.beginnings[:-1]).any():  # alike at the beginning: look at them whole
+        same = records.timestamps[1:] == records.timestamps[:-1]
+        records = records.without(np.flatnonzero(same & (texts(records.ids[1:]) == texts(records.ids[:-1]))))
+        sorted_ids = np.sort(texts(records.ids))
+        if len(twice := np.flatnonzero(sorted_ids[1:] == sorted_ids[:-1])):
+            id = sorted_ids[twice[0]].ljust(id_size, b"\0").hex()
+            raise BadInput(f"id {id} comes with two timestamps", id=id)
+    return records

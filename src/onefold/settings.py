@@ -1,0 +1,406 @@
+"""One TOML file -> frozen, validated settings; every problem is one line that names file, key and value.
+
+    [source] what to read   [judge] how   [publish] where to   [report] what to show   [spark] with which means
+
+A setting is never ignored: a key or table that is not known is refused, with the nearest known one, and so is a key
+that this kind of pipeline does not have. Values are not bent into shape either: the text "5" is no number. The
+environment overrides the file: ``ONEFOLD_JUDGE__FLOOR=open`` is ``judge.floor = "open"``, with two underscores between
+table and key.
+
+The docstrings below the fields are also the comments of the file that ``onefold init`` writes. Nothing here imports
+Spark.
+
+The tables and keys of a pipeline's TOML file; the docstring below a key is its comment in the template.
+
+Reading the file, letting the environment override it, and telling what is wrong: one line a problem.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, Strict, ValidationError
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from onefold.errors import Misuse
+
+
+def _whole_or(*words: str, least: int) -> PlainValidator:
+    # One validator instead of a union: a union would report one problem per member.
+    def check(value: object) -> object:
+        if value in words or (type(value) is int and value >= least):
+            return value
+        either = ", ".join(json.dumps(word) for word in words)
+        raise PydanticCustomError("whole_or", f"must be {either} or a whole number of at least {least}")
+
+    return PlainValidator(check)
+
+
+def _texts(value: object) -> object:
+    """Values as Spark spells them; dotted keys, which TOML reads as tables in tables, joined again."""
+    return dict(_flat(value, "")) if isinstance(value, dict) else value
+
+
+def _flat(value: object, name: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else key)
+    else:
+        yield name, json.dumps(value) if isinstance(value, bool | int | float) else value
+
+
+Name: TypeAlias = Annotated[str, Field(min_length=1)]
+MaybeName: TypeAlias = Annotated[Name | None, BeforeValidator(lambda value: None if value == "none" else value)]
+Names: TypeAlias = Annotated[tuple[Name, ...], Strict(False), Field(min_length=1)]  # TOML has lists only
+Texts: TypeAlias = Annotated[dict[str, str], BeforeValidator(_texts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """Marks a key that only some pipelines have; elsewhere a value other than the default is refused, not ignored."""
+
+    mode: str | None = None
+    engine: str | tuple[str, ...] | None = None
+    """One engine, or any of several."""
+    shape: str | None = None
+
+
+STREAM: Final = Only(mode="stream")
+BATCH: Final = Only(mode="batch")
+CHAINS: Final = Only(engine="chains")
+PRODUCERS: Final = Only(engine="producers")
+NUMBERED: Final = Only(engine=("chains", "producers"))
+LORAWAN: Final = Only(engine="lorawan")
+FLAT: Final = Only(engine="lorawan", shape="flat")
+
+
+class Table(BaseModel):
+    """A table of the file: strict, frozen, and each key documented."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class Source(Table):
+    """Where the messages are."""
+
+    path: Name
+    """A file, a folder or a URL. A relative path starts at the folder of this file."""
+    format: Name = "parquet"
+    """Any format that Spark can read: "parquet", "json", "csv", "orc", ...; "onefold-log" is the log of a topic."""
+    options: Texts = {}
+    """Options of Spark's reader for that format, such as { header = true } for CSV."""
+    bad_files: Literal["stop", "set_aside"] = "stop"
+    """What happens to a file that cannot be read: empty, torn, not of its format. "stop": nothing is judged, and the
+    error names it. "set_aside": the rest is judged; the file is named in the output and on the page, nobody knows how
+    many rows it holds, and the exit code is 1."""
+    partition_types: Literal["text", "infer"] = "text"
+    """Of folders that are named like device=001: "text": the value is what is written there, so that 001 and 1 are two
+    devices. "infer": whatever Spark takes it for, such as a number."""
+    mode: Literal["batch", "stream"] = "batch"
+    """"batch": what is there, once. "stream": what is there and what comes, in micro-batches, each published exactly
+    once; a start goes on where the last one ended."""
+    trigger: Annotated[Name, STREAM] = "available"
+    """Of a stream. "available": all that is there now, then stop. Else how often a batch begins, such as
+    "10 seconds"."""
+
+
+class Judge(Table):
+    """How a message is recognised, and what is done when that cannot be known."""
+
+    engine: Literal["chains", "producers", "lorawan"] = "chains"
+    """The rules. "chains": each message has a number and names the one before it; what was seen is remembered as the
+    gaps between. "producers": each message has a producer and a sequence; the highest is remembered, or the gaps.
+    "lorawan": each row is a radio frame that a station heard; of all that heard it within the expiry, one counts."""
+    key: Annotated[Names, CHAINS] = ("stream", "partition", "publisher", "chain")
+    """Of chains: the columns that together name the chain of a message."""
+    timestamp: Annotated[Name, CHAINS] = "timestamp"
+    """Of chains: the column with the first half of a message's number: whole milliseconds, or a time (a
+    timestamp, a date, or ISO 8601 text)."""
+    sequence: Annotated[MaybeName, NUMBERED] = "sequence"
+    """Of chains and producers: the column with the sequence of a message. Of chains it is the second half of the
+    number, which counts messages of the same millisecond; "none": there is no such column, every sequence is 0,
+    or what the time has below its millisecond."""
+    previous_timestamp: Annotated[MaybeName, CHAINS] = "previous_timestamp"
+    """Of chains: the column with the timestamp of the message before. "none": no message names one; then each is only
+    compared with the newest of its chain, and no gap can be found."""
+    previous_sequence: Annotated[MaybeName, CHAINS] = "previous_sequence"
+    """Of chains: the column with the sequence of the message before. "none": it is always 0."""
+    arrival: Annotated[MaybeName, CHAINS] = "arrival"
+    """Of chains: the column that says when a row came in, in milliseconds or as a time: the order of judgement. Null
+    comes before all times. "none": rows are judged in the order of their numbers."""
+    floor: Annotated[Literal["first", "open"], CHAINS] = "first"
+    """Of chains: what a number below the first one that arrived in its chain is. "first", the default: a repeat, right
+    where an earlier run counted what lies below. "open": new, while unseen, right for stored data: nothing says that it
+    was counted before, and to call it a repeat could lose it."""
+    gap_count_max: Annotated[int, Field(ge=1), NUMBERED] = 10_000
+    """Of chains and producers: how many gaps of a chain, or of a producer whose gaps are remembered, are kept. Above it
+    the oldest is forgotten, and a message from there is UNSURE."""
+    jump_max_ms: Annotated[int | Literal["auto", "off"], _whole_or("auto", "off", least=0), CHAINS] = "auto"
+    """Of chains: how far ahead of its arrival a timestamp may be, in milliseconds; what is further is rejected, so that
+    one poisoned number cannot mute a chain. "auto": 900000 (a quarter of an hour) if there is an arrival column. "off":
+    no limit."""
+    jump_max: Annotated[int | Literal["off"], _whole_or("off", least=1), PRODUCERS] = "off"
+    """Of producers: how far above the highest sequence of its producer a sequence may lie; what is further is rejected,
+    so that one wrong number cannot make all that follow repeats. The first one of a producer may be any. "off": no
+    limit."""
+    idle_ms: Annotated[int | Literal["off"], _whole_or("off", least=1), STREAM, NUMBERED] = "off"
+    """Of a stream: a chain or producer not heard from for so long gives up its gaps; what lies there is UNSURE from
+    then on."""
+    state_rows_max: Annotated[int | Literal["off"], _whole_or("off", least=1), STREAM] = "off"
+    """Of a stream: how many chains, producers or frames a bucket of the state remembers; beyond, those of new ones are
+    UNSURE."""
+    order_wait_ms: Annotated[int | Literal["off"], _whole_or("off", least=0), STREAM, CHAINS] = "off"
+    """Of a stream of chains: hold messages back until what is missing before them arrives, at most so long; then what
+    is missing is given up, and told in the gaps. "off": messages come out as they come."""
+    order_end: Annotated[Literal["give_up", "hold"], STREAM, CHAINS] = "give_up"
+    """Of a stream of chains with order_wait_ms and trigger "available": what becomes of messages that are still held
+    back when all that is there is read. "give_up": what is missing before them is given up at once, told in the gaps,
+    and they come out. "hold": they stay in the checkpoint, in no book, and wait on at the next start: right where the
+    next run, an hour later, brings what is missing."""
+    producer: Annotated[Names, PRODUCERS] = ("producer",)
+    """Of producers: the columns that together name the producer of a message."""
+    order: Annotated[MaybeName, PRODUCERS] = None
+    """Of producers: the column that says in which order rows are judged, such as the offset in a log, or a time. Null
+    comes before all others. "none": in the order of their sequences."""
+    epoch: Annotated[MaybeName, PRODUCERS] = None
+    """Of producers: the column with the epoch; a row whose epoch is below that of an earlier one is rejected. "none":
+    there is no such column."""
+    payload: Annotated[tuple[Name, ...], Strict(False), PRODUCERS] = ()
+    """Of producers: the columns that hold the content; two rows of one sequence that differ in it are a conflict."""
+    memory: Annotated[Literal["highest", "gaps"], PRODUCERS] = "highest"
+    """Of producers: "highest": what is not above the highest sequence is a repeat. "gaps": a lower one that was never
+    seen is new."""
+    shape: Annotated[Literal["auto", "flat", "onefold", "bridge", "lns", "chirpstack", "table"], LORAWAN] = "auto"
+    """Of lorawan: how receptions are stored. "auto": each row says it itself; our own log, events of a gateway bridge,
+    of a Basics Station or of ChirpStack, one JSON object a row, or a table of receptions. "flat": a table with the
+    columns that are named below."""
+    frame: Annotated[Names, FLAT] = ("frame",)
+    """Of lorawan, flat: the columns that together name a frame: equal for all who heard one transmission."""
+    station: Annotated[Name, FLAT] = "station"
+    """Of lorawan, flat: the column with the station that heard it."""
+    time: Annotated[Name, FLAT] = "time_ms"
+    """Of lorawan, flat: the column that says when, in milliseconds or as a time: the order of judgement."""
+    kind: Annotated[MaybeName, FLAT] = "kind"
+    """Of lorawan, flat: the column that says "data" or "join". "none": all are data."""
+    device: Annotated[tuple[Name, ...], Strict(False), FLAT] = ("device",)
+    """Of lorawan, flat: the columns that together name the device, the same one for all receptions of a frame; none: no
+    counters are looked through, and each frame is known for ever."""
+    fcnt: Annotated[MaybeName, FLAT] = "fcnt"
+    """Of lorawan, flat: the column with the device's counter, which tells what was lost. "none": there is none."""
+    expiry: Annotated[Literal["sliding", "fixed"], LORAWAN] = "sliding"
+    """Of lorawan: whether each reception of a frame begins its expiry anew, or only the first."""
+    expiry_ms: Annotated[int, Field(ge=1, le=366 * 86_400_000), LORAWAN] = 60_000
+    """Of lorawan: for how long a frame is known; after it, the same frame is a new one, unless it is the one that its
+    device had counted last."""
+    echo_ms: Annotated[int, Field(ge=0, le=366 * 86_400_000), LORAWAN] = 0
+    """Of lorawan: a station that has a frame again sooner than this heard one transmission twice, such as with two
+    antennas; else the device sent it again. 0: it always did."""
+    strict_adr: Annotated[bool, LORAWAN] = False
+    """Of lorawan: forget as ADR 007 does: after the expiry the last frame of a device counts again, and so does a join
+    request. Else they are repeats for ever."""
+    late_ms: Annotated[int, Field(ge=0, le=366 * 86_400_000), STREAM, LORAWAN] = 3_600_000
+    """Of a stream of lorawan: how far behind the newest reception one may be and still be compared with all before it.
+    What is later may be UNSURE. The memory grows with it."""
+
+
+class Publish(Table):
+    """Where the outcome goes."""
+
+    path: Name
+    """A folder or a URL; it gets firsts, repeats, unsure, rejects, gaps and the books; of a batch of lorawan also
+    uplinks, each with all of its receptions. A relative path starts at the folder of this file."""
+    strategy: Literal["drop", "mark", "none"] = "drop"
+    """What happens to a message that is not a FIRST. "drop": it is kept apart. "mark": it stays, with its verdict.
+    "none": it stays, unmarked."""
+    format: Annotated[Literal["parquet", "delta", "postgres"], STREAM] = "parquet"
+    """Of a stream: "parquet" is folders of files, "delta" a Delta table at the path, "postgres" a table at a URL like
+    postgresql://user@host/database#schema.table. A batch run writes parquet."""
+    checkpoint: Annotated[Name, STREAM] = "auto"
+    """Of a stream: where Spark keeps how far it has come. It belongs to the output: keep or remove both. "auto": the
+    path with ".checkpoint" after it."""
+
+
+class Report(Table):
+    """What is shown at the end."""
+
+    ranges_max: Annotated[int, Field(ge=0), BATCH] = 20
+    """Of a batch run: how many of the missing ranges are shown; the output always has all of them."""
+    page: Annotated[Literal["samples", "figures", "off"], BATCH] = "samples"
+    """Of a batch run: "samples": it leaves report.html, a page with all figures and some of the rejected rows.
+    "figures": without those rows. "off": no page, and no figures for one, which saves a few seconds."""
+
+
+class Spark(Table):
+    """The means. Only for a session that onefold starts; one that is running is used as it is."""
+
+    master: Name = "local[*]"
+    """Where Spark runs: "local[*]" is this machine with all its cores."""
+    partitions: Annotated[int | Literal["auto"], _whole_or("auto", least=1)] = "auto"
+    """How many tasks judge. "auto": by the size of the input."""
+    buckets: Annotated[int, Field(ge=1, le=4096), STREAM] = 32
+    """Of a stream: into how many parts its state is split; more than its tasks. A checkpoint keeps its number."""
+    memory: Annotated[str, Field(pattern=r"^(auto|[1-9][0-9]*[kmgtKMGT])$")] = "auto"
+    """Memory of the Java side, such as "4g". "auto": by the memory of the machine."""
+    config: Texts = {}
+    """Any other Spark setting, such as { "spark.sql.session.timeZone" = "UTC" }."""
+
+
+class Settings(Table):
+    """A pipeline, as its TOML file says it.
+
+    >>> settings = Settings.model_validate({"source": {"path": "in"}, "publish": {"path": "out"}})
+    >>> settings.judge.floor, settings.spark.partitions
+    ('first', 'auto')
+    """
+
+    source: Source
+    judge: Judge = Judge()
+    publish: Publish
+    report: Report = Report()
+    spark: Spark = Spark()
+
+
+TABLES: Final[Mapping[str, type[Table]]] = {
+    name: field.annotation for name, field in Settings.model_fields.items() if isinstance(field.annotation, type)
+}
+
+
+PREFIX: Final = "ONEFOLD_"
+PROBLEMS_MAX: Final = 5
+"""How many problems are told at once: more than a person mends before the next try."""
+VALUE_CHARS_MAX: Final = 80
+"""How much of a wrong value is shown: one that is longer is known by its beginning."""
+
+
+def load(path: Path, environ: Mapping[str, str]) -> Settings:
+    """Read the file, let the environment override it, and check all; raises `Misuse` with one line per problem."""
+    data: dict[str, Any] = {"source": {}, "publish": {}} | _read(path)  # so that what is missing is their path
+    origins, problems = _override(data, environ)
+    try:
+        settings = Settings.model_validate(data)
+        problems += [
+            f"{origins.get(where) or f'{path}: ' + '.'.join(where)}: {text}" for where, text in misplaced(settings)
+        ]
+    except ValidationError as error:
+        problems += [_problem(detail, path, origins) for detail in error.errors(include_url=False)]
+    if problems:
+        rest = len(problems) - PROBLEMS_MAX
+        told = problems[:PROBLEMS_MAX] + ([f"{path}: and {rest} more"] if rest > 0 else [])
+        raise Misuse("\n".join(told), path=str(path), problems=tuple(problems))
+    folder = path.parent.absolute()
+    return settings.model_copy(update={t: _placed(getattr(settings, t), folder) for t in ("source", "publish")})
+
+
+def misplaced(settings: Settings) -> Iterator[tuple[tuple[str, str], str]]:
+    """The keys that say something and belong to another kind of pipeline, each with what it would need."""
+    kind = {"mode": settings.source.mode, "engine": settings.judge.engine, "shape": settings.judge.shape}
+    names = {"mode": "source.mode", "engine": "judge.engine", "shape": "judge.shape"}
+    for table, model in TABLES.items():
+        for key, field in model.model_fields.items():
+            value = getattr(getattr(settings, table), key)
+            for only in (mark for mark in field.metadata if isinstance(mark, Only) and value != field.default):
+                for part, wanted in asdict(only).items():
+                    some = (wanted,) if isinstance(wanted, str) else wanted or (kind[part],)
+                    if kind[part] not in some:
+                        either = " or ".join(f'"{word}"' for word in some)
+                        yield (table, key), f"is {_shown(value)}, which needs {names[part]} = {either}"
+                        break
+
+
+def _placed(table: Source | Publish, folder: Path) -> Table:
+    paths = {key: value for key in ("path", "checkpoint") if (value := getattr(table, key, "auto")) != "auto"}
+    local = {key: value for key, value in paths.items() if "://" not in value and not value.startswith("file:")}
+    return table.model_copy(update={key: str(folder / value) for key, value in local.items()})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise Misuse(f"{path}: no such file; `onefold init` writes one to start from", path=str(path)) from error
+    except OSError as error:
+        raise Misuse(f"{path}: {error.strerror or error}", path=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise Misuse(f"{path}: not TOML: not UTF-8 at byte {error.start}", path=str(path)) from error
+    except ValueError as error:  # its text ends in line and column, unless it is about a number of 5,000 digits
+        raise Misuse(f"{path}: not TOML: {error}", path=str(path)) from error
+    except RecursionError as error:
+        raise Misuse(f"{path}: not TOML: it is nested too deep", path=str(path)) from error
+
+
+def _override(data: dict[str, Any], environ: Mapping[str, str]) -> tuple[dict[tuple[str, ...], str], list[str]]:
+    """Put what the environment says into the data; returns which variable said what, and what made no sense."""
+    origins: dict[tuple[str, ...], str] = {}
+    problems = []
+    for variable in sorted(environ):
+        table, _, key = variable.removeprefix(PREFIX).lower().partition("__")
+        # ONEFOLD_DEBUG and its like are not ours; ONEFOLD_JUDGE_FLOOR is, with a slip.
+        if not variable.startswith(PREFIX) or not (key or table.split("_")[0] in TABLES):
+            continue
+        if table not in TABLES or key not in TABLES[table].model_fields:
+            known = [f"{t}__{k}".upper() for t, model in TABLES.items() for k in model.model_fields]
+            near = get_close_matches(variable.removeprefix(PREFIX), known, n=1)
+            problems.append(f"{variable}: unknown setting" + (f", did you mean {PREFIX}{near[0]}?" if near else ""))
+        elif isinstance(data.setdefault(table, {}), dict):
+            data[table] = data[table] | {key: _literal(environ[variable], TABLES[table].model_fields[key].annotation)}
+            origins[table, key] = variable
+    return origins, problems
+
+
+def _literal(text: str, annotation: Any) -> Any:
+    """The text as a TOML value where the key takes numbers, lists or tables; else as it stands, quoted or not."""
+    try:
+        read = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    takes_more = {int, tuple, dict} & {annotation, get_origin(annotation), *get_args(annotation)}
+    return read["value"] if len(read) == 1 and (takes_more or isinstance(read["value"], str)) else text
+
+
+def _problem(detail: ErrorDetails, path: Path, origins: Mapping[tuple[str, ...], str]) -> str:
+    where = tuple(str(part) for part in detail["loc"])
+    name = origins.get(where[:2]) or f"{path}: {'.'.join(where)}"
+    if detail["type"] == "missing":
+        return f"{name}: is missing"
+    if detail["type"] == "extra_forbidden":
+        return f"{name}: {_unknown(where)}"
+    return f"{name}: is {_shown(detail['input'])}, {_wanted(detail)}"
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= VALUE_CHARS_MAX else text[: VALUE_CHARS_MAX - 3] + "..."
+
+
+def _unknown(where: tuple[str, ...]) -> str:
+    """What to say of a key or table that nobody knows: the nearest one, the same key elsewhere, or all there are."""
+    *table, key = where
+    kind = "key" if table else "table"
+    known = list(TABLES[table[0]].model_fields if table else TABLES)
+    near = get_close_matches(key, known, n=1) or [f"{t}.{key}" for t, m in TABLES.items() if key in m.model_fields]
+    return f"unknown {kind}, " + (f'did you mean "{near[0]}"?' if near else f"the {kind}s are {', '.join(known)}")
+
+
+def _wanted(detail: ErrorDetails) -> str:
+    theirs = detail["msg"].replace("Input should be ", "must be ").replace("'", '"')
+    return OUR_WORDS.get(detail["type"], theirs)
+
+
+OUR_WORDS: Final = {
+    "model_type": "must be a table",
+    "dict_type": "must be a table",
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "tuple_type": "must be a list",
+    "string_pattern_mismatch": 'must be "auto" or a size such as "512m" or "4g"',  # only memory has a pattern
+    "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
+}
+"""Where pydantic's own words would not help a writer of TOML."""
+
+
+__all__ = ["PROBLEMS_MAX", "TABLES", "Settings", "load"]

@@ -1,1 +1,0 @@
-"""Simulation: traffic with known truth, and faults from one seed."""

@@ -1,0 +1,464 @@
+"""``stream.transform(order_chains(...))``: per chain, messages come out in order, or after the gap was given up.
+
+A second host beside `judge_stream`, for an engine that holds rows back: the state of a bucket holds rows, and a call
+may give out fewer rows or more than came in. A range that was given up comes out as a row of its own, before the
+message above it: its key columns and `GAP_COLUMN` are set, all else is null; `parted` takes the two apart.
+
+Within a task the rows of a chain stand in order. Time is that of the micro-batch, which Spark writes down before it
+runs: a batch that is tried again gives up the same gaps. What is due comes out with the next batch, of whatever bucket:
+
+    trigger every n seconds   a batch begins each time, even if nothing came, so that a wait ends by itself
+    trigger "available"       when all is read, what is missing is given up and held rows come out; or, if the
+                              settings say so, they stay in the checkpoint for the next start (`streams`)
+
+Memory of a task: the rows that came for one bucket and those that it holds, which ``buffer_max`` bounds per chain.
+
+One bucket of ordered chains: rows go in as they come, and come out in the order of their chains. No Spark here.
+
+Every row is judged when it comes, and keeps that answer. A FIRST comes out when its chain releases it, all else at
+once: a repeat does not wait for what it repeats. Held rows are kept as an Arrow table in the order of their ids, which
+are all that the chains (`OrderedChain`) know of them. Nobody can be asked for what is missing, so a gap is waited for
+and then given up. The strategy is "light": giving up releases all that its chain holds, so that losses in a row cost
+one wait and not one each. Only chains that are touched or due are woken.
+
+    head       "OFOB", format, next id, count of chains, count of held rows
+    chains     name (two halves), due_ms (-1: nothing is held), length of the snapshot; then the snapshots
+    held       id, code, previous number; then the rows as an Arrow stream, if there are any
+"""
+
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+from onefold.chains import ANSWERS
+from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
+from onefold.chains.in_order import BUFFER_MAX, GAP_COUNT_MAX, Event, OrderedChain, OrderSettings, Released, Unfillable
+from onefold.chains.rules import STATE_FULL, Number, unpack
+from onefold.errors import BadInput, Misuse
+from onefold.spark.chains import chains_meaning, integers, jump_limit
+from onefold.spark.columns import ChainColumns, quoted
+from onefold.spark.files import Place
+from onefold.spark.gaps import LOWER, UPPER, range_end
+from onefold.spark.host import (
+    BUCKETS,
+    LABELS,
+    SORTED,
+    STATE,
+    Int64s,
+    KeyColumns,
+    Transform,
+    Watch,
+    batch_id,
+    blobs,
+    came,
+    chains,
+    from_blob,
+    in_buckets,
+    judged_schema,
+    order,
+    refuse_taken,
+    remembered,
+    settle,
+    to_blob,
+)
+from onefold.spark.meaning import Meaning, any_meaning, with_meaning
+from onefold.spark.session import ship
+from onefold.verdict import Verdict
+
+FORMAT: Final = 1
+GAP: Final = -1
+"""The code of a row that is no message but a range that was given up."""
+
+_MAGIC: Final = b"OFOB"
+_HEAD: Final = struct.Struct("<4sHqqq")
+_CODES: Final = {answer: code for code, answer in enumerate(ANSWERS)}
+
+_Name: TypeAlias = tuple[int, int]
+_Asleep: TypeAlias = tuple[int, bytes]  # when it is due, and its snapshot
+
+
+class ReleasedRow(NamedTuple):
+    """What comes out, in order."""
+
+    rows: pa.Table
+    """The messages; for a gap, the message above it with everything but its key set to null."""
+    codes: NDArray[np.int8]
+    """The answer to each row; `GAP` for a gap."""
+    bounds: Int64s
+    """A line per gap: lower timestamp and sequence (seen), upper timestamp and sequence (missing)."""
+
+
+class OrderedBucket:
+    """The chains of a bucket, and the rows that they hold back; ``key`` is where the key is among the columns."""
+
+    def __init__(self, settings: OrderSettings, key: frozenset[int], chains_max: int | None = None) -> None:
+        self._settings = settings.checked()
+        self._key = key
+        self._chains_max = chains_max
+        self._asleep: dict[_Name, _Asleep] = {}
+        self._awake: dict[_Name, OrderedChain[int]] = {}
+        self._next = 0
+        self._ids: list[int] = []
+        self._codes: list[int] = []
+        self._previous: list[int] = []
+        self._rows: pa.Table | None = None
+        self._held_before = 0
+
+    def judge(self, integers: Int64s, rows: pa.Table | None, now_ms: int) -> ReleasedRow:
+        """Take in the rows (None: none came), do what is due, and give out all that waits no longer."""
+        self._held_before = offset = len(self._ids)
+        columns = KeyColumns(*integers)
+        turn = order(_steady(columns), columns)
+        columns = columns.take(turn)
+        table = self._with_held(rows, turn)
+        self._ids += range(self._next, self._next + len(turn))
+        self._codes += [GAP] * len(turn)
+        self._previous += columns.previous.tolist()
+        self._next += len(turn)
+        going = _Going()
+        names = zip(columns.key.tolist(), columns.key_check.tolist(), strict=True)
+        for place, (name, number) in enumerate(zip(names, columns.number.tolist(), strict=True), offset):
+            if number < 0:
+                self._codes[place] = -1 - number
+                going.row(place)
+            else:
+                self._add(name, place, number, now_ms, going)
+        self._tick(now_ms, going)
+        return self._out(table, going)
+
+    def due_ms(self) -> int | None:
+        """When something is to be done even if nothing comes; None: never."""
+        asleep = [due for due, _ in self._asleep.values() if due >= 0]
+        awake = [chain.due_ms for chain in self._awake.values() if chain.due_ms is not None]
+        return min([*asleep, *awake], default=None)
+
+    def figures(self) -> dict[str, int]:
+        """What there is to watch; ``gaps`` are those that are waited for."""
+        gaps = sum(due >= 0 for due, _ in self._asleep.values())
+        gaps += sum(chain.due_ms is not None for chain in self._awake.values())
+        held = {"held": len(self._ids), "held_before": self._held_before}
+        return {"keys": len(self._asleep) + len(self._awake), "gaps": gaps, **held}
+
+    def _add(self, name: _Name, place: int, number: int, now_ms: int, going: "_Going") -> None:
+        chain = self._wake(name)
+        if chain is None:
+            self._codes[place] = _CODES[STATE_FULL]
+            return going.row(place)
+        previous = None if self._previous[place] == NO_PREVIOUS else unpack(self._previous[place])
+        step = chain.add(previous, unpack(number), self._ids[place], now_ms)
+        self._codes[place] = _CODES[step.answer]
+        if step.answer.verdict is not Verdict.FIRST:
+            return going.row(place)
+        return self._follow(step.events, going)
+
+    def _tick(self, now_ms: int, going: "_Going") -> None:
+        latest_ms = now_ms + self._settings.longest_ms  # what is due later was found by a clock that was ahead
+        due = [name for name, (due, _) in self._asleep.items() if 0 <= due <= now_ms or due > latest_ms]
+        due += [name for name, chain in self._awake.items() if chain.due_ms is not None]
+        for name in sorted(due):
+            chain = self._wake(name)
+            if chain is not None:
+                self._follow(chain.tick(now_ms), going)
+
+    def _follow(self, events: list[Event[int]], going: "_Going") -> None:
+        given_up: Number | None = None
+        for event in events:
+            if isinstance(event, Unfillable):
+                given_up = event.lower
+            elif isinstance(event, Released):
+                place = bisect_left(self._ids, event.message)
+                if given_up is not None:  # what is missing ends with the number that the next one names
+                    going.gap(place, given_up, unpack(self._previous[place]))
+                    given_up = None
+                going.row(place)
+
+    def _wake(self, name: _Name) -> OrderedChain[int] | None:
+        if name in self._awake:
+            return self._awake[name]
+        if name in self._asleep:
+            _, data = self._asleep.pop(name)
+            chain: OrderedChain[int] = OrderedChain.restore(data)
+            chain.settings = self._settings  # those of this start
+        elif self._chains_max is not None and len(self._awake) + len(self._asleep) >= self._chains_max:
+            return None
+        else:
+            chain = OrderedChain(**self._settings._asdict())
+        self._awake[name] = chain
+        return chain
+
+    def _with_held(self, rows: pa.Table | None, turn: Int64s) -> pa.Table | None:
+        if rows is None:
+            return self._rows
+        came = pa.Table.from_arrays(rows.take(pa.array(turn)).columns, names=rows.column_names)
+        if self._rows is None:
+            return came
+        if self._rows.schema != came.schema:
+            raise Misuse(
+                "the rows held back have other columns than those that come: use an empty checkpoint and place"
+            )
+        return pa.concat_tables([self._rows, came])
+
+    def _out(self, table: pa.Table | None, going: "_Going") -> ReleasedRow:
+        places, gaps = np.array(going.places, np.int64), np.array(going.is_gap, np.bool_)
+        codes = np.array(self._codes, np.int8)[places] if len(places) else np.empty(0, np.int8)
+        codes[gaps] = GAP
+        stay = np.ones(len(self._ids), np.bool_)
+        stay[places] = False
+        kept = np.flatnonzero(stay)
+        if len(self._ids) != len(kept) + np.count_nonzero(~gaps):
+            raise AssertionError("a row came out twice")
+        bounds = np.array(going.bounds, np.int64).reshape(-1, 4)
+        self._ids, self._codes, self._previous = (
+            [values[i] for i in kept] for values in (self._ids, self._codes, self._previous)
+        )
+        if table is None:
+            return ReleasedRow(pa.table({}), codes, bounds)
+        self._rows = table.take(pa.array(kept)) if len(kept) else None
+        whole, key_only = pa.array(places), pa.array(places, mask=gaps)
+        columns = [c.take(whole if i in self._key else key_only) for i, c in enumerate(table.columns)]
+        return ReleasedRow(pa.Table.from_arrays(columns, names=table.column_names), codes, bounds)
+
+    def snapshot(self) -> bytes:
+        """Everything but the settings."""
+        all_ = dict(self._asleep)
+        for name, chain in self._awake.items():
+            all_[name] = -1 if chain.due_ms is None else chain.due_ms, chain.snapshot()
+        lines = [(*name, due, len(data)) for name, (due, data) in all_.items()]
+        held = np.array([self._ids, self._codes, self._previous], np.int64)
+        return b"".join(
+            [
+                _HEAD.pack(_MAGIC, FORMAT, self._next, len(lines), len(self._ids)),
+                np.array(lines, np.int64).tobytes(),
+                *(data for _, data in all_.values()),
+                held.tobytes(),
+                _to_stream(self._rows),
+            ]
+        )
+
+    @classmethod
+    def restore(
+        cls, blob: bytes, settings: OrderSettings, key: frozenset[int], chains_max: int | None = None
+    ) -> "OrderedBucket":
+        """Goes on where ``snapshot`` was taken; foreign bytes raise `BadInput`."""
+        bucket = cls(settings, key, chains_max)
+        if len(blob) < _HEAD.size or blob[:4] != _MAGIC:
+            raise BadInput(f"not a bucket of ordered chains: begins {blob[:20]!r}")
+        _, format_, bucket._next, chain_count, held_count = _HEAD.unpack_from(blob)
+        if format_ != FORMAT:
+            raise BadInput(f"a bucket of ordered chains of format {format_}, this is format {FORMAT}")
+        if min(chain_count, held_count) < 0 or 32 * chain_count + 24 * held_count > len(blob):
+            raise BadInput(f"a broken bucket: {chain_count} chains and {held_count} rows in {len(blob)} bytes")
+        try:
+            at = _HEAD.size + 32 * chain_count
+            for key_, check, due, length in np.frombuffer(blob[_HEAD.size : at], np.int64).reshape(-1, 4).tolist():
+                if not 0 <= length <= len(blob) - at:
+                    raise ValueError(f"a chain of {length} bytes at byte {at} of {len(blob)}")
+                bucket._asleep[key_, check] = due, blob[at : at + length]
+                at += length
+            held = np.frombuffer(blob[at : at + 24 * held_count], np.int64).reshape(3, held_count)
+            bucket._ids, bucket._codes, bucket._previous = held.tolist()
+            bucket._rows = pa.ipc.open_stream(blob[at + 24 * held_count :]).read_all() if held_count else None
+            if bucket._rows is not None:
+                bucket._rows.validate(full=True)
+        except (ValueError, OSError, MemoryError, pa.ArrowException) as error:  # as Arrow says that bytes are none
+            raise BadInput(f"a broken bucket of ordered chains: {error}") from error
+        return bucket
+
+
+def held_count(head: bytes) -> int:
+    """How many rows a bucket holds back, as the beginning of its snapshot tells."""
+    return int(_HEAD.unpack_from(head)[4]) if head[:4] == _MAGIC else 0
+
+
+class _Going:
+    """What goes out: places of rows, and of the rows above gaps."""
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+        self.is_gap: list[bool] = []
+        self.bounds: list[tuple[int, int, int, int]] = []
+
+    def row(self, place: int) -> None:
+        self.places.append(place)
+        self.is_gap.append(False)
+
+    def gap(self, place: int, lower: Number, upper: Number) -> None:
+        self.places.append(place)
+        self.is_gap.append(True)
+        self.bounds.append((*lower, *upper))
+
+
+def _steady(columns: KeyColumns) -> Int64s:
+    """The chains by their names: which of them finds the last room must not hang on the order in which rows came."""
+    code = chains(columns)
+    _, first = np.unique(code, return_index=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.lexsort((columns.key_check[first], columns.key[first]))] = np.arange(len(first))
+    return rank[code]
+
+
+def _to_stream(rows: pa.Table | None) -> bytes:
+    if rows is None:
+        return b""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+GAP_COLUMN = "__onefold_gap"
+HEAD_MAX = 1 << 16
+"""Bytes of a bucket's state that tell how much it holds: far more than any meaning takes."""
+
+_WIDTH = SORTED
+_BOUNDS = T.StructType([T.StructField(name, T.LongType()) for name in (*LOWER, *UPPER)])
+
+
+def order_chains(
+    columns: ChainColumns | None = None,
+    *,
+    wait_ms: int,
+    buffer_max: int = BUFFER_MAX,
+    gap_count_max: int = GAP_COUNT_MAX,
+    jump_max_ms: int | Literal["auto", "off"] = "auto",
+    state_rows_max: int | None = None,
+    buckets: int = BUCKETS,
+    watch: Watch | None = None,
+) -> Transform:
+    """A step that judges a stream of chained messages as `judge_chains` does, and gives each chain out in order.
+
+    ``wait_ms``: how long a gap is waited for; ``buffer_max``: how many messages of a chain are held back at most.
+    What lies below the first message of a chain is a repeat (``floor="first"``).
+    """
+    names = columns or ChainColumns()
+    settings = OrderSettings(wait_ms, 0, 0, "light", buffer_max, gap_count_max).checked()
+    jump_limit(jump_max_ms, names)
+    for name, value in {"buckets": buckets, "state_rows_max": state_rows_max}.items():
+        if value is not None and value < 1:
+            raise Misuse(f"{name} is {value}, must be at least 1", **{name: value})
+
+    def ordered(df: DataFrame) -> DataFrame:
+        if not df.isStreaming:
+            raise Misuse("only a stream is brought into order: sort a table")
+        names.check(df)
+        present = names.of(df)
+        refuse_taken(df)
+        ship(df.sparkSession)
+        resume = _Resume(settings, frozenset(df.columns.index(name) for name in names.key), state_rows_max)
+        jump = jump_limit(jump_max_ms, present)
+        meaning = chains_meaning(df, present, floor="first", jump_max_ms=jump, buckets=buckets, ordered=FORMAT)
+        grouped = in_buckets(df, integers(df, present, jump), buckets)
+        folded = grouped.applyInPandasWithState(
+            _fold(resume, buckets, meaning, watch),
+            blobs("codes", "bounds", "rows"),
+            STATE,
+            "append",
+            GroupStateTimeout.ProcessingTimeTimeout,
+        )
+        schema = T.StructType([*judged_schema(df).fields, T.StructField(GAP_COLUMN, _BOUNDS)])
+        unpacked = folded.mapInArrow(_unpack, schema).toDF(*df.columns, *LABELS, GAP_COLUMN)
+        gap = F.col(GAP_COLUMN)
+        ends = [end for to in (LOWER, UPPER) for end in range_end(df, present, gap[to[0]], gap[to[1]], to)]
+        return unpacked.withColumn(GAP_COLUMN, F.when(gap.isNotNull(), F.struct(*ends)))
+
+    return ordered
+
+
+def held_back(spark: SparkSession, checkpoint: Place) -> dict[int, tuple[int, int]]:
+    """Of each bucket that holds rows back, how many, and when Spark is to look at it again, as the state tells."""
+    if not (checkpoint / "commits").names():
+        return {}
+    rows = spark.read.format("statestore").load(str(checkpoint))
+    value = F.col("value.groupState.blob")
+    heads = rows.select("key.bucket", F.substring(value, 1, HEAD_MAX).alias("head"), "value.timeoutTimestamp").collect()
+    held = {row["bucket"]: (held_count(any_meaning(bytes(row["head"]))), row["timeoutTimestamp"]) for row in heads}
+    return {bucket: (count, max(0, due_ms)) for bucket, (count, due_ms) in held.items() if count}
+
+
+@contextmanager
+def parted(ordered: DataFrame, key_columns: Sequence[str]) -> Iterator[tuple[DataFrame, DataFrame]]:
+    """A batch of an ordered stream as messages and gaps; it is evaluated once, however often these two are."""
+    kept = ordered.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        gap, key = F.col(GAP_COLUMN), [F.col(quoted(name)) for name in key_columns]
+        bounds = [gap[name].alias(name) for name in (*LOWER, *UPPER)]
+        yield kept.where(gap.isNull()).drop(GAP_COLUMN), kept.where(gap.isNotNull()).select(*key, *bounds)
+    finally:
+        kept.unpersist()
+
+
+@dataclass(frozen=True, slots=True)
+class _Resume:
+    settings: OrderSettings
+    key: frozenset[int]
+    chains_max: int | None
+
+    def __call__(self, blob: bytes | None) -> OrderedBucket:
+        if blob is None:
+            return OrderedBucket(self.settings, self.key, self.chains_max)
+        return OrderedBucket.restore(blob, self.settings, self.key, self.chains_max)
+
+
+def _fold(
+    resume: _Resume, buckets: int, meaning: Meaning, watch: Watch | None
+) -> Callable[[Any, Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]:
+    def fold(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+        integers, rows = came(frames, _WIDTH)
+        now_ms = state.getCurrentProcessingTimeMs()
+        bucket = resume(remembered(state, buckets, meaning))
+        table = pa.Table.from_batches([from_blob(blob) for blob in rows]) if rows else None
+        out = bucket.judge(np.concatenate([np.empty((_WIDTH, 0), np.int64), *integers], axis=1), table, now_ms)
+        blob = bucket.snapshot()
+        state.update((with_meaning(meaning, blob), buckets))
+        due_ms = bucket.due_ms()
+        if due_ms is not None:  # Spark calls when this much and a millisecond more has passed
+            state.setTimeoutDuration(max(1, due_ms - now_ms - 1))
+        if watch is not None:
+            arrived = sum(part.shape[1] for part in integers)
+            watch(int(key[0]), {**bucket.figures(), "bytes": len(blob), "rows": arrived, "batch": batch_id()})
+        if len(out.codes):
+            yield _lines(out)
+        settle()
+
+    return fold
+
+
+def _lines(out: ReleasedRow) -> pd.DataFrame:
+    lines: dict[str, list[bytes]] = {"codes": [], "bounds": [], "rows": []}
+    row = gap = 0
+    for batch in out.rows.combine_chunks().to_batches():
+        codes = out.codes[row : row + batch.num_rows]
+        gaps = int(np.count_nonzero(codes == GAP))
+        lines["codes"].append(codes.tobytes())
+        lines["bounds"].append(out.bounds[gap : gap + gaps].tobytes())
+        lines["rows"].append(to_blob(batch))
+        row, gap = row + batch.num_rows, gap + gaps
+    return pd.DataFrame(lines)
+
+
+def _unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    labels = [pa.array([str(answer[part]) for answer in ANSWERS]) for part in (0, 1)]
+    for batch in batches:
+        for codes, bounds, blob in zip(batch["codes"], batch["bounds"], batch["rows"], strict=True):
+            rows = from_blob(blob.as_buffer())
+            code = np.frombuffer(codes.as_buffer(), np.int8)
+            message = pa.array(code, mask=code == GAP)
+            ends = np.frombuffer(bounds.as_buffer(), np.int64).reshape(-1, 4)
+            gaps = pa.StructArray.from_arrays([pa.array(end) for end in ends.T], names=_BOUNDS.names)
+            gap = gaps.take(pa.array(np.cumsum(code == GAP) - 1, mask=code != GAP))
+            columns = [*rows.columns, *(label.take(message) for label in labels), gap]
+            yield pa.RecordBatch.from_arrays(columns, names=[*rows.schema.names, *LABELS, GAP_COLUMN])
+    settle()

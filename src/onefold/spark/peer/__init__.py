@@ -1,0 +1,1 @@
+"""A table as one side of a reconciliation."""

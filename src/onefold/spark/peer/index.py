@@ -1,0 +1,825 @@
+"""The index of a table: made by one pass, kept beside the table, and brought up to date by what is new.
+
+    index.json         what it was made from, the layout's file, and the parts
+    layout-*.npz       where the buckets begin
+    part-*.npz         the sums of all buckets (`peer_buckets`) over the files that index.json names for this part
+
+A part is good as long as its files are there, as large and as old as they were. New files are read alone and become a
+part; of a part that lost one, the other files are read again. Many parts are folded into fewer, which reads nothing.
+When there are four times as many rows as the layout was thought out for, all is read again.
+
+A table that is not made of plain files has no parts: its index is made each time, and not kept. An index is only a
+memory: one that is damaged, or of another version, is made again.
+
+The files of a table: which there are, and a table of some of them.
+
+What an index knows of each bucket of a table, and the one pass of native aggregates that finds it out.
+
+    count        how many rows
+    sum, xor     of their ids, as fingerprints need them; a sum of 256 bits comes as eight sums of 32-bit halves,
+                 which no 2^31 rows of a bucket can overflow
+    low, high    the least and the greatest of what tells buckets apart: the time, or the first word of the id
+    first, last  an id that has it. Where several rows share it, it is any of theirs: it tells where the bucket begins
+                 and ends, and need not be the very first
+
+All aggregates are over numbers of 64 bits, so Spark keeps them in a hash table and sorts nothing. Sums of disjoint sets
+of files add up.
+
+Making an index: where its buckets begin, and what is in them.
+
+Rows without a time are scattered over 65,536 buckets by the first bits of their ids, in one pass; of a smaller table
+neighbours are then put together. Of rows with a time a first pass reads that column alone, to see where the times are;
+the second one adds up.
+
+A table as one side of a session: what an index knows of its buckets, and the rows of the few that are looked into.
+
+A range that begins and ends with buckets is answered from the index alone. Where a bound lies inside a bucket, or
+records are listed, its rows are read: those of all buckets that a message touches in one Spark job, which `expect`
+starts. Rows that were read stay until the session is over. Ranges of ours are cut where buckets begin, if the bucket is
+not there yet, so that a cut never needs a job.
+
+The rows that are read must be those that the index knows of: if files changed in between, that is a `StaleWrite`, not a
+wrong answer. An id that is there twice is an error that names it.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property, reduce
+from hashlib import sha256
+from io import BytesIO
+from json import dumps
+from math import prod
+from typing import Any, Final, TypeAlias
+from uuid import uuid4
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
+import pyarrow as pa
+from numpy.lib import format as npy
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from onefold.errors import BadInput, Misuse, StaleWrite
+from onefold.reconcile import Bounds, SessionLimit
+from onefold.reconcile.items import (
+    Columns,
+    Flags,
+    Ints,
+    Limbs,
+    Rows,
+    Stamps,
+    minus,
+    plus,
+    running_sums,
+    running_xors,
+    spans,
+    texts,
+)
+from onefold.spark.diff_files import DiffTable, read_table
+from onefold.spark.files import Place, first_line
+from onefold.spark.peer.naming import (
+    BEGINNING_BITS,
+    BUCKETS_MAX,
+    TIME,
+    WORDS,
+    IndexLayout,
+    Naming,
+    first_words,
+    quantiles,
+    rows_of,
+    words,
+)
+from onefold.spark.signature import refuse_inside
+
+Files: TypeAlias = dict[str, tuple[int, int]]
+"""Paths, each with the size and the time of the last change: where both are the same, so are the rows."""
+
+IMMUTABLE: Final = frozenset({"parquet", "orc", "json", "jsonl", "ndjson", "csv", "avro", "text"})
+"""Formats in which the rows are those of the files. In others a list of what is deleted may lie beside them."""
+
+
+def files_of(df: DataFrame, table: DiffTable) -> Files:
+    """The files of a table, as they are now; none if it is not made of files that can be told apart.
+
+    Cost: about a millisecond for each.
+    """
+    if table.format not in IMMUTABLE:
+        return {}
+    jvm: Any = df.sparkSession.sparkContext._jvm
+    configuration = df.sparkSession.sparkContext._jsc.hadoopConfiguration()
+    to_path, to_uri = getattr(jvm, "org.apache.hadoop.fs.Path"), getattr(jvm, "java.net.URI")
+    found = {}
+    for name in df.inputFiles():
+        path = to_path(to_uri(name))
+        status = path.getFileSystem(configuration).getFileStatus(path)
+        found[_as_in_rows(name)] = (int(status.getLen()), int(status.getModificationTime()))
+    return found
+
+
+def only(df: DataFrame, files: Iterable[str]) -> DataFrame:
+    """The rows of some files; Spark does not open the others."""
+    return df.where(F.col("_metadata.file_path").isin(list(files)))
+
+
+def _as_in_rows(name: str) -> str:
+    """A file's name as Spark tells it beside a row: a local one has fewer slashes there."""
+    return "file:/" + name.removeprefix("file:///") if name.startswith("file:///") else name
+
+
+_BUCKET, _ORDER, _CELL = "_onefold_bucket", "_onefold_order", "_onefold_cell"
+_HALF: Final = (1 << 32) - 1
+_TOP: Final = np.uint64(1 << 63)
+NOTHING: Final = np.uint64(2**64 - 1)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The sums of all buckets of a layout, as columns."""
+
+    counts: Ints
+    sums: Limbs
+    xors: Limbs
+    low: Stamps
+    high: Stamps
+    first: Rows
+    last: Rows
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @staticmethod
+    def none(size: int) -> Buckets:
+        """So many empty ones."""
+        limbs, ids = np.zeros((size, 4), dtype=np.uint64), np.zeros((size, 32), dtype=np.uint8)
+        low, high = np.full(size, NOTHING), np.zeros(size, dtype=np.uint64)
+        return Buckets(np.zeros(size, dtype=np.int64), limbs, limbs, low, high, ids, ids)
+
+    @property
+    def rows(self) -> int:
+        """Of all of them."""
+        return int(self.counts.sum())
+
+    def padded(self, size: int) -> Buckets:
+        """With empty ones behind them."""
+        if size == len(self):
+            return self
+        empty = Buckets.none(max(0, size - len(self)))
+        return Buckets(*(np.concatenate((a, b)) for a, b in zip(self._columns(), empty._columns(), strict=True)))
+
+    def taken(self, which: slice) -> Buckets:
+        """Some of them."""
+        return Buckets(*(column[which] for column in self._columns()))
+
+    def __add__(self, other: Buckets) -> Buckets:
+        """The sums of both, which have no rows in common."""
+        ours = (self.counts > 0) & ((other.counts == 0) | (self.low <= other.low))
+        ours_last = (self.counts > 0) & ((other.counts == 0) | (self.high >= other.high))
+        return Buckets(
+            self.counts + other.counts,
+            plus(self.sums, other.sums),
+            self.xors ^ other.xors,
+            np.where(ours, self.low, other.low),
+            np.where(ours_last, self.high, other.high),
+            np.where(ours[:, None], self.first, other.first),
+            np.where(ours_last[:, None], self.last, other.last),
+        )
+
+    def grouped(self, size: int) -> Buckets:
+        """Each so many neighbours as one; there must be a whole number of groups."""
+        groups = np.arange(0, len(self), size)
+        totals, ends = running_sums(self.sums), np.append(groups[1:], len(self))
+        least = groups + self.low.reshape(-1, size).argmin(axis=1)
+        most = groups + np.where(self.counts > 0, self.high, 0).reshape(-1, size).argmax(axis=1)
+        return Buckets(
+            np.add.reduceat(self.counts, groups),
+            minus(totals[ends], totals[groups]),
+            np.bitwise_xor.reduceat(self.xors, groups),
+            self.low[least],
+            self.high[most],
+            self.first[least],
+            self.last[most],
+        )
+
+    def to_bytes(self) -> bytes:
+        """For a file."""
+        file = BytesIO()
+        np.savez_compressed(file, **{field.name: getattr(self, field.name) for field in fields(self)})
+        return file.getvalue()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Buckets:
+        """From a file; `BadInput` if it is none of ours."""
+        columns = read_arrays(data, [field.name for field in fields(Buckets)])
+        size = len(next(iter(columns.values())))
+        for (name, column), like in zip(columns.items(), Buckets.none(0)._columns(), strict=True):
+            if column.dtype != like.dtype or column.shape != (size, *like.shape[1:]):
+                raise BadInput(f"not the sums of buckets: {name} is {column.dtype} of {column.shape}")
+        return Buckets(**columns)
+
+    def _columns(self) -> Iterable[np.ndarray]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+ARRAY_BYTES_MAX: Final = 1 << 26
+"""Of one column in a file: the widest column of as many buckets as there can be takes a thirtieth of it."""
+UNREADABLE: Final = (
+    OSError, ValueError, LookupError, EOFError, RuntimeError, RecursionError, MemoryError, struct.error, zlib.error,
+    BadZipFile,
+)  # fmt: skip
+"""What zipfile and numpy raise for bytes that are none of theirs."""
+
+
+def read_arrays(data: bytes, names: Sequence[str], *, bytes_max: int = ARRAY_BYTES_MAX) -> dict[str, np.ndarray]:
+    """The columns of these names that ``np.savez_compressed`` wrote; `BadInput` if they are not there.
+
+    Not by ``np.load``: what it finds in a file decides how much memory it takes.
+    """
+    found: dict[str, np.ndarray] = {}
+    try:
+        with ZipFile(BytesIO(data)) as file:
+            for name in names:
+                told = file.getinfo(f"{name}.npy")
+                if told.file_size > bytes_max:
+                    raise BadInput(f"not a file of columns: {name} has {told.file_size:,} bytes")
+                found[name] = _read_array(file.read(told))
+    except UNREADABLE as error:
+        raise BadInput(f"not a file of columns: {error}") from error
+    return found
+
+
+def _read_array(data: bytes) -> np.ndarray:
+    member = BytesIO(data)
+    version = npy.read_magic(member)
+    if version != (1, 0):
+        raise ValueError(f"an array of format {version}")
+    shape, columns_first, dtype = npy.read_array_header_1_0(member)
+    rest = data[member.tell() :]
+    if columns_first or dtype.hasobject or len(rest) != prod(shape) * dtype.itemsize:
+        raise ValueError(f"an array of {dtype} of {shape} in {len(rest)} bytes")
+    return np.frombuffer(rest, dtype).reshape(shape)
+
+
+def summed(df: DataFrame, layout: IndexLayout) -> Buckets:
+    """The sums of a table with times and ids, in one job."""
+    placed = with_bucket(df, layout).withColumn(_ORDER, layout.order())
+    found = placed.groupBy(_BUCKET).agg(*_aggregates()).toArrow()
+    return _placed(found, layout)
+
+
+def with_bucket(df: DataFrame, layout: IndexLayout, wanted: Ints | None = None) -> DataFrame:
+    """The times, words and buckets of a table with times and ids; of rows in wanted buckets alone."""
+    # The words of an id are dear to make: if the bucket can be told without them, only for rows that are wanted.
+    early = layout.by_id_alone
+    rows = df if early else df.select(TIME, *words())
+    rows = rows.withColumn(_BUCKET, layout.column())
+    if wanted is not None:
+        rows = rows.where(_among(F.col(_BUCKET), wanted))
+    return rows.select(TIME, *words(), _BUCKET) if early else rows
+
+
+def _among(bucket: Column, wanted: Ints) -> Column:
+    """Whether a bucket is one of these: a look into a bitmap. A join would be a second job, for its broadcast."""
+    bits = np.zeros(-(-(int(wanted[-1]) + 1) // 64) * 64, dtype=np.uint8)
+    bits[wanted] = 1
+    limbs = np.packbits(bits, bitorder="little").view("<i8").tolist()
+    bitmap = F.split(F.lit(",".join(map(str, limbs))), ",").cast("array<bigint>")
+    return F.coalesce(F.getbit(F.get(bitmap, F.shiftright(bucket, 6)), bucket.bitwiseAND(F.lit(63))) == 1, F.lit(False))
+
+
+def _aggregates() -> list[Column]:
+    order = F.col(_ORDER)
+    halves = [_swapped(half) for word in WORDS for half in (
+        F.shiftrightunsigned(word, 32), F.col(word).bitwiseAND(F.lit(_HALF)))]  # fmt: skip
+    cells = [F.count(F.lit(1)), *map(F.sum, halves), *map(F.bit_xor, WORDS), F.min(order), F.max(order)]
+    cells += [pick(word, order) for pick in (F.min_by, F.max_by) for word in WORDS]
+    return [cell.alias(f"{_CELL}{i}") for i, cell in enumerate(cells)]
+
+
+def _swapped(half: Column) -> Column:
+    """A number of 32 bits with its bytes the other way round: ids are added up as little-endian numbers."""
+
+    def byte(column: Column, mask: int) -> Column:
+        return column.bitwiseAND(F.lit(mask))
+
+    inner = F.shiftleft(byte(half, 0xFF00), 8) + byte(F.shiftrightunsigned(half, 8), 0xFF00)
+    return F.shiftleft(byte(half, 0xFF), 24) + inner + F.shiftrightunsigned(half, 24)
+
+
+def _placed(found: pa.Table, layout: IndexLayout) -> Buckets:
+    """The cells of all buckets that have rows, in their places."""
+    places, *cells = (column.to_numpy().astype(np.int64, copy=False) for column in found.columns)
+    counts, halves, xors, (low, high), first, last = (
+        cells[0], cells[1:9], cells[9:13], cells[13:15], cells[15:19], cells[19:23]
+    )  # fmt: skip
+    carry, digits = np.zeros(len(places), dtype=np.uint64), []
+    for half in halves:
+        total = half.astype(np.uint64) + carry
+        digits.append(total & np.uint64(_HALF))
+        carry = total >> np.uint64(32)
+    limbs = [digits[2 * i] | digits[2 * i + 1] << np.uint64(32) for i in range(4)]
+    flip = np.where(layout.cut[places], _TOP, np.uint64(0))
+    empty = Buckets.none(len(layout))
+    columns = (
+        counts, np.stack(limbs, axis=1), _bytes(xors).view("<u8"), low.view(np.uint64) ^ flip,
+        high.view(np.uint64) ^ flip, _bytes(first), _bytes(last),
+    )  # fmt: skip
+    full = []
+    for blank, values in zip(empty._columns(), columns, strict=True):
+        column = blank.copy()
+        column[places] = values
+        full.append(column)
+    return Buckets(*full)
+
+
+def _bytes(columns: list[Ints]) -> Rows:
+    """Words as the bytes of ids."""
+    return np.stack(columns, axis=1).astype(">i8").view(np.uint8)
+
+
+def total(parts: Iterable[Buckets], size: int) -> Buckets:
+    """The sums of several parts of a table, which may have been made when there were fewer buckets."""
+    return reduce(Buckets.__add__, (part.padded(size) for part in parts), Buckets.none(size))
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """How a table is indexed."""
+
+    naming: Naming
+    shown: str
+    bucket_rows: int
+
+    def made(self, df: DataFrame) -> tuple[IndexLayout, Buckets]:
+        """A layout for this table, and its sums."""
+        if self.naming.time is not None:
+            layout = self._by_time(df, after=-1)
+            return layout, summed(self.naming.with_id(df), layout)
+        fine = summed(self.naming.with_id(df), IndexLayout.by_id(BEGINNING_BITS))
+        bits = min(BEGINNING_BITS, max(0, fine.rows // self.bucket_rows - 1).bit_length())
+        layout = IndexLayout.by_id(max(1, bits), fine.rows)
+        grouped = fine.taken(slice(0, -1)).grouped(1 << (BEGINNING_BITS - int(layout.bits[0])))
+        return layout, grouped.padded(len(layout))
+
+    def extended(self, df: DataFrame, layout: IndexLayout, known: Buckets) -> tuple[IndexLayout, Buckets]:
+        """The layout with room for the times of more rows that come after all known ones, and the sums of these."""
+        if self.naming.time is not None:
+            latest = int(_latest(layout, known))
+            later = self._by_time(df, after=latest)
+            if later.rows:
+                layout = layout.then(later, latest)
+        return layout, summed(self.naming.with_id(df), layout)
+
+    def _by_time(self, df: DataFrame, after: int) -> IndexLayout:
+        """A layout for the rows after a time; `BadInput` if a row has no time."""
+        time = F.col(TIME)
+        later = F.when(time > after, time)
+        times = self.naming.with_id(df).select(TIME)
+        rows, count, found = times.agg(
+            F.count_if(time.isNull() | (time < 0)), F.count(later), quantiles(later)
+        ).collect()[0]  # fmt: skip
+        if rows:
+            column = self.naming.time
+            raise BadInput(
+                f"{self.shown}: {rows} rows have no time in {column!r}: it is null, or before 0 (1970)",
+                rows=rows, column=column,
+            )  # fmt: skip
+        return IndexLayout.by_time(np.array(found or [], dtype=np.uint64), count, self.bucket_rows)
+
+
+def _latest(layout: IndexLayout, known: Buckets) -> np.uint64:
+    """The time of the last row."""
+    last = np.flatnonzero(known.counts > 0)[-1:]
+    times = np.where(layout.cut[last], layout.starts[layout.slots[last]], known.high[last])
+    return np.uint64(times[0]) if len(times) else np.uint64(0)
+
+
+ROWS_MAX: Final = 1_000_000
+"""Rows that a session may read: some 70 MB in the driver, with their totals. A peer decides how many it needs."""
+FEW: Final = 256
+"""A range with fewer records in whole buckets is read at once: it is likely to be listed. Lists have less than 32."""
+MANY: Final = 1 << 16
+"""A range to be listed with more records than this is not read before somebody asks: it will not fit into a frame."""
+SPANS_MAX: Final = 64
+"""So many stretches of time are told to the reader of files; of more only where they begin and end."""
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """A table at one moment, and the index of it."""
+
+    shown: str
+    df: DataFrame
+    naming: Naming
+    layout: IndexLayout
+    buckets: Buckets
+
+    @cached_property
+    def starts(self) -> Ints:
+        """The rank of the first record of each bucket, and behind them the number of all."""
+        return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.buckets.counts)))
+
+    @cached_property
+    def filled(self) -> Ints:
+        """How many of the buckets below each have rows."""
+        return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.buckets.counts > 0)))
+
+    @cached_property
+    def sums(self) -> Limbs:
+        """The sum of all ids below each bucket."""
+        return running_sums(self.buckets.sums)
+
+    @cached_property
+    def xors(self) -> Limbs:
+        """The exclusive or of all ids below each bucket."""
+        return running_xors(self.buckets.xors)
+
+    def read(self, wanted: Ints) -> Columns:
+        """The records of these buckets, in order, by one job."""
+        df = self.df
+        if self.naming.time is not None:
+            runs = np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1)
+            runs = runs if len(runs) <= SPANS_MAX else [wanted]
+            first, *others = (self.naming.during(df, *self.layout.span(int(run[0]), int(run[-1]))) for run in runs)
+            for other in others:
+                first = first | other
+            df = df.where(first)
+        try:
+            found = with_bucket(self.naming.with_id(df), self.layout, wanted).toArrow()
+        except (PySparkException, Py4JJavaError) as error:
+            raise OSError(f"cannot read {self.shown}: {first_line(error)}") from error
+        return Columns.sorted_from(*rows_of(found))
+
+
+class TableItems:
+    """The records of a table, for one session: see `onefold.reconcile.Items`."""
+
+    id_size: Final = 32
+
+    def __init__(self, index: Indexed, *, rows_max: int = ROWS_MAX) -> None:
+        self._index = index
+        self._rows_max = rows_max
+        none = np.zeros(0, dtype=np.uint64), np.zeros((0, self.id_size), dtype=np.uint8)
+        self._read = Columns(*none)
+        self._offsets = np.full(len(index.buckets), -1, dtype=np.int64)  # in what was read; -1: not read
+
+    def __len__(self) -> int:
+        return int(self._index.starts[-1])
+
+    def expect(self, upper: Bounds, whole: Flags) -> None:
+        """Read all buckets that the answers to these ranges need, in one job."""
+        if not len(upper):
+            return
+        index = self._index
+        places, inside, above = self._between(upper)
+        # The whole buckets of a range: from behind that of its lower bound to before that of its upper bound.
+        last, behind = places + above, places + (above | inside)
+        first = np.minimum(np.concatenate((np.zeros(1, dtype=np.int64), behind[:-1])), last)
+        counts, alone = index.starts[last] - index.starts[first], index.filled[last] - index.filled[first] == 1
+        taken = (counts < FEW) | alone | (whole & (counts <= MANY))
+        self._load(np.concatenate((places[inside], spans(first[taken], last[taken]))))
+
+    def cuts(self, ranks: Ints, lower: Ints, upper: Ints) -> Ints:
+        """The same ranks, or the nearest ends of buckets where a rank is inside one that was not read."""
+        starts, places = self._index.starts, self._places(ranks)
+        begin, end = starts[places], starts[places + 1]
+        inside = (ranks > begin) & (self._offsets[places] < 0)
+        below, above = begin > lower, end < upper
+        self._load(places[inside & ~below & ~above])  # the range lies within one bucket: there is no end to move to
+        nearer = below & (~above | (ranks - begin <= end - ranks))
+        return np.asarray(np.where(inside & (below | above), np.where(nearer, begin, end), ranks), dtype=np.int64)
+
+    def find(self, bounds: Bounds) -> Ints:
+        """For each bound, how many records lie below it."""
+        places, inside, above = self._between(bounds)
+        ranks, which = self._index.starts[places + above], np.flatnonzero(inside)
+        if len(which):
+            self._load(places[which])
+            # What was read is in order, so a bound inside a bucket is found among the rows of that bucket.
+            found = self._read.find(bounds.take(which)) - self._offsets[places[which]]
+            ranks[which] = self._index.starts[places[which]] + found
+        return ranks
+
+    def sums(self, lower: Ints, upper: Ints) -> Limbs:
+        """For each range the sum of its ids."""
+        return minus(self._sum_below(upper), self._sum_below(lower))
+
+    def xors(self, lower: Ints, upper: Ints) -> Rows:
+        """For each range the exclusive or of its ids."""
+        limbs = self._xor_below(upper) ^ self._xor_below(lower)
+        return limbs.astype("<u8").view(np.uint8).reshape(len(limbs), self.id_size)
+
+    def rows(self, ranks: Ints) -> tuple[Stamps, Rows]:
+        """The records at these ranks."""
+        index, places = self._index, self._places(ranks)
+        inner, counts = ranks - index.starts[places], index.buckets.counts[places]
+        first, last = inner == 0, inner == counts - 1
+        # The ends of a bucket are known. Of two rows that are alike in what tells buckets apart, not which is which.
+        vague = (counts == 2) & (index.buckets.low[places] == index.buckets.high[places])
+        self._load(places[~(first | last) | vague])
+        offsets = self._offsets[places]
+        read = offsets >= 0
+        times, ids = np.empty(len(ranks), dtype=np.uint64), np.empty((len(ranks), self.id_size), dtype=np.uint8)
+        at = offsets[read] + inner[read]
+        times[read], ids[read] = self._read.timestamps[at], self._read.ids[at]
+        for which, order, end in (
+            (~read & first, index.buckets.low, index.buckets.first),
+            (~read & ~first, index.buckets.high, index.buckets.last),
+        ):
+            bucket = places[which]
+            starts = index.layout.starts[index.layout.slots[bucket]]
+            times[which] = np.where(index.layout.cut[bucket], starts, order[bucket])
+            ids[which] = end[bucket]
+        return times, ids
+
+    def snapshot(self) -> TableItems:
+        """Itself: it stands still."""
+        return self
+
+    def close(self) -> None:
+        """Let go of what was read. May be called twice."""
+        self._read = Columns(self._read.timestamps[:0], self._read.ids[:0])
+        self._offsets = np.full(len(self._offsets), -1, dtype=np.int64)
+
+    def _places(self, ranks: Ints) -> Ints:
+        """The bucket of each rank; the number of buckets for what is above all."""
+        return np.searchsorted(self._index.starts, ranks, side="right") - 1
+
+    def _between(self, bounds: Bounds) -> tuple[Ints, Flags, Flags]:
+        """For each bound its bucket, whether it lies between rows of it, and whether it lies above all of them."""
+        layout, buckets = self._index.layout, self._index.buckets
+        words = first_words(bounds)
+        places = layout.places(bounds.timestamps, words)
+        cut = layout.cut[places]
+        key = np.where(cut, words, bounds.timestamps)
+        longer = np.where(cut, bounds.ids[:, 8:].any(axis=1), bounds.ids.any(axis=1))
+        low, high = buckets.low[places], buckets.high[places]
+        below = (key < low) | ((key == low) & ~longer) | (buckets.counts[places] == 0)
+        above = ~below & (key > high)
+        return places, ~below & ~above, above
+
+    def _sum_below(self, ranks: Ints) -> Limbs:
+        places, inner, at = self._inside(ranks)
+        sums = self._index.sums[places]
+        if len(inner):
+            sums[inner] = plus(sums[inner], minus(self._read.sums[at[1]], self._read.sums[at[0]]))
+        return sums
+
+    def _xor_below(self, ranks: Ints) -> Limbs:
+        places, inner, at = self._inside(ranks)
+        xors = self._index.xors[places]
+        xors[inner] ^= self._read.xors[at[1]] ^ self._read.xors[at[0]]
+        return xors
+
+    def _inside(self, ranks: Ints) -> tuple[Ints, Ints, tuple[Ints, Ints]]:
+        """The buckets, which ranks lie inside theirs, and for these where the bucket begins and they are, as read."""
+        places = self._places(ranks)
+        over = ranks - self._index.starts[places]
+        inner = np.flatnonzero(over)
+        self._load(places[inner])
+        begin = self._offsets[places[inner]]
+        return places, inner, (begin, begin + over[inner])
+
+    def _load(self, buckets: Ints) -> None:
+        """Read those of these buckets that were not read yet, by one job if there are any."""
+        index = self._index
+        wanted = np.unique(buckets)
+        wanted = wanted[(self._offsets[wanted] < 0) & (index.buckets.counts[wanted] > 0)]
+        if not len(wanted):
+            return
+        more = int(index.buckets.counts[wanted].sum())
+        if len(self._read) + more > self._rows_max:
+            raise SessionLimit(
+                f"the session is over: it needs {len(self._read) + more} rows, rows_max is {self._rows_max}"
+            )
+        found = index.read(wanted)
+        self._check(found, wanted)
+        merged = self._read.merged(found)
+        self._check_once(merged.ids)
+        known = np.union1d(np.flatnonzero(self._offsets >= 0), wanted)
+        counts = index.buckets.counts[known]
+        offsets = self._offsets.copy()
+        offsets[known] = np.cumsum(counts) - counts
+        self._read, self._offsets = merged, offsets
+
+    def _check(self, found: Columns, wanted: Ints) -> None:
+        """Whether these are the rows that the index knows of."""
+        index = self._index
+        places = index.layout.places(found.timestamps, first_words(found.bounds()))
+        counts = np.bincount(np.searchsorted(wanted, places), minlength=len(wanted))
+        if len(counts) != len(wanted) or (counts != index.buckets.counts[wanted]).any():
+            known = int(index.buckets.counts[wanted].sum())
+            raise StaleWrite(
+                f"{index.shown} changed during the session: {len(found)} rows where the index knows {known}",
+                rows=len(found), known=known,
+            )  # fmt: skip
+        ends = np.cumsum(counts)
+        if (found.xors[ends] ^ found.xors[ends - counts] != index.buckets.xors[wanted]).any():
+            raise StaleWrite(
+                f"{index.shown} changed during the session: as many rows, but others than the index knows",
+                rows=len(found),
+            )
+
+    def _check_once(self, ids: Rows) -> None:
+        """Whether each id that was read is there once: at two times it may be in two buckets."""
+        index, ids = self._index, np.sort(texts(ids))
+        if len(twice := np.flatnonzero(ids[1:] == ids[:-1])):
+            id = ids[twice[0]].ljust(self.id_size, b"\0").hex()
+            raise BadInput(f"{index.shown}: id {id} is there twice: name the columns that tell rows apart", id=id)
+
+
+VERSION: Final = 1
+SUFFIX: Final = ".onefold-index"
+HEAD: Final = "index.json"
+OWN: Final = re.compile(r"(part|layout)-[0-9a-f]{32}\.npz")
+"""What only an index calls a file: nothing else in its folder is ever removed."""
+BUCKET_ROWS: Final = 128
+"""Rows that a bucket should have: 4 kB of ids, where a bound lies in it. Of 10 million rows it is 150 all the same."""
+PARTS_MAX: Final = 16
+UNREADABLE_INDEX: Final = (OSError, BadInput, ValueError, KeyError, TypeError, RecursionError)
+"""What reading a file may raise that is gone, torn, or somebody else's."""
+OUTGROWN: Final = 4
+"""So many times the rows that a layout was thought out for are too many for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPart:
+    """Some files, and where the sums of their rows are kept."""
+
+    name: str
+    rows: int
+    files: Files
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """An index as it was last brought up to date."""
+
+    made_from: Mapping[str, Any]
+    layout_name: str
+    layout: IndexLayout
+    parts: Sequence[IndexPart]
+    buckets: Buckets
+
+
+class TableIndex:
+    """The index of a table.
+
+    ``folder``: where indexes of it are kept; None: beside it. Each set of columns has one of its own in there.
+    """
+
+    def __init__(
+        self, spark: SparkSession, table: DiffTable, naming: Naming, *, folder: str | None = None,
+        bucket_rows: int = BUCKET_ROWS,
+    ) -> None:  # fmt: skip
+        if bucket_rows < 1:
+            raise Misuse(f"bucket_rows is {bucket_rows}, must be at least 1", bucket_rows=bucket_rows)
+        self._spark, self._table, self._naming, self._bucket_rows = spark, table, naming, bucket_rows
+        named = any(sign in table.path for sign in "*?[{")  # a name for many paths: there is no "beside it"
+        if folder is not None:
+            refuse_inside(("the table", table.path), ("the index", folder))
+        self._folder = folder or (None if named else _beside(table.path))
+        self._state: _State | None = None
+
+    def refresh(self) -> Indexed:
+        """The table as it is now, with an index that knows all its rows. Cost: one pass over the new files."""
+        try:
+            return self._refreshed(read_table(self._spark, self._table))
+        except (PySparkException, Py4JJavaError) as error:
+            raise OSError(f"cannot read {self._table.path}: {first_line(error)}") from error
+
+    def _refreshed(self, df: DataFrame) -> Indexed:
+        files = files_of(df, self._table)
+        build = Build(self._naming, self._table.path, self._bucket_rows)
+        if not files or self._folder is None:
+            layout, buckets = build.made(df)
+            return Indexed(self._table.path, df, self._naming, layout, buckets)
+        made_from = {**self._naming.made_from(df), **self._source(), "bucket_rows": self._bucket_rows}
+        store = _Store(Place(self._spark, self._folder) / _digest(made_from), made_from)
+        state = self._state
+        if state is None or state.made_from != made_from:  # a new file may bring a column, or a wider type
+            state = store.read()
+        self._state = state = self._updated(df, files, state, store, build)
+        return Indexed(self._table.path, df, self._naming, state.layout, state.buckets)
+
+    def _source(self) -> dict[str, Any]:
+        """Which table it is, and how it is read; of options a digest, for one may be a secret."""
+        table = self._table
+        path = str(Place(self._spark, table.path)) if "*" not in table.path else table.path
+        return {"path": path, "format": table.format, "options": _digest(sorted(table.options.items()))}
+
+    def _updated(self, df: DataFrame, files: Files, state: _State | None, store: _Store, build: Build) -> _State:
+        kept = [part for part in state.parts if part.files.items() <= files.items()] if state else []
+        known = {name for part in kept for name in part.files}
+        new = {name: told for name, told in files.items() if name not in known}
+        if state is None or not kept:
+            return _made(df, files, store, build)
+        if not new and len(kept) == len(state.parts):
+            return state
+        whole = len(kept) == len(state.parts)
+        before = state.buckets if whole else store.total(kept, len(state.layout))
+        if before is None:
+            return _made(df, files, store, build)
+        layout, found = state.layout, Buckets.none(len(before))
+        if new:
+            layout, found = build.extended(only(df, new), state.layout, before)
+        size = len(layout)
+        if size > BUCKETS_MAX or (before.rows + found.rows > OUTGROWN * layout.rows and size < BUCKETS_MAX):
+            return _made(df, files, store, build)
+        parts = [*kept, *([store.add(found, new)] if new else [])]
+        name = state.layout_name if layout is state.layout else store.add_layout(layout)
+        both = total((before, found), size)
+        updated = _State(store.made_from, name, layout, _folded(parts, store, size), both)
+        store.write(updated)
+        return updated
+
+
+def _beside(path: str) -> str:
+    """A hidden folder: as another one it would be read as a part of the table that this one is a partition of."""
+    above, slash, name = path.rstrip("/").rpartition("/")
+    return f"{above}{slash}.{name}{SUFFIX}"
+
+
+def _digest(document: Any) -> str:
+    return sha256(dumps(document).encode()).hexdigest()[:16]
+
+
+def _made(df: DataFrame, files: Files, store: _Store, build: Build) -> _State:
+    layout, buckets = build.made(df)
+    state = _State(store.made_from, store.add_layout(layout), layout, [store.add(buckets, files)], buckets)
+    store.write(state)
+    return state
+
+
+def _folded(parts: Sequence[IndexPart], store: _Store, size: int) -> Sequence[IndexPart]:
+    """The same parts; if there are too many, the smaller half of them as one."""
+    if len(parts) <= PARTS_MAX:
+        return parts
+    ordered = sorted(parts, key=lambda part: part.rows)
+    small, large = ordered[: len(parts) // 2], ordered[len(parts) // 2 :]
+    files = {name: told for part in small for name, told in part.files.items()}
+    both = store.total(small, size)
+    return parts if both is None else [*large, store.add(both, files)]
+
+
+class _Store:
+    """The folder that an index is kept in."""
+
+    def __init__(self, place: Place, made_from: Mapping[str, Any]) -> None:
+        self._place, self.made_from = place, made_from
+
+    def read(self) -> _State | None:
+        """What is kept; None if there is nothing, or nothing that can be read."""
+        try:
+            head = (self._place / HEAD).read_json()
+            if head["version"] != VERSION or head["made_from"] != self.made_from:
+                return None
+            columns = read_arrays((self._place / head["layout"]).read_bytes(), ["starts", "bits", "rows"])
+            layout = IndexLayout(columns["starts"], columns["bits"], int(columns["rows"]))
+            parts = [
+                IndexPart(part["name"], part["rows"], {name: (size, at) for name, size, at in part["files"]})
+                for part in head["parts"]
+            ]
+        except UNREADABLE_INDEX:
+            return None
+        buckets = self.total(parts, len(layout))
+        return None if buckets is None else _State(self.made_from, head["layout"], layout, parts, buckets)
+
+    def total(self, parts: Sequence[IndexPart], size: int) -> Buckets | None:
+        """The sums of these parts; None if one cannot be read, as after another process has folded it."""
+        try:
+            return total((Buckets.from_bytes((self._place / part.name).read_bytes()) for part in parts), size)
+        except UNREADABLE_INDEX:
+            return None
+
+    def add(self, buckets: Buckets, files: Files) -> IndexPart:
+        """Keep the sums of some files."""
+        name = f"part-{uuid4().hex}.npz"
+        (self._place / name).write_bytes(buckets.to_bytes())
+        return IndexPart(name, buckets.rows, files)
+
+    def add_layout(self, layout: IndexLayout) -> str:
+        """Keep where the buckets begin."""
+        name, file = f"layout-{uuid4().hex}.npz", BytesIO()
+        np.savez_compressed(file, starts=layout.starts, bits=layout.bits, rows=np.int64(layout.rows))
+        (self._place / name).write_bytes(file.getvalue())
+        return name
+
+    def write(self, state: _State) -> None:
+        """Make this the index, and remove what no longer belongs to it."""
+        parts = [
+            {"name": part.name, "rows": part.rows, "files": [[name, *told] for name, told in part.files.items()]}
+            for part in state.parts
+        ]
+        head = {"version": VERSION, "made_from": self.made_from, "layout": state.layout_name, "parts": parts}
+        (self._place / HEAD).write_json(head)
+        kept = {HEAD, state.layout_name, *(part.name for part in state.parts)}
+        for name in self._place.names():
+            if name not in kept and OWN.fullmatch(name):
+                (self._place / name).remove()

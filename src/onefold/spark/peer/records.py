@@ -1,0 +1,118 @@
+"""A Spark table where a store of records is expected: others can find what they and the table lack of each other.
+
+Ids alone: nobody is given the bytes of a row, and nothing is taken.
+
+The rows that ids stand for, and ids as a table.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from onefold.errors import Misuse
+from onefold.reconcile.items import Rows, Stamps
+from onefold.reconcile.records import Record
+from onefold.spark.columns import quoted
+from onefold.spark.diff_files import HAVE, NEED, write_outcome
+from onefold.spark.peer.index import ROWS_MAX, Indexed, TableIndex, TableItems
+from onefold.spark.peer.naming import ID, TIME, rows_of, words
+from onefold.spark.signature import Signed
+
+
+def known(index: Indexed, ids: Rows) -> tuple[Stamps, Rows]:
+    """The times and ids of the rows with these ids, in any order."""
+    return rows_of(_with_ids(index, [row.tobytes() for row in ids]).select(TIME, *words()).toArrow())
+
+
+def rows_with(index: Indexed, ids: Sequence[bytes]) -> DataFrame:
+    """The rows with these ids, as they are in the table."""
+    found = _with_ids(index, ids)
+    return found.select(*(F.col(quoted(name)) for name in index.df.columns))
+
+
+def as_table(spark: SparkSession, ids: Sequence[bytes]) -> DataFrame:
+    """Ids as a table of one column, ``id``, in hex."""
+    return spark.createDataFrame(pa.table({"id": pa.array([id.hex() for id in ids], pa.string())}))
+
+
+def write_found(
+    folder: Signed, index: Indexed, have: Sequence[bytes], need: Sequence[bytes], figures: Mapping[str, Any]
+) -> None:
+    """Write what a peer lacks, as rows, what we lack, as ids, and the figures last."""
+    write_outcome(folder, {HAVE: rows_with(index, have), NEED: as_table(index.df.sparkSession, need)}, figures)
+
+
+def _with_ids(index: Indexed, ids: Sequence[bytes]) -> DataFrame:
+    wanted = as_table(index.df.sparkSession, ids).withColumnRenamed("id", ID)
+    return index.naming.with_id(index.df).join(wanted, ID, "left_semi")
+
+
+REFRESH_S: Final = 10.0
+"""A session sees a table that was looked at so many seconds ago, or less."""
+
+
+class TableRecords:
+    """The rows of a table, as records without bodies; see `onefold.reconcile.records.Records`.
+
+    The index is made with the first session, and brought up to date when another one opens, at most every
+    ``refresh_s`` seconds. Sessions wait for each other there, and nowhere else.
+    """
+
+    id_size: Final = 32
+
+    def __init__(
+        self, index: TableIndex, *, refresh_s: float = REFRESH_S, rows_max: int = ROWS_MAX,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._index, self._refresh_s, self._rows_max, self._clock = index, refresh_s, rows_max, clock
+        self._lock = threading.Lock()
+        self._indexed: Indexed | None = None
+        self._looked = 0.0
+        self._closed = False
+
+    def __len__(self) -> int:
+        return self._now().buckets.rows
+
+    def add(self, records: Sequence[Record]) -> list[bool]:
+        """`Misuse`: a table is not written to from here."""
+        raise Misuse("a Spark table is read here, and not written: write to it with Spark")
+
+    def remove(self, ids: Sequence[bytes]) -> int:
+        """`Misuse`: a table is not written to from here."""
+        raise Misuse("a Spark table is read here, and not written: write to it with Spark")
+
+    def read(self, ids: Sequence[bytes]) -> list[Record | None]:
+        """The records with these ids, without bodies, by one job; None for one that is not there."""
+        if wrong := next((id for id in ids if len(id) != self.id_size), None):
+            raise Misuse(f"an id has {len(wrong)} bytes, must have {self.id_size}")
+        if not ids:
+            return []
+        now = self._now()
+        times, rows = known(now, np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(len(ids), self.id_size))
+        found = {row.tobytes(): int(at) for at, row in zip(times, rows, strict=True)}
+        return [Record(found[id], id) if id in found else None for id in ids]
+
+    def snapshot(self) -> TableItems:
+        """The rows as they are now, for one session."""
+        return TableItems(self._now(), rows_max=self._rows_max)
+
+    def close(self) -> None:
+        """Let go of the table. May be called twice."""
+        self._closed, self._indexed = True, None
+
+    def _now(self) -> Indexed:
+        with self._lock:
+            if self._closed:
+                raise Misuse("the table is closed")
+            if self._indexed is None or self._clock() - self._looked >= self._refresh_s:
+                self._indexed = self._index.refresh()
+                self._looked = self._clock()
+            return self._indexed

@@ -1,0 +1,1 @@
+"""Receptions of radio frames: read, judge, report."""

@@ -1,0 +1,246 @@
+"""The frame counters of devices: what was lost, and what only looks like a loss.
+
+A device counts its uplinks, so a number that nobody heard was lost on the air. The numbers of a device are looked at
+in the order of time, as *lines* that rise by one from frame to frame:
+
+    roll_over   a counter of 16 bits goes from 65,535 to 0, one of 32 bits from 2^32 - 1: the line goes on. Which of the
+                two a device has is seen from its highest number
+    late        the number falls by 16 or less, well above zero or just over the edge: stations' clocks differ. The
+                frame takes its place in the line
+    excursion   at most 16 frames are elsewhere, behind the line or ahead of it, and then it goes on where it was (see
+                `counter_excursions`): a gateway that kept them, a replay, another device with the same address. Those
+                within the line take their place in it; all others are *strays*, and no part of any line
+    reset       the number falls otherwise, or jumps by more than 16,384 (MAX_FCNT_GAP of LoRaWAN 1.0), or would have
+                rolled over with hundreds lost only to be heard again right behind the edge: the device was restarted or
+                joined again. A new line; what was lost around it cannot be known
+
+Within a line the frames are then compared with their neighbours by number, so a late one fills the gap it left.
+
+Cost: one shuffle of the uplinks by device, and a handful of sorts of them.
+
+Excursions of a frame counter: a few frames that are elsewhere, until the line goes on where it was.
+
+    1000 1001 | 5 6 | 1002          old frames, replayed or kept somewhere
+    30 31 | 9000 | 32 33            a forged one
+    65535 1 | 0 | 2                 one that is merely late
+
+An excursion begins where the counter falls, or jumps ahead by more than 16, and is over at the first frame, at most 16
+later, that goes on with the line: it is ahead of the line's last number, and much nearer to it than to the frame before
+it (of an excursion of one frame, nearer). So a device that was restarted and counts on from there, until it is past
+what it had reached before, is on no excursion.
+
+Of excursions within others only the outer one counts.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
+from pyspark.sql import functions as F
+
+from onefold.lorawan.rules import GAP_MAX
+from onefold.spark.columns import milliseconds, quoted, whole
+from onefold.spark.gaps import LOWER, UPPER
+from onefold.spark.receptions.judge import ReceptionColumns
+
+LATE_MAX: Final = 16
+"""How far a counter may fall and be taken for late: few devices send more frames than this while clocks are off."""
+EXCURSION_MAX: Final = 16
+"""Of how many frames an excursion may be. What is longer is looked at as a line of its own."""
+
+OWN: Final = "_onefold_"
+"""What the names of columns that are ours begin with."""
+OFF, SMALL = "off", "small"
+
+
+def apart(from_: Column, to: Column, size: Column) -> Column:
+    """How far a counter is ahead of another one, or behind, whichever is shorter on its circle."""
+    half = F.shiftright(size, 1)
+    return F.pmod(to - from_ + half, size) - half
+
+
+def own_apart(from_: str, to: str) -> Column:
+    """The same of two columns of ours."""
+    return apart(F.col(OWN + from_), F.col(OWN + to), F.col(OWN + "m"))
+
+
+def with_excursions(rows: DataFrame, own: list[Column]) -> DataFrame:
+    """The rows with ``off`` (it is part of an excursion) and ``small`` (a small fall is late here, and no restart).
+
+    ``own``: the columns that name a device. Columns of ours: ``t``, the time; ``n``, the number; ``m``, its circle.
+    """
+    number = F.col(OWN + "n")
+    by_time = Window.partitionBy(*own, number.isNull()).orderBy(OWN + "t", OWN + "n")
+    recent = F.max(OWN + "n").over(by_time.rowsBetween(-LATE_MAX, -1))
+    rows = rows.withColumns({
+        OWN + "before": F.lag(OWN + "n").over(by_time),
+        OWN + "after": F.collect_list(OWN + "n").over(by_time.rowsBetween(1, EXCURSION_MAX + 1)),
+        OWN + "at": F.row_number().over(by_time),
+        OWN + SMALL: (number > LATE_MAX) | F.coalesce(recent >= F.col(OWN + "m") - 2 * LATE_MAX, F.lit(False)),
+    })  # fmt: skip
+    rows = rows.withColumn(OWN + "move", own_apart("before", "n"))
+    rows = rows.withColumn(OWN + "end", F.col(OWN + "at") + _length() - 1)
+    earlier, so_far = (by_time.rowsBetween(Window.unboundedPreceding, last) for last in (-1, 0))
+    within = F.coalesce(F.max(OWN + "end").over(earlier) >= F.col(OWN + "at"), F.lit(False))
+    rows = rows.withColumn(OWN + "end", F.when(~within, F.col(OWN + "end")))
+    off = F.coalesce(F.max(OWN + "end").over(so_far) >= F.col(OWN + "at"), F.lit(False)) & number.isNotNull()
+    return rows.withColumn(OWN + OFF, off).drop(OWN + "after", OWN + "at", OWN + "end")
+
+
+def _length() -> Column:
+    """Of how many frames the excursion is that begins with this one; null if none does."""
+    move, after = F.col(OWN + "move"), F.col(OWN + "after")
+    falls = (move < -LATE_MAX) | ((move < 0) & ~F.col(OWN + SMALL))
+    places = F.sequence(F.lit(0), F.least(F.size(after), F.lit(EXCURSION_MAX)) - 1)
+    length = F.get(F.filter(places, _is_over), 0) + 1
+    return F.when((falls | (move > LATE_MAX)) & (F.size(after) > 0), length)
+
+
+def _is_over(place: Column) -> Column:
+    """Whether the frame at this place after the first one of an excursion goes on with the line."""
+    first, line, size, after = (F.col(OWN + name) for name in ("n", "before", "m", "after"))
+    here, then = F.get(after, place), F.get(after, place + 1)
+    last = F.when(place == 0, first).otherwise(F.get(after, place - 1))
+    on, back = apart(line, here, size), F.abs(apart(last, here, size))
+    nearer = F.when(place == 0, back > on).otherwise(back > 2 * on + LATE_MAX)
+    below = (apart(here, first, size) > LATE_MAX) & F.coalesce(apart(then, first, size) > 0, F.lit(True))
+    return on.between(1, GAP_MAX) & nearer & (below | (F.col(OWN + "move") < 0))
+
+
+PREVIOUS, STEP, LOST = "previous", "step", "lost"
+AHEAD, TO_NEXT, NEXT_STEP = "ahead", "to_next", "next_step"
+
+BACKLOG_MAX: Final = 256
+"""How far out of order a frame may be, and still be one that a gateway kept until it could send it."""
+
+EDGE_LOST_MAX: Final = 256
+EDGE_SHARE: Final = 64
+"""Of a long loss over the edge, some part falls behind it. If that is not one part in ``EDGE_SHARE``, there was no
+edge: of true roll-overs with more than ``EDGE_LOST_MAX`` lost, one in 64 is taken for a reset."""
+
+_BITS_16, _BITS_32 = 1 << 16, 1 << 32
+
+
+def counter_steps(
+    uplinks: DataFrame, device: Sequence[str], fcnt: str, time: str, *, frame: Sequence[str] = ()
+) -> DataFrame:
+    """The uplinks with ``previous`` (the counter below), ``step`` and ``lost`` (how many are missing between the two).
+
+    ``step``: "next", "gap", "roll_over" (with a gap or without), "reset", "again" (the counter was there before),
+    "stray" (in no line; ``previous`` is then the line's counter before it in time); null of a device's first frame, and
+    where there is no counter. ``frame``: the columns that name a frame; one that was there before is "again", whatever
+    its number, and no part of a line.
+
+    And among its neighbours in time, of those that are in line: ``ahead`` (how far it is ahead of the one before it;
+    negative: behind), ``to_next`` (how far the one after it is ahead of it), both over the edge if that is shorter, and
+    ``next_step`` (the step of that one).
+    """
+    own = [F.col(quoted(name)) for name in device]
+    rows = uplinks.withColumns({OWN + "t": milliseconds(uplinks, time), OWN + "c": _counter(uplinks, fcnt)})
+    width = F.when(F.max(OWN + "c").over(Window.partitionBy(*own)) >= _BITS_16, _BITS_32).otherwise(_BITS_16)
+    rows = rows.withColumn(OWN + "m", width.cast("long"))
+    seen = F.lit(False)
+    if frame:
+        copies = Window.partitionBy(*own, *(F.col(quoted(name)) for name in frame)).orderBy(OWN + "t", OWN + "c")
+        rows = rows.withColumn(OWN + "copy", F.row_number().over(copies))
+        seen = F.col(OWN + "copy") > 1
+    rows = rows.withColumn(OWN + "n", F.when(~seen, F.col(OWN + "c")))
+    steps = _among_neighbours(_placed(with_excursions(rows, own), own), device)
+    added = (PREVIOUS, STEP, LOST, AHEAD, TO_NEXT, NEXT_STEP)
+    return steps.select(*(F.col(quoted(name)) for name in uplinks.columns), *added)
+
+
+def _counter(uplinks: DataFrame, fcnt: str) -> Column:
+    number = whole(uplinks, fcnt)
+    return F.when(number.between(0, _BITS_32 - 1), number)
+
+
+def _placed(rows: DataFrame, own: list[Column]) -> DataFrame:
+    """Find the lines, give each frame its place in one, and compare it with the frame below."""
+    n, off, move = F.col(OWN + "n"), F.col(OWN + OFF), F.col(OWN + "move")
+    by_time = Window.partitionBy(*own, n.isNull()).orderBy(OWN + "t", OWN + "n")
+    in_line = F.last(F.when(~off, n), ignorenulls=True).over(by_time.rowsBetween(Window.unboundedPreceding, -1))
+    rows = rows.withColumn(OWN + "before", in_line)
+    rows = rows.withColumn(OWN + "move", own_apart("before", "n"))
+    late = F.col(OWN + SMALL) & (move >= -LATE_MAX)
+    edge = (n < F.col(OWN + "before")) & (move - 1 > EDGE_LOST_MAX) & (n * EDGE_SHARE < move - 1)
+    breaks = F.coalesce((move > GAP_MAX) | ((move < 0) & ~late) | edge, F.lit(False)) & ~off
+    rows = rows.withColumn(OWN + "break", breaks)
+    rows = rows.withColumn(OWN + "line", F.sum(F.col(OWN + "break").cast("long")).over(by_time))
+    of_line = Window.partitionBy(*own, n.isNull(), OWN + "line")
+    goes = F.when(off, 0).when(F.col(OWN + "break") | move.isNull(), n).otherwise(move)
+    place = F.sum(goes).over(of_line.orderBy(OWN + "t", OWN + "n")) + F.when(off, move).otherwise(0)
+    rows = rows.withColumn(OWN + "place", F.when(n.isNotNull(), place))
+    rows = rows.withColumn(OWN + "stray", off & ~_within(of_line))
+    by_place = Window.partitionBy(*own, n.isNull(), OWN + "line", OWN + "stray").orderBy(OWN + "place", OWN + "t")
+    below = F.when(F.col(OWN + "stray"), F.col(OWN + "before")).otherwise(F.lag(OWN + "n").over(by_place))
+    rows = rows.withColumns({PREVIOUS: F.when(n.isNotNull(), below), OWN + "low": F.lag(OWN + "place").over(by_place)})
+    return rows.withColumns({STEP: _step(), LOST: _lost()})
+
+
+def _within(of_line: WindowSpec) -> Column:
+    """Whether a frame of an excursion has its place in the line: not below it, and not far ahead nor above it."""
+    place, move = F.col(OWN + "place"), F.col(OWN + "move")
+    true = F.when(~F.col(OWN + OFF), place)
+    early = (move <= BACKLOG_MAX) & (place < F.max(true).over(of_line))
+    return F.when(move > 0, early).otherwise(place >= F.min(true).over(of_line))
+
+
+def _step() -> Column:
+    place, low, size = F.col(OWN + "place"), F.col(OWN + "low"), F.col(OWN + "m")
+    return (
+        F.when(F.col(OWN + "n").isNull(), F.when(F.col(OWN + "c").isNotNull(), F.lit("again")))
+        .when(F.col(OWN + "stray"), F.lit("stray"))
+        .when(low.isNull(), F.when(F.col(OWN + "line") > 0, F.lit("reset")))
+        .when(place == low, F.lit("again"))
+        .when(F.floor(place / size) > F.floor(low / size), F.lit("roll_over"))
+        .when(place == low + 1, F.lit("next"))
+        .otherwise(F.lit("gap"))
+    )
+
+
+def _lost() -> Column:
+    lost = F.when(~F.col(OWN + "stray"), F.col(OWN + "place") - F.col(OWN + "low") - 1)
+    return F.coalesce(F.greatest(lost, F.lit(0)), F.lit(0)).cast("long")
+
+
+def _among_neighbours(rows: DataFrame, device: Sequence[str]) -> DataFrame:
+    """How a frame stands to those before it and after it in time that are in line, also of those that are in none."""
+    in_line = F.col(OWN + "n").isNotNull() & ~F.coalesce(F.col(STEP).isin("again", "stray"), F.lit(False))
+    names = ", ".join(quoted(name) for name in device)
+    in_time = f"over (partition by {names} order by {OWN}t, {OWN}c)"
+    rows = rows.withColumn(OWN + "in_line", F.when(in_line, F.struct(F.col(OWN + "n").alias("n"), STEP)))
+    rows = rows.withColumns({
+        OWN + "last": F.expr(f"lag({OWN}in_line) ignore nulls {in_time}"),
+        OWN + "next": F.expr(f"lead({OWN}in_line) ignore nulls {in_time}"),
+    })  # fmt: skip
+    size, number = F.col(OWN + "m"), F.col(OWN + "c")
+    return rows.withColumns({
+        AHEAD: apart(F.col(f"{OWN}last.n"), number, size),
+        TO_NEXT: apart(number, F.col(f"{OWN}next.n"), size),
+        NEXT_STEP: F.col(f"{OWN}next.{STEP}"),
+    })  # fmt: skip
+
+
+def missing_counters(firsts: DataFrame, columns: ReceptionColumns | None = None) -> DataFrame:
+    """One row per missing range: the device, ``lower_sequence`` (heard) and ``upper_sequence`` (missing).
+
+    ``firsts``: the receptions whose verdict is FIRST. Over a roll-over the upper end is counted on, past 65,535.
+    """
+    names = columns or ReceptionColumns()
+    key = [F.col(quoted(name)) for name in names.device]
+    lower, upper = F.col(PREVIOUS).alias(LOWER[1]), (F.col(PREVIOUS) + F.col(LOST)).alias(UPPER[1])
+    if names.fcnt is None or not key:  # nobody counts: nothing can be known to be missing
+        return firsts.select(*key, *(F.lit(None).cast("long").alias(name) for name in (LOWER[1], UPPER[1]))).limit(0)
+    data = firsts if names.kind is None else firsts.where(F.coalesce(F.col(quoted(names.kind)) != "join", F.lit(True)))
+    for name in names.device:
+        data = data.where(F.col(quoted(name)).isNotNull())
+    # Under names of ours: theirs may be those of the columns that are added here.
+    device, frame = [f"device{i}" for i in range(len(key))], [f"frame{i}" for i in range(len(names.frame))]
+    theirs = (*names.device, *names.frame, names.fcnt, names.time)
+    narrow = data.select(
+        *(F.col(quoted(name)).alias(ours) for name, ours in zip(theirs, (*device, *frame, "fcnt", "at"), strict=True))
+    )
+    steps = counter_steps(narrow, device, "fcnt", "at", frame=frame)
+    named = [F.col(ours).alias(name) for ours, name in zip(device, names.device, strict=True)]
+    return steps.where(F.col(LOST) > 0).select(*named, lower, upper)

@@ -1,0 +1,802 @@
+"""Receptions, whatever they are stored as, in one normal form: one row per reception.
+
+    kind frame device fcnt confirmed station time_ms own_time rssi snr payload source
+    _corrupt_record received_ms clock_off_ms
+
+Which shape a row has is decided row by row (`reception_shapes`). Three things can come of a row:
+
+* receptions, one or several: an event may list all gateways that heard it;
+* nothing, if it is none (a status event, a station's hello): `not_receptions` has it, and it is counted, not judged;
+* a reception that should be one and cannot be read: it is kept, with its text in ``_corrupt_record``, to be rejected.
+
+Time is the station's own clock where it has one. It may be behind the server's by up to an hour, `LATE_MS`: a gateway
+without a backhaul keeps what it hears, and its clock is right all the same. It may be ahead by no more than 30 seconds.
+A clock beyond that is not believed, or one gateway that woke up in 1980 would tear every frame apart that it heard:
+then the time is when the server received it, as it is where there is no clock; ``own_time`` says which,
+``clock_off_ms`` how far off the clock was. Numbers are milliseconds: one from before 1980 (seconds, for instance) is no
+time, and a reception without any is rejected as ``bad_time``. Rows that are in the normal form already, in columns or
+as JSON, are believed as they stand.
+
+What a field of a stored reception says: text, read as a number, a time, an address. All native column logic.
+
+Whatever a foreign system stored arrives as text, so that a value that cannot be read spoils its own reception and
+nothing else: it is null here, and no expression of this file ever ends a job.
+
+Radio frames inside Spark: device, counter and level-1 key of a frame, without a byte of it leaving the JVM.
+
+The keys are those of `engines.lorawan.keys`, byte for byte: SHA-256 over DevAddr, MIC, the frame without its MIC, and
+the counter; of a join request over JoinEUI, DevEUI and DevNonce. Numbers are hashed as they are on the air, lowest byte
+first, so the key of a PHYPayload is made of nothing but slices of it. What can be read is what `engines.lorawan.frames`
+can read.
+
+    data     MHDR 1 | DevAddr 4 | FCtrl 1 | FCnt 2 | FOpts 0-15 | [FPort 1 | FRMPayload] | MIC 4
+    join     MHDR 1 | JoinEUI 8 | DevEUI 8 | DevNonce 2 | MIC 4
+
+The shapes in which receptions are stored, and how each is read. One entry of `SHAPES` a shape.
+
+A shape is known by a field that only it has, so rows of several shapes may be mixed. What it says of a row comes as
+columns of text, which `receptions` reads all alike; ``whole`` says whether all else is there that a row must have. Two
+shapes have a list of those who heard the frame, `rxInfo`: what that says is read once for each of them.
+
+====================  =============================================  ==============================================
+shape                 a row is                                       frames are told apart by
+====================  =============================================  ==============================================
+``onefold``           a record of our own log (services/gateway)     the level-1 key, which it carries
+``bridge``            an uplink event of a gateway bridge            the level-1 key, from the PHYPayload
+``lns``               a Basics Station message, updf or jreq         the level-1 key, from the fields
+``chirpstack``        an application event (v3, v4) with rxInfo[]    device, counter, port, payload: there is no MIC
+``table``             a reception in the normal form                 what the table says
+====================  =============================================  ==============================================
+
+Reading receptions from a file or folder: JSON lines as text, whole; everything else as Spark reads it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from onefold.errors import Misuse
+from onefold.lorawan.columns import LATE_MS
+from onefold.lorawan.frames import (  # fmt: skip
+    CONFIRMED_UP,
+    DATA_BYTES_MIN,
+    FOPTS_BITS,
+    JOIN_BYTES,
+    JOIN_REQUEST,
+    MAJOR_BITS,
+    PHY_BYTES_MAX,
+    TYPE_BITS,
+    UNCONFIRMED_UP,
+)
+from onefold.spark import log_source
+from onefold.spark.columns import CORRUPT, EXACT, STAMPS, TEXT, WHOLE, milliseconds, quoted
+from onefold.spark.files import Place, first_line
+
+TIME_MAX_MS: Final = 253_402_300_800_000
+"""The year 10000. A time beyond it, or before 1970, is none: sums of believable times never overflow."""
+
+HEX: Final = "^([0-9a-f]{2})*$"
+_NUMBER: Final = r"^[0-9]+([.][0-9]+)?([eE][+]?[0-9]{1,2})?$"
+_TIME: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{1,2}:[0-9]{2}"
+_NO_ZONE: Final = _TIME + r"(:[0-9]{2}([.][0-9]*)?)?$"
+_PART: Final = "[0-9a-f]{1,4}"
+_PARTS: Final = f"({_PART}(:{_PART})*)?"
+_GROUPS: Final = f"^({_PART}(:{_PART}){{3}}|{_PARTS}::{_PARTS})$"
+
+
+def objects(text: Column) -> Column:
+    """The entries of a JSON array as texts, also a ``null``; of a single object, that one; null if it is neither."""
+    alone = F.ltrim(text).startswith("{")
+    entries = F.from_json(F.when(alone, F.concat(F.lit("["), text, F.lit("]"))).otherwise(text), "array<string>")
+    return F.transform(entries, lambda entry: F.coalesce(entry, F.lit("null")))
+
+
+def number(text: Column, low: int, high: int) -> Column:
+    """A whole number within bounds (both included), else null."""
+    value = text.try_cast("long")
+    return F.when(value.between(low, high), value)
+
+
+def real(text: Column) -> Column:
+    """A finite number, else null."""
+    value = text.try_cast("double")
+    return F.when(F.abs(value) < float("inf"), value)  # NaN is greater than infinity to Spark
+
+
+def yes(text: Column) -> Column:
+    """Whether it says true; a field that is not there says false, as in every protobuf."""
+    return F.coalesce(text.try_cast("boolean"), F.lit(False))
+
+
+def instant(text: Column) -> Column:
+    """Milliseconds since 1970, from such a number or from an ISO time (without a zone: UTC), else null.
+
+    A clock without a date, or a date without a clock, is no time.
+    """
+    text = F.trim(text)
+    zoned = F.when(text.rlike(_NO_ZONE), F.concat(text, F.lit("Z"))).when(text.rlike(_TIME), text)
+    number = F.when(text.rlike(_NUMBER), text.try_cast("decimal(38,3)").try_cast("long"))
+    return believable(F.coalesce(number, F.unix_millis(zoned.try_cast("timestamp"))))
+
+
+def believable(time_ms: Column) -> Column:
+    """The time if it is one, else null."""
+    return F.when(time_ms.between(0, TIME_MAX_MS), time_ms)
+
+
+def hexadecimal(text: Column) -> Column:
+    """Bytes written in hex, in lower case; null if it is no hex."""
+    low = F.lower(text)
+    return F.when(low.rlike(HEX), low)
+
+
+def content(text: Column) -> Column:
+    """Bytes written in base64 or in hex, as hex.
+
+    Some texts are both. Digits and small letters in pairs are taken as hex: it is hardly ever that base64 has no
+    capital. All else whose length is a multiple of four is taken as base64, as ChirpStack writes it, also ``AAAA``.
+    """
+    decoded = F.lower(F.hex(octets(text)))
+    whole = F.when(F.length(text) % 4 == 0, decoded)
+    return F.coalesce(F.when(text.rlike(HEX), text), whole, hexadecimal(text), decoded)
+
+
+def octets(text: Column) -> Column:
+    """Bytes written in base64; the alphabet of URLs will do, and so will a missing end."""
+    return F.try_to_binary(F.translate(text, "-_", "+/"), F.lit("base64"))
+
+
+def eui(text: Column) -> Column:
+    """The address of a gateway or device in lower-case hex, however it is written.
+
+    ``00-16-C0-01-FF-10-A2-35``, with colons, as four groups (``16:c001:ff10:a235``, ``::1``), also behind ``router-``,
+    as base64 of 8 bytes. Of the four groups a run of zeros may be left out, once. Other names stay as they are, in
+    lower case.
+    """
+    # What is odd is looked at by functions of their own, which makes the usual way short.
+    odd = F.get(F.transform(F.array(F.trim(text)), _odd_eui), F.lit(0))
+    return F.when(text.rlike("^[0-9a-f]{8,}$"), text).otherwise(odd)
+
+
+def _odd_eui(text: Column) -> Column:
+    low = F.lower(text)
+    digits = F.regexp_replace(low, "^router-", "")
+    known = (
+        F.when(digits.rlike("^([0-9a-f]{2}[-:]){7}[0-9a-f]{2}$"), F.regexp_replace(digits, "[-:]", ""))
+        .when(digits.rlike("^[0-9a-f]{16}$"), digits)
+        .when(digits.rlike(_GROUPS), _groups(digits))
+        .when(text.rlike("^[A-Za-z0-9+/]{11}=$"), F.lower(F.hex(octets(text))))
+    )
+    return F.coalesce(known, F.when(low != "", low))
+
+
+def _groups(low: Column) -> Column:
+    """Four groups of up to four digits, of which a run of zeros may be left out; null if they are not four."""
+    ends = F.split(low, "::")
+    head, tail = (F.filter(F.split(F.get(ends, F.lit(n)), ":"), lambda part: part != "") for n in (0, 1))
+    tail = F.coalesce(tail, F.array().cast("array<string>"))
+    left_out = F.when(low.contains("::"), 4 - F.size(head) - F.size(tail)).otherwise(0)
+    between = F.array_repeat(F.lit("0"), F.greatest(F.lit(0), left_out))
+    groups = F.transform(F.concat(head, between, tail), lambda part: F.lpad(part, 4, "0"))
+    return F.when((F.size(groups) == 4) & (low.contains("::") == (left_out > 0)), F.array_join(groups, ""))
+
+
+def little(value: Column, size: int) -> Column:
+    """The last bytes of a number as hex, the lowest byte first."""
+    digits = F.lpad(F.hex(value.bitwiseAND(F.lit((1 << 8 * size) - 1))), 2 * size, "0")
+    return swapped(digits, size)
+
+
+def swapped(digits: Column, size: int) -> Column:
+    """Hex digits with their bytes in the other order."""
+    return F.concat(*(F.substring(digits, 2 * n + 1, 2) for n in reversed(range(size))))
+
+
+def joined(*parts: Column) -> Column:
+    """The SHA-256 over parts of text, of which any may be missing, each told apart from its neighbour; as hex."""
+    lengths = [F.concat(F.coalesce(F.length(part), F.lit(-1)).cast("string"), F.lit(":")) for part in parts]
+    pieces = [piece for n, part in zip(lengths, parts, strict=True) for piece in (n, F.coalesce(part, F.lit("")))]
+    return F.sha2(F.concat(*pieces), 256)
+
+
+LNS: Final = (
+    "MHdr long, DevAddr long, FCtrl long, FCnt long, FOpts string, FPort long, FRMPayload string, MIC long, "
+    "JoinEui string, DevEui string, DevNonce long, msgtype string, "
+    "upinfo struct<rxtime: double, rssi: double, snr: double>"
+)
+"""The fields of a station's message that matter; one of another type is null."""
+
+EUI: Final = "^([0-9A-Fa-f]{2}-){7}[0-9A-Fa-f]{2}$"
+_U32: Final = 0xFFFF_FFFF
+
+
+def with_frames(rows: DataFrame, phy: Column, said: Column) -> DataFrame:
+    """Add what the frame of a PHYPayload (bytes) or of a station's message (JSON) is: ``phy`` and ``lns``.
+
+    Both are structs; null where there is none, so all other rows cost nothing. The kind of a message that is no frame
+    is null, that of a frame that no device sent is "other".
+    """
+    rows = rows.withColumns({"bytes": phy, "up": F.from_json(said, LNS)})
+    rows = rows.withColumns({"mhdr": _byte(F.col("bytes"), 0), "fctrl": _byte(F.col("bytes"), 5)})
+    rows = rows.withColumns({"type": _phy_type(), "bits": _lns_bits()})
+    return rows.withColumns({"phy": _phy(), "lns": _lns()}).drop("bytes", "up", "mhdr", "fctrl", "type", "bits")
+
+
+def _phy_type() -> Column:
+    """ "join" or "data" if the bytes can be read as such, "other" if they are something else; null: neither."""
+    size, mhdr = F.octet_length("bytes"), F.col("mhdr")
+    options = F.col("fctrl").bitwiseAND(F.lit(FOPTS_BITS))
+    kind = mhdr.bitwiseAND(F.lit(TYPE_BITS))
+    return (
+        F.when(~kind.isin(JOIN_REQUEST, UNCONFIRMED_UP, CONFIRMED_UP), F.lit("other"))
+        .when((mhdr == JOIN_REQUEST) & (size == JOIN_BYTES), F.lit("join"))
+        .when(_is_data(mhdr) & size.between(DATA_BYTES_MIN + options, F.lit(PHY_BYTES_MAX)), F.lit("data"))
+    )
+
+
+def _phy() -> Column:
+    phy, size, kind = F.col("bytes"), F.octet_length("bytes"), F.col("type")
+    options = F.col("fctrl").bitwiseAND(F.lit(FOPTS_BITS))
+    mic, raw = _slice(phy, size - 4, F.lit(4)), _slice(phy, F.lit(0), size - 4)
+    key = F.concat(_cut(phy, 1, 4), mic, raw, _cut(phy, 6, 2))
+    join, data = kind == "join", kind == "data"
+    frame = F.struct(
+        kind.alias("kind"),
+        F.sha2(F.when(join, _cut(phy, 1, 18)).when(data, key), 256).alias("frame"),
+        F.when(join, swapped(F.hex(_cut(phy, 9, 8)), 8)).when(data, swapped(F.hex(_cut(phy, 1, 4)), 4)).alias("device"),
+        F.when(data, _byte(phy, 6) + 256 * _byte(phy, 7)).cast("string").alias("fcnt"),
+        (F.col("mhdr") == CONFIRMED_UP).cast("string").alias("confirmed"),
+        F.when(data, F.lower(F.hex(_slice(phy, options + 9, size - options - 13)))).alias("payload"),
+    )
+    return F.when(phy.isNotNull(), frame)
+
+
+def _lns_bits() -> Column:
+    """What the key of a station's frame is made of, in hex; null if there is anything in it that cannot be.
+
+    Numbers of 32 bits may be signed, as real stations send them.
+    """
+    mhdr, address, fctrl, fcnt, port, mic, nonce = (
+        F.col(f"up.{name}") for name in ("MHdr", "DevAddr", "FCtrl", "FCnt", "FPort", "MIC", "DevNonce")
+    )
+    options, payload = (F.lower(f"up.{name}") for name in ("FOpts", "FRMPayload"))
+    start = F.concat(little(mhdr, 1), little(address, 4), little(fctrl, 1), little(fcnt, 2))
+    frame = F.concat(start, options, F.when(port >= 0, little(port, 1)).otherwise(F.lit("")), payload)
+    data = F.concat(little(address, 4), little(mic, 4), frame, little(fcnt, 2))
+    right = (
+        _is_data(mhdr) & mhdr.between(0, 0xFF) & fctrl.between(0, 0xFF) & fcnt.between(0, 0xFFFF)
+        & address.between(-(1 << 31), _U32) & mic.between(-(1 << 31), _U32)
+        & (port.between(0, 0xFF) | ((port == -1) & (payload == "")))
+        & options.rlike(HEX) & payload.rlike(HEX)
+        & (F.length(options) == 2 * fctrl.bitwiseAND(F.lit(FOPTS_BITS)))
+        & (F.length(data) <= 2 * PHY_BYTES_MAX + 12)
+    )  # fmt: skip
+    join_eui, dev_eui = (F.replace(F.col(f"up.{name}"), F.lit("-"), F.lit("")) for name in ("JoinEui", "DevEui"))
+    join = F.concat(swapped(join_eui, 8), swapped(dev_eui, 8), little(nonce, 2))
+    named = F.col("up.JoinEui").rlike(EUI) & F.col("up.DevEui").rlike(EUI)
+    asked = named & nonce.between(0, 0xFFFF) & (mhdr == JOIN_REQUEST) & mic.isNotNull()
+    return F.when(F.col("up.msgtype") == "updf", F.when(right, data)).otherwise(F.when(asked, join))
+
+
+def _lns() -> Column:
+    up, data, seconds = F.col("up"), F.col("up.msgtype") == "updf", F.col("up.upinfo.rxtime")
+    address = F.lpad(F.hex(up["DevAddr"].bitwiseAND(F.lit(_U32))), 8, "0")
+    frame = F.struct(
+        F.when(data, F.lit("data")).when(up["msgtype"] == "jreq", F.lit("join")).alias("kind"),
+        F.sha2(F.unhex("bits"), 256).alias("frame"),
+        F.when(data, address).otherwise(up["DevEui"]).alias("device"),
+        F.when(data, up["FCnt"]).cast("string").alias("fcnt"),
+        (up["MHdr"] == CONFIRMED_UP).cast("string").alias("confirmed"),
+        F.when(data, F.lower(up["FRMPayload"])).alias("payload"),
+        F.when(seconds.between(1, 1e11), F.round(seconds * 1000).cast("long").cast("string")).alias("own_ms"),
+        up["upinfo"]["rssi"].cast("string").alias("rssi"),
+        up["upinfo"]["snr"].cast("string").alias("snr"),
+    )
+    return F.when(up["msgtype"].isNotNull(), frame)
+
+
+def _is_data(mhdr: Column) -> Column:
+    known = mhdr.bitwiseAND(F.lit(TYPE_BITS)).isin(UNCONFIRMED_UP, CONFIRMED_UP)
+    return known & (mhdr.bitwiseAND(F.lit(MAJOR_BITS)) == 0)
+
+
+def _cut(data: Column, start: int, size: int) -> Column:
+    return F.substring(data, start + 1, size)
+
+
+def _slice(data: Column, start: Column, size: Column) -> Column:
+    return F.substring(data, start + 1, F.greatest(size, F.lit(0)))
+
+
+def _byte(data: Column, at: int) -> Column:
+    """A byte as a number; null beyond the end."""
+    return F.conv(F.nullif(F.hex(_cut(data, at, 1)), F.lit("")), 16, 10).try_cast("int")
+
+
+NOT_RECEPTION: Final = "not_reception"
+"""The source of a row that is no reception, such as a status event: neither judged nor rejected, but counted."""
+
+TABLE: Final = "table"
+"""The shape of the normal form: what it says is taken as it stands."""
+
+LISTED: Final = ("bridge", "chirpstack")
+"""Those that have a list of who heard the frame."""
+
+RECEIVED: Final = ("received_ms", "at_ms", "time", "publishedAt", "_timestamp")
+"""What the time is called at which a row was received or stored."""
+
+NAMES: Final = (
+    *RECEIVED, "v", "kind", "key", "dev_eui", "dev_addr", "fcnt", "confirmed", "payload", "station", "router",
+    "time_ms", "rssi", "snr", "verdict", "reason", "phyPayload", "msgtype", "message", "rxInfo", "deviceInfo",
+    "devEUI", "devEui", "devAddr", "fCnt", "fPort", "data", "confirmedUplink", "frame", "device", "own_time",
+    "clock_off_ms", CORRUPT,
+)  # fmt: skip
+"""The fields that any shape looks at; upper and lower case are told apart."""
+
+RX_NAMES: Final = ("gatewayId", "gatewayID", "gwTime", "nsTime", "time", "rssi", "snr", "loRaSNR")
+"""Those of an entry of rxInfo."""
+
+
+class Fields:
+    """The fields of a JSON object, each as text under its own name."""
+
+    def __init__(self, names: Sequence[str], prefix: str) -> None:
+        self._columns = {name: f"{prefix}{n}" for n, name in enumerate(names)}
+
+    def __getitem__(self, name: str) -> Column:
+        return F.col(self._columns[name])
+
+    def first(self, *names: str) -> Column:
+        """The first of these fields that is there and not null."""
+        return F.coalesce(*(self[name] for name in names))
+
+    def of(self, rows: DataFrame, text: str) -> DataFrame:
+        """The rows with the fields of the objects in a column; all null where there is none."""
+        return rows.select("*", F.json_tuple(F.col(text), *self._columns).alias(*self._columns.values()))
+
+    @property
+    def none(self) -> Column:
+        """Whether there is not one of them."""
+        return F.coalesce(*(F.col(column) for column in self._columns.values())).isNull()
+
+
+class StoredReceptions(NamedTuple):
+    """A row, opened."""
+
+    fields: Fields
+    listed: Column
+    """The entries of rxInfo as text, but for damaged ones; null if there is no such list, or none that can be read."""
+    damaged: Column
+    """Whether there are entries, and all of them are damaged."""
+    info: Column
+    """deviceInfo of an application event."""
+    phy: Column
+    """The frame of its PHYPayload."""
+    lns: Column
+    """The frame of what a station said; it may be wrapped: ``{"station": ..., "message": {...}}``."""
+
+
+class Shape(NamedTuple):
+    """How to know a shape, how to know what is no reception in it, and how to read the rest."""
+
+    name: str
+    known: Callable[[StoredReceptions], Column]
+    is_reception: Callable[[StoredReceptions], Column]
+    read: Callable[[StoredReceptions], Mapping[str, Column]]
+
+
+def opened(rows: DataFrame) -> tuple[DataFrame, StoredReceptions]:
+    """The rows of a column ``text`` with what is in them."""
+    fields = Fields(NAMES, "_f")
+    rows = fields.of(rows, "text").withColumns(
+        {
+            "entries": objects(fields["rxInfo"]),
+            "info": F.from_json(fields["deviceInfo"], "devEui string"),
+        }
+    )
+    rows = rows.withColumn("listed", F.filter("entries", lambda entry: ~_damaged(entry)))
+    none_left = (F.array_size("listed") == 0) & (F.array_size("entries") > 0)
+    rows = rows.withColumn("damaged", F.coalesce(none_left, F.lit(False))).drop("entries")
+    said = F.coalesce(fields["message"], F.when(fields["msgtype"].isNotNull(), F.col("text")))
+    rows = with_frames(rows, octets(fields["phyPayload"]), said)
+    return rows, StoredReceptions(fields, *(F.col(name) for name in StoredReceptions._fields[1:]))
+
+
+def heard_by(rx: Fields) -> dict[str, Column]:
+    """What an entry of rxInfo says, in any version; ``received`` is when its gateway's message came."""
+    return {
+        "station": rx.first("gatewayId", "gatewayID"),
+        "own": rx.first("gwTime", "time"),
+        "received": rx["nsTime"],
+        "rssi": rx["rssi"],
+        # Version 4 leaves out what is zero.
+        "snr": F.coalesce(rx.first("snr", "loRaSNR"), F.when(rx["gatewayId"].isNotNull(), F.lit("0"))),
+    }
+
+
+def _damaged(entry: Column) -> Column:
+    """Whether a gateway itself says that what it heard is not what was sent: then it heard no frame."""
+    status = F.when(entry.contains("crcStatus"), F.get_json_object(entry, "$.crcStatus"))
+    return F.coalesce(status.isin("BAD_CRC", "1"), F.lit(False))
+
+
+def _onefold(row: StoredReceptions) -> dict[str, Column]:
+    fields, kind, frame = row.fields, row.fields["kind"], hexadecimal(row.fields["key"])
+    # With all receptions kept, the log also has those that the server found forged.
+    forged = F.coalesce(fields["reason"] == "bad_mic", F.lit(False))
+    return {
+        "kind": kind,
+        "frame": F.when(F.length(frame) == 64, frame),
+        "device": fields.first("dev_eui", "dev_addr"),
+        "own": fields["time_ms"],
+        "received": fields["received_ms"],
+        "payload": hexadecimal(fields["payload"]),
+        **{name: fields[name] for name in ("fcnt", "confirmed", "station", "rssi", "snr")},
+        "whole": ~forged & ((kind == "join") | ((kind == "data") & fields["fcnt"].isNotNull())),
+    }
+
+
+def _of_frame(frame: Column) -> dict[str, Column]:
+    columns = {name: frame[name] for name in ("kind", "frame", "device", "fcnt", "confirmed", "payload")}
+    return {**columns, "whole": frame["frame"].isNotNull()}
+
+
+def _bridge(row: StoredReceptions) -> dict[str, Column]:
+    return {**_of_frame(row.phy), "received": row.fields.first(*RECEIVED)}
+
+
+def _lns_shape(row: StoredReceptions) -> dict[str, Column]:
+    return {
+        **_of_frame(row.lns),
+        "station": row.fields.first("station", "router"),
+        "own": row.lns["own_ms"],
+        "received": row.fields.first(*RECEIVED),
+        "rssi": row.lns["rssi"],
+        "snr": row.lns["snr"],
+    }
+
+
+def _chirpstack(row: StoredReceptions) -> dict[str, Column]:
+    fields, said, data = row.fields, row.fields["fCnt"], row.fields["data"]
+    # A join event of version 3 has receptions too, and no counter. Version 4 leaves out what is zero or empty.
+    join = row.info.isNull() & F.coalesce(said, data).isNull()
+    fcnt = F.when(~join, F.coalesce(said, F.lit("0")))
+    kind = F.when(join, F.lit("join")).otherwise(F.lit("data"))
+    device = F.coalesce(row.info["devEui"], fields.first("devEUI", "devEui"))
+    return {
+        "kind": kind,
+        "frame": joined(kind, eui(device), fcnt, fields["fPort"], data, F.when(join, fields["devAddr"])),
+        "device": device,
+        "fcnt": fcnt,
+        "confirmed": fields.first("confirmed", "confirmedUplink"),
+        "payload": content(data),
+        "received": fields.first(*RECEIVED),
+        "whole": row.listed.isNotNull() & device.isNotNull(),
+    }
+
+
+def _shape_table(row: StoredReceptions) -> dict[str, Column]:
+    fields = row.fields
+    same = ("frame", "device", "fcnt", "confirmed", "station", "rssi", "snr", "payload", "own_time", "clock_off_ms")
+    return {
+        **{name: fields[name] for name in same},
+        "kind": F.coalesce(fields["kind"], F.lit("data")),
+        "own": fields["time_ms"],
+        "received": fields["received_ms"],
+        "whole": fields[CORRUPT].isNull(),
+    }
+
+
+def _has(*names: str) -> Callable[[StoredReceptions], Column]:
+    return lambda row: F.coalesce(*(row.fields[name] for name in names)).isNotNull()
+
+
+def _is_frame(row: StoredReceptions) -> Column:
+    return F.coalesce(row.phy["kind"] != "other", F.lit(True)) & ~row.damaged
+
+
+def _always(_: StoredReceptions) -> Column:
+    return F.lit(True)
+
+
+SHAPES: Final[Mapping[str, Shape]] = {
+    shape.name: shape
+    for shape in (
+        Shape("onefold", lambda row: _has("v")(row) & _has("verdict")(row), _always, _onefold),
+        # A gateway hears frames of gateways and of other protocols too.
+        Shape("bridge", _has("phyPayload"), _is_frame, _bridge),
+        # A station also says hello, asks for the time, and tells what it sent.
+        Shape("lns", lambda row: row.lns.isNotNull(), lambda row: row.lns["kind"].isNotNull(), _lns_shape),
+        # Events that nobody heard: status, ack, error, in version 4 also join.
+        Shape(
+            "chirpstack", _has("rxInfo"), lambda row: F.coalesce(F.array_size(row.listed) > 0, F.lit(True)), _chirpstack
+        ),
+        Shape(
+            TABLE, lambda row: (_has("frame")(row) & _has("station")(row)) | _has(CORRUPT)(row), _always, _shape_table
+        ),
+    )
+}
+"""By name, in the order in which they are tried."""
+
+
+TYPES: Final = {
+    "kind": "string", "frame": "string", "device": "string", "fcnt": "long", "confirmed": "boolean",
+    "station": "string", "time_ms": "long", "own_time": "boolean", "rssi": "double", "snr": "double",
+    "payload": "string", "source": "string", CORRUPT: "string", "received_ms": "long", "clock_off_ms": "long",
+}  # fmt: skip
+"""The columns of the normal form."""
+
+CLOCK_OFF_MS: Final = 30_000
+"""Half of the usual expiry: what came at once is not torn apart by two clocks that are believed."""
+
+CLOCK_SET_MS: Final = 315_964_800_000
+"""6 January 1980, where GPS begins. No gateway is older: an earlier clock was never set."""
+
+MALFORMED: Final = "malformed"
+"""The source of a row that is not even a JSON object."""
+
+ROW: Final = "_place"
+"""Which reception of its row it is; null: the row has no list of them."""
+
+FCNT_MAX: Final = 0xFFFF_FFFF
+TEXTS: Final = (
+    "kind", "frame", "device", "fcnt", "confirmed", "payload", "station", "own", "received", "rssi", "snr",
+    "own_time", "clock_off_ms",
+)  # fmt: skip
+"""What a shape may say of a row, as text."""
+
+MUST_HAVE: Final = ("frame", "station", "time_ms")
+"""The columns by which a table in the normal form is known."""
+
+_NUMBERS: Final = (*WHOLE, *TEXT, *EXACT, T.FloatType, T.DoubleType, T.NullType)
+_TIMES: Final = (*_NUMBERS, *STAMPS)
+_MAY_BE: Final[Mapping[str, tuple[tuple[type[T.DataType], ...], str]]] = {
+    "string": ((T.AtomicType, T.NullType), "a plain value"),
+    "long": (_NUMBERS, "numbers"),
+    "double": (_NUMBERS, "numbers"),
+    "boolean": ((T.BooleanType, *_NUMBERS), "true or false"),
+    "time": (_TIMES, "whole numbers or a timestamp"),
+}
+
+
+def receptions(df: DataFrame, shape: str = "auto", *, clock_off_ms: int = CLOCK_OFF_MS) -> DataFrame:
+    """The receptions of a table or stream in the normal form; ``shape`` is one of `SHAPES`, or "auto": by the row.
+
+    The table may be our log, text (one JSON object a row in ``value``), events with their fields as columns, or a table
+    that has the columns of the normal form already; of these it needs ``frame``, ``station`` and ``time_ms``. A clock
+    ahead of the server's by more than ``clock_off_ms`` is not believed, nor one behind it by more than `LATE_MS` (or by
+    ``clock_off_ms``, where that is more).
+    """
+    found = recognised(df, shape, clock_off_ms=clock_off_ms)
+    return found.where(F.col("source") != NOT_RECEPTION).select(*TYPES)
+
+
+def not_receptions(df: DataFrame, shape: str = "auto") -> DataFrame:
+    """The rows that are no receptions, as ``text``."""
+    found = recognised(df, shape)
+    return found.where(F.col("source") == NOT_RECEPTION).select("text")
+
+
+def recognised(df: DataFrame, shape: str = "auto", *, clock_off_ms: int = CLOCK_OFF_MS) -> DataFrame:
+    """Receptions and what is none together: the normal form, with ``source`` "not_reception" and ``text`` for the rest.
+
+    A row of the source is counted where ``_place`` is null or 0.
+    """
+    if shape != "auto" and shape not in SHAPES:
+        raise Misuse(f"shape is {shape!r}, must be auto, {', '.join(SHAPES)}", shape=shape)
+    if clock_off_ms < 0:
+        raise Misuse(f"clock_off_ms is {clock_off_ms}, must be at least 0", clock_off_ms=clock_off_ms)
+    if set(MUST_HAVE) <= set(df.columns) and shape in ("auto", TABLE):
+        return _table(df)
+    text, stored_ms = _text(df)
+    rows, row = opened(df.select(text.alias("text"), stored_ms.alias("stored_ms")))
+    told = _told(rows, row, list(SHAPES.values()) if shape == "auto" else [SHAPES[shape]])
+    return _normal(_each(told), clock_off_ms)
+
+
+def _told(rows: DataFrame, row: StoredReceptions, shapes: list[Shape]) -> DataFrame:
+    """What the rows say, each by its own shape: texts under the same names."""
+    source = F.lit(NOT_RECEPTION)
+    for shape in reversed(shapes):
+        named = F.when(shape.is_reception(row), F.lit(shape.name)).otherwise(F.lit(NOT_RECEPTION))
+        source = F.when(shape.known(row), named).otherwise(source)
+    broken = row.fields.none & F.from_json("text", "map<string,string>").isNull()
+    rows = rows.withColumn("source", F.when(broken, F.lit(MALFORMED)).otherwise(source))
+    said = F.lit(None)
+    for shape in shapes:
+        said = F.when(F.col("source") == shape.name, _same_names(shape.read(row))).otherwise(said)
+    return rows.select("text", "stored_ms", "source", "listed", said.alias("said")).select(
+        "text", "stored_ms", "source", "listed", "said.*"
+    )
+
+
+def _each(rows: DataFrame) -> DataFrame:
+    """One row for each of those who heard it, where there is a list of them."""
+    fcnt = number(F.col("fcnt"), 0, FCNT_MAX)
+    as_said = F.col("source") == TABLE
+    whole = F.col("frame").isNotNull() & (F.col("fcnt").isNull() | fcnt.isNotNull())
+    whole = F.coalesce("whole", F.lit(False)) & (as_said | whole)
+    device = F.when(as_said, F.col("device")).otherwise(eui(F.col("device")))
+    listed = F.when(F.col("source").isin(*LISTED), F.col("listed"))
+    rows = rows.withColumns({"device": device, "fcnt": fcnt, "whole": whole, "listed": listed})
+    # In a list that can be read, an entry that cannot stands for itself: the text need not be carried for each of them.
+    kept = F.when(F.coalesce(~F.col("whole") | (F.array_size("listed") == 0), F.lit(True)), F.col("text"))
+    rows = rows.withColumn("text", kept)
+    rows = rows.select("*", F.posexplode_outer("listed").alias(ROW, "rx")).drop("listed")
+    rx = Fields(RX_NAMES, "_rx")
+    said = {name: F.coalesce(text, F.col(name)) for name, text in heard_by(rx).items()}
+    return rx.of(rows, "rx").withColumns(said)
+
+
+def _normal(rows: DataFrame, clock_off_ms: int) -> DataFrame:
+    """The same as what it means: numbers, times, addresses."""
+    judged, as_said = F.col("source") != NOT_RECEPTION, F.col("source") == TABLE
+
+    def set_clock(time_ms: Column) -> Column:
+        return F.when(as_said | (time_ms >= CLOCK_SET_MS), time_ms)
+
+    received = F.coalesce(set_clock(instant(F.col("received"))), F.when(~as_said, F.col("stored_ms")))
+    station = F.when(as_said, F.col("station")).otherwise(eui(F.col("station")))
+    rows = rows.withColumns({"own_ms": set_clock(instant(F.col("own"))), "received_ms": received, "station": station})
+    own = F.col("own_ms")
+    off = F.when(as_said, F.col("clock_off_ms").try_cast("long")).otherwise(own - F.col("received_ms"))
+    near = F.coalesce(off.between(-max(LATE_MS, clock_off_ms), clock_off_ms), F.lit(True))
+    believed = F.when(as_said, F.coalesce(F.col("own_time").try_cast("boolean"), F.lit(True)))
+    believed = believed.otherwise(own.isNotNull() & near)
+    whole = F.col("whole") & (as_said | F.col("station").isNotNull())
+    made = {
+        "confirmed": F.when(judged, yes(F.col("confirmed"))),
+        "time_ms": F.when(as_said | believed, own).otherwise(F.col("received_ms")),
+        "own_time": F.when(judged, believed),
+        "rssi": real(F.col("rssi")),
+        "snr": real(F.col("snr")),
+        "clock_off_ms": off,
+        CORRUPT: F.when(judged & ~whole, F.coalesce("text", "rx")),
+        "text": F.when(~judged, F.col("text")),
+    }
+    return rows.withColumns(made).select(*TYPES, ROW, "text")
+
+
+def _same_names(read: Mapping[str, Column]) -> Column:
+    """What a shape says, under all the names that there are."""
+    nothing = F.lit(None)
+    texts = [read.get(name, nothing).cast("string").alias(name) for name in TEXTS]
+    return F.struct(*texts, F.coalesce(read["whole"], F.lit(False)).alias("whole"))
+
+
+def _table(df: DataFrame) -> DataFrame:
+    """A table that has the columns already: those that it lacks are null, or what a reception usually is."""
+    usual = {"kind": F.lit("data"), "own_time": F.lit(True)}
+    columns = []
+    for name, kind in TYPES.items():
+        said = F.lit(None).cast(kind)
+        if name == "source":
+            said = F.lit(TABLE)  # whatever theirs is, ours says how the row was read
+        elif name in df.columns:
+            said = _said(df, name)
+        columns.append((F.coalesce(said, usual[name]) if name in usual else said).alias(name))
+    null = F.lit(None)
+    return df.select(*columns, null.cast("int").alias(ROW), null.cast("string").alias("text"))
+
+
+def _said(df: DataFrame, name: str) -> Column:
+    """A column as the normal form has it, or `Misuse` that says why it cannot be."""
+    column = column_of(df, name)
+    if column is None:
+        found, wanted = df.schema[name].dataType.simpleString(), _MAY_BE[_meaning(name)][1]
+        raise Misuse(f"column {name!r} is {found}, must be {wanted}", column=name)
+    return column
+
+
+def column_of(df: DataFrame, name: str) -> Column | None:
+    """A column of the normal form, of whatever type a table has it; None: it is of one that cannot be.
+
+    Bytes become hex; a value that is none (not a number, beyond all bounds) becomes null.
+    """
+    column, type_, meaning = F.col(quoted(name)), df.schema[name].dataType, _meaning(name)
+    if not isinstance(type_, _MAY_BE[meaning][0]):
+        return None
+    if meaning == "time":
+        if isinstance(type_, STAMPS):
+            return believable(milliseconds(df, name))
+        return believable(instant(column) if isinstance(type_, TEXT) else column.try_cast("long"))
+    if meaning == "string":
+        return text_of(df, name)
+    if name == "fcnt":
+        return number(column, 0, FCNT_MAX)
+    return real(column) if meaning == "double" else column.try_cast(TYPES[name])
+
+
+def text_of(df: DataFrame, name: str) -> Column:
+    """A column as text; bytes as hex."""
+    column = F.col(quoted(name))
+    return F.lower(F.hex(column)) if isinstance(df.schema[name].dataType, T.BinaryType) else column.cast("string")
+
+
+def _meaning(name: str) -> str:
+    return "time" if name in ("time_ms", "received_ms") else TYPES[name]
+
+
+def _text(df: DataFrame) -> tuple[Column, Column]:
+    """The JSON text of every row, and when it was stored if the source tells."""
+    types = {kind.name: kind.dataType for kind in df.schema.fields}
+
+    def stored(name: str) -> Column:
+        known = isinstance(types.get(name), STAMPS)
+        return (believable(milliseconds(df, name)) if known else F.lit(None)).cast("long")
+
+    for name, time, kinds in (
+        ("payload", "time", (T.BinaryType,)),
+        ("value", "timestamp", (T.BinaryType, T.StringType)),
+    ):
+        if isinstance(types.get(name), kinds):
+            return F.col(name).cast("string"), stored(time)
+    text = F.to_json(F.struct(*(F.col(quoted(name)) for name in df.columns if name != CORRUPT)))
+    return (F.coalesce(F.col(CORRUPT), text) if CORRUPT in types else text), F.lit(None).cast("long")
+
+
+LOG: Final = log_source.NAME
+LINES: Final = {"json": "text", "jsonl": "text", "ndjson": "text", "text": "text"}
+"""Formats of one JSON object a line. Spark's own reader would need a pass over all of it, to guess a schema."""
+
+_ENDINGS: Final = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".txt": "json", ".log": "json",
+                   ".parquet": "parquet", ".orc": "orc"}  # fmt: skip
+_PACKED: Final = (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate")
+_GLOB: Final = "*.{json,jsonl,ndjson,txt,log}*"
+
+
+def read_receptions(spark: SparkSession, path: str, format: str = "auto", shape: str = "auto") -> DataFrame:
+    """The receptions at a path in the normal form, one row each; see `receptions`."""
+    return receptions(read_rows(spark, path, format=format), shape)
+
+
+def read_rows(
+    spark: SparkSession, path: str, *, format: str = "auto", options: Mapping[str, str] | None = None
+) -> DataFrame:
+    """The rows at a path as they are stored; "auto" goes by the endings of names, and knows the folder of a topic."""
+    if "://" not in path and not any(char in path for char in "*?[{") and not Place(spark, path).exists():
+        raise Misuse(f"there is nothing at {path}", path=path)
+    kind = found_format(spark, path) if format == "auto" else format
+    if kind == LOG:
+        log_source.register_log(spark)
+    reader = spark.read.format(LINES.get(kind, kind)).options(**(options or {}))
+    if kind in LINES and format == "auto" and _is_folder(spark, path):
+        reader = reader.option("pathGlobFilter", _GLOB)  # beside them may lie a registry, a plan, a read-me
+    try:
+        return reader.load(path)
+    except AnalysisException as error:
+        raise Misuse(f"cannot read {path} as {kind}: {first_line(error)}", path=path, format=kind) from error
+    except Py4JJavaError as error:  # such as a format that is not there
+        said = str(error.java_exception.getMessage()).splitlines()[0]
+        raise Misuse(f"cannot read {path} as {kind}: {said}", path=path, format=kind) from error
+
+
+def found_format(spark: SparkSession, path: str) -> str:
+    """By the ending of the file, or of the first one in the folder that has a known one."""
+    if "://" in path and not path.startswith("file:"):
+        names = [path]
+    else:
+        names = Place(spark, path).names() if not any(char in path for char in "*?[{") else [path]
+    if "topic.json" in names:
+        return LOG
+    for name in [path, *names]:
+        for ending, kind in _ENDINGS.items():
+            if _unpacked(name).endswith(ending):
+                return kind
+    return "parquet"
+
+
+def _unpacked(name: str) -> str:
+    for ending in _PACKED:
+        name = name.removesuffix(ending)
+    return name
+
+
+def _is_folder(spark: SparkSession, path: str) -> bool:
+    place = Place(spark, path)
+    return place.names() != [str(place).rsplit("/", 1)[-1]]

@@ -1,0 +1,419 @@
+"""``onefold lorawan report``: what stored receptions tell an operator, as one plain document.
+
+The receptions are read, judged and numbered once, into a temporary folder; every figure is then an aggregate over that.
+Lists are cut at ``top``; what they are cut from is counted in full.
+
+What an operator asks of receptions, as native aggregates: nothing but sums and short lists leaves Spark.
+
+All of them are over receptions that were judged, with their ``window`` (see `uplinks.with_window`).
+"""
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from time import monotonic
+from typing import Any, Final, TypeAlias
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+
+from onefold.errors import Misuse
+from onefold.spark.columns import CORRUPT
+from onefold.spark.files import Place
+from onefold.spark.host import REASON, VERDICT
+from onefold.spark.receptions.counters import (
+    AHEAD,
+    BACKLOG_MAX,
+    LOST,
+    NEXT_STEP,
+    PREVIOUS,
+    STEP,
+    TO_NEXT,
+    counter_steps,
+)
+from onefold.spark.receptions.judge import STATUS, WINDOW, judge_receptions, strength, with_window
+from onefold.spark.receptions.reading import (
+    CLOCK_OFF_MS,
+    NOT_RECEPTION,
+    ROW,
+    SHAPES,
+    TYPES,
+    read_rows,
+    recognised,
+)
+from onefold.tally import Tally
+from onefold.verdict import Answer, Verdict
+
+ECHO_MS: Final = 1_000
+"""One station that has a frame twice within this heard one transmission twice: a second antenna, a mirror frequency.
+A device waits longer before it sends again: its receive windows open after one second and after two."""
+
+WINDOWS_MS: Final = (
+    100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 120_000, 300_000, 600_000, 1_800_000, 3_600_000,
+)  # fmt: skip
+
+QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+OURS: Final = "ours"
+_UPLINK: Final = ("frame", WINDOW)
+_SUSPECT: Final = "why"
+
+
+def count(condition: Column) -> Column:
+    """How many rows."""
+    return F.coalesce(F.sum(F.coalesce(condition, F.lit(False)).cast("long")), F.lit(0))
+
+
+def figure_uplinks(rows: DataFrame) -> DataFrame:
+    """One narrow row per uplink; ``copies``: how often it came again after the expiry though it asks for no answer."""
+    copied = (F.col(REASON) == "counted_before") & ~F.coalesce("confirmed", F.lit(False))
+    return rows.groupBy(*_UPLINK).agg(
+        *(F.max(name).alias(name) for name in ("kind", "device", "fcnt")),
+        F.min(F.coalesce("received_ms", "time_ms")).alias("order_ms"),
+        F.min("time_ms").alias("first_ms"),
+        F.count(F.lit(1)).alias("receptions"),
+        F.count_distinct("station").alias("stations"),
+        count(copied).alias("copies"),
+    )
+
+
+def with_ours(found: DataFrame, devices: Collection[str] | None) -> DataFrame:
+    """The uplinks with ``ours``: whether the device is among these; None: all are."""
+    if devices is None:
+        return found.withColumn(OURS, F.lit(True))
+    names = found.sparkSession.createDataFrame(
+        [(name, True) for name in sorted(set(devices))], f"device string, {OURS} boolean"
+    )
+    found = found.join(F.broadcast(names), "device", "left")
+    return found.withColumn(OURS, F.coalesce(OURS, F.lit(False)))
+
+
+def figure_totals(found: DataFrame) -> dict[str, Any]:
+    """Of all uplinks."""
+    data, join, foreign = F.col("kind") == "data", F.col("kind") == "join", ~F.col(OURS)
+    row = found.agg(
+        count(data).alias("uplinks"),
+        F.count_distinct(F.when(data, F.col("device"))).alias("devices"),
+        count(data & (F.col("stations") > 1)).alias("shared_uplinks"),
+        count(data & (F.col("receptions") > F.col("stations"))).alias("doubled_uplinks"),
+        count(join).alias("joins"),
+        F.count_distinct(F.when(join, F.col("device"))).alias("joining_devices"),
+        count(data & foreign).alias("foreign_uplinks"),
+        F.count_distinct(F.when(data & foreign, F.col("device"))).alias("foreign_devices"),
+    ).head()
+    assert row is not None
+    return row.asDict()
+
+
+def figure_gateways(rows: DataFrame, top: int) -> tuple[int, list[dict[str, Any]]]:
+    """How many there are, and what those with most receptions heard."""
+    again = F.col("time_ms") - F.lag("time_ms").over(Window.partitionBy(*_UPLINK, "station").orderBy("time_ms"))
+    off = F.col("clock_off_ms")
+    each = (
+        rows.withColumn("again_ms", again)
+        .groupBy(*_UPLINK, "station")
+        .agg(
+            F.count(F.lit(1)).alias("receptions"),
+            F.min(F.when(F.col("own_time"), F.col("time_ms"))).alias("own_ms"),
+            F.max(strength()).alias("strength"),
+            count(F.col("again_ms") < ECHO_MS).alias("echoes"),
+            count(F.col("again_ms") >= ECHO_MS).alias("resubmissions"),
+            count(F.col("own_time")).alias("own_clock"),
+            count(off.isNotNull() & ~F.col("own_time")).alias("clock_not_believed"),
+            F.max(F.abs(off)).alias("clock_off_max_ms"),
+        )
+    )
+    of_uplink = Window.partitionBy(*_UPLINK)
+    each = each.withColumns(
+        {
+            "stations": F.count(F.lit(1)).over(of_uplink),
+            "clocks": F.count("own_ms").over(of_uplink),
+            "behind_ms": F.col("own_ms") - F.min("own_ms").over(of_uplink),
+            "best": F.max("strength").over(of_uplink)["station"] == F.col("station"),
+        }
+    )
+    return _by_gateway(each, top)
+
+
+def _by_gateway(each: DataFrame, top: int) -> tuple[int, list[dict[str, Any]]]:
+    timed = F.col("own_ms").isNotNull() & (F.col("clocks") > 1)
+    behind = F.percentile_approx(F.when(timed, F.col("behind_ms")), list(QUANTILES.values()), 10_000)
+    by_station = each.groupBy("station").agg(
+        F.sum("receptions").alias("receptions"),
+        F.count(F.lit(1)).alias("uplinks"),
+        count(F.col("stations") > 1).alias("shared"),
+        count(F.col("best")).alias("best"),
+        count(timed).alias("timed"),
+        count(timed & (F.col("behind_ms") == 0)).alias("first"),
+        behind.alias("behind_ms"),
+        count(F.col("receptions") > 1).alias("repeated_uplinks"),
+        *(F.sum(name).alias(name) for name in ("echoes", "resubmissions", "own_clock", "clock_not_believed")),
+        F.max("clock_off_max_ms").alias("clock_off_max_ms"),
+    )
+    rows = by_station.select("*", F.count(F.lit(1)).over(Window.partitionBy()).alias("all"))
+    shown = [row.asDict() for row in rows.orderBy(F.desc("receptions"), "station").limit(top).collect()]
+    total = shown[0]["all"] if shown else by_station.count()
+    return total, [_gateway(row) for row in shown]
+
+
+def _gateway(row: dict[str, Any]) -> dict[str, Any]:
+    behind = dict(zip(QUANTILES, row.pop("behind_ms") or [None] * len(QUANTILES), strict=True))
+    del row["all"]
+    return {
+        **row,
+        "overlap_share": _share(row["shared"], row["uplinks"]),
+        "best_share": _share(row["best"], row["uplinks"]),
+        "first_share": _share(row["first"], row["timed"]),
+        "behind_first_ms": behind,
+    }
+
+
+def _share(part: int, whole: int) -> float | None:
+    return round(part / whole, 4) if whole else None
+
+
+def steps(found: DataFrame) -> DataFrame:
+    """The uplinks of our devices with their counters' steps, and with what makes one a suspect of a replay."""
+    told = F.col("device").isNotNull() & F.col("fcnt").isNotNull()
+    data = found.where((F.col("kind") == "data") & F.col(OURS) & told)
+    rows = counter_steps(data, ["device"], "fcnt", "order_ms", frame=["frame"])
+    return rows.withColumn(_SUSPECT, _why()).drop(AHEAD, TO_NEXT, NEXT_STEP)
+
+
+def _why() -> Column:
+    """Why an uplink may be a replay; null if nothing speaks for it.
+
+    A device that began anew may well send what it sent before: a frame that fits between its neighbours is no suspect.
+    A frame that is in no line is forged, replayed or of another device with the same address: a MIC cannot be checked
+    here. One that is not far behind may just as well have been kept by a gateway.
+
+    A frame that asks for its confirmation is sent again until that comes: after the expiry, too, it is no suspect. But
+    nobody sends again what asks for nothing.
+    """
+    anew = F.col(NEXT_STEP) == "reset"
+    fits = F.coalesce((F.col(TO_NEXT) > 0) & ((F.col(AHEAD) > 0) | anew), F.lit(False))
+    again = (F.col(STEP) == "again") & ~fits
+    stray = F.col(STEP) == "stray"
+    fell = (F.col(STEP).isin("next", "gap") & (F.col(AHEAD) < -BACKLOG_MAX)) | (stray & (F.abs(AHEAD) > BACKLOG_MAX))
+    jumped = stray & (F.col("fcnt") > F.col(PREVIOUS))
+    return (
+        F.when((again & (F.col(WINDOW) > 1)) | (F.col("copies") > 0), F.lit("frame_again"))
+        .when(again, F.lit("counter_again"))
+        .when(jumped, F.lit("counter_jumped"))
+        .when(fell, F.lit("counter_fell_back"))
+    )
+
+
+def figure_losses(stepped: DataFrame, top: int) -> dict[str, Any]:
+    """What the counters say was lost, in all and of the devices that lost most."""
+    step = F.col(STEP)
+    by_device = stepped.groupBy("device").agg(
+        F.count(F.lit(1)).alias("uplinks"),
+        F.sum(LOST).alias("lost"),
+        count(F.col(LOST) > 0).alias("gaps"),
+        F.max(LOST).alias("longest_gap"),
+        count(step == "reset").alias("resets"),
+        count(step == "roll_over").alias("roll_overs"),
+        count(F.col(_SUSPECT).isNotNull()).alias("suspects"),
+    )
+    summed = ("lost", "gaps", "resets", "roll_overs", "suspects")
+    row = by_device.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in summed)).head()
+    assert row is not None
+    worst = by_device.orderBy(F.desc("lost"), F.desc("resets"), F.desc("uplinks"), "device").limit(top).collect()
+    shown = [{**w.asDict(), "loss_share": _share(w["lost"], w["uplinks"] + w["lost"])} for w in worst]
+    return {**row.asDict(), "shown": shown}
+
+
+def figure_suspects(stepped: DataFrame, top: int) -> dict[str, Any]:
+    """How many uplinks may be replays, why, and the first of them."""
+    found = stepped.where(F.col(_SUSPECT).isNotNull())
+    why = {row[_SUSPECT]: row["count"] for row in found.groupBy(_SUSPECT).count().collect()}
+    names = ("device", "fcnt", "first_ms", "receptions", "stations", _SUSPECT)
+    first = found.select(*names).orderBy("first_ms", "device", "fcnt").limit(top)
+    shown = [row.asDict() for row in first.collect()] if why else []
+    return {"count": sum(why.values()), "why": dict(sorted(why.items())), "shown": shown}
+
+
+def what_if(rows: DataFrame, windows_ms: Sequence[int], *, sliding: bool) -> tuple[int, list[tuple[int, int]]]:
+    """How many receptions there are, and for each window how many uplinks they would be: exact, by their times.
+
+    Of all of them, and of those with a clock of their own alone.
+    """
+    made = _sliding(rows, windows_ms) if sliding else _fixed(rows, windows_ms)
+    row = made.head()
+    assert row is not None
+    return row["n"], [(row[f"all_{window}"], row[f"own_{window}"]) for window in windows_ms]
+
+
+def _sliding(rows: DataFrame, windows_ms: Sequence[int]) -> DataFrame:
+    """A frame's next uplink begins where nobody heard it for the length of the window."""
+    each, by_clock = (Window.partitionBy("frame", *more).orderBy("time_ms") for more in ((), ("own_time",)))
+    lags = rows.select(
+        "own_time",
+        (F.col("time_ms") - F.lag("time_ms").over(each)).alias("all"),
+        (F.col("time_ms") - F.lag("time_ms").over(by_clock)).alias("own"),
+    )
+    sums = [
+        count(told & (F.col(name).isNull() | (F.col(name) >= window))).alias(f"{name}_{window}")
+        for name, told in (("all", F.lit(True)), ("own", F.col("own_time")))
+        for window in windows_ms
+    ]
+    return lags.agg(F.count(F.lit(1)).alias("n"), *sums)
+
+
+def _fixed(rows: DataFrame, windows_ms: Sequence[int]) -> DataFrame:
+    """A frame's next uplink begins where the window is over that the last one began."""
+    own = F.when(F.col("own_time"), F.col("time_ms"))
+    times = rows.groupBy("frame").agg(
+        F.array_sort(F.collect_list("time_ms")).alias("all"), F.array_sort(F.collect_list(own)).alias("own")
+    )
+    sums = [
+        F.coalesce(F.sum(_windows(name, window)), F.lit(0)).alias(f"{name}_{window}")
+        for name in ("all", "own")
+        for window in windows_ms
+    ]
+    return times.agg(F.coalesce(F.sum(F.size("all")), F.lit(0)).alias("n"), *sums)
+
+
+def _windows(times: str, window_ms: int) -> Column:
+    """How many windows of this length sorted times fall into, each begun by the first one outside the last."""
+    start = F.struct(F.lit(-window_ms).cast("long").alias("since"), F.lit(0).cast("long").alias("n"))
+
+    def add(state: Column, time: Column) -> Column:
+        new = time - state["since"] >= window_ms
+        since = F.when(new, time).otherwise(state["since"])
+        return F.struct(since.alias("since"), (state["n"] + new.cast("long")).alias("n"))
+
+    return F.aggregate(times, start, add, lambda state: state["n"])
+
+
+Say: TypeAlias = Callable[[str], None]
+
+FORMAT: Final = 1
+TOP: Final = 20
+_NARROW: Final = [name for name in TYPES if name not in ("payload", CORRUPT)]
+
+
+def report(
+    spark: SparkSession,
+    path: str,
+    *,
+    format: str = "auto",
+    shape: str = "auto",
+    expiry_ms: int = 60_000,
+    sliding: bool = True,
+    strict_adr: bool = False,
+    strategy: str = "none",
+    clock_off_ms: int = CLOCK_OFF_MS,
+    top: int = TOP,
+    devices: Collection[str] | None = None,
+    say: Say = print,
+) -> dict[str, Any]:
+    """All figures of the receptions at a path, ready for JSON.
+
+    ``devices``: those that are ours, as the receptions call them (DevEUI or DevAddr, in lower-case digits). Anybody's
+    frames are heard; what others lost, or whether they are replayed, is then not asked. None: all are ours.
+    """
+    started = monotonic()
+    judge = judge_receptions(expiry_ms=expiry_ms, sliding=sliding, strict_adr=strict_adr, strategy=strategy)
+    if top < 0:
+        raise Misuse(f"top is {top}, must be at least 0", top=top)
+    folder = tempfile.mkdtemp(prefix="onefold-lorawan-")
+    try:
+        say("reading receptions")
+        rows = recognised(read_rows(spark, path, format=format), shape, clock_off_ms=clock_off_ms)
+        rows = _kept(rows, f"{folder}/rows")
+        read = _read(rows)
+        if not read["receptions"]:
+            raise Misuse(f"{path} has no receptions: {_what(read)}", path=path)
+        say("judging")
+        judged = rows.where(F.col("source") != NOT_RECEPTION).select(*TYPES).transform(judge)
+        judged = _kept(with_window(judged).select(*_NARROW, VERDICT, REASON, STATUS, WINDOW), f"{folder}/judged")
+        books = _books(judged, read["receptions"])
+        heard = judged.where(F.col(WINDOW).isNotNull())
+        settings = {
+            "expiry_ms": expiry_ms, "sliding": sliding, "strict_adr": strict_adr, "strategy": strategy,
+            "clock_off_ms": clock_off_ms,
+        }  # fmt: skip
+        found = _figures(heard, devices, folder, top, settings, say)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    place = path if "://" in path else Place(spark, path).shown
+    took = round(monotonic() - started, 3)
+    return {"format": FORMAT, "path": place, **read, **books, **found, "settings": settings, "seconds": took}
+
+
+def _kept(rows: DataFrame, folder: str) -> DataFrame:
+    """The rows, computed once."""
+    rows.write.parquet(f"file:{folder}")
+    return rows.sparkSession.read.parquet(f"file:{folder}")
+
+
+def _read(rows: DataFrame) -> dict[str, Any]:
+    """How many rows there are, and what they are."""
+    place = F.coalesce(F.col(ROW), F.lit(0)) == 0
+    found = rows.groupBy("source").agg(F.count(F.lit(1)).alias("n"), count(place).alias("rows")).collect()
+    sources = {row["source"]: row["n"] for row in found}
+    others = sources.pop(NOT_RECEPTION, 0)
+    return {
+        "rows": sum(row["rows"] for row in found),
+        "not_receptions": others,
+        "receptions": sum(sources.values()),
+        "sources": dict(sorted(sources.items())),
+    }
+
+
+def _what(read: dict[str, Any]) -> str:
+    shapes = ", ".join(SHAPES)
+    return f"{read['rows']:,} rows, none of a shape that is known ({shapes})" if read["rows"] else "it is empty"
+
+
+def _books(judged: DataFrame, came_in: int) -> dict[str, Any]:
+    """The tally by verdict and reason, checked, and the counts by status."""
+    counts, statuses = Counter[Answer](), Counter[str]()
+    for row in judged.groupBy(VERDICT, REASON, STATUS).count().collect():
+        counts[Answer(Verdict(row[VERDICT]), row[REASON])] += row["count"]
+        statuses[row[STATUS] or "rejected"] += row["count"]
+    tally = Tally(came_in, counts).check()
+    return {"engine": "lorawan", "tally": tally.to_dict(), "statuses": dict(sorted(statuses.items()))}
+
+
+def _figures(
+    heard: DataFrame,
+    devices: Collection[str] | None,
+    folder: str,
+    top: int,
+    settings: dict[str, Any],
+    say: Say,
+) -> dict[str, Any]:
+    say("merging uplinks")
+    uplinks = _kept(with_ours(figure_uplinks(heard), devices), f"{folder}/uplinks")
+    totals = figure_totals(uplinks)
+    say("looking at counters")
+    stepped = _kept(steps(uplinks), f"{folder}/steps")
+    losses, suspects = figure_losses(stepped, top), figure_suspects(stepped, top)
+    say("looking at gateways")
+    gateways, shown = figure_gateways(heard, top)
+    say("trying other windows")
+    lost = losses["lost"]
+    return {
+        **totals,
+        "gateways": gateways,
+        "lost": lost,
+        "loss_share": round(lost / max(1, totals["uplinks"] - totals["foreign_uplinks"] + lost), 4),
+        "losses": losses,
+        "suspects": suspects,
+        "gateways_shown": shown,
+        "windows": _report_windows(heard, settings),
+    }
+
+
+def _report_windows(heard: DataFrame, settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """What other windows would have made of the data frames: all of them, and those with a clock of their own."""
+    lengths = sorted({*WINDOWS_MS, settings["expiry_ms"]})
+    data = heard.where(F.col("kind") == "data")
+    receptions, counts = what_if(data, lengths, sliding=settings["sliding"])
+    return [
+        {"window_ms": n, "uplinks": every, "repeats": receptions - every, "uplinks_own_clock": timed}
+        for n, (every, timed) in zip(lengths, counts, strict=True)
+    ]

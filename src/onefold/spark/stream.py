@@ -1,0 +1,567 @@
+"""The streaming job: judge a source as it grows, and publish every micro-batch exactly once.
+
+Spark's checkpoint keeps where the source was read to and what the judge remembers; the sink keeps which batch it holds.
+Whatever dies in between, the next start tries the last batch again: the judge answers the same, because the rows of a
+batch are judged in a fixed order from the state before it, and the sink recognises the batch's number. So every message
+is counted once, and the books of the run are the sum of its batches' books.
+
+Watching a stream: after every batch, what was counted, how fast, and what is remembered.
+
+Spark's listener tells rates, durations and the size of the state store; the sink tells the books; the judge tells, of
+each bucket, how many keys it remembers, how many ranges are missing and how many messages are held back. Two of them
+must agree after every batch: rows judged = rows published + growth of what is held.
+
+The files of a stream: each is looked at before its batch is judged, and again when it should not change any more.
+
+Spark reads a file of a stream's folder once. One that cannot be read ends the stream, at every start again; one that
+grows or is written anew after that is never looked at. So before a batch is judged its files are opened by other means
+(`files`): the bad ones are named, and the stream ends, or goes on without them if the settings say so. What was set
+aside is kept in the checkpoint, so that each start leaves out the same. And the times of all files that were read,
+which Spark keeps in the checkpoint, are compared with those in the folder: what changed is named.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import Any, Final, Literal, TypeAlias
+
+from pyspark import AccumulatorParam, SparkContext
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+from pyspark.sql.streaming.query import StreamingQuery
+
+from onefold.errors import Misuse, OnefoldError
+from onefold.spark.engine import Engine, EngineState, Named
+from onefold.spark.files import Place, SourceFile, cannot_read, failed_file, located, plain_path
+from onefold.spark.in_order import held_back, parted
+from onefold.spark.ingest import OpenedStream, SourceSpec, open_stream
+from onefold.spark.meaning import Meaning, refuse_other
+from onefold.spark.publish import Strategy
+from onefold.spark.session import is_cluster, require_libraries
+from onefold.spark.signature import FORMAT, MARK, OURS, locked, refuse_inside, refuse_overlap, signature
+from onefold.spark.sinks import Format, Sink, open_sink, publish
+from onefold.tally import BooksDoNotBalance, Tally
+
+SETTLE_S = 10.0
+BEFORE = "_before"
+"""Ends the name of a figure whose first word counts, not its newest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a stream stands after a batch."""
+
+    batch: int = -1
+    rows: int = 0
+    """Rows that came in with this batch."""
+    rows_per_second: float = 0.0
+    seconds: float = 0.0
+    """How long the batch took."""
+    behind: int | None = None
+    """How much of the source is not read yet, if the source says so."""
+    state_rows: int = 0
+    state_bytes: int = 0
+    keys: int = 0
+    gaps: int = 0
+    """Ranges that are missing now."""
+    held: int = 0
+    """Messages held back to come out in order."""
+    tally: Tally = field(default_factory=Tally)
+    """Of all batches so far, also those of earlier starts."""
+    set_aside: tuple[Mapping[str, Any], ...] = ()
+    """Files that could not be read: path, size, trouble."""
+    changed: tuple[str, ...] = ()
+    """Files that changed after they were read, one line each."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, for JSON."""
+        return {**{name: getattr(self, name) for name in self.__slots__}, "tally": self.tally.to_dict()}
+
+
+class BucketFigures:
+    """What the judge says of its buckets, brought from the tasks to the driver; the newest word of a bucket counts."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._newest = context.accumulator({}, _Newest())
+
+    @classmethod
+    def on(cls, spark: SparkSession) -> BucketFigures:
+        """Figures of the tasks of this session."""
+        return cls(spark.sparkContext)
+
+    @property
+    def add(self) -> Callable[[int, dict[str, int]], None]:
+        """What tasks call; it can be shipped to them."""
+        newest = self._newest
+
+        def add(bucket: int, figures: dict[str, int]) -> None:
+            newest.add({bucket: figures})
+
+        return add
+
+    def total(self, name: str) -> int:
+        """The sum over all buckets."""
+        return sum(figures.get(name, 0) for figures in self._newest.value.values())
+
+    def arrived(self, batch: int) -> int:
+        """How many rows a batch brought, also if it was retried, as long as no later one has begun."""
+        return sum(word["rows"] for word in self._newest.value.values() if word["batch"] == batch)
+
+    def grown(self, name: str) -> int:
+        """By how much it has grown since the first word of each bucket, which told what was before it."""
+        return self.total(name) - self.total(name + BEFORE)
+
+
+class _Newest(AccumulatorParam[dict[int, dict[str, int]]]):
+    def zero(self, value: dict[int, dict[str, int]]) -> dict[int, dict[str, int]]:
+        return {}
+
+    def addInPlace(
+        self, value1: dict[int, dict[str, int]], value2: dict[int, dict[str, int]]
+    ) -> dict[int, dict[str, int]]:
+        for bucket, figures in value2.items():
+            first = {name: n for name, n in value1.get(bucket, {}).items() if name.endswith(BEFORE)}
+            value1[bucket] = {**figures, **first}
+        return value1
+
+
+class Watcher(StreamingQueryListener):
+    """Keeps the progress of a stream, and tells it after every batch that published something."""
+
+    def __init__(self, total: Callable[[], Tally], figures: BucketFigures, tell: Callable[[Progress], None]) -> None:
+        self._total = total
+        self._figures = figures
+        self._tell = tell
+        self._tally: Tally | None = None
+        self._batches: set[int] = set()
+        self._held = 0
+        self._ended = threading.Event()
+        self.progress = Progress()
+        self.problem: str | None = None  # an error raised in a listener is lost
+
+    def begin(self) -> None:
+        """A query begins; one before it may have ended."""
+        self._ended.clear()
+
+    def published(self, batch: int, tally: Tally | None) -> None:
+        """The sink holds this batch; None: it held it before."""
+        self._batches.add(batch)
+        self._weigh(batch, tally)
+        if tally is None or self._tally is None:
+            self._tally = self._total()
+        else:
+            self._tally = self._tally + tally
+
+    def _weigh(self, batch: int, tally: Tally | None) -> None:
+        """Compare what was judged with what was published. Retried tasks count once in both."""
+        came = self._figures.arrived(batch)
+        held = self._figures.grown("held")
+        grown, self._held = held - self._held, held
+        if tally is not None and tally.received + grown != came:
+            held_back = f", {grown} more are held" if grown else ""
+            self.problem = f"batch {batch}: {came} rows were judged, {tally.received} were published{held_back}"
+
+    def settled(self) -> Progress:
+        """The progress when all has been told: the listener hears of things a little later than they happen."""
+        self._ended.wait(SETTLE_S)
+        if self.problem is not None:
+            raise BooksDoNotBalance(self.problem)
+        if self._tally is None:
+            self._tally = self._total()
+        return replace(self.progress, tally=self._tally, held=self._figures.total("held"))
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing to tell yet."""
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """No news."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """The last word."""
+        self._ended.set()
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """A batch is done."""
+        told = event.progress
+        if told.batchId not in self._batches:
+            return
+        self._batches.discard(told.batchId)
+        state = told.stateOperators
+        seconds = told.durationMs.get("triggerExecution", 0) / 1000
+        self.progress = Progress(
+            batch=told.batchId,
+            rows=told.numInputRows,
+            rows_per_second=round(told.numInputRows / seconds, 1) if seconds else 0.0,
+            seconds=seconds,
+            behind=_behind(told.sources),
+            state_rows=sum(operator.numRowsTotal for operator in state),
+            state_bytes=self._figures.total("bytes"),
+            keys=self._figures.total("keys"),
+            gaps=self._figures.total("gaps"),
+            held=self._figures.total("held"),
+            tally=self._tally or Tally(),
+        )
+        self._tell(self.progress)
+
+
+def _behind(sources: list[Any]) -> int | None:
+    """How many offsets are left, of sources that count (Kafka's maxOffsetsBehindLatest and its like)."""
+    left = [source.metrics.get("maxOffsetsBehindLatest") for source in sources if source.metrics]
+    known = [int(value) for value in left if value is not None]
+    return sum(known) if known else None
+
+
+KEPT: Final = "onefold_files.json"
+"""In the checkpoint: the files that were set aside."""
+LOOK_S: Final = 10.0
+"""How often the times of files that were read are compared with those in the folder, at most."""
+
+
+class SetAside(OnefoldError):
+    """A file of the batch cannot be read and was set aside: the batch is to be begun again, without it."""
+
+
+class StreamFiles:
+    """The files of a stream, by its checkpoint and its folder. For a source that is no files there is nothing to do."""
+
+    def __init__(self, spark: SparkSession, source: SourceSpec, columns: Named, checkpoint: Place) -> None:
+        self._spark, self._source, self._columns, self._checkpoint = spark, source, columns, checkpoint
+        self._opened: OpenedStream | None = None
+        self._looked_s = 0.0
+        kept = (checkpoint / KEPT).read_json() if (checkpoint / KEPT).exists() else {"set_aside": []}
+        self.aside = [SourceFile.from_dict(line) for line in kept["set_aside"]]
+        """Files that were set aside, by this start or one before."""
+        self.changed: list[str] = []
+        """Files that are no longer what was read, one line each."""
+
+    def table(self) -> DataFrame:
+        """The source as a stream, without the files that were set aside."""
+        self._opened = open_stream(self._spark, self._source, self._columns, self.aside)
+        return self._opened.rows
+
+    def check(self, batch: int) -> None:
+        """Look at the files of a batch before it is judged: raise `OSError` that names those that cannot be read, or
+        set them aside and raise `SetAside`.
+        """
+        if self._opened is None or self._opened.files is None:
+            return
+        known = {file.path for file in self.aside}
+        paths = [path for path in self._paths(batch) if path not in known]
+        bad = [file for file in map(self._opened.judged, self._opened.files.looked_at(paths)) if file.trouble]
+        if bad and self._source.bad_files == "stop":
+            raise OSError(cannot_read(bad))
+        if bad:
+            self.aside += bad
+            lines = [{**file.to_dict(), "metadata_path": file.metadata_path} for file in self.aside]
+            (self._checkpoint / KEPT).write_json({"set_aside": lines})
+            raise SetAside(f"batch {batch}: {len(bad)} files were set aside")
+        if time.monotonic() - self._looked_s >= LOOK_S:
+            self.look()
+
+    def _paths(self, batch: int) -> list[str]:
+        """The files of a batch, from the log that Spark keeps in the checkpoint."""
+        last, before = (self._offset(number) for number in (batch, batch - 1))
+        log = self._checkpoint / "sources" / "0"
+        found: list[str] = []
+        for number in range(before + 1, last + 1):
+            found += [entry["path"] for entry in self._entries(log, number) if entry["batchId"] == number]
+        return [plain_path(url) for url in found]
+
+    def _offset(self, batch: int) -> int:
+        place = self._checkpoint / "offsets" / str(batch)
+        if batch < 0 or not place.exists():
+            return -1
+        last = place.read_bytes().decode().splitlines()[2]
+        if last == "-":  # nothing had been found by then
+            return -1
+        return int(json.loads(last)["logOffset"]) if last.startswith("{") else int(last)
+
+    def _entries(self, log: Place, number: int) -> list[dict[str, Any]]:
+        for name in (str(number), f"{number}.compact"):
+            if (log / name).exists():
+                return [json.loads(line) for line in (log / name).read_bytes().decode().splitlines()[1:]]
+        return []
+
+    def look(self) -> None:
+        """Compare the times of all files that were read with those in the folder."""
+        if self._opened is None or self._opened.files is None:
+            return
+        self._looked_s = time.monotonic()
+        log = self._checkpoint / "sources" / "0"
+        names = log.names()
+        compact = max((int(name.removesuffix(".compact")) for name in names if name.endswith(".compact")), default=-1)
+        read: dict[str, int] = {}
+        for number in sorted({int(name.removesuffix(".compact")) for name in names}):
+            if number >= compact:
+                read |= {plain_path(entry["path"]): entry["timestamp"] for entry in self._entries(log, number)}
+        self.changed = [
+            f"{file.shown} changed after it was found: it has {file.size:,} bytes now, and is not read again"
+            for file in self._opened.files.listed()
+            if file.modified_ms > read.get(file.path, file.modified_ms)
+        ]
+
+    def noted(self, progress: Progress) -> Progress:
+        """The progress of the stream, with what is to be known of its files."""
+        aside = tuple(file.to_dict() for file in self.aside)
+        return replace(progress, set_aside=aside, changed=tuple(self.changed))
+
+
+AVAILABLE = "available"
+ONCE = "once"
+"""Of a stream that has a batch to finish: that one, then stop."""
+OrderEnd: TypeAlias = Literal["give_up", "hold"]
+METADATA, OFFSETS, COMMITS = "metadata", "offsets", "commits"
+"""What Spark keeps in a checkpoint: the stream's id, where each batch ends, and which batches are done."""
+POLL_S = 0.5
+
+_MISUSE = "onefold.errors.Misuse: "
+
+STATE_STORE = {
+    "spark.sql.streaming.stateStore.providerClass":
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}  # fmt: skip
+"""On disk, and what is checkpointed of a batch is what it changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streaming(EngineState):
+    """How the stream goes, and how it remembers."""
+
+    checkpoint: str
+    trigger: str = AVAILABLE
+    """"available": all that is there now, then stop; else how often a batch begins, such as "10 seconds"."""
+    order_end: OrderEnd = "give_up"
+    """What becomes of messages that are still held back when all that is there is read. "give_up": what is missing
+    before them is given up at once, and they come out. "hold": they stay in the checkpoint for the next start."""
+
+    def __post_init__(self) -> None:
+        if self.order_end == "hold" and (self.ordered_wait_ms is None or self.trigger != AVAILABLE):
+            raise Misuse(
+                f'order_end is "hold", which needs order_wait_ms and trigger = "{AVAILABLE}"', order_end=self.order_end
+            )
+
+
+def run_stream(
+    spark: SparkSession, source: SourceSpec, judging: Engine, streaming: Streaming, path: str, *,
+    format: Format = "parquet", strategy: Strategy = "drop",
+    tell: Callable[[Progress], None] = lambda progress: None, stop: threading.Event | None = None,
+    say: Callable[[str], None] = print,
+) -> Progress:  # fmt: skip
+    """Judge a source as a stream until it ends, fails, or ``stop`` is set; what came of it in the end.
+
+    ``tell`` is called after every batch, ``say`` if there is something to know before the first. When ``stop`` is set,
+    the batch in hand is finished. A checkpoint or an output that was begun with other columns or rules is `Misuse`,
+    and so is one that another stream is using.
+    """
+    stop = stop or threading.Event()
+    folders = [("the checkpoint", streaming.checkpoint), *([] if format == "postgres" else [("the output", path)])]
+    writes = [(name, located(spark, folder)) for name, folder in folders]
+    gaps = [("the gaps", f"{writes[-1][1]}_gaps")] if format == "delta" else []
+    refuse_overlap([("the source", located(spark, source.path))], [*writes, *gaps])
+    for outer, inner in permutations(writes, 2):
+        refuse_inside(outer, inner)
+    files = StreamFiles(spark, source, judging.reads, Place(spark, streaming.checkpoint))
+    df = files.table().transform(judging.shaped)
+    meaning = judging.meaning(df, streaming)
+    sink = open_sink(spark, path, format=format, strategy=strategy, meaning=meaning)
+    _check_checkpoint(Place(spark, streaming.checkpoint), meaning, sink)
+    with ExitStack() as locks:
+        for _, folder in folders:
+            Place(spark, folder).make()
+            locks.enter_context(locked(Place(spark, folder), "stream"))
+        _sign_checkpoint(Place(spark, streaming.checkpoint), meaning, say)
+        return _run(df, files, sink, judging, streaming, tell, stop)
+
+
+def _check_checkpoint(checkpoint: Place, meaning: Meaning, sink: Sink) -> None:
+    """Raise `Misuse` if it is no checkpoint, or what it remembers means something else, or it is not the sink's."""
+    names = checkpoint.names()
+    if names and METADATA not in names and not OURS & set(names):
+        raise Misuse(f"{checkpoint.shown} is no checkpoint: it holds {names[0]!r}; choose another")
+    signed = signature(checkpoint)
+    if signed is not None and (checkpoint / OFFSETS).names():  # before its first batch it remembers nothing
+        refuse_other(checkpoint.shown, signed.get("meaning", {}), meaning)
+    sink.last(_stream(checkpoint) if METADATA in names else "")
+
+
+def _sign_checkpoint(checkpoint: Place, meaning: Meaning, say: Callable[[str], None]) -> None:
+    """Keep what the checkpoint means; of one that was begun by a version that did not, say what it is taken for."""
+    if signature(checkpoint) is None and (checkpoint / OFFSETS).names():
+        settings = ", ".join(f"{name} = {value}" for name, value in meaning.items())
+        say(f"{checkpoint.shown} does not say what it was begun with; taken to be, from now on: {settings}")
+    (checkpoint / MARK).write_json({"format": FORMAT, "kind": "checkpoint", "meaning": dict(meaning)})
+
+
+def _stream(checkpoint: Place) -> str:
+    """The id that Spark gave the stream when it made the checkpoint."""
+    return str((checkpoint / METADATA).read_json()["id"])
+
+
+def _run(
+    df: DataFrame, files: StreamFiles, sink: Sink, judging: Engine, streaming: Streaming,
+    tell: Callable[[Progress], None], stop: threading.Event,
+) -> Progress:  # fmt: skip
+    spark, checkpoint = df.sparkSession, Place(df.sparkSession, streaming.checkpoint)
+    if is_cluster(str(spark.sparkContext.master)):
+        require_libraries(spark, ["numpy", "pandas", "pyarrow"])
+    # A batch without data ends a wait; where all that is there is read, it would be followed by another for ever.
+    waits = {"spark.sql.streaming.noDataMicroBatches.enabled": str(streaming.trigger != AVAILABLE).lower()}
+    _settle(spark, {**STATE_STORE, **waits}, judging.partitions)
+    figures = BucketFigures.on(spark)
+    watcher = Watcher(sink.total, figures, lambda progress: tell(files.noted(progress)))
+    errors: list[Exception] = []
+
+    def each(rows: DataFrame, batch: int) -> None:
+        if stop.is_set() or watcher.problem:
+            raise _Stopped
+        try:
+            files.check(batch)
+            stream = _stream(checkpoint)
+            if streaming.ordered_wait_ms is None:
+                tally = publish(sink, stream, batch, rows, None)
+            else:
+                with parted(rows, judging.key) as (messages, gaps):
+                    tally = publish(sink, stream, batch, messages, gaps)
+        except (OnefoldError, OSError) as error:
+            errors.append(error)
+            raise
+        if tally is None:  # committed before a crash: the state still has to go through it
+            rows.write.format("noop").mode("overwrite").save()
+        watcher.published(batch, tally)
+
+    def go(trigger: str) -> Progress:
+        rows = df
+        while True:
+            judged = rows.transform(judging.stream(streaming, figures.add))
+            writer = judged.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
+            errors.clear()
+            watcher.begin()
+            try:
+                _wait(_triggered(writer, trigger).start(), stop, errors)
+            except SetAside:  # the batch is begun again, by a query that leaves them out
+                rows = files.table().transform(judging.shaped)
+                continue
+            files.look()
+            return files.noted(watcher.settled())
+
+    spark.streams.addListener(watcher)
+    try:
+        if streaming.ordered_wait_ms is None:
+            return go(streaming.trigger)
+        return _ordered(spark, checkpoint, streaming, streaming.ordered_wait_ms, figures, go, stop)
+    finally:
+        spark.streams.removeListener(watcher)
+
+
+def _ordered(
+    spark: SparkSession, checkpoint: Place, streaming: Streaming, wait_ms: int, figures: BucketFigures,
+    go: Callable[[str], Progress], stop: threading.Event,
+) -> Progress:  # fmt: skip
+    """Go, and see to what is held back: before the first batch it is counted, after the last one it is given up.
+
+    A wait ends with a batch, and of itself Spark begins none after a start, or when all is read. So one without rows is
+    written into its log, as Spark itself writes those: at a start with an interval it sets the clock going; at the end
+    of what is there it is dated so late that all waits are over. What a batch does hangs on its date alone, so one that
+    is tried again gives up the same.
+    """
+    held = held_back(spark, checkpoint)
+    for bucket, (rows, _) in held.items():
+        figures.add(bucket, {"held": rows, f"held{BEFORE}": rows, "rows": 0, "batch": -1})
+    if held and streaming.trigger != AVAILABLE:
+        _add_empty_batch(checkpoint, _now_ms())
+    progress = go(streaming.trigger)
+    while streaming.trigger == AVAILABLE and streaming.order_end == "give_up" and progress.held and not stop.is_set():
+        latest_ms = max((due_ms for _, due_ms in held_back(spark, checkpoint).values()), default=0)
+        if not _add_empty_batch(checkpoint, max(_now_ms(), latest_ms) + wait_ms + 1):
+            break
+        before, progress = progress, go(ONCE)
+        if progress.held >= before.held:
+            break
+    return progress
+
+
+def _add_empty_batch(checkpoint: Place, at_ms: int) -> bool:
+    """Let the stream go on with a batch of this date and without rows; False if it has one to finish, or has none."""
+    last = _newest(checkpoint / OFFSETS)
+    if last is None or last != _newest(checkpoint / COMMITS):
+        return False
+    version, circumstances, *ends = (checkpoint / OFFSETS / str(last)).read_bytes().decode().split("\n")
+    if version != "v1":
+        return False
+    dated = json.dumps({**json.loads(circumstances), "batchTimestampMs": at_ms})
+    (checkpoint / OFFSETS / str(last + 1)).write_bytes("\n".join([version, dated, *ends]).encode())
+    return True
+
+
+def _newest(log: Place) -> int | None:
+    return max((int(name) for name in log.names() if name.isdecimal()), default=None)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class _Stopped(Exception):
+    """Somebody asked to stop, and the batch before is finished."""
+
+
+def _settle(spark: SparkSession, config: Mapping[str, str], partitions: int | None) -> None:
+    for key, value in config.items():
+        spark.conf.set(key, value)
+    # One state store each: two per core, not the many fine slices that suit a table.
+    tasks = partitions or 2 * spark.sparkContext.defaultParallelism
+    spark.conf.set("spark.sql.shuffle.partitions", str(tasks))
+
+
+def _triggered(writer: Any, trigger: str) -> Any:
+    if trigger == AVAILABLE:
+        return writer.trigger(availableNow=True)
+    if trigger == ONCE:
+        return writer.trigger(once=True)
+    try:
+        return writer.trigger(processingTime=trigger)
+    except Exception as error:
+        raise Misuse(f'trigger is {trigger!r}, must be "available" or a time such as "10 seconds"') from error
+
+
+def _wait(query: StreamingQuery, stop: threading.Event, errors: list[Exception]) -> None:
+    try:
+        while not query.awaitTermination(POLL_S):  # type: ignore[arg-type]
+            if stop.is_set() and not query.status["isTriggerActive"]:
+                query.stop()
+    except StreamingQueryException as error:
+        if "_Stopped" in str(error):
+            return
+        if errors:
+            raise errors[-1] from None
+        cause = _cause(error)
+        if cause.startswith(_MISUSE):  # found out by a task
+            raise Misuse(cause.removeprefix(_MISUSE)) from error
+        raise OSError(f"the stream ended: {cause}") from error
+
+
+def _cause(error: StreamingQueryException) -> str:
+    """The line that says what went wrong: a file that could not be read, the last line of a Python error, else Spark's
+    first.
+    """
+    text = str(error).split("=== Streaming Query ===")[0]
+    if (failed := failed_file(text)) is not None:
+        return failed
+    lines = [line for line in text.splitlines() if line.strip()]
+    python = [line for line in lines if line.startswith(("onefold.", "Misuse", "BadInput"))]
+    told = [line for line in lines if not line.startswith((" ", "\t", "Traceback"))]
+    return (python[-1] if python else (told or lines)[0]).strip()

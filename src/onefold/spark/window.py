@@ -1,0 +1,579 @@
+"""``advise_window(df)``: how long must copies be remembered, what does that cost, and what gets through all the same?
+
+A window forgets: what comes again after it counts again. How long it must be is not a matter of taste but of the data:
+of the lags of its copies, which are measured here.
+
+    window      an id is remembered for so long from its first row on; a copy whose lag is at most that is caught. One
+                that comes later begins a window of its own, so what leaks is at most what is told here
+    watermark   the same by ``dropDuplicatesWithinWatermark`` of Spark, where a copy must come *less* than the delay
+                after its first, and what is late by the delay is dropped unseen. Spark forgets an id when its
+                watermark, itself a delay behind, has passed the end of the window: it remembers for twice as long
+    intervals   what `judge_chains` remembers: one entry per chain and one per gap, whatever the lags are
+
+Cost: two passes over the narrow columns, one shuffle of integers, and a few passes over one number per row, which is
+kept on the disks of Spark's storage meanwhile. Nothing but counts reaches the driver.
+
+The lag of every copy: how long after the first row of its id it came.
+
+The rows of an id meet in one task, in one shuffle of integers: the id as a hash of 128 bits, the time, and the order if
+there is one. There they are sorted, and each is told apart from the first before it. Sorts and buffers are Spark's own,
+which spill to disk: an id with a million copies is a longer task, not a larger one. A self join would shuffle the rows
+twice.
+
+How late rows are: how far the time of a row lies behind the latest time that came before it.
+
+That is what the delay of a watermark must cover. A running maximum over all rows would be one task; instead the order
+is cut into slots, the highest time of each is known after one aggregate, and within a slot the rows are sorted. Exact,
+and only integers are shuffled.
+
+Exact quantiles of whole numbers, in bounded memory: no sort, no sketch, no list of all values.
+
+Every value falls into a bucket by its first twelve binary digits, as floating-point numbers do: those below 4,096 have
+one each, larger ones share. One native aggregate counts them. The bucket that holds the wanted rank is then counted
+again in 65,536 finer ones, until a bucket is a single value. So a quantile up to 4 s in milliseconds costs one pass,
+up to three days two, and any of 64 bits at most five. What reaches the driver are counts: one for each bucket that
+holds a value, 16 bytes, so at most a megabyte for each quantile.
+
+What a memory costs: how many ids a window has to remember at its peak, and what interval memory keeps instead.
+
+An id is remembered from its first row on, for the length of the window. So the peak is the largest number of firsts in
+any stretch of time so long. The firsts are counted by slots of a 64th of the shortest window, and only slots that hold
+any reach the driver, so a few rows from a wrong century cost nothing. A stretch is taken as all slots that it touches:
+the number is never too small, and at most what a window that is 1/64 longer would have to remember. Slots become
+wider, and this error larger, where there would be more than a million.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from time import monotonic
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from onefold.errors import Misuse
+from onefold.spark.columns import CORRUPT, ChainColumns, check_columns, in_order, milliseconds, packed, quoted
+from onefold.spark.diff import hashable, null_masks
+from onefold.spark.gaps import missing_ranges
+
+FIRST, LAG = "first_ms", "lag_ms"
+"""Of the table of lags: when an id came first, null of a copy; how much later a copy came, null of a first."""
+
+TIME_MIN, TIME_MAX = -62_135_596_800_000, 253_402_300_799_999
+"""The years 1 to 9999 in milliseconds. Micro- and nanoseconds of our days lie beyond."""
+
+UNUSABLE: Final = ("malformed", "no_id", "no_time", "time_out_of_range", "no_order")
+"""Why a row says nothing: it could not be read; a key column is null; time or order is no number and no time."""
+
+TASKS_PER_CORE: Final = 4
+"""Into so many parts per core a table is kept: adaptive execution does not pack the slices of one that is."""
+
+ID, AT, ORDER = ("_onefold_a", "_onefold_b"), "_onefold_at", "_onefold_order"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowColumns:
+    """The names of the columns that lags are measured by.
+
+    >>> WindowColumns(key=("device", "counter"), time="received").named
+    [('key', 'device'), ('key', 'counter'), ('time', 'received')]
+    """
+
+    key: tuple[str, ...] | None = None
+    """Together they are the id of a message. None: two rows are copies if they agree in all but time and order."""
+    time: str = "arrival"
+    """The clock that the window is measured by: whole milliseconds, or a time."""
+    order: str | None = None
+    """What says which row came first, such as an offset. None: the time does."""
+
+    def __post_init__(self) -> None:
+        if self.key is not None and not self.key:
+            raise Misuse("key is empty, must name at least one column, or be None: the whole row", key=self.key)
+        roles = [("key", name) for name in self.key or ()] + [("order", self.order)]
+        for role, name in roles:
+            if name == self.time:
+                raise Misuse(f"column {name!r} is the time, it cannot be the {role} too", column=name)
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """(role, column) of every column that is named."""
+        order = [] if self.order is None else [("order", self.order)]
+        return [*(("key", name) for name in self.key or ()), ("time", self.time), *order]
+
+    def check(self, df: DataFrame) -> None:
+        """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
+        check_columns(df, self.named, plain=("key",), required=("key", "time", "order"), times=("time", "order"))
+
+    def id(self, df: DataFrame) -> tuple[str, ...]:
+        """The columns that make up the id."""
+        if self.key is not None:
+            return self.key
+        rest = tuple(name for name in df.columns if name not in (self.time, self.order, CORRUPT))
+        if not rest:
+            raise Misuse(f"there is no column beside {self.time!r} to know a copy by", column=self.time)
+        return rest
+
+
+def why_unusable(df: DataFrame, columns: WindowColumns) -> Column:
+    """Why a row says nothing of lags, one of `UNUSABLE`; null if it does."""
+    time = milliseconds(df, columns.time)
+    no = F.lit(False)
+    key_is_null = [F.col(quoted(name)).isNull() for name in columns.key or ()]
+    conditions = {
+        "malformed": F.col(CORRUPT).isNotNull() if CORRUPT in df.columns else no,
+        "no_id": F.greatest(*key_is_null, no) if key_is_null else no,
+        "no_time": time.isNull(),
+        "time_out_of_range": ~time.between(TIME_MIN, TIME_MAX),
+        "no_order": no if columns.order is None else in_order(df, columns.order).isNull(),
+    }
+    assert tuple(conditions) == UNUSABLE
+    why = F.lit(None).cast("string")
+    for reason, condition in reversed(conditions.items()):
+        why = F.when(condition, F.lit(reason)).otherwise(why)
+    return why
+
+
+def timed(df: DataFrame, columns: WindowColumns) -> DataFrame:
+    """The rows that can be used: the hash of their id, their time and their place in the order, all of them longs."""
+    values = {name: F.col(quoted(name)) for name in columns.id(df)}
+    plain = [hashable(value, df.schema[name].dataType) for name, value in values.items()]
+    nulls = null_masks(values.values()) if columns.key is None else []  # of a key none is null
+    at = milliseconds(df, columns.time)
+    return df.where(why_unusable(df, columns).isNull()).select(
+        F.xxhash64(*nulls, *plain).alias(ID[0]),
+        F.xxhash64(F.lit(1), *nulls, *plain).alias(ID[1]),
+        at.alias(AT),
+        *([] if columns.order is None else [in_order(df, columns.order).alias(ORDER)]),
+    )
+
+
+def lags(rows: DataFrame) -> DataFrame:
+    """Of `timed` rows: `FIRST` of the first row of each id, and `LAG` of every other.
+
+    A lag below 0 is there only where the order is not that of the time: a copy with a clock that is behind.
+    """
+    by_id = Window.partitionBy(*ID).orderBy(*([ORDER] if ORDER in rows.columns else []), AT)
+    number = F.row_number().over(by_id)
+    first = F.first(AT).over(by_id.rowsBetween(Window.unboundedPreceding, Window.currentRow))
+    told = rows.select(AT, number.alias("number"), first.alias("first"))
+    is_first = F.col("number") == 1
+    return told.select(
+        F.when(is_first, F.col(AT)).alias(FIRST), F.when(~is_first, F.col(AT) - F.col("first")).alias(LAG)
+    )
+
+
+@contextmanager
+def kept(table: DataFrame) -> Iterator[DataFrame]:
+    """The table, computed once, on the disks of Spark's storage as long as it is needed."""
+    parts = TASKS_PER_CORE * table.sparkSession.sparkContext.defaultParallelism
+    stored = table.coalesce(parts).persist(StorageLevel.DISK_ONLY)
+    try:
+        yield stored
+    finally:
+        stored.unpersist()
+
+
+LATE: Final = "late_ms"
+
+SLOTS: Final = 4_096
+_SLOT, _BEFORE = "slot", "before"
+
+
+def lateness(rows: DataFrame) -> DataFrame:
+    """Of `timed` rows with an order, one at least: `LATE` of each, 0 if no row before it bears a later time."""
+    low, high = rows.agg(F.min(ORDER), F.max(ORDER)).collect()[0]
+    # As floats, which do not overflow. What they round falls into a slot too early or too late together.
+    slot = F.floor((F.col(ORDER).cast("double") - F.lit(float(low))) / F.lit((high - low) // SLOTS + 1.0))
+    slotted = rows.select(AT, ORDER, slot.alias(_SLOT))
+    found = slotted.groupBy(_SLOT).agg(F.max(AT).alias(AT)).orderBy(_SLOT).toArrow()
+    highest = np.maximum.accumulate(found.column(AT).to_numpy())
+    before = pa.table({_SLOT: found.column(_SLOT), _BEFORE: pa.array([None, *highest[:-1].tolist()], pa.int64())})
+    known = F.broadcast(rows.sparkSession.createDataFrame(before))
+    in_slot = Window.partitionBy(_SLOT).orderBy(ORDER, AT).rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    latest = F.greatest(F.max(AT).over(in_slot), F.col(_BEFORE))
+    return slotted.join(known, _SLOT).select((latest - F.col(AT)).alias(LATE))
+
+
+DIGITS: Final = 12
+"""By so many binary digits values are told apart in the first pass: to 1 in 2,048."""
+FINER: Final = 16
+"""By so many more in each pass after it."""
+
+_LOWER, _COUNT, _NEGATIVE, _LEAST, _MOST = "lower", "count", "negative", "least", "most"
+
+
+class Quantile(NamedTuple):
+    """The smallest value up to which there is at least such a share of all; and how many there are up to it."""
+
+    value: int
+    upto: int
+
+
+class _Place(NamedTuple):
+    """Where a rank lies: in the bucket of the values from ``lower`` on, 2^shift of them."""
+
+    lower: int
+    shift: int
+    below: int
+    here: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distribution:
+    """How values are distributed. Those below 0 count as 0, and are counted apart."""
+
+    values: DataFrame
+    name: str
+    lower: NDArray[np.int64]
+    """Where buckets begin, ascending."""
+    count: NDArray[np.int64]
+    nulls: int
+    negative: int
+    least: int
+    """The smallest value, if it is below 0; else 0."""
+    most: int
+    """The largest value, or 0."""
+
+    @classmethod
+    def of(cls, values: DataFrame, name: str) -> Distribution:
+        """Count the values of a column, in one pass."""
+        value = F.greatest(F.col(name), F.lit(0).cast("long"))
+        bucket = _cut(value, F.greatest(F.length(F.bin(value)) - DIGITS, F.lit(0)))
+        counted = values.groupBy(F.when(F.col(name).isNotNull(), bucket).alias(_LOWER)).agg(  # greatest(null, 0) is 0
+            F.count(F.lit(1)).alias(_COUNT),
+            F.count_if(F.col(name) < 0).alias(_NEGATIVE),
+            F.min(name).alias(_LEAST),
+            F.max(name).alias(_MOST),
+        )
+        found = counted.toArrow()
+        rows = found.filter(found.column(_LOWER).is_valid()).sort_by(_LOWER)
+        lower, count, negative, least, most = (column.to_numpy() for column in rows.columns)
+        return cls(
+            values=values,
+            name=name,
+            lower=lower,
+            count=count,
+            nulls=sum(found.column(_COUNT).to_pylist()) - int(count.sum()),
+            negative=int(negative.sum()),
+            least=int(least.min(initial=0)),
+            most=int(most.max(initial=0)),
+        )
+
+    @property
+    def total(self) -> int:
+        """How many values there are."""
+        return int(self.count.sum())
+
+    def bins(self) -> list[tuple[int, int, int]]:
+        """How many values there are from one power of two up to the next: (from, below, count)."""
+        counted: dict[int, int] = {}
+        for lower, count in zip(self.lower.tolist(), self.count.tolist(), strict=True):
+            counted[lower.bit_length()] = counted.get(lower.bit_length(), 0) + count
+        return [(1 << bits >> 1, 1 << bits, count) for bits, count in sorted(counted.items())]
+
+    def quantiles(self, shares: Iterable[float]) -> dict[float, Quantile]:
+        """The exact quantiles of these shares, each above 0 and at most 1; nothing if there is no value."""
+        ranks = {share: rank_of(share, self.total) for share in shares} if self.total else {}
+        places = {rank: _locate(self.lower, self.count, 0, rank, None) for rank in set(ranks.values())}
+        while coarse := {place.lower: place.shift for place in places.values() if place.shift}:
+            lower, count = self._split(coarse)
+            for rank, (start, shift, below, _) in places.items():
+                if shift:
+                    inside = (lower >= start) & (lower < start + (1 << shift))
+                    places[rank] = _locate(lower[inside], count[inside], below, rank, max(0, shift - FINER))
+        return {share: Quantile(places[r].lower, places[r].below + places[r].here) for share, r in ranks.items()}
+
+    def _split(self, buckets: Mapping[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Count the values of these buckets, lower end and digits each, in finer ones."""
+        value = F.greatest(F.col(self.name), F.lit(0).cast("long"))
+        finer = F.lit(None).cast("long")
+        for lower, shift in buckets.items():
+            inside = F.col(self.name).isNotNull() & value.between(lower, lower + (1 << shift) - 1)
+            finer = F.when(inside, _cut(value, F.lit(max(0, shift - FINER)))).otherwise(finer)
+        wanted = self.values.select(finer.alias(_LOWER)).where(F.col(_LOWER).isNotNull())
+        found = wanted.groupBy(_LOWER).agg(F.count(F.lit(1)).alias(_COUNT)).toArrow().sort_by(_LOWER)
+        return found.column(_LOWER).to_numpy(), found.column(_COUNT).to_numpy()
+
+
+def rank_of(share: float, total: int) -> int:
+    """The place, from 1, of the value up to which there is such a share of all.
+
+    >>> rank_of(0.99, 200), rank_of(0.07, 100), rank_of(0.5, 3), rank_of(1, 5)
+    (198, 7, 2, 5)
+    """
+    # By the number as it is written: 0.07 * 100 is 7.000000000000001 to a float.
+    exact = Fraction(str(share)) * total
+    return max(1, -(-exact.numerator // exact.denominator))
+
+
+def _cut(value: Column, digits: Column) -> Column:
+    """The value without its last binary digits."""
+    shifted = F.call_function("shiftright", value, digits.cast("int"))
+    return F.call_function("shiftleft", shifted, digits.cast("int"))
+
+
+def _locate(lower: NDArray[np.int64], count: NDArray[np.int64], below: int, rank: int, shift: int | None) -> _Place:
+    """The bucket that a rank falls into; ``shift``: its digits, None in the first pass: by its own size."""
+    ends = below + np.cumsum(count)
+    at = int(np.searchsorted(ends, rank))
+    start, here = int(lower[at]), int(count[at])
+    digits = max(0, start.bit_length() - DIGITS) if shift is None else shift
+    return _Place(start, digits, int(ends[at]) - here, here)
+
+
+ID_BYTES: Final = 24
+"""A hash of 16 bytes and a time of 8: the least. With what a store adds it is about 90 in Spark's RocksDB."""
+GAP_BYTES: Final = 16
+"""The two ends of a gap, packed."""
+
+SLOTS_PER_WINDOW: Final = 64
+SLOTS_MAX: Final = 1 << 20
+WIDER: Final = 16
+
+
+class Peaks(NamedTuple):
+    """How many ids each window has to remember at most, and how wide the slots were; 1: the numbers are exact."""
+
+    ids: dict[int, int]
+    slot_ms: int
+
+
+def peaks(table: DataFrame, windows_ms: Sequence[int], *, slots_max: int = SLOTS_MAX) -> Peaks:
+    """Of a table of lags (`window_lags`): the peaks for windows of these lengths."""
+    firsts = table.where(F.col(FIRST).isNotNull())
+    slot_ms = max(1, min(windows_ms) // SLOTS_PER_WINDOW)
+    while True:
+        slots = firsts.groupBy((F.col(FIRST) - F.pmod(F.col(FIRST), F.lit(slot_ms))).alias("slot")).count()
+        found = slots.limit(slots_max + 1).toArrow()
+        if found.num_rows <= slots_max:
+            break
+        slot_ms *= WIDER
+    starts, counts = (found.sort_by("slot").column(name).to_numpy() for name in ("slot", "count"))
+    return Peaks({ms: busiest(starts, counts, ms, slot_ms) for ms in windows_ms}, slot_ms)
+
+
+def busiest(starts: NDArray[np.int64], counts: NDArray[np.int64], window_ms: int, slot_ms: int) -> int:
+    """The most firsts in slots that a window can touch, both its ends included.
+
+    >>> busiest(np.array([0, 10, 20, 50]), np.array([5, 1, 2, 7]), window_ms=15, slot_ms=10)
+    8
+    """
+    if not len(starts):
+        return 0
+    reach = -(-window_ms // slot_ms) * slot_ms
+    sums = np.concatenate(([0], np.cumsum(counts)))
+    since = np.searchsorted(starts, starts - reach)
+    return int((sums[1:] - sums[since]).max())
+
+
+def interval_memory(df: DataFrame, columns: ChainColumns | None) -> Mapping[str, Any]:
+    """What interval memory remembers of these messages: a head for each chain, and what is missing.
+
+    Without numbers and what came before them there are no intervals: then why.
+    """
+    if columns is None:
+        return {"why_not": "it needs numbered messages: name the columns of chain, number and previous number"}
+    if columns.previous_timestamp is None:
+        return {"why_not": "it needs messages that name their previous number"}
+    columns.check(df)
+    sound = df.where(packed(df, columns, None).number >= 0)
+    gaps = missing_ranges(sound, columns).count()
+    keys = int(sound.agg(F.count_distinct(*(F.col(quoted(name)) for name in columns.key))).collect()[0][0])
+    return {"chains": keys, "gaps": gaps, "entries": keys + gaps, "bytes": ID_BYTES * keys + GAP_BYTES * gaps}
+
+
+Say: TypeAlias = Callable[[str], None]
+
+FORMAT: Final = 1
+SHARES: Final = (0.99, 0.999, 0.9999)
+SHARES_MAX: Final = 16
+SHOWN: Final = (0.5, 0.9)
+"""Quantiles that are told beside the shares that are asked for: what is usual."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowFor:
+    """The shortest window that catches a share of the copies."""
+
+    share: float
+    window_ms: int
+    caught: int
+    leaked: int
+    leaked_share: float
+    """Of all copies."""
+    ids: int
+    """How many ids it has to remember at its peak, at most."""
+    bytes: int
+    """At 16 bytes an id and 8 its time; what a store adds is not counted."""
+    watermark_ms: int
+    """The delay of a watermark that does the same."""
+    watermark_ids: int
+    watermark_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What was measured, and which window follows from it."""
+
+    key: Sequence[str]
+    time: str
+    order: str | None
+    rows: int
+    unusable: Mapping[str, int]
+    """Rows that say nothing, by why; see `window_lags.UNUSABLE`."""
+    from_ms: int
+    to_ms: int
+    ids: int
+    copies: int
+    lags: Mapping[str, Any]
+    late: Mapping[str, Any] | None
+    """How late rows are; None: without an order nobody can tell."""
+    skewed: Mapping[str, int]
+    """Copies that bear a time before that of their first, which came sooner: clocks that do not agree."""
+    windows: Sequence[WindowFor]
+    slot_ms: int
+    """How finely peaks were counted; 1: exactly."""
+    intervals: Mapping[str, Any]
+    seconds: float
+
+    @property
+    def recommended(self) -> WindowFor | None:
+        """The window for the largest share that was asked for; None: there are no copies, none is needed."""
+        return max(self.windows, key=lambda window: window.share, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, for JSON."""
+        best = self.recommended
+        return {
+            "format": FORMAT,
+            **asdict(self),
+            "recommended_ms": None if best is None else best.window_ms,
+            "all_ids_bytes": ID_BYTES * self.ids,
+        }
+
+
+def advise_window(
+    df: DataFrame, *, key: Iterable[str] | None = None, time: str = "arrival", order: str | None = None,
+    shares: Iterable[float] = SHARES, chains: ChainColumns | None = None, say: Say | None = None,
+) -> Advice:  # fmt: skip
+    """Measure the lags of the copies in a table, and which windows would catch which share of them.
+
+    ``key``: the columns of a message's id. None: chain and number of ``chains``, else all columns but time and order.
+    ``time``: the clock of the window. ``order``: what says which row came first, if the time does not, such as the
+    offset of rows with an event time; then also measures how late rows are. ``chains``: the columns of numbered
+    messages, to compare with interval memory. None: those of the usual names, if they are all there.
+    """
+    started, tell = monotonic(), say or _silent
+    wanted = _shares(shares)
+    numbered = _usual(df) if chains is None else chains
+    columns = WindowColumns(key=_key(key, numbered), time=time, order=order)
+    columns.check(df)
+    tell("looking at the columns")
+    looked = _look(df, columns)
+    tell("measuring lags")
+    rows, told = timed(df, columns), (*SHOWN, *wanted)
+    with kept(lags(rows)) as table:
+        found = Distribution.of(table, LAG)
+        at = found.quantiles(told)
+        late = None if order is None or not found.nulls else _late(rows, told)
+        tell("counting what must be remembered")
+        # A copy must come less than the delay after its first, and no row be late by as much.
+        delays = {share: 1 + max(at[share].value, late[1][share].value if late else 0) for share in wanted if at}
+        lengths = [*(at[share].value for share in delays), *(2 * delay for delay in delays.values())]
+        peak = peaks(table, lengths) if lengths else Peaks({}, 1)
+    tell("comparing with interval memory")
+    return Advice(
+        key=columns.id(df),
+        time=time,
+        order=order,
+        **looked,
+        ids=found.nulls,
+        copies=found.total,
+        lags=_told(found, at),
+        late=_told(*late) if late else None,
+        skewed={"copies": found.negative, "most_ms": max(0, -found.least)},
+        windows=[_window(share, at[share], delay, found.total, peak) for share, delay in delays.items()],
+        slot_ms=peak.slot_ms,
+        intervals=interval_memory(df, numbered),
+        seconds=round(monotonic() - started, 3),
+    )
+
+
+def _silent(step: str) -> None:
+    pass
+
+
+def _shares(shares: Iterable[float]) -> list[float]:
+    wanted = sorted(set(shares))
+    for share in wanted:
+        if not 0 < share <= 1:
+            raise Misuse(f"share is {share}, must be above 0 and at most 1", share=share)
+    if not 0 < len(wanted) <= SHARES_MAX:
+        raise Misuse(f"there are {len(wanted)} shares, must be 1 to {SHARES_MAX}", shares=wanted)
+    return wanted
+
+
+def _usual(df: DataFrame) -> ChainColumns | None:
+    names = ChainColumns(arrival=None)
+    return names if all(name in df.columns for _, name in names.named) else None
+
+
+def _key(key: Iterable[str] | None, chains: ChainColumns | None) -> tuple[str, ...] | None:
+    if isinstance(key, str):
+        raise Misuse(f"key is a list of names, not {key!r}", key=key)
+    if key is not None:
+        return tuple(dict.fromkeys(key))
+    if chains is None:
+        return None
+    return (*chains.key, *(name for name in (chains.timestamp, chains.sequence) if name is not None))
+
+
+def _look(df: DataFrame, columns: WindowColumns) -> dict[str, Any]:
+    """How many rows there are, which of them can be used, and from when to when they are."""
+    why = why_unusable(df, columns)
+    usable = F.when(why.isNull(), milliseconds(df, columns.time))
+    sample = F.first(F.col(quoted(columns.time)).cast("string"), ignorenulls=True)
+    reasons = [F.count_if(why == reason) for reason in UNUSABLE]
+    rows, low, high, such, *counts = df.agg(
+        F.count(F.lit(1)), F.min(usable), F.max(usable), sample, *reasons
+    ).collect()[0]
+    unusable = {reason: count for reason, count in zip(UNUSABLE, counts, strict=True) if count}
+    if rows and low is None:
+        told = ", ".join(f"{count:,} {reason}" for reason, count in unusable.items())
+        raise Misuse(f"none of {rows:,} rows can be used: {told}; {columns.time!r} holds {such!r}", column=columns.time)
+    return {"rows": rows, "unusable": unusable, "from_ms": low or 0, "to_ms": high or 0}
+
+
+def _late(rows: DataFrame, shares: Sequence[float]) -> tuple[Distribution, dict[float, Quantile]]:
+    with kept(lateness(rows)) as table:
+        found = Distribution.of(table, LATE)
+        return found, found.quantiles(shares)
+
+
+def _told(found: Distribution, at: Mapping[float, Quantile]) -> dict[str, Any]:
+    quantiles = {f"{share:.15g}": quantile.value for share, quantile in sorted(at.items())}
+    return {"count": found.total, "most_ms": max(0, found.most), "quantiles": quantiles, "bins": found.bins()}
+
+
+def _window(share: float, at: Quantile, delay_ms: int, copies: int, peak: Peaks) -> WindowFor:
+    ids, twice = peak.ids[at.value], peak.ids[2 * delay_ms]
+    return WindowFor(
+        share=share,
+        window_ms=at.value,
+        caught=at.upto,
+        leaked=copies - at.upto,
+        leaked_share=(copies - at.upto) / copies,
+        ids=ids,
+        bytes=ID_BYTES * ids,
+        watermark_ms=delay_ms,
+        watermark_ids=twice,
+        watermark_bytes=ID_BYTES * twice,
+    )

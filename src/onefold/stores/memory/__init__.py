@@ -1,1 +1,0 @@
-"""What a port asks for, in memory: for tests, for simulations, and for what need not outlive its process."""

@@ -1,0 +1,251 @@
+"""Where a table is: ``postgresql://user:password@host/database?options#schema.table``.
+
+The part after ``#`` is ours, the rest is PostgreSQL's own. What is shown of an address never holds the password; an
+address that cannot be read is not shown at all, for nobody knows where in it the password stands.
+
+A few connections to one database, lent out one call at a time.
+
+A call takes the connection that was used last, or makes one, or waits until one is given back: never more than
+``connections_max`` are open, whatever the number of threads. One that fails is closed and all that lie idle with it,
+for they went to the same server. Before one is lent out again it is looked at whether the server has hung up meanwhile:
+after a restart that nobody noticed, nobody is told of it.
+
+A server that lives keeps the time limits of statements by itself. One that is frozen, or was cut off while it had the
+word, does not: for that one we look at the clock too, and hang up.
+
+What fails is `StoreFailed`, and whether it was done is not known. There is one exception: a deadlock is undone by the
+server for certain, so `run` makes the call again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from select import POLLIN, poll
+from threading import BoundedSemaphore, Lock
+from time import monotonic
+from typing import Any, TypeAlias, TypeVar, cast
+from urllib.parse import unquote
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+
+from onefold.errors import BadInput, Misuse, OnefoldError, StoreFailed
+
+TABLE = "onefold_messages"
+SCHEMES = ("postgresql://", "postgres://")
+# PostgreSQL cuts longer names off without an error: two columns, or two tables, could become one.
+NAME_BYTES_MAX = 63
+SUFFIX_BYTES_MAX = len("_staging_0123456789_0_parts")
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresAddress:
+    """A table of a database; ``schema`` None is the first of the user's search path."""
+
+    conninfo: str = field(repr=False)
+    shown: str
+    schema: str | None
+    table: str
+
+    def __str__(self) -> str:
+        return self.shown
+
+
+def parse(url: str) -> PostgresAddress:
+    """Read an address.
+
+    >>> parse("postgresql://me:secret@db.example/shop#sales.orders").shown
+    'postgresql://db.example/shop#sales.orders'
+    """
+    conninfo, _, fragment = url.partition("#")
+    if not conninfo.startswith(SCHEMES):
+        raise Misuse("the place of a postgres sink must be like postgresql://user@host/database#schema.table")
+    if set(fragment) & set("@/:?#"):
+        raise Misuse("what follows # in the address must be a table or schema.table; a # before that is written %23")
+    try:
+        parts = conninfo_to_dict(conninfo)
+    except psycopg.ProgrammingError:
+        raise Misuse("this is not an address that PostgreSQL can read (it may hold a password: not shown)") from None
+    schema, _, table = unquote(fragment or TABLE).rpartition(".")
+    check_name(table, NAME_BYTES_MAX - SUFFIX_BYTES_MAX)
+    host = parts.get("host") or parts.get("hostaddr") or ""
+    port = f":{parts['port']}" if parts.get("port") else ""
+    place = f"postgresql://{host}{port}/{parts.get('dbname') or ''}"
+    if "@" in place:  # a / in the password ended the host: the rest of it would be shown as the database
+        raise Misuse("this address has an @ too many (not shown); write %40 for an @ and %2F for a / in a password")
+    shown = f"{place}#{unquote(fragment or TABLE)}"
+    return PostgresAddress(conninfo, shown, schema or None, table)
+
+
+def check_name(name: str, bytes_max: int = NAME_BYTES_MAX) -> None:
+    """Raise `Misuse` if PostgreSQL could not keep this name as it is."""
+    size = len(name.encode())
+    if not 0 < size <= bytes_max or "\0" in name:
+        raise Misuse(f"the name {name!r} has {size} bytes, PostgreSQL can keep 1 to {bytes_max}", name=name)
+
+
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+Answer = TypeVar("Answer")
+
+DEADLOCKS_MAX = 3
+PATIENCE = 2
+"""Times ``timeout_s``: the server's own word that a statement took too long says more, and comes first."""
+_UNDONE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
+
+
+class Connections:
+    """Connections to the server at ``conninfo``; ``shown`` is what may be said of it."""
+
+    def __init__(
+        self,
+        conninfo: str,
+        shown: str,
+        prepare: Callable[[Connection], None],
+        *,
+        connections_max: int,
+        timeout_s: float,
+    ) -> None:
+        """Connect to nothing yet; ``prepare`` is done with each connection before its first use."""
+        self.shown = shown
+        self._conninfo, self._prepare = conninfo, prepare
+        self._connections_max, self._timeout_s = connections_max, timeout_s
+        self._slots = BoundedSemaphore(connections_max)
+        self._idle: list[Connection] = []
+        self._lock = Lock()
+        self._open = True
+
+    def run(self, work: Callable[[Connection], Answer]) -> Answer:
+        """What ``work`` makes of a connection, on which each statement is a transaction unless it begins one."""
+        with self._told():
+            for _ in range(DEADLOCKS_MAX):
+                try:
+                    with self._lent() as connection:
+                        return work(connection)
+                except _UNDONE:
+                    pass
+            with self._lent() as connection:
+                return work(connection)
+
+    def close(self) -> None:
+        """Close all that are idle now, and each that is in use when it is given back."""
+        with self._lock:
+            self._open = False
+        self._drop_idle()
+
+    def check_open(self) -> None:
+        """`Misuse` once it was closed."""
+        if not self._open:
+            raise Misuse(f"{self.shown}: this ledger was closed")
+
+    @contextmanager
+    def _lent(self) -> Iterator[Connection]:
+        self.check_open()
+        if not self._slots.acquire(timeout=self._timeout_s):
+            told = f"{self.shown}: all {self._connections_max} connections were in use for {self._timeout_s} s"
+            raise StoreFailed(told, connections_max=self._connections_max)
+        try:
+            connection = self._taken() or self._made()
+            try:
+                yield connection
+            finally:
+                self._give_back(connection)
+        finally:
+            self._slots.release()
+
+    def _taken(self) -> Connection | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            if not _has_hung_up(connection):
+                return connection
+            connection.close()
+
+    def _made(self) -> Connection:
+        """The address decides where it says something: these are for what it leaves open."""
+        timeout_ms = str(max(1, int(self._timeout_s * 1_000)))  # 0 would be: no limit
+        ours = {"connect_timeout": str(max(2, round(self._timeout_s))), "tcp_user_timeout": timeout_ms}
+        given = conninfo_to_dict(self._conninfo)
+        missing = {
+            name: value for name, value in {**ours, "fallback_application_name": "onefold"}.items() if name not in given
+        }
+        conninfo = make_conninfo(self._conninfo, **missing)
+        connection = _Patient.connect(conninfo, autocommit=True)
+        connection.patience_s = PATIENCE * self._timeout_s
+        try:
+            settings = (
+                "select set_config('statement_timeout', %(ms)s, false), set_config('lock_timeout', %(ms)s, false)"
+            )
+            connection.execute(settings, {"ms": timeout_ms})
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _give_back(self, connection: Connection) -> None:
+        if connection.closed:
+            self._drop_idle()
+        usable = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
+        with self._lock:
+            if usable and self._open:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _drop_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise self._meaning(error) from error
+        except UnicodeEncodeError as error:
+            raise BadInput(f"{self.shown} cannot keep the text {error.object!r:.100}") from error
+
+    def _meaning(self, error: psycopg.Error) -> OnefoldError:
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if isinstance(error, psycopg.DataError):
+            return BadInput(f"{self.shown} cannot keep a value: {line}")
+        return StoreFailed(f"{self.shown}: {line}", place=self.shown)
+
+
+class _Patient(psycopg.Connection[tuple[Any, ...]]):
+    """A connection that waits only so long for each answer."""
+
+    patience_s: float
+
+    def wait(self, gen: PQGen[Answer], *args: Any, **kwargs: Any) -> Answer:
+        return super().wait(self._limited(gen, monotonic() + self.patience_s), *args, **kwargs)
+
+    def _limited(self, gen: PQGen[Answer], deadline: float) -> PQGen[Answer]:
+        """The same, until the time is up; psycopg goes on with it some times a second, whether there is news or not."""
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if not ready and monotonic() > deadline:
+                    self.close()  # else whoever ends a transaction would wait for the same server again
+                    raise psycopg.OperationalError(f"no answer within {self.patience_s} s")
+                wanted = gen.send(ready)
+        except StopIteration as stop:
+            return cast(Answer, stop.value)
+
+
+def _has_hung_up(connection: Connection) -> bool:
+    """A server that says something unasked says that it ends, or has ended."""
+    if connection.closed:
+        return True
+    unasked = poll()
+    unasked.register(connection.fileno(), POLLIN)
+    return bool(unasked.poll(0))

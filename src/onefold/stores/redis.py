@@ -1,0 +1,90 @@
+"""Which settings of a Redis server can lose what it has answered.
+
+By default Redis keeps nothing but now and then a dump: a restart forgets minutes. What a coordinator needs is
+``appendonly yes`` and ``appendfsync always`` (every answer waits for the disk; ``everysec`` loses up to two seconds),
+``maxmemory-policy noeviction`` (others throw keys away when memory is short) and, when replicas may take over, claims
+that wait for them. A lost entry is no small matter: a frame that was heard before counts once more, and a replayed one
+is taken for new.
+
+Hosted servers often forbid CONFIG; then INFO tells half of it, and what cannot be seen is named, not assumed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import redis
+
+from onefold.errors import Misuse
+
+TIMEOUT_S = 2.0
+# Setting: the value that keeps everything, and what can happen with any other.
+WANTED = {
+    "appendonly": ("yes", "after a restart {what} are missing"),
+    "appendfsync": ("always", "after a crash the {what} of the last seconds are missing"),
+    "no-appendfsync-on-rewrite": ("no", "{what} made while the file is rewritten can be missing after a crash"),
+    "maxmemory-policy": ("noeviction", "when memory is short what is kept is thrown away"),
+}
+
+
+def concerns(client: redis.Redis, replicas_min: int, what: str = "claims") -> list[str]:
+    """One sentence per setting that can lose what is kept, or that could not be looked at; ``what`` is kept there."""
+    info, hidden = _info(client)
+    found, refusal = _settings(client, info)
+    told = [
+        f"{name} is {found[name]}, should be {wanted}: {harm.format(what=what)}"
+        for name, (wanted, harm) in WANTED.items()
+        if name in found and found[name] != wanted
+    ]
+    unseen = [name for name in WANTED if name not in found]
+    if found.get("appendonly") == "no":  # then how it would be synced does not matter
+        told = [line for line in told if not line.startswith(("appendfsync", "no-appendfsync"))]
+    if unseen:
+        told.append(f"{', '.join(unseen)} could not be checked ({refusal})")
+    replicas = int(info.get("connected_slaves", 0))
+    if hidden:
+        told.append(f"whether it has replicas could not be checked ({hidden})")
+    elif replicas and not replicas_min:
+        told.append(f"it has {replicas} replica(s), replicas_min is 0: {what} may be missing when one takes over")
+    return told
+
+
+def _settings(client: redis.Redis, info: dict[str, Any]) -> tuple[dict[str, str], str]:
+    """What is set, as far as it can be seen, and why the rest cannot."""
+    found: dict[str, str] = {}
+    try:
+        for name in WANTED:
+            found |= cast(dict[str, str], client.config_get(name))
+    except redis.ResponseError as error:
+        if "aof_enabled" in info:
+            found["appendonly"] = "yes" if info["aof_enabled"] else "no"
+        if "maxmemory_policy" in info:
+            found["maxmemory-policy"] = info["maxmemory_policy"]
+        return found, str(error)
+    return found, "the server does not know it"
+
+
+def _info(client: redis.Redis) -> tuple[dict[str, Any], str]:
+    try:
+        return client.info(), ""
+    except redis.ResponseError as error:
+        return {}, str(error)
+
+
+def shown(url: str) -> str:
+    """An address without user, password and options; `Misuse` if it is none, and then nothing of it is shown.
+
+    >>> shown("redis://me:secret@cache.example:6380/2?ssl_ca_certs=x")
+    'redis://cache.example:6380/2'
+    """
+    problem = Misuse("the address of a Redis must be like redis://user:password@host:6379/0 (yours is not shown)")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise problem from None
+    database = parts.path.removeprefix("/") or "0"
+    if parts.scheme not in ("redis", "rediss") or not host or not database.isdecimal():
+        raise problem
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port or 6379}/{database}"

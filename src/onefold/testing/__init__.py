@@ -1,0 +1,123 @@
+"""For tests of your own: crash-test a handler, at every place and in every order.
+
+    from onefold.testing import explore
+
+    def test_pay():
+        explore(pay, [{"order": 7, "sum": 20}, {"order": 7, "sum": 5}], key="order")
+
+`explore` puts the handler under the real plan, on the real SQLite store, with a few workers, and tries every order,
+every crash and every lease that runs out, within its budgets. In the end the world must look as if one message after
+the other had been handled, in some order, without a fault. Whatever breaks that is told as a history, the shortest
+there is. The plans are right, so what is found is in the handler: it raises in some order, or breaks the invariant that
+it was given. What a handler does outside of its answer is done once per call: `Exploration.calls_max` times at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from onefold.errors import BadInput, Misuse
+from onefold.outbox.explore import (
+    SHIPPED,
+    STATES_MAX,
+    Convicted,
+    Exploration,
+    Handling,
+    Stage,
+    Topology,
+    Wrong,
+    explored,
+    together,
+)
+from onefold.outbox.explore.worlds import Invariant
+from onefold.outbox.plans import check_name, check_queue
+
+__all__ = ["Convicted", "Exploration", "explore"]
+
+DEFAULT_BODIES: Final = ({"n": 1}, {"n": 2})
+
+
+def explore(
+    handler: Any,
+    messages: Iterable[Any] | None = None,
+    *,
+    key: Any = None,
+    plan: str = "transactional",
+    workers: int = 2,
+    crashes: int = 1,
+    expiries: int = 1,
+    copies: int = 0,
+    states_max: int = STATES_MAX,
+    invariant: Invariant | None = None,
+) -> Exploration:
+    """Try everything that can go wrong; `Convicted`, an `AssertionError`, if anything is wrong then.
+
+    ``handler`` is a function ``(state, message) -> (state, outgoing)``, or an `Endpoint`: then what its handlers send
+    to each other is handled too. ``messages`` are bodies, or pairs of queue and body; ``key`` names the entity as in
+    `Endpoint.handler`, None: all are for one. ``plan`` may be "all". ``invariant`` is given all states by the name of
+    their entity, whenever one changed; it raises `AssertionError` or returns False if that must not be.
+
+    Cost: some 20,000 states a second; each message, worker or fault more multiplies them by about five.
+
+    >>> def count(state, message):
+    ...     return (state or 0) + message["n"], []
+    >>> explore(count, crashes=0).complete
+    True
+    """
+    plans = list(SHIPPED) if plan == "all" else [plan]
+    if plans[0] not in SHIPPED:
+        raise Misuse(f"plan is {plan!r}, must be one of {', '.join(SHIPPED)}, or 'all'", plan=plan)
+    if type(states_max) is not int or states_max < 1:
+        raise Misuse(f"states_max is {states_max!r}, must be a whole number from 1 up", states_max=states_max)
+    stage = _stage(handler, key, workers)
+    given = _given(stage, messages)
+    topology = Topology("given", stage.endpoint, (stage,), given, None, crashes, expiries, copies)
+    try:
+        parts = [
+            explored(topology, SHIPPED[name], states_max=states_max, invariant=invariant, endless=True)
+            for name in plans
+        ]
+    except Convicted as convicted:
+        if messages is None and convicted.offence.wrong is Wrong.HANDLER and not convicted.states:
+            raise Misuse(f"{convicted.offence.text}: pass messages= that it can take") from convicted
+        raise
+    except BadInput as error:
+        raise Misuse(f"{error}: pass messages= that can be taken, and the key= of their entity") from error
+    return parts[0] if len(parts) == 1 else together("all", parts)
+
+
+def _stage(handler: Any, key: Any, workers: int) -> Stage:
+    if hasattr(handler, "handlers"):
+        if key is not None:
+            raise Misuse("key has no effect: the handlers of an endpoint have theirs")
+        handlings = tuple(Handling(queue, each.call, each.key) for queue, each in handler.handlers.items())
+        if not handlings:
+            raise Misuse("the endpoint has no handler")
+        return Stage(check_name(str(getattr(handler, "name", "endpoint")), "name"), handlings, workers)
+    if not callable(handler):
+        raise Misuse(f"handler is {handler!r:.100}, must be a function (state, message), or an Endpoint")
+    name = str(getattr(handler, "__name__", "handler")).strip("_<>") or "handler"
+    return Stage(name, (Handling(name, handler, _one if key is None else key),), workers)
+
+
+def _one(message: Any) -> str:
+    return "one"
+
+
+def _given(stage: Stage, messages: Iterable[Any] | None) -> tuple[tuple[str, Any], ...]:
+    queues = [handling.queue for handling in stage.handlings]
+    found = []
+    for message in DEFAULT_BODIES if messages is None else messages:
+        if isinstance(message, tuple) and len(message) == 2:
+            queue, body = check_queue(message[0]), message[1]
+        elif len(queues) > 1:
+            raise Misuse(f"{stage.endpoint} handles {', '.join(queues)}: pass messages=[(queue, body), ...]")
+        else:
+            queue, body = queues[0], message
+        if queue not in queues:
+            raise Misuse(f"nobody handles {queue!r} here: there is {', '.join(queues)}")
+        found.append((queue, body))
+    if not found:
+        raise Misuse("messages is empty: there is nothing to explore")
+    return tuple(found)

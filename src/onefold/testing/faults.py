@@ -1,0 +1,125 @@
+"""What can go wrong with a message on its way, each as a rate.
+
+A fault is data: the same settings and the same seed give the same faults again. The defaults are a bad day on a public
+network, not a catastrophe; `NONE` is a network that never fails. Settings out of range are `Misuse`, and the text names
+the field and its value.
+
+How many of everything, so that the rows asked for are exactly the rows made.
+
+    rows = originals + copies + poisoned + malformed          messages = originals + lost
+
+Extra rows are counted first. What room is left is shared between originals and their copies; losses come on top of it,
+for a lost message takes no row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from onefold.errors import Misuse
+
+Range: TypeAlias = tuple[int, int] | tuple[float, float]
+
+DAY_MS: Final = 86_400_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """The rates of all faults; a share of messages unless said otherwise.
+
+    >>> Faults(losses=2)
+    Traceback (most recent call last):
+    onefold.errors.Misuse: losses is 2, must be between 0.0 and 0.9
+    """
+
+    copies: float = 0.10
+    """Delivered again, once or more. Receivers report 1 to 30 % where senders retry or several hear one frame."""
+    copy_delay_ms: int = 60_000
+    """A copy comes at most this much after the first delivery. 60 s: the memory of LoRaWAN network servers."""
+    reorder: float = 0.05
+    """Delivered late, and after the successor where `reorder_ms` allows it."""
+    reorder_ms: int = 10_000
+    """The longest such delay: ten messages at the default pace."""
+    losses: float = 0.002
+    """Never delivered at all; each chain keeps at least one message."""
+    late_heads: float = 0.02
+    """Share of *chains* whose first message arrives after its successor."""
+    no_previous: float = 0.0
+    """Share of *chains* whose messages never name their predecessor: best-effort publishers."""
+    poisoned: float = 0.0
+    """Share of *chains* that get one extra row from the far future, meant to mute them."""
+    malformed: float = 0.0
+    """Share of *rows* that are extra: damaged copies, every kind in turn."""
+
+    def __post_init__(self) -> None:
+        check(self, RANGES)
+
+
+RANGES: Final[Mapping[str, Range]] = {
+    "copies": (0.0, 1.0),
+    "copy_delay_ms": (0, 30 * DAY_MS),
+    "reorder": (0.0, 1.0),
+    "reorder_ms": (0, 30 * DAY_MS),
+    "losses": (0.0, 0.9),
+    "late_heads": (0.0, 1.0),
+    "no_previous": (0.0, 1.0),
+    "poisoned": (0.0, 1.0),
+    "malformed": (0.0, 0.9),
+}
+
+
+def check(settings: object, ranges: Mapping[str, Range]) -> None:
+    """Raise `Misuse` for the first field outside its range; whole bounds ask for a whole number."""
+    for name, (low, high) in ranges.items():
+        value = getattr(settings, name)
+        kinds = (int,) if isinstance(low, int) else (int, float)
+        if type(value) not in kinds or math.isnan(value) or not low <= value <= high:
+            whole = "a whole number " if kinds == (int,) else ""
+            raise Misuse(f"{name} is {value!r}, must be {whole}between {low} and {high}", **{name: value})
+
+
+NONE: Final = Faults(copies=0, reorder=0, losses=0, late_heads=0)
+"""Every message arrives once, in order."""
+
+
+COPIES_EACH: Final = 1.25
+"""Rows per copied message beside the original: most are repeated once, some twice or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Counts that add up.
+
+    >>> plan(1000, 10, Faults(copies=0.1, losses=0.002))
+    Plan(originals=889, lost=2, copied=89, copies=111, poisoned=0, malformed=0)
+    """
+
+    originals: int
+    lost: int
+    copied: int
+    """Messages with at least one copy."""
+    copies: int
+    poisoned: int
+    malformed: int
+
+    @property
+    def messages(self) -> int:
+        """All that were published."""
+        return self.originals + self.lost
+
+
+def plan(rows: int, chains: int, faults: Faults) -> Plan:
+    """Share out the rows; `Misuse` if the extra rows leave less than one row per chain."""
+    poisoned, malformed = round(faults.poisoned * chains), round(faults.malformed * rows)
+    room = rows - poisoned - malformed
+    if room < chains:
+        extra = f"{poisoned:,} poisoned and {malformed:,} malformed rows"
+        raise Misuse(f"rows is {rows}, must hold {extra} and one row for each of {chains:,} chains", rows=rows)
+    originals = max(chains, round(room / (1 + COPIES_EACH * faults.copies)))
+    copies = room - originals
+    copied = min(copies, max(1, round(faults.copies * originals)))
+    lost = round(originals * faults.losses / (1 - faults.losses))
+    return Plan(originals, lost, copied, copies, poisoned, malformed)

@@ -1,0 +1,685 @@
+"""Radio traffic from one seed: the world is drawn, then the air, then who hears it; the truth follows from these.
+
+The same plan makes the same traffic, byte for byte. Cost: some 10 us per distinct frame (its integrity code) and 5 us
+per reception when it is written; nothing else runs row by row in Python.
+
+What radio traffic to make: how many of everything, and how often which thing goes wrong.
+
+The defaults are a small town on a bad day. `QUIET` is the same town when nothing goes wrong: every gateway hears every
+frame once. Settings out of range are `Misuse`, and the text names the field and its value.
+
+Who is there: devices with their keys, gateways with a place, a range and a delay.
+
+Gateways stand anywhere in a square; a device stands in the range of one that is drawn for it, and whoever else is near
+enough hears it too. Strangers are devices of other networks: they have an address and a key, and are in no registry.
+
+What is sent: frames, and the transmissions that carry them.
+
+A *frame* is what a device makes once, with its counter; a *transmission* is a frame on the air at some time: the first
+one, a retry because no acknowledgement came, or a replay by somebody else. Both lie in flat arrays; uplinks come first
+among the frames, device after device, each device's in order.
+
+    frames          uplinks | forged | foreign | join requests
+    transmissions   one of each frame | retries of confirmed uplinks | replays
+
+Two things are arranged so that the truth can be told from the air alone. What a replay or a restart is judged by is
+*sure* to be heard: the uplink after a replayed one, and those around a restart. And devices that may restart their
+counter are not replayed: of such a device nobody can tell a replay from a restart.
+
+Who heard what: transmissions become receptions, in the order in which they reach the server.
+
+A gateway in range hears a transmission unless it fades; sometimes it has it twice, the second time as a mirror image on
+another frequency, 30 dB down or more. Every gateway has its own way to the server, and one of them is slow.
+
+Frames as they are on the air: counter, payload and integrity code in bytes.
+
+Cost: some 10 us per distinct frame, nearly all of it AES; copies share their frame.
+
+What every reception really is, and how many uplinks of every device were sent, heard and lost.
+
+The *first* reception of a frame is the one that reaches the server first. Of the others, one of the same transmission
+is by another gateway (or a mirror image by the same); one of a later transmission is a retry, or a replay if it was not
+the device that sent it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from onefold.errors import Misuse
+from onefold.lorawan.frames import Frame
+from onefold.lorawan.mic import signed_join, signed_up
+from onefold.testing.faults import DAY_MS, Range, check
+
+Strategies: TypeAlias = Literal["drop", "mark", "none", "mixed"]
+STRATEGIES: Final = ("drop", "mark", "none")
+
+RETRIES_MAX: Final = 3
+"""Confirmed frames are sent again at most so often: what network servers let pass as the same frame."""
+RETRY_MS: Final = (2_500, 5_000)
+"""Between two transmissions of a confirmed frame: both receive windows have to pass without an answer."""
+RECEPTIONS_MAX: Final = 20_000_000
+"""Above it the tables of one run no longer fit into a small machine's memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RadioPlan:
+    """What to make; a share is one of uplinks unless said otherwise.
+
+    >>> RadioPlan(devices=5, frames=4)
+    Traceback (most recent call last):
+    onefold.errors.Misuse: devices is 5, must be at most frames, which is 4
+    """
+
+    seed: int = 1
+    devices: int = 50
+    gateways: int = 5
+    frames: int = 5_000
+    """Uplinks that the devices send, all together; what is sent again, replayed or forged comes on top."""
+    interval_ms: int = 60_000
+    """Mean time between two uplinks of a device."""
+    side_m: int = 10_000
+    """The gateways stand in a square of this side."""
+    range_m: int = 5_000
+    """How far a gateway hears; a device is in the range of one at least."""
+    delay_ms: int = 40
+    """From a gateway to the server, as a rule."""
+    slow_ms: int = 600
+    """The same for the last of two or more gateways, which hangs on a mobile link."""
+    strategy: Strategies = "mixed"
+    """Of all devices; mixed: each has its own."""
+    confirmed: float = 0.25
+    retries: float = 0.3
+    """Share of *confirmed* uplinks whose acknowledgement is missed: sent again, up to three times."""
+    retry_ms: int = 0
+    """How long a device waits before it sends a confirmed frame again, in the median: half of that to half as much
+    again. 0: as soon as both receive windows have passed, 2.5 to 5 s. Stacks that back off wait for minutes."""
+    losses: float = 0.02
+    """Uplinks that no gateway hears, however often they are sent."""
+    fades: float = 0.05
+    """Share of *receptions* that fail, one gateway at a time."""
+    mirrors: float = 0.01
+    """Share of *receptions* that a gateway has twice: same instant, other frequency, much weaker."""
+    replays: float = 0.01
+    """Recorded by somebody and sent again when the device is further on."""
+    forged: float = 0.01
+    """Frames on top with a device's address, a counter that fits, and a wrong integrity code."""
+    foreign: float = 0.01
+    """Frames on top of devices of other networks: in no registry."""
+    joins: float = 0.2
+    """Share of *devices* that join over the air, once or twice."""
+    rollovers: float = 0.1
+    """Share of *devices* whose 16-bit counter rolls over on the way."""
+    resets: float = 0.1
+    """Share of *devices* that restart their counter on the way."""
+    shared: float = 0.04
+    """Share of *devices* that have the address of another."""
+
+    def __post_init__(self) -> None:
+        check(self, RANGES)
+        if self.devices > self.frames:
+            text = f"devices is {self.devices}, must be at most frames, which is {self.frames}"
+            raise Misuse(text, devices=self.devices)
+        if self.strategy not in (*STRATEGIES, "mixed"):
+            text = f"strategy is {self.strategy!r}, must be one of {', '.join(STRATEGIES)}, mixed"
+            raise Misuse(text, strategy=self.strategy)
+        if 0 < self.retry_ms < RETRY_MS[0]:
+            text = (
+                f"retry_ms is {self.retry_ms}, must be 0 or at least {RETRY_MS[0]}: both receive windows have to pass"
+            )
+            raise Misuse(text, retry_ms=self.retry_ms)
+        if (special := self.joins + self.rollovers + self.resets) > 1:
+            text = f"joins + rollovers + resets is {special:g}, must be at most 1: each is of other devices"
+            raise Misuse(text, joins=self.joins, rollovers=self.rollovers, resets=self.resets)
+        if self.frames * self.gateways > RECEPTIONS_MAX:
+            most = RECEPTIONS_MAX // self.gateways
+            raise Misuse(f"frames is {self.frames}, must be at most {most} for {self.gateways} gateways")
+
+    @property
+    def retry_range_ms(self) -> tuple[int, int]:
+        """Between two transmissions of a confirmed frame."""
+        return (self.retry_ms // 2, self.retry_ms * 3 // 2) if self.retry_ms else RETRY_MS
+
+    @property
+    def quiet_ms(self) -> int:
+        """What a device leaves between two uplinks at least, so that no slow gateway turns their order round."""
+        return 2 * (self.delay_ms + self.slow_ms) + 1_000
+
+
+RANGES: Final[Mapping[str, Range]] = {
+    "seed": (0, 2**63 - 1),
+    "devices": (1, 100_000),
+    "gateways": (1, 1_000),
+    "frames": (1, 10_000_000),
+    "interval_ms": (1_000, DAY_MS),
+    "side_m": (1, 1_000_000),
+    "range_m": (1, 10_000_000),
+    "delay_ms": (1, 10_000),
+    "slow_ms": (1, 10_000),  # far below the 60 s for which a server remembers a frame
+    "confirmed": (0.0, 1.0),
+    "retries": (0.0, 1.0),
+    "retry_ms": (0, DAY_MS),
+    "losses": (0.0, 0.9),
+    "fades": (0.0, 0.9),
+    "mirrors": (0.0, 1.0),
+    "replays": (0.0, 1.0),
+    "forged": (0.0, 1.0),
+    "foreign": (0.0, 1.0),
+    "joins": (0.0, 1.0),
+    "rollovers": (0.0, 1.0),
+    "resets": (0.0, 1.0),
+    "shared": (0.0, 1.0),
+}
+
+QUIET: Final = RadioPlan(
+    range_m=10_000_000,
+    confirmed=0,
+    retries=0,
+    losses=0,
+    fades=0,
+    mirrors=0,
+    replays=0,
+    forged=0,
+    foreign=0,
+    joins=0,
+    rollovers=0,
+    resets=0,
+    shared=0,
+)
+"""Every gateway hears every frame, once; make others of it with `dataclasses.replace`."""
+
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+STRANGERS: Final = 8
+JOIN_EUI: Final = 0x70B3D57ED0000001
+GATEWAY_EUI: Final = 0x0016C001FF100000
+PREFIXES: Final = (0x26000000, 0xFC000000)
+"""Of addresses. Stations say them as signed numbers: the second kind comes out negative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimDevice:
+    """A device, as a registry knows it."""
+
+    dev_eui: int
+    dev_addr: int
+    nwk_skey: bytes
+    app_key: bytes
+    strategy: str
+    joins: bool = False
+    resets: bool = False
+    """Restarts its counter on the way, and is let."""
+    rolls_over: bool = False
+    epoch: int = 0
+    """The high word of its counter before it rolls over."""
+    stranger: bool = False
+
+    def __repr__(self) -> str:  # never the keys
+        return f"SimDevice({self.dev_eui:016x}, {self.dev_addr:08x}, {self.strategy})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RadioWorld:
+    """Devices first, then the strangers; the columns are by device, or by device and gateway."""
+
+    devices: list[SimDevice]
+    gateways: list[str]
+    """Their ids, 16 hex digits."""
+    heard: Bools
+    nearest: Ints
+    """Per device: the gateway that hears it best."""
+    rssi: Floats
+    delay_ms: Floats
+    """Per gateway."""
+
+
+def build(rng: np.random.Generator, plan: RadioPlan) -> RadioWorld:
+    """Draw the world."""
+    people = plan.devices + STRANGERS
+    devices = _devices(rng, plan)
+    where = rng.uniform(0, plan.side_m, (plan.gateways, 2))
+    home = rng.integers(plan.gateways, size=people)
+    reach = min(plan.range_m, plan.side_m) * np.sqrt(rng.random(people))  # the root: evenly over the disc
+    angle = rng.uniform(0, 2 * np.pi, people)
+    place = where[home] + reach[:, None] * np.column_stack([np.cos(angle), np.sin(angle)])
+    distance = np.hypot(*(place[:, None, :] - where[None, :, :]).transpose(2, 0, 1))
+    delay = rng.uniform(0.5, 1.5, plan.gateways) * plan.delay_ms
+    if plan.gateways > 1:
+        delay[-1] = plan.slow_ms
+    return RadioWorld(
+        devices=devices,
+        gateways=[f"{GATEWAY_EUI + i:016x}" for i in range(plan.gateways)],
+        heard=distance <= plan.range_m,
+        nearest=np.argmin(distance, axis=1).astype(np.int64),
+        rssi=np.maximum(-30 - 35 * np.log10(np.maximum(distance, 10) / 10), -135),  # the limit of LoRa, at 10 km
+        delay_ms=delay,
+    )
+
+
+def _devices(rng: np.random.Generator, plan: RadioPlan) -> list[SimDevice]:
+    people = plan.devices + STRANGERS
+    addresses = _addresses(rng, people)
+    shared = round(plan.shared * plan.devices)
+    for i in rng.permutation(plan.devices)[:shared]:
+        addresses[int(i)] = addresses[int(rng.integers(plan.devices))]
+    order = rng.permutation(plan.devices)
+    ends = np.cumsum([round(share * plan.devices) for share in (plan.joins, plan.rollovers, plan.resets)])
+    joins, rolls, resets = (set(part.tolist()) for part in np.split(order, ends)[:3])
+    keys = rng.bytes(32 * people)
+    return [
+        SimDevice(
+            dev_eui=0x70B3D57ED0100000 + i,
+            dev_addr=addresses[i],
+            nwk_skey=keys[32 * i : 32 * i + 16],
+            app_key=keys[32 * i + 16 : 32 * i + 32],
+            strategy=plan.strategy if plan.strategy != "mixed" else STRATEGIES[i % 3],
+            joins=i in joins,
+            resets=i in resets,
+            rolls_over=i in rolls,
+            epoch=i % 3,
+            stranger=i >= plan.devices,
+        )
+        for i in range(people)
+    ]
+
+
+def _addresses(rng: np.random.Generator, count: int) -> list[int]:
+    """So many different ones."""
+    low = rng.choice(1 << 24, size=count, replace=False)
+    return [PREFIXES[i % 2] | int(value) for i, value in enumerate(low)]
+
+
+BEGIN_MS: Final = 1_704_067_200_000
+"""2024-01-01: no transmission is earlier."""
+JOIN_MS: Final = 10_000
+"""Between two join requests of a device, and before its first uplink."""
+RESET_AFTER: Final = 4
+"""Uplinks before a restart, at least: below it a restarted counter would not be a step back."""
+
+
+class Frames(IntEnum):
+    """Kinds of frames."""
+
+    UPLINK = 0
+    FORGED = 1
+    FOREIGN = 2
+    JOIN = 3
+
+
+class SentFrame(IntEnum):
+    """Why a frame is on the air."""
+
+    FIRST = 0
+    RETRY = 1
+    REPLAY = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Air:
+    """All that was sent. Columns by frame, then by transmission; counters are 32 bit."""
+
+    kind: Ints
+    device: Ints
+    counter: Ints
+    """Of a join request: its nonce."""
+    confirmed: Bools
+    frame: Ints
+    """Per transmission, as all that follow: what it carries."""
+    time_ms: Ints
+    sent: Ints
+    lost: Bools
+    """Nobody hears it."""
+    sure: Bools
+    """The nearest gateway hears it for certain."""
+
+
+@dataclass(slots=True)
+class _Uplinks:
+    device: Ints
+    place: Ints
+    """In its device's row of uplinks, from 0."""
+    count: Ints
+    """How many uplinks its device has."""
+    counter: Ints
+    confirmed: Bools
+    retries: Ints
+    time_ms: Ints
+    lost: Bools
+    sure: Bools
+
+
+def transmit(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> Air:
+    """Draw what is sent."""
+    up = _uplinks(rng, plan, world)
+    replayed, replay_ms = _replays(rng, plan, world, up)
+    up.lost &= ~up.sure
+    retry_of, retry_ms = _retries(rng, plan, up)
+    forged = rng.integers(plan.frames, size=round(plan.forged * plan.frames))
+    foreign = rng.integers(plan.devices, len(world.devices), size=round(plan.foreign * plan.frames))
+    joining, nonce, join_ms = _joins(rng, world, up)
+    extra = [len(forged), len(foreign), len(joining)]
+    first_ms = np.concatenate([up.time_ms, up.time_ms[forged], rng.choice(up.time_ms, len(foreign)), join_ms])
+    frame = np.concatenate([np.arange(len(first_ms)), retry_of, replayed])
+    none = np.zeros(sum(extra), np.bool_)
+    return Air(
+        kind=np.repeat(np.arange(4), [plan.frames, *extra]),
+        device=np.concatenate([up.device, up.device[forged], foreign, joining]),
+        counter=np.concatenate(
+            [
+                up.counter,
+                up.counter[forged] + rng.integers(1, 100, len(forged)),
+                rng.integers(0, 50_000, len(foreign)),
+                nonce,
+            ]
+        ),
+        confirmed=np.concatenate([up.confirmed, none]),
+        frame=frame,
+        time_ms=np.concatenate([first_ms, retry_ms, replay_ms]),
+        sent=np.repeat(np.arange(3), [len(first_ms), len(retry_of), len(replayed)]),
+        lost=np.concatenate([up.lost, none])[frame],
+        sure=np.concatenate([up.sure, none])[frame] & (np.arange(len(frame)) < plan.frames),
+    )
+
+
+def _uplinks(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> _Uplinks:
+    each, more = divmod(plan.frames, plan.devices)
+    counts = np.full(plan.devices, each) + (np.arange(plan.devices) < more)
+    device = np.repeat(np.arange(plan.devices), counts)
+    starts = np.cumsum(counts) - counts
+    place = np.arange(plan.frames) - starts[device]
+    count = counts[device]
+    confirmed = rng.random(plan.frames) < plan.confirmed
+    again = confirmed & (rng.random(plan.frames) < plan.retries)
+    retries = np.where(again, rng.integers(1, RETRIES_MAX + 1, plan.frames), 0)
+    counter, restart = _counters(rng, world, device, place, count)
+    gap = rng.uniform(0.5, 1.5, plan.frames) * plan.interval_ms
+    gap = np.maximum(gap, plan.quiet_ms) + np.concatenate([[0], retries[:-1]]) * plan.retry_range_ms[1]
+    time = np.cumsum(gap)
+    time += (rng.random(plan.devices) * plan.interval_ms - time[starts])[device]  # each device begins when it likes
+    return _Uplinks(
+        device=device,
+        place=place,
+        count=count,
+        counter=counter,
+        confirmed=confirmed,
+        retries=retries,
+        time_ms=BEGIN_MS + 3 * JOIN_MS + time.astype(np.int64),
+        lost=rng.random(plan.frames) < plan.losses,
+        sure=restart | np.concatenate([restart[1:], [False]]),
+    )
+
+
+def _counters(
+    rng: np.random.Generator, world: RadioWorld, device: Ints, place: Ints, count: Ints
+) -> tuple[Ints, Bools]:
+    """The counter of each uplink, and which is the first after a restart."""
+    rolls = np.array([d.rolls_over for d in world.devices])[device]
+    resets = np.array([d.resets for d in world.devices])[device] & (count >= 2 * RESET_AFTER)
+    epoch = np.array([d.epoch for d in world.devices])[device]
+    counter = np.where(rolls, ((epoch + 1) << 16) - (count + 1) // 2, device % 2) + place  # devices begin at 0 or at 1
+    life = place - count // 2
+    counter = np.where(resets & (life >= 0), life + device % 2, counter)
+    return counter.astype(np.int64), resets & (life == 0)
+
+
+def _retries(rng: np.random.Generator, plan: RadioPlan, up: _Uplinks) -> tuple[Ints, Ints]:
+    """The uplinks that are sent again, and when: uplink by uplink, in order."""
+    of = np.repeat(np.arange(len(up.device)), up.retries)
+    starts = np.cumsum(up.retries) - up.retries
+    wait = rng.integers(*plan.retry_range_ms, len(of))
+    total = np.cumsum(wait)
+    before = np.concatenate([[0], total])[starts]
+    return of, up.time_ms[of] + total - before[of]
+
+
+def _replays(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld, up: _Uplinks) -> tuple[Ints, Ints]:
+    """The uplinks that somebody sends again, and when: after the device's next one was heard."""
+    fixed = ~np.array([d.resets for d in world.devices])[up.device]
+    could = np.flatnonzero(fixed & (up.place < up.count - 1))
+    count = min(round(plan.replays * plan.frames), len(could))
+    chosen = rng.choice(could, count, replace=False)
+    up.sure[chosen] = True  # who replays it has heard it, and so has the network
+    up.sure[chosen + 1] = True
+    later = plan.quiet_ms + rng.exponential(plan.interval_ms, count).astype(np.int64)
+    return chosen, up.time_ms[chosen + 1] + later
+
+
+def _joins(rng: np.random.Generator, world: RadioWorld, up: _Uplinks) -> tuple[Ints, Ints, Ints]:
+    """Who asks to join, with which nonce, and when: once or twice before its first uplink."""
+    first_ms = up.time_ms[up.place == 0]
+    joining = np.flatnonzero([d.joins for d in world.devices])
+    twice = joining[rng.random(len(joining)) < 0.3]
+    nonce = rng.integers(0, 65_000, len(joining))
+    devices = np.concatenate([joining, twice])
+    second = np.isin(joining, twice)
+    nonces = np.concatenate([nonce, nonce[second] + 1])
+    before = np.concatenate([np.full(len(joining), 2), np.full(len(twice), 1)]) * JOIN_MS
+    return devices, nonces, first_ms[devices] - before
+
+
+CHANNELS_HZ: Final = (868_100_000, 868_300_000, 868_500_000)
+DATA_RATES: Final = 6
+NOISE_DBM: Final = -117
+"""The noise of a LoRa channel: what is above it is the SNR, which the chips report up to about 10 dB."""
+IMAGE_DB: Final = 30
+IMAGE_HZ: Final = 200_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RadioReceptions:
+    """Columns by reception, in order of arrival."""
+
+    transmission: Ints
+    gateway: Ints
+    at_ms: Ints
+    """When it reaches the server."""
+    mirror: Bools
+    rssi: Floats
+    snr: Floats
+    frequency_hz: Ints
+    data_rate: Ints
+    xtime: Ints
+    """The gateway's own microseconds: the gateway in the high bits, and no two alike."""
+
+    def __len__(self) -> int:
+        return len(self.at_ms)
+
+
+def receive(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld, air: Air) -> RadioReceptions:
+    """Draw who hears what, and when the server knows."""
+    device = air.device[air.frame]
+    hears = world.heard[device] & (rng.random((len(device), plan.gateways)) >= plan.fades)
+    hears[np.arange(len(device)), world.nearest[device]] |= air.sure
+    hears &= ~air.lost[:, None]
+    transmission, gateway = (axis.astype(np.int64) for axis in np.nonzero(hears))
+    rssi = world.rssi[device[transmission], gateway] + rng.normal(0, 3, len(gateway))
+    delay = world.delay_ms[gateway] * rng.uniform(0.9, 1.1, len(gateway))
+    at = air.time_ms[transmission] + np.maximum(delay, 1).astype(np.int64)
+    channel = rng.integers(len(CHANNELS_HZ), size=len(device))
+    frequency = np.array(CHANNELS_HZ)[channel][transmission]
+    twice = np.flatnonzero(rng.random(len(at)) < plan.mirrors)
+    every = np.concatenate([np.arange(len(at)), twice])
+    mirror = np.arange(len(every)) >= len(at)
+    order = np.argsort(at[every], kind="stable")  # an image never comes before its frame
+    which, mirror = every[order], mirror[order]
+    weaker = mirror * (IMAGE_DB + rng.uniform(0, 15, len(which)))
+    level = rssi[which] - weaker
+    return RadioReceptions(
+        transmission=transmission[which],
+        gateway=gateway[which],
+        at_ms=at[which],
+        mirror=mirror,
+        rssi=np.round(level, 1),
+        snr=np.round(np.clip(level - NOISE_DBM, -20, 10), 1),
+        frequency_hz=frequency[which] + mirror * IMAGE_HZ,
+        data_rate=rng.integers(DATA_RATES, size=len(device))[transmission[which]],
+        xtime=_xtime(air.time_ms[transmission[which]], gateway[which]),
+    )
+
+
+def _xtime(time_ms: Ints, gateway: Ints) -> Ints:
+    """Microseconds of the air, the gateway above bit 48; within a millisecond they are counted."""
+    micros: Ints = (time_ms - BEGIN_MS) * 1_000 + np.arange(len(time_ms)) % 1_000
+    return micros + (gateway + 1 << 48)
+
+
+PAYLOAD_BYTES: Final = (1, 24)
+FPORT_MAX: Final = 223
+
+
+def sign(rng: np.random.Generator, world: RadioWorld, air: Air) -> list[Frame]:
+    """Every frame of the air, by its number."""
+    return list(_signed(rng, world, air))
+
+
+def _signed(rng: np.random.Generator, world: RadioWorld, air: Air) -> Iterator[Frame]:
+    count = len(air.kind)
+    lengths = rng.integers(*PAYLOAD_BYTES, count)
+    ends = np.cumsum(lengths).tolist()
+    payloads = rng.bytes(ends[-1])
+    wrong = rng.integers(1, 1 << 32, count).tolist()
+    columns = (air.kind, air.device, air.counter, air.confirmed, lengths)
+    rows = zip(*(column.tolist() for column in columns), ends, wrong, strict=True)
+    for kind, device, counter, confirmed, length, end, other in rows:
+        owner = world.devices[device]
+        if kind == Frames.JOIN:
+            yield signed_join(app_key=owner.app_key, join_eui=JOIN_EUI, dev_eui=owner.dev_eui, dev_nonce=counter)
+            continue
+        frame = signed_up(
+            nwk_skey=owner.nwk_skey,
+            dev_addr=owner.dev_addr,
+            fcnt=counter,
+            payload=payloads[end - length : end],
+            fport=1 + end % FPORT_MAX,
+            confirmed=confirmed,
+            adr=True,
+        )
+        yield frame._replace(mic=frame.mic ^ other) if kind == Frames.FORGED else frame
+
+
+class FrameKind(IntEnum):
+    """What a reception is; ``name.lower()`` in the truth's file."""
+
+    FIRST = 0
+    OTHER_GATEWAY = 1
+    RETRY = 2
+    MIRROR = 3
+    REPLAY = 4
+    FORGED = 5
+    FOREIGN = 6
+
+
+class DeviceTruth(NamedTuple):
+    """What became of the uplinks of one device: ``sent = heard + lost``."""
+
+    dev_eui: int
+    sent: int
+    """Uplinks with a counter of their own, however often they were on the air."""
+    heard: int
+    lost: int
+    lost_between: int
+    """Of the lost: those with a heard one before and after, which the counters of what was heard give away."""
+    joins: int
+    """Join requests that were heard."""
+    resets: int
+    rollovers: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RadioTruth:
+    """Columns by reception, in order of arrival, and the devices."""
+
+    kind: Ints
+    frame: Ints
+    """Which frame of the air it carries."""
+    devices: list[DeviceTruth]
+
+    def count(self, kind: FrameKind) -> int:
+        """How many receptions are of this kind."""
+        return int(np.sum(self.kind == kind))
+
+
+def tell(world: RadioWorld, air: Air, heard: RadioReceptions) -> RadioTruth:
+    """Work the truth out."""
+    frame = air.frame[heard.transmission]
+    genuine = (air.sent[heard.transmission] != SentFrame.REPLAY) & np.isin(
+        air.kind[frame], (Frames.UPLINK, Frames.JOIN)
+    )
+    first = np.full(len(air.kind), len(frame))
+    lines = np.flatnonzero(genuine)
+    np.minimum.at(first, frame[lines], lines)
+    kind = _kinds(air, heard, frame, first)
+    return RadioTruth(kind, frame, _true_devices(world, air, first < len(frame)))
+
+
+def _kinds(air: Air, heard: RadioReceptions, frame: Ints, first: Ints) -> Ints:
+    line = np.arange(len(frame))
+    of_first = np.append(heard.transmission, -1)[first[frame]]
+    conditions = {
+        FrameKind.FORGED: air.kind[frame] == Frames.FORGED,
+        FrameKind.FOREIGN: air.kind[frame] == Frames.FOREIGN,
+        FrameKind.REPLAY: air.sent[heard.transmission] == SentFrame.REPLAY,
+        FrameKind.FIRST: line == first[frame],
+        FrameKind.MIRROR: heard.mirror,
+        FrameKind.OTHER_GATEWAY: heard.transmission == of_first,
+    }
+    return np.select(list(conditions.values()), [int(kind) for kind in conditions], int(FrameKind.RETRY))
+
+
+def _true_devices(world: RadioWorld, air: Air, heard: Bools) -> list[DeviceTruth]:
+    count = sum(not device.stranger for device in world.devices)
+    uplink = air.kind == Frames.UPLINK
+    device, counter, got = air.device[uplink], air.counter[uplink], heard[uplink]
+    place = np.arange(len(device))
+    low, high = np.full(count, len(device)), np.full(count, -1)
+    np.minimum.at(low, device[got], place[got])
+    np.maximum.at(high, device[got], place[got])
+    between = ~got & (place > low[device]) & (place < high[device])
+    same = device[1:] == device[:-1]
+    back = same & (counter[1:] < counter[:-1])
+    rolled = same & (counter[1:] >> 16 > counter[:-1] >> 16)
+    joins = air.device[(air.kind == Frames.JOIN) & heard]
+    columns = [device, device[got], device[~got], device[between], joins, device[1:][back], device[1:][rolled]]
+    counts = [np.bincount(column, minlength=count).tolist() for column in columns]
+    names = [device.dev_eui for device in world.devices[:count]]
+    return [DeviceTruth(*row) for row in zip(names, *counts, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RadioTraffic:
+    """What was sent, what was heard, and the truth about it."""
+
+    plan: RadioPlan
+    world: RadioWorld
+    air: Air
+    frames: list[Frame]
+    """By their number in the air."""
+    receptions: RadioReceptions
+    truth: RadioTruth
+
+    def __len__(self) -> int:
+        """How many receptions there are."""
+        return len(self.receptions)
+
+
+def make(plan: RadioPlan) -> RadioTraffic:
+    """Make the traffic.
+
+    >>> made = make(RadioPlan(frames=100, devices=10))
+    >>> sum(device.sent for device in made.truth.devices)
+    100
+    """
+    rng = np.random.default_rng(plan.seed)
+    world = build(rng, plan)
+    air = transmit(rng, plan, world)
+    heard = receive(rng, plan, world, air)
+    return RadioTraffic(plan, world, air, sign(rng, world, air), heard, tell(world, air, heard))

@@ -1,0 +1,248 @@
+"""Radio traffic in a folder, whole or not at all.
+
+    receptions.jsonl          {"station": "0016...", "at_ms": 1704067230000, "message": {"msgtype": "updf", ...}}
+    devices.toml              a registry of the devices, for `onefold serve gateway --devices`
+    truth/receptions.jsonl    what each of these lines is, in the same order
+    truth/devices.jsonl       of each device how many uplinks were sent, heard, lost
+    truth/plan.json           what it was made from
+
+All is written into a temporary directory beside the folder, which is then renamed.
+
+The truth about receptions as lines: one for every reception, in the same order as the traffic's lines.
+
+The devices as a registry in TOML, which a gateway server reads. Its keys are as made up as its devices.
+
+Receptions as the messages of a Basics Station: ``updf`` and ``jreq``, in JSON.
+
+Stations say addresses and integrity codes as *signed* 32-bit numbers, ids with dashes, a missing port as -1. Lines are
+put together from text: the part that is the frame's is made once per frame, and nothing in it needs escaping.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, NamedTuple
+
+from onefold.errors import BadInput, Misuse
+from onefold.lorawan.frames import DataUp, Frame
+from onefold.testing.radio import FrameKind, Frames, RadioTraffic, SimDevice
+
+KINDS = {kind.name.lower(): kind for kind in FrameKind}
+
+
+class TruthLine(NamedTuple):
+    """What one reception is."""
+
+    station: str
+    key: str
+    """The frame's key, in hex: the same for all receptions of a frame."""
+    kind: FrameKind
+    frame: int
+    """The number of the frame in this traffic."""
+    device: str
+    """Its DevEUI, in hex; of a stranger too."""
+    counter: int
+    """32 bit; of a join request: its nonce."""
+    join: bool
+
+
+def truth_lines(made: RadioTraffic) -> Iterator[TruthLine]:
+    """All of them."""
+    keys = [frame.key.hex() for frame in made.frames]
+    names = [f"{device.dev_eui:016x}" for device in made.world.devices]
+    owners, counters = (column.tolist() for column in (made.air.device, made.air.counter))
+    joins = [not hasattr(frame, "fcnt") for frame in made.frames]
+    kinds = list(FrameKind)
+    rows = zip(*(c.tolist() for c in (made.receptions.gateway, made.truth.kind, made.truth.frame)), strict=True)
+    for gateway, kind, frame in rows:
+        station, device = made.world.gateways[gateway], names[owners[frame]]
+        yield TruthLine(station, keys[frame], kinds[kind], frame, device, counters[frame], joins[frame])
+
+
+def as_json(line: TruthLine) -> str:
+    """A line of the truth's file."""
+    return (
+        f'{{"station":"{line.station}","key":"{line.key}","kind":"{line.kind.name.lower()}","frame":{line.frame},'
+        f'"device":"{line.device}","counter":{line.counter},"join":{str(line.join).lower()}}}\n'
+    )
+
+
+def read_truth(file: Path) -> list[TruthLine]:
+    """The lines of such a file."""
+    lines = []
+    with file.open(encoding="utf-8") as opened:
+        for number, text in enumerate(opened, 1):
+            try:
+                fields = json.loads(text)
+                fields["kind"] = KINDS[fields["kind"]]
+                lines.append(TruthLine(**fields))
+            except (ValueError, TypeError, KeyError) as error:
+                raise BadInput(f"{file}:{number}: is no line of a truth: {text[:80]!r}") from error
+    return lines
+
+
+def registry(made: RadioTraffic) -> Iterator[str]:
+    """The text of the registry, device by device; strangers are not in it."""
+    starts = first_counters(made)
+    for i, device in enumerate(made.world.devices):
+        if not device.stranger:
+            yield entry(device, starts[i])
+
+
+def entry(device: SimDevice, start: int = 0) -> str:
+    """One device; ``start`` is the first counter that it uses."""
+    lines = [
+        "[[device]]",
+        f'dev_eui = "{device.dev_eui:016x}"',
+        f'dev_addr = "{device.dev_addr:08x}"',
+        f'nwk_skey = "{device.nwk_skey.hex()}"',
+        f'strategy = "{device.strategy}"',
+        f'activation = "{"otaa" if device.joins else "abp"}"',
+    ]
+    if device.joins:
+        lines.append(f'app_key = "{device.app_key.hex()}"')
+    if device.resets:
+        lines.append("relaxed = true")
+    if device.rolls_over:  # nobody can guess a high word that was never heard, nor one that passed unheard
+        lines.append(f"fcnt_up = {start - 1}")
+    return "\n".join(lines) + "\n\n"
+
+
+def first_counters(made: RadioTraffic) -> dict[int, int]:
+    """The first counter that each device uses, by its number."""
+    uplinks = made.air.kind == Frames.UPLINK
+    pairs = zip(made.air.device[uplinks].tolist(), made.air.counter[uplinks].tolist(), strict=True)
+    starts: dict[int, int] = {}
+    for device, counter in pairs:
+        starts.setdefault(device, counter)
+    return starts
+
+
+def messages(made: RadioTraffic) -> Iterator[tuple[int, int, str]]:
+    """Gateway, arrival in ms and LNS message of every reception, in order of arrival."""
+    heard = made.receptions
+    said = [_frame(frame) for frame in made.frames]
+    times = made.air.time_ms[heard.transmission]
+    columns = (made.truth.frame, heard.gateway, heard.at_ms, times, heard.rssi, heard.snr)
+    numbers = (heard.frequency_hz, heard.data_rate, heard.xtime)
+    rows = zip(*(column.tolist() for column in columns + numbers), strict=True)
+    for frame, gateway, at_ms, time_ms, rssi, snr, frequency, data_rate, xtime in rows:
+        seconds = f"{time_ms // 1000}.{time_ms % 1000:03d}"
+        yield (
+            gateway,
+            at_ms,
+            f'{said[frame]},"RefTime":{seconds},"DR":{data_rate},"Freq":{frequency},"upinfo":{{"rctx":0,'
+            f'"xtime":{xtime},"gpstime":0,"fts":-1,"rssi":{rssi},"snr":{snr},"rxtime":{seconds}}}}}',
+        )
+
+
+def dashed(eui: int) -> str:
+    """An id as stations write it.
+
+    >>> dashed(0x70B3D57ED0000001)
+    '70-B3-D5-7E-D0-00-00-01'
+    """
+    return eui.to_bytes(8, "big").hex("-").upper()
+
+
+def signed(number: int) -> int:
+    """The same 32 bits as a signed number.
+
+    >>> signed(0xFC00AC01)
+    -67064831
+    """
+    return number - (1 << 32) if number >> 31 else number
+
+
+def _frame(frame: Frame) -> str:
+    if isinstance(frame, DataUp):
+        return (
+            f'{{"msgtype":"updf","MHdr":{frame.mhdr},"DevAddr":{signed(frame.dev_addr)},"FCtrl":{frame.fctrl},'
+            f'"FCnt":{frame.fcnt},"FOpts":"{frame.fopts.hex().upper()}",'
+            f'"FPort":{-1 if frame.fport is None else frame.fport},'
+            f'"FRMPayload":"{frame.payload.hex().upper()}","MIC":{signed(frame.mic)}'
+        )
+    return (
+        f'{{"msgtype":"jreq","MHdr":{frame.mhdr},"JoinEui":"{dashed(frame.join_eui)}",'
+        f'"DevEui":"{dashed(frame.dev_eui)}","DevNonce":{frame.dev_nonce},"MIC":{signed(frame.mic)}'
+    )
+
+
+RECEPTIONS: Final = "receptions.jsonl"
+DEVICES: Final = "devices.toml"
+TRUTH: Final = "truth/receptions.jsonl"
+ORDER: Final = ["station", "at_ms", "message"]
+LINE_BYTES_MAX: Final = 16_384
+"""Of a line that is read; a message of ours has less than a kilobyte."""
+
+
+class HeardFrame(NamedTuple):
+    """A line of the traffic: what one station says, and when."""
+
+    station: str
+    at_ms: int
+    message: str
+    xtime: int
+    """The station's own clock in it: whoever answers the frame says it again."""
+
+
+def write(made: RadioTraffic, folder: str | Path) -> None:
+    """Write traffic, registry and truth into a folder that must not exist or be empty."""
+    folder = Path(folder)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise Misuse(f"folder is {str(folder)!r}, which exists and is not an empty directory", folder=str(folder))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
+        whole = Path(temporary) / folder.name
+        (whole / "truth").mkdir(parents=True)
+        _write(whole / RECEPTIONS, _lines(made))
+        _write(whole / DEVICES, registry(made))
+        _write(whole / TRUTH, map(as_json, truth_lines(made)))
+        _write(whole / "truth/devices.jsonl", map(_device, made.truth.devices))
+        _write(whole / "truth/plan.json", [json.dumps(asdict(made.plan), indent=2), "\n"])
+        whole.rename(folder)
+
+
+def heard(made: RadioTraffic) -> Iterator[HeardFrame]:
+    """The lines of the traffic, without a file."""
+    for (gateway, at_ms, message), xtime in zip(messages(made), made.receptions.xtime.tolist(), strict=True):
+        yield HeardFrame(made.world.gateways[gateway], at_ms, message, xtime)
+
+
+def read(folder: str | Path) -> Iterator[HeardFrame]:
+    """The lines of a folder's traffic; `BadInput` names the file and the line."""
+    file = Path(folder) / RECEPTIONS
+    if not file.is_file():
+        raise Misuse(f"{file}: is not there: 'onefold lorawan simulate' makes such a folder", folder=str(folder))
+    with file.open("rb") as opened:
+        number = 0
+        while text := opened.readline(LINE_BYTES_MAX):
+            number += 1
+            try:
+                line = json.loads(text)
+                station, at_ms, xtime = line["station"], line["at_ms"], line["message"]["upinfo"]["xtime"]
+                if len(station) != 16 or int(station, 16) < 0 or (type(at_ms), type(xtime)) != (int, int):
+                    raise ValueError(station)
+                # As it stands there: to write it again costs as much as to read it.
+                message = text.partition(b'"message":')[2].rstrip()[:-1] if [*line] == ORDER else None
+                yield HeardFrame(station, at_ms, message.decode() if message else json.dumps(line["message"]), xtime)
+            except (ValueError, TypeError, KeyError) as error:
+                raise BadInput(f"{file}:{number}: is no reception: {text[:80]!r}") from error
+
+
+def _lines(made: RadioTraffic) -> Iterator[str]:
+    for station, at_ms, message, _ in heard(made):
+        yield f'{{"station":"{station}","at_ms":{at_ms},"message":{message}}}\n'
+
+
+def _device(row: Any) -> str:
+    return json.dumps({**row._asdict(), "dev_eui": f"{row.dev_eui:016x}"}) + "\n"
+
+
+def _write(file: Path, texts: Iterable[str]) -> None:
+    with file.open("w", encoding="utf-8") as out:
+        out.writelines(texts)

@@ -1,0 +1,357 @@
+"""Stations that speak the LoRa Basics Station LNS protocol to a server, as many as you like on one event loop.
+
+    /router-info    {"router": id} ->   <- {"router": id, "muxs": id, "uri": "ws://..."}    where to go
+    uri             version ->          <- router_config                                    who we are, what to do
+                    updf, jreq ->                                                           what was heard
+                    dntxed ->           <- dnmsg                                            transmit this; it is done
+                    timesync ->         <- timesync                                         what time is it
+
+A station that loses its server connects again, from the discovery on; what it hears meanwhile is lost, as with real
+stations, and counted (`Counts.unsent`). Every ``dnmsg`` is parsed, its integrity code checked, and kept as an `Ack`.
+
+Acknowledgements as the devices see them: whose they are, which uplink they answer, and whether they are genuine.
+
+A down frame names an address and its own counter, nothing more. Which device is meant, only the integrity code tells,
+for devices may share an address. Which uplink it answers the station knows: a server says its clock value again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import tomllib
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter, time
+from types import TracebackType
+from typing import Any, Final, NamedTuple
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
+
+from onefold.errors import BadInput, Misuse, OnefoldError
+from onefold.lorawan.frames import candidates, parse_down
+from onefold.lorawan.mic import data_mic
+from onefold.testing.radio import RadioWorld
+from onefold.testing.radio_files import HeardFrame, dashed
+
+
+class Ack(NamedTuple):
+    """One acknowledgement, transmitted by one station for one server."""
+
+    device: str
+    """DevEUI in hex."""
+    uplink: int
+    """The 16-bit counter of the uplink that it answers."""
+    mic: int
+    """The integrity code of that uplink: a device that begins again uses its counters again, but not for the same."""
+    counter: int
+    """Its own, 32 bit."""
+    station: str
+    server: str
+    waited_s: float
+    """Since the uplink was handed to the server."""
+
+
+class Ring:
+    """The keys of all devices, by address."""
+
+    def __init__(self, keys: Iterable[tuple[int, str, bytes]]) -> None:
+        """Address, DevEUI in hex and network session key of each device."""
+        self._keys: defaultdict[int, list[tuple[str, bytes]]] = defaultdict(list)
+        for dev_addr, dev_eui, nwk_skey in keys:
+            self._keys[dev_addr].append((dev_eui, nwk_skey))
+        self._last: dict[str, int] = {}
+
+    @classmethod
+    def of(cls, world: RadioWorld) -> Ring:
+        """Of a simulated world."""
+        return cls((d.dev_addr, f"{d.dev_eui:016x}", d.nwk_skey) for d in world.devices if not d.stranger)
+
+    @classmethod
+    def read(cls, file: Path) -> Ring:
+        """Of a registry, as `registry` writes it."""
+        try:
+            devices = tomllib.loads(file.read_text(encoding="utf-8")).get("device", [])
+            return cls((int(d["dev_addr"], 16), d["dev_eui"], bytes.fromhex(d["nwk_skey"])) for d in devices)
+        except FileNotFoundError as error:
+            raise Misuse(f"{file}: is not there: 'onefold lorawan simulate' makes such a folder") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"{file}: is no registry of simulated devices: {error}") from error
+
+    def answer(self, pdu: bytes) -> tuple[str, int, bool]:
+        """Device, 32-bit counter and ACK bit of a down frame; `BadInput` if no device has a key that fits."""
+        down = parse_down(pdu)
+        for dev_eui, nwk_skey in self._keys.get(down.dev_addr, ()):
+            for counter in candidates(self._last.get(dev_eui), down.fcnt):
+                if data_mic(nwk_skey, down.raw, down.dev_addr, counter, down=True) == down.mic:
+                    self._last[dev_eui] = max(counter, self._last.get(dev_eui, 0))
+                    return dev_eui, counter, down.ack
+        raise BadInput(f"the integrity code of a down frame to {down.dev_addr:08x} is wrong: {pdu.hex()}")
+
+
+def doubled(acks: Iterable[Ack]) -> Mapping[tuple[str, int, int], set[str]]:
+    """The uplinks (device, counter, integrity code) that more than one server acknowledged; there must be none."""
+    by: defaultdict[tuple[str, int, int], set[str]] = defaultdict(set)
+    for ack in acks:
+        by[ack.device, ack.uplink, ack.mic].add(ack.server)
+    return {uplink: servers for uplink, servers in by.items() if len(servers) > 1}
+
+
+OPEN_S: Final = 10.0
+AGAIN_S: Final = 0.05
+"""Between two attempts to connect; real stations wait 10 s and more, and a test has not that long."""
+MESSAGE_BYTES_MAX: Final = 1 << 20
+UPLINKS_KEPT_MAX: Final = 100_000
+"""Of each station, to know which uplink a server answers."""
+YIELD_EVERY: Final = 32
+"""Messages sent before the readers have their turn."""
+
+LOG: Final = logging.getLogger("onefold.stations")
+LOG.addHandler(logging.NullHandler())
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a fleet did and saw."""
+
+    sent: int = 0
+    missed: list[HeardFrame] = field(default_factory=list)
+    """Heard while there was no connection: lost."""
+    connects: int = 0
+    received: int = 0
+    """Messages of any kind from the servers."""
+    transmitted: int = 0
+    """Down frames, acknowledgements or not."""
+    timesyncs: int = 0
+    problems: list[str] = field(default_factory=list)
+    """What a server said that makes no sense; the first hundred."""
+    acks: list[Ack] = field(default_factory=list)
+
+    @property
+    def unsent(self) -> int:
+        """How many were lost for want of a connection."""
+        return len(self.missed)
+
+    def problem(self, text: str) -> None:
+        """Keep what is wrong."""
+        if len(self.problems) < 100:
+            self.problems.append(text)
+
+
+class Station:
+    """One station and its connection to one server."""
+
+    def __init__(self, eui: str, at: str, ring: Ring, counts: Counts, *, token: str | None = None) -> None:
+        self.eui, self.at = eui, at.rstrip("/")
+        self.config: dict[str, Any] | None = None
+        """What the server said we are to do; None until it did."""
+        self._ring, self._counts = ring, counts
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._socket: ClientConnection | None = None
+        self._sent: OrderedDict[int, tuple[str, float]] = OrderedDict()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, *, again: bool = True) -> None:
+        """Connect and wait until the server has said what to do; then go on in the background."""
+        socket = await self._connected()
+        self._task = asyncio.create_task(self._live(socket, again))
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a server that listens."""
+        return self._socket is not None
+
+    async def send(self, heard: HeardFrame) -> bool:
+        """Hand over what was heard; False: there is no connection."""
+        if self._socket is None:
+            return False
+        self._sent[heard.xtime] = heard.message, perf_counter()
+        if len(self._sent) > UPLINKS_KEPT_MAX:
+            self._sent.popitem(last=False)
+        try:
+            await self._socket.send(heard.message)
+        except ConnectionClosed:
+            return False
+        return True
+
+    async def gone(self) -> None:
+        """Wait until the server has closed the connection: nothing more will come."""
+        if self._task is not None:
+            await self._task
+
+    async def close(self) -> None:
+        """Say good-bye."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        if self._socket is not None:
+            await self._socket.close()
+            self._socket = None
+
+    async def _live(self, socket: ClientConnection, again: bool) -> None:
+        while True:
+            try:
+                async for text in socket:
+                    await self._receive(socket, text)
+            except ConnectionClosed:
+                pass
+            self._socket = None
+            if not again:
+                return
+            socket = await self._reconnected()
+
+    async def _reconnected(self) -> ClientConnection:
+        while True:
+            try:
+                return await self._connected()
+            except (OSError, WebSocketException, OnefoldError, TimeoutError):
+                await asyncio.sleep(AGAIN_S)
+
+    async def _connected(self) -> ClientConnection:
+        uri = await self._discovered()
+        socket = await self._open(uri)
+        version = {"msgtype": "version", "station": "onefold", "firmware": None, "package": None, "model": "simulated"}
+        await socket.send(json.dumps(version | {"protocol": 2, "features": ""}))
+        config = _object(uri, await asyncio.wait_for(socket.recv(), OPEN_S))
+        if config.get("msgtype") != "router_config":
+            raise BadInput(f"{uri}: said {str(config)[:200]}, must be a router_config")
+        self.config = config
+        await socket.send(json.dumps({"msgtype": "timesync", "txtime": int(time() * 1e6)}))
+        self._socket = socket
+        self._counts.connects += 1
+        return socket
+
+    async def _discovered(self) -> str:
+        """Ask where to go."""
+        url = f"{self.at}/router-info"
+        async with await self._open(url) as socket:
+            await socket.send(json.dumps({"router": dashed(int(self.eui, 16))}))
+            said = _object(url, await asyncio.wait_for(socket.recv(), OPEN_S))
+        if said.get("error"):
+            raise Misuse(f"{url}: {said['error']}")
+        if not isinstance(said.get("uri"), str):
+            raise BadInput(f"{url}: said {str(said)[:200]}, must name a uri")
+        return str(said["uri"])
+
+    async def _open(self, url: str) -> ClientConnection:
+        try:
+            return await connect(
+                url,
+                additional_headers=self._headers,
+                compression=None,
+                proxy=None,
+                open_timeout=OPEN_S,
+                close_timeout=1,
+                ping_interval=None,  # a server that is gone is found out by its closed socket
+                max_size=MESSAGE_BYTES_MAX,
+                logger=LOG,
+            )
+        except InvalidStatus as error:
+            status = error.response.status_code
+            kind = Misuse if 400 <= status < 500 else ConnectionError
+            raise kind(f"{url}: the server said {status} {error.response.reason_phrase}") from error
+        except InvalidURI as error:
+            raise Misuse(f"{url}: {error}") from error
+        except (OSError, EOFError, TimeoutError) as error:
+            raise ConnectionError(f"{url}: cannot connect: {error}") from error
+
+    async def _receive(self, socket: ClientConnection, text: str | bytes) -> None:
+        self._counts.received += 1
+        try:
+            message = _object(self.at, text)
+            if message.get("msgtype") == "dnmsg":
+                await self._transmit(socket, message)
+            elif message.get("msgtype") == "timesync":
+                self._counts.timesyncs += "gpstime" in message
+        except (BadInput, KeyError, TypeError, ValueError) as error:
+            self._counts.problem(f"{self.eui}: {error!r} of {str(text)[:200]}")
+
+    async def _transmit(self, socket: ClientConnection, message: Mapping[str, Any]) -> None:
+        now = perf_counter()
+        uplink, began = self._sent[message["xtime"]]
+        device, counter, is_ack = self._ring.answer(bytes.fromhex(message["pdu"]))
+        self._counts.transmitted += 1
+        if is_ack:
+            said = json.loads(uplink)
+            ack = Ack(device, said["FCnt"], said["MIC"], counter, self.eui, self.at, now - began)
+            self._counts.acks.append(ack)
+        done = {"msgtype": "dntxed", "diid": message["diid"], "DevEui": message["DevEui"]}
+        done |= {"rctx": message.get("rctx", 0), "xtime": message["xtime"], "txtime": time(), "gpstime": 0}
+        with suppress(ConnectionClosed):
+            await socket.send(json.dumps(done))
+
+
+class Fleet:
+    """All stations of some traffic. Use it as ``async with``."""
+
+    def __init__(self, places: Mapping[str, str], ring: Ring, *, token: str | None = None, again: bool = True) -> None:
+        """Which station (hex id) goes to which server (``ws://host:port``); ``again``: they connect again and again."""
+        self.counts = Counts()
+        self._again = again
+        self.stations = {eui: Station(eui, at, ring, self.counts, token=token) for eui, at in places.items()}
+
+    async def __aenter__(self) -> Fleet:
+        try:
+            await asyncio.gather(*(station.start(again=self._again) for station in self.stations.values()))
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def play(self, lines: Iterable[HeardFrame], *, rate: float | None = None) -> None:
+        """Send the lines, each by its station, in order; at most ``rate`` a second."""
+        began = perf_counter()
+        for n, heard in enumerate(lines):
+            if rate is not None and (ahead := began + n / rate - perf_counter()) > 0.001:
+                await asyncio.sleep(ahead)
+            elif n % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+            if await self.stations[heard.station].send(heard):
+                self.counts.sent += 1
+            else:
+                self.counts.missed.append(heard)
+
+    async def until(self, done: Callable[[Counts], bool], seconds: float = 30) -> bool:
+        """Wait until something is so, as long as this; whether it is."""
+        end = perf_counter() + seconds
+        while not done(self.counts):
+            if perf_counter() > end:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+    async def quiet(self, seconds: float) -> None:
+        """Wait until the servers have said nothing for so long."""
+        seen = -1
+        while seen != self.counts.received:
+            seen = self.counts.received
+            await asyncio.sleep(seconds)
+
+    async def gone(self) -> None:
+        """Wait until all servers have closed their connections."""
+        await asyncio.gather(*(station.gone() for station in self.stations.values()))
+
+    async def close(self) -> None:
+        """All stations say good-bye."""
+        await asyncio.gather(*(station.close() for station in self.stations.values()))
+
+
+def _object(place: str, text: str | bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(text)
+    except ValueError as error:
+        raise BadInput(f"{place}: said what is no JSON: {str(text)[:200]}") from error
+    if not isinstance(said, dict):
+        raise BadInput(f"{place}: said {str(text)[:200]}, must be a JSON object")
+    return said

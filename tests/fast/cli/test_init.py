@@ -1,0 +1,40 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from onefold.cli.init import template
+from onefold.settings import load
+
+
+def init(folder: Path, *words: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "onefold.cli.main", "init", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ, check=False)
+
+
+def test_init_writes_a_pipeline_that_loads(tmp_path):
+    done = init(tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "wrote pipeline.toml: set source.path in it, then `onefold run pipeline.toml`\n"
+    assert load(tmp_path / "pipeline.toml", {}).judge.floor == "open"
+
+
+def test_init_does_not_overwrite_unless_told_to(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("precious")
+    done = init(tmp_path, "mine.toml")
+    assert (done.returncode, done.stderr) == (2, "onefold: mine.toml: exists already; --force overwrites it\n")
+    assert file.read_text() == "precious"
+    assert init(tmp_path, "mine.toml", "--force").returncode == 0
+    assert file.read_text() == template()
+
+
+def test_init_tells_a_program_where_it_wrote(tmp_path):
+    assert json.loads(init(tmp_path, "[odd] name.toml", "--json").stdout) == {"path": "[odd] name.toml"}
+    assert (tmp_path / "[odd] name.toml").exists()
+
+
+def test_init_into_a_folder_that_is_not_there_is_one_line(tmp_path):
+    done = init(tmp_path, "no/where.toml")
+    assert (done.returncode, done.stderr) == (3, "onefold: no/where.toml: No such file or directory\n")

@@ -1,0 +1,103 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onefold import Endpoint, Out
+from tests.lib.commands import here, process
+
+SHOP = """
+from onefold import Endpoint, Out
+
+app = Endpoint("shop", store="sqlite:///shop.db", transport="sqlite:///shop.db")
+empty = Endpoint("empty", store="memory://", transport="memory://")
+number = 7
+
+
+@app.handler("orders", key="order")
+def pay(state, message):
+    if message["order"] == "bad":
+        raise ValueError("no such order")
+    return {"paid": (state or {"paid": 0})["paid"] + 1}, []
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "shop.py").write_text(SHOP)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("shop", None)
+
+
+def send(folder: Path, *names: str) -> None:
+    at = f"sqlite:///{folder}/shop.db"
+    with Endpoint("shop", store=at, transport=at) as app:
+        app.take("orders.csv", 1, [Out("orders", {"order": name}) for name in names])
+
+
+def state(folder: Path, name: str) -> object:
+    at = f"sqlite:///{folder}/shop.db"
+    with Endpoint("shop", store=at, transport=at) as app:
+        return app.state(name)
+
+
+def test_the_handlers_of_a_module_in_this_folder_are_run(folder):
+    send(folder, "a", "b", "a")
+    done = process("consume", "shop:app", "--until-empty", "--json", "--concurrency", 2, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["tally"]["first"], told["tally"]["balanced"], told["buried"]) == (3, True, 0)
+    assert done.stderr.splitlines() == [
+        "shop consumes orders",
+        "3 in = 3 first + 0 repeat + 0 unsure + 0 reject",
+    ]
+    assert state(folder, "a") == {"paid": 2}
+
+
+def test_a_dead_letter_is_told_and_exit_code_1(folder):
+    send(folder, "a", "bad")
+    done = here("consume", "shop:app", "--until-empty", "--attempts-max", 1, cwd=folder)
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_in_good_order(folder, number):
+    words = [sys.executable, "-m", "onefold.cli.main", "consume", "shop:app", "--metrics-port", "0"]
+    consumer = subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    assert consumer.stderr is not None
+    assert consumer.stderr.readline().startswith("figures at http://127.0.0.1:")
+    assert consumer.stderr.readline() == "shop consumes orders\n"
+    consumer.send_signal(number)
+    _, told = consumer.communicate(timeout=30)
+    assert (consumer.returncode, told) == (0, "0 in = 0 first + 0 repeat + 0 unsure + 0 reject\n")
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        ("shop", "'shop' is no MODULE:APP, such as shop:app"),
+        ("nowhere:app", "no module 'nowhere' in"),
+        ("shop:ap", "shop:ap: 'ap' of the module 'shop' is not there; there are app, empty"),
+        ("shop:number", "shop:number: 'number' of the module 'shop' is a int, no Endpoint; there are app, empty"),
+        ("shop:empty", "empty has no handlers: there is nothing to consume"),
+        ("broken:app", "the module 'broken' cannot be imported: ZeroDivisionError: "),
+        ("away.sub:app", "no module 'away.sub' in"),
+    ],
+)
+def test_what_cannot_be_run_is_named(folder, target, line):
+    (folder / "broken.py").write_text("1 // 0\n")
+    done = here("consume", target, cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line in done.stderr
+
+
+def test_a_store_that_cannot_be_opened_is_exit_code_3(folder):
+    (folder / "shop.py").write_text(SHOP.replace("sqlite:///shop.db", "sqlite:////nowhere/shop.db"))
+    done = here("consume", "shop:app", cwd=folder)
+    assert done.returncode == 3
+    assert "/nowhere/shop.db" in done.stderr

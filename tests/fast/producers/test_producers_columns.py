@@ -1,0 +1,192 @@
+"""The columnar producers engine, without Spark: it answers as the scalar one, in tables and in streams."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onefold.errors import BadInput, Misuse
+from onefold.producers import ANSWERS, Kind, SequenceEntry, Sequences
+from onefold.spark.host import KeyColumns
+from onefold.spark.producers import NO_EPOCH, Digests, ProducersTask, ResumeProducers, contradictions, refused
+
+MEMORIES = st.sampled_from(["highest", "gaps"])
+BIG = 2**63 - 2
+ALL = 1_000  # more digests than any of these tests stores
+SEQUENCES = st.integers(0, 12) | st.sampled_from([refused("bad_sequence"), refused("null_key"), BIG, BIG - 1])
+EPOCHS = st.just(NO_EPOCH) | st.integers(1, 3)
+
+
+def rows_of(sequences=SEQUENCES, epochs=EPOCHS):
+    """(producer, its check, order, epoch, sequence, tie, digest): few of each, so that all of it meets."""
+    few = st.integers(0, 2)
+    return st.lists(st.tuples(few, st.integers(0, 1), st.integers(0, 4), epochs, sequences, few, few), max_size=50)
+
+
+# Without refusals and epochs the memory itself is what is tested: many small gaps, and repeats of all of it.
+ROWS = rows_of() | rows_of(st.integers(0, 12), st.just(NO_EPOCH))
+ONE_PRODUCER = ROWS.map(lambda rows: [(0, 0, *row[2:]) for row in rows])
+
+
+def columns_of(rows):
+    return KeyColumns.of(np.array(rows, np.int64).reshape(-1, 7).T)
+
+
+def words(codes):
+    return [str(ANSWERS[code]) for code in codes]
+
+
+class Scalar:
+    """The truth: each row is pushed, and persisted at once, in the order of judgement."""
+
+    def __init__(self, memory, **options):
+        self.sequences = Sequences(memory, **options)
+
+    def judge(self, rows):
+        answers = [""] * len(rows)
+        for i in sorted(range(len(rows)), key=lambda i: (*rows[i][:3], rows[i][4], rows[i][3], rows[i][5], i)):
+            answers[i] = str(self.answer(*rows[i]))
+        return answers
+
+    def answer(self, key, check, _order, epoch, sequence, _tie, digest):
+        if sequence < 0:
+            return ANSWERS[-1 - sequence]
+        producer, epoch = f"{key}.{check}", max(epoch, 0)
+        if epoch > self.sequences.epoch(producer):
+            self.sequences.apply(SequenceEntry(Kind.OPEN, producer, 0, epoch, 0, 0))
+        answer = self.sequences.push(producer, sequence, epoch=epoch, digests=[digest])
+        if answer.parts:
+            self.sequences.persist(producer, sequence, epoch=epoch, digests=[digest])
+        return answer
+
+
+def judged(rows, memory, gap_count_max, cuts=(), rows_in_memory_max=ALL, jump_max=None):
+    judge = ProducersTask(memory, gap_count_max, rows_in_memory_max, payload=True, jump_max=jump_max)
+    edges = [0, *sorted(cuts), len(rows)]
+    codes = list(judge(columns_of(rows[a:b]) for a, b in pairwise(edges)))
+    return words(np.concatenate(codes)) if codes else []
+
+
+def streamed(batches, resume):
+    """The answers to each batch; between batches there is nothing but the blob."""
+    blob, answers = None, []
+    for batch in batches:
+        fold = resume(blob)
+        answers.append(words(fold.judge(np.array(batch, np.int64).reshape(-1, 7).T, 0)))
+        blob = fold.snapshot()
+    return answers
+
+
+def batches_of(rows, cuts):
+    return [rows[a:b] for a, b in pairwise([0, *sorted(cuts), len(rows)])]
+
+
+CUTS = st.lists(st.integers(0, 50), max_size=6)
+JUMPS = st.none() | st.integers(1, 6) | st.sampled_from([BIG // 2, BIG])
+
+
+@settings(max_examples=300, deadline=None)
+@given(ROWS | ONE_PRODUCER, MEMORIES, st.integers(1, 5), CUTS, st.integers(1, 20), JUMPS)
+def test_a_table_is_answered_as_by_the_scalar_engine_however_it_comes_in(
+    rows, memory, gaps, cuts, rows_in_memory_max, jump_max
+):
+    truth = Scalar(memory, gap_count_max=gaps, digests_max=ALL, jump_max=jump_max).judge(rows)
+    assert judged(rows, memory, gaps, jump_max=jump_max) == truth
+    cuts = [cut for cut in cuts if cut < len(rows)]
+    assert judged(rows, memory, gaps, cuts, rows_in_memory_max, jump_max) == truth
+
+
+@settings(max_examples=300, deadline=None)
+@given(ROWS | ONE_PRODUCER, MEMORIES, st.integers(1, 5), CUTS, JUMPS)
+def test_a_stream_is_answered_as_by_the_scalar_engine_whatever_its_batches(rows, memory, gaps, cuts, jump_max):
+    batches = batches_of(rows, [cut for cut in cuts if cut < len(rows)])
+    scalar = Scalar(memory, gap_count_max=gaps, digests_max=ALL, jump_max=jump_max)
+    resume = ResumeProducers(memory, gaps, ALL, None, None, jump_max)
+    assert streamed(batches, resume) == [scalar.judge(batch) for batch in batches]
+
+
+@settings(max_examples=200, deadline=None)
+@given(ROWS | ONE_PRODUCER, MEMORIES, st.integers(1, 4))
+def test_from_batch_to_batch_the_same_digests_are_remembered_as_by_the_scalar_engine(rows, memory, digests_max):
+    batches = [[row] for row in rows]
+    scalar = Scalar(memory, digests_max=digests_max)
+    answers = streamed(batches, ResumeProducers(memory, 10_000, digests_max, None, None))
+    assert answers == [scalar.judge(batch) for batch in batches]
+
+
+@settings(max_examples=200, deadline=None)
+@given(ROWS | ONE_PRODUCER, MEMORIES, st.integers(1, 4), CUTS)
+def test_a_stream_finds_the_conflicts_of_the_scalar_engine_and_none_that_is_none(rows, memory, digests_max, cuts):
+    batches = batches_of(rows, [cut for cut in cuts if cut < len(rows)])
+    least, most = Scalar(memory, digests_max=digests_max), Scalar(memory, digests_max=ALL)
+    answers = streamed(batches, ResumeProducers(memory, 10_000, digests_max, None, None))
+    for batch, got in zip(batches, answers, strict=True):
+        for answer, low, high in zip(got, least.judge(batch), most.judge(batch), strict=True):
+            assert answer in (low, high)
+            assert answer == high or low != "REJECT conflict"
+
+
+def one(sequences, digest=0, producer=7, start=0):
+    return [(producer, 0, i, NO_EPOCH, sequence, 0, digest) for i, sequence in enumerate(sequences, start)]
+
+
+def test_without_digests_a_stream_compares_within_a_batch_only():
+    batches = [one([1, 2]) + one([2], digest=1, start=2), one([2], digest=1)]
+    answers = streamed(batches, ResumeProducers("highest", 10, 0, None, None))
+    assert answers == [["FIRST new", "FIRST new", "REJECT conflict"], ["REPEAT behind_highest"]]
+
+
+def test_beyond_state_rows_max_new_producers_are_unsure_and_leave_nothing_behind():
+    resume = ResumeProducers("gaps", 10, 4, None, 2)
+    batches = [one([1], producer=1) + one([1], producer=2), one([3], producer=0) + one([1, 0], producer=2)]
+    answers = streamed(batches, resume)
+    assert answers[1] == ["UNSURE state_full", "REPEAT seen", "FIRST fills_gap"]
+    fold = resume(None)
+    for batch in batches:
+        fold.judge(np.array(batch, np.int64).T, 0)
+    assert fold.figures() == {"keys": 2, "gaps": 1}
+
+
+def test_a_producer_that_there_is_no_room_for_has_no_sequence_to_jump_from():
+    answers = streamed([one([1], producer=1), one([3, 99], producer=0)], ResumeProducers("highest", 10, 4, None, 1, 10))
+    assert answers == [["FIRST new"], ["UNSURE state_full"] * 2]
+
+
+def test_an_idle_producer_gives_up_its_gaps_and_nothing_else():
+    resume = ResumeProducers("gaps", 10, 4, 1_000, None)
+    fold = resume(None)
+    fold.judge(np.array(one([0, 5]), np.int64).T, 0)
+    fold.judge(np.array(one([1], producer=8), np.int64).T, 1_001)
+    fold = resume(fold.snapshot())
+    answers = words(fold.judge(np.array([*one([3, 6, 6]), *one([0], digest=1, start=3)], np.int64).T, 1_002))
+    assert answers == ["UNSURE forgotten", "FIRST new", "REPEAT seen", "REJECT conflict"]
+
+
+def test_another_memory_than_that_of_the_checkpoint_is_misuse():
+    blob = ResumeProducers("highest", 10, 4, None, None)(None).snapshot()
+    with pytest.raises(Misuse, match="made with memory 'highest', this run has 'gaps'"):
+        ResumeProducers("gaps", 10, 4, None, None)(blob)
+
+
+def test_a_damaged_blob_is_bad_input():
+    resume = ResumeProducers("gaps", 10, 4, None, None)
+    fold = resume(None)
+    fold.judge(np.array(one([1, 5, 3]), np.int64).T, 0)
+    blob = fold.snapshot()
+    assert resume(blob).snapshot() == blob
+    for length in range(len(blob)):
+        with pytest.raises(BadInput):
+            resume(blob[:length])
+
+
+def test_what_was_stored_is_found_among_a_great_many():
+    rng = np.random.default_rng(1)
+    n = 50_000
+    owner, sequence = rng.permutation(n) % 300, rng.integers(0, 2**62, n)
+    rows = Digests(np.tile(owner, 2), np.tile(sequence, 2), np.concatenate((sequence, sequence + (sequence % 3 == 0))))
+    new, seen = (next(i for i, a in enumerate(ANSWERS) if a.reason == reason) for reason in ("new", "seen"))
+    found, stored = contradictions(rows, np.repeat([new, seen], n).astype(np.int8), Digests.none())
+    assert np.array_equal(found, n + np.flatnonzero(sequence % 3 == 0))
+    assert len(stored.owner) == n

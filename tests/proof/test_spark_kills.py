@@ -1,0 +1,83 @@
+"""A driver that dies between the sink's commit and Spark's, or before both: every row once. The control has doubles."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from onefold.spark import judge_chains
+from onefold.testing.traffic import Traffic, make, write
+
+DRIVER = """
+import os, signal, sys
+from onefold.spark import run as jobs
+from onefold.spark import stream as streams
+from onefold.spark.engine import ChainsEngine
+from onefold.spark.ingest import SourceSpec
+from onefold.spark.session import session
+
+folder, way, moment, at = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+careful = streams.publish
+
+def naive(sink, stream, batch, rows, gaps):
+    rows.write.mode("append").parquet(f"{folder}/naive")
+
+def deadly(sink, stream, batch, rows, gaps):
+    if moment == "before" and batch == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    tally = (naive if way == "naive" else careful)(sink, stream, batch, rows, gaps)
+    if moment == "after" and batch == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return tally
+
+streams.publish = deadly
+streams.run_stream(
+    session("local[2]", memory="1g"),
+    SourceSpec(path=f"{folder}/in/messages", options={"maxFilesPerTrigger": "1"}),
+    ChainsEngine(partitions=2, floor="open"),
+    streams.Streaming(checkpoint=f"{folder}/{way}.checkpoint", buckets=2),
+    f"{folder}/out",
+)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a driver that dies of its own hand; its exit code."""
+    write(make(Traffic(rows=2_000, chains=20)), tmp_path / "in", files=4)
+    for i, file in enumerate(sorted((tmp_path / "in" / "messages").glob("*.parquet"))):
+        os.utime(file, (1_700_000_000 + i, 1_700_000_000 + i))
+
+    def run(way, moment, at):
+        words = [sys.executable, "-c", DRIVER, str(tmp_path), way, moment, str(at)]
+        return subprocess.run(words, capture_output=True, timeout=180).returncode
+
+    return run
+
+
+def counted(spark, *paths):
+    rows: Counter[tuple[int, str]] = Counter()
+    for path in paths:
+        rows.update((row["offset"], row["verdict"]) for row in spark.read.parquet(path).collect())
+    return rows
+
+
+def test_every_row_once_whenever_the_driver_dies(spark, tmp_path, start):
+    deaths = [("after", 0), ("before", 2)]
+    assert [start("careful", *death) for death in deaths] == [-signal.SIGKILL] * len(deaths)
+    assert start("careful", "never", 0) == 0
+    folders = [f"{tmp_path}/out/batches/*/{name}" for name in ("firsts", "repeats", "unsure", "rejects")]
+    table = spark.read.parquet(f"{tmp_path}/in/messages").transform(judge_chains(floor="open"))
+    expected = Counter((row["offset"], row["verdict"]) for row in table.collect())
+    assert counted(spark, *folders) == expected
+
+
+def test_without_the_commit_protocol_the_same_death_makes_duplicates(spark, tmp_path, start):
+    assert start("naive", "after", 1) == -signal.SIGKILL
+    assert start("naive", "never", 0) == 0
+    rows = counted(spark, f"{tmp_path}/naive")
+    assert max(rows.values()) == 2
+    assert sum(rows.values()) > 2_000
