@@ -5,7 +5,7 @@ gave it. The books are kept in these words: ``in = first + repeat + unsure + rej
 """
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 
 class Verdict(StrEnum):
@@ -25,16 +25,31 @@ class Verdict(StrEnum):
     """Malformed, inconsistent or hostile. It changed nothing."""
 
 
-class Answer(NamedTuple):
+class _Pair(NamedTuple):
+    verdict: Verdict
+    reason: str
+
+
+class Answer(_Pair):
     """A verdict and its reason; what every engine's ``judge`` returns.
+
+    It also says whether the sender should come again: `retry` is true where the outcome will be known later or the
+    message was not taken (in flight, write failed, coordinator down), false where it never will be (forgotten, late).
+    Two answers are equal if verdict and reason are.
 
     >>> verdict, reason = Answer(Verdict.FIRST, "in_order")
     >>> str(Answer(Verdict.REPEAT, "seen"))
     'REPEAT seen'
+    >>> Answer(Verdict.UNSURE, "in_flight", retry=True).retry, Answer(Verdict.UNSURE, "forgotten").retry
+    (True, False)
     """
 
-    verdict: Verdict
-    reason: str
+    retry: bool = False
+
+    def __new__(cls, verdict: Verdict, reason: str, retry: bool = False) -> Self:
+        answer = super().__new__(cls, verdict, reason)
+        answer.retry = retry
+        return answer
 
     def __str__(self) -> str:
         return f"{self.verdict} {self.reason}"

@@ -1,9 +1,12 @@
+import copy
 import json
 
 import pytest
 
+from onefold import chains, lorawan, outbox, producers
 from onefold.chains import ANSWERS, RULES
 from onefold.errors import BadInput, Misuse, OnefoldError, StaleWrite
+from onefold.producers.requests import Receipt
 from onefold.verdict import Answer, Verdict
 
 
@@ -36,3 +39,30 @@ def test_every_error_carries_its_values_and_can_be_caught_as_one_of_ours(kind):
     with pytest.raises(OnefoldError, match="limit is 0") as caught:
         raise kind("limit is 0", limit=0)
     assert caught.value.values == {"limit": 0}
+
+
+def test_every_engine_says_whether_the_sender_should_come_again():
+    tables = {
+        "chains": chains.ANSWERS,
+        "producers": producers.ANSWERS,
+        "lorawan": lorawan.ANSWERS,
+        "outbox": outbox.ANSWERS.values(),
+    }
+    again = {name: {answer.reason for answer in answers if answer.retry} for name, answers in tables.items()}
+    assert again == {
+        "chains": set(),
+        "producers": {"in_flight", "fenced", "write_failed", "busy", "producers_full", "keys_full"},
+        "lorawan": {"coordinator_down", "busy"},
+        "outbox": {"conflict", "handler_failed", "store_failed"},
+    }
+    assert all(
+        answer.verdict in ("UNSURE", "REJECT") for answers in tables.values() for answer in answers if answer.retry
+    )
+
+
+def test_an_answer_is_its_verdict_and_reason_and_keeps_its_retry_when_it_is_copied():
+    later = Answer(Verdict.UNSURE, "in_flight", retry=True)
+    assert later == ("UNSURE", "in_flight") == Answer(Verdict.UNSURE, "in_flight")
+    assert copy.deepcopy(later).retry
+    assert Receipt(Verdict.UNSURE, "in_flight").retry
+    assert not Receipt(Verdict.UNSURE, "forgotten").retry

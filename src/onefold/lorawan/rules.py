@@ -117,7 +117,7 @@ JOIN_REPEATED: Final = Answer(Verdict.REPEAT, "join_repeated")
 FORGOTTEN: Final = Answer(Verdict.UNSURE, "forgotten")
 LATE: Final = Answer(Verdict.UNSURE, "late")
 STATE_FULL: Final = Answer(Verdict.UNSURE, "state_full")
-COORDINATOR_DOWN: Final = Answer(Verdict.UNSURE, "coordinator_down")
+COORDINATOR_DOWN: Final = Answer(Verdict.UNSURE, "coordinator_down", retry=True)
 MALFORMED: Final = Answer(Verdict.REJECT, "malformed")
 NULL_KEY: Final = Answer(Verdict.REJECT, "null_key")
 BAD_TIME: Final = Answer(Verdict.REJECT, "bad_time")
@@ -129,7 +129,7 @@ OTHER_GATEWAY: Final = Answer(Verdict.REJECT, "other_gateway")
 COUNTED_BEFORE: Final = Answer(Verdict.REPEAT, "counted_before")
 NONCE_USED: Final = Answer(Verdict.REPEAT, "nonce_used")
 MIC_BUDGET: Final = Answer(Verdict.REJECT, "mic_budget")
-BUSY: Final = Answer(Verdict.REJECT, "busy")
+BUSY: Final = Answer(Verdict.REJECT, "busy", retry=True)
 
 RULES: Final = {
     NEW_FRAME: "Nobody heard it within the expiry, and its counter is new.",

@@ -484,7 +484,11 @@ def _answers() -> dict[str, Answer]:
         unsure: ["conflict", "handler_failed", "store_failed"],
         reject: ["malformed", "no_handler", "foreign_token"],
     }
-    return {reason: Answer(verdict, reason) for verdict, reasons in by_verdict.items() for reason in reasons}
+    return {
+        reason: Answer(verdict, reason, retry=verdict is unsure)
+        for verdict, reasons in by_verdict.items()
+        for reason in reasons
+    }
 
 
 ANSWERS: Final = _answers()

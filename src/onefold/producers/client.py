@@ -279,8 +279,6 @@ CLOSE_S: Final = 0.2
 """An answer that is awaited when a producer is closed without waiting for it may still come, for so long."""
 CLOSE_S_MAX: Final = 15.0
 """The longest that a thread is waited for; it is trying to connect, and can do no harm."""
-CLEARS_UP: Final = frozenset({"in_flight", "fenced", "write_failed"})
-"""Reasons of UNSURE that mean: later."""
 NEW_EPOCH: Final = frozenset({"forgotten", "unknown_epoch", "epoch_missing"})
 """Reasons that a new epoch may put right, because the topic forgot the old one; asked once again, then believed."""
 PAUSE_S: Final = 0.05
@@ -520,7 +518,7 @@ class Sender:
 
 def _later(item: QueuedMessage, receipt: Receipt) -> bool:
     """Is this no answer yet?"""
-    if receipt.verdict == Verdict.UNSURE and receipt.reason in CLEARS_UP:
+    if receipt.retry:
         return True
     if receipt.reason in NEW_EPOCH and not item.asked_again:
         item.asked_again = True

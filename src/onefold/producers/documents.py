@@ -111,8 +111,8 @@ def http_status(receipts: Sequence[Receipt]) -> int:
     (503, 409)
     """
     verdicts = {receipt.verdict for receipt in receipts}
-    if Verdict.UNSURE in verdicts:  # what was forgotten will not be known later either
-        return 409 if all(r.reason == "forgotten" for r in receipts if r.verdict == Verdict.UNSURE) else 503
+    if Verdict.UNSURE in verdicts:
+        return 503 if any(receipt.retry for receipt in receipts) else 409
     if verdicts != {Verdict.REJECT}:
         return 200
     statuses = {REJECTED.get(receipt.reason, 400) for receipt in receipts}

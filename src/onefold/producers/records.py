@@ -107,11 +107,11 @@ SWITCHED_OFF: Final = Pushed(Verdict.FIRST, "switched_off")
 SEEN: Final = Pushed(Verdict.REPEAT, "seen")
 BEHIND_HIGHEST: Final = Pushed(Verdict.REPEAT, "behind_highest")
 KNOWN_KEY: Final = Pushed(Verdict.REPEAT, "known_key")
-IN_FLIGHT: Final = Pushed(Verdict.UNSURE, "in_flight")
-FENCED: Final = Pushed(Verdict.UNSURE, "fenced")
+IN_FLIGHT: Final = Pushed(Verdict.UNSURE, "in_flight", retry=True)
+FENCED: Final = Pushed(Verdict.UNSURE, "fenced", retry=True)
 FORGOTTEN: Final = Pushed(Verdict.UNSURE, "forgotten")
-PRODUCERS_FULL: Final = Pushed(Verdict.UNSURE, "producers_full")
-KEYS_FULL: Final = Pushed(Verdict.UNSURE, "keys_full")
+PRODUCERS_FULL: Final = Pushed(Verdict.UNSURE, "producers_full", retry=True)
+KEYS_FULL: Final = Pushed(Verdict.UNSURE, "keys_full", retry=True)
 CONFLICT: Final = Pushed(Verdict.REJECT, "conflict")
 STALE_EPOCH: Final = Pushed(Verdict.REJECT, "stale_epoch")
 UNKNOWN_EPOCH: Final = Pushed(Verdict.REJECT, "unknown_epoch")
@@ -122,9 +122,9 @@ NULL_KEY: Final = Pushed(Verdict.REJECT, "null_key")
 MALFORMED: Final = Pushed(Verdict.REJECT, "malformed")
 STATE_FULL: Final = Pushed(Verdict.UNSURE, "state_full")
 TOO_LARGE: Final = Pushed(Verdict.REJECT, "too_large")
-WRITE_FAILED: Final = Pushed(Verdict.UNSURE, "write_failed")
+WRITE_FAILED: Final = Pushed(Verdict.UNSURE, "write_failed", retry=True)
 JUMP_TOO_FAR: Final = Pushed(Verdict.REJECT, "jump_too_far")
-BUSY: Final = Pushed(Verdict.UNSURE, "busy")
+BUSY: Final = Pushed(Verdict.UNSURE, "busy", retry=True)
 BAD_TIME: Final = Pushed(Verdict.REJECT, "bad_time")
 
 RULES: Final = {
@@ -157,6 +157,7 @@ RULES: Final = {
 }
 
 ANSWERS: Final = tuple(RULES)
+RETRIED: Final = frozenset(answer for answer in ANSWERS if answer.retry)
 
 
 MemoryKind: TypeAlias = Literal["highest", "gaps"]

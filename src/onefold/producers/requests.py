@@ -15,7 +15,7 @@ from zlib import crc32
 from onefold.errors import Misuse
 from onefold.producers import records as answers
 from onefold.producers.log.port import Draft, LogRecord
-from onefold.producers.records import Kind, SequenceEntry
+from onefold.producers.records import RETRIED, Kind, SequenceEntry
 from onefold.producers.rules import Sequences
 from onefold.verdict import Answer, Verdict
 
@@ -32,6 +32,11 @@ class Receipt(NamedTuple):
     reason: str
     offset: int = -1
     """Where it is stored; -1 unless it is a FIRST."""
+
+    @property
+    def retry(self) -> bool:
+        """Whether the sender should come again: see `Answer`."""
+        return self[:2] in RETRIED
 
 
 class ProducerSession(NamedTuple):

@@ -72,7 +72,7 @@ RULES: Final[Mapping[Answer, str]] = {
 }
 """What can become of a record, for people."""
 
-NOT_TAKEN: Final = Answer(Verdict.UNSURE, "not_taken")
+NOT_TAKEN: Final = Answer(Verdict.UNSURE, "not_taken", retry=True)
 """Of a server's books: a frame of records that it refused or could not store. The peer is told, and looks again."""
 
 OUTCOMES: Final[Mapping[PushReply, Answer]] = {
