@@ -563,10 +563,10 @@ class ChainBank:
 
     >>> bank = ChainBank()
     >>> one = np.array([1, 1])
-    >>> bank.judge(Messages(one, one, np.array([NO_PREVIOUS, 5]), np.array([5, 6]))).tolist()
+    >>> bank.judge(ChainMessages(one, one, np.array([NO_PREVIOUS, 5]), np.array([5, 6]))).tolist()
     [0, 1]
     >>> bank = ChainBank().resume(bank.snapshot())
-    >>> bank.judge(Messages(one, one, np.array([5, 7]), np.array([6, 8]))).tolist(), str(bank)
+    >>> bank.judge(ChainMessages(one, one, np.array([5, 7]), np.array([6, 8]))).tolist(), str(bank)
     ([5, 2], '1 chain, 1 gap')
     """
 

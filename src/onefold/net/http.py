@@ -396,8 +396,7 @@ def _refused(scope: Scope, head_bytes_max: int) -> tuple[int, str] | None:
 def connections_max(limits: ProtocolLimits, files_max: int | None = None) -> int:
     """How many connections there may be: no more than the limit, and three quarters of the files that may be open.
 
-    >>> from onefold.net.http import Limits
-    >>> connections_max(Limits(connections_max=1_000), files_max=400)
+    >>> connections_max(HttpLimits(connections_max=1_000), files_max=400)
     300
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if files_max is None else files_max

@@ -59,7 +59,7 @@ log: Final = logging.getLogger("onefold.outbox")
 class WorkerBooks:
     """Deliveries as they come in, and verdicts as they are given, by any thread.
 
-    >>> books = Books()
+    >>> books = WorkerBooks()
     >>> books.received(3)
     >>> books.judged("applied", 2)
     >>> books.given_back(1)

@@ -81,7 +81,7 @@ def receipt_document(receipt: Receipt) -> dict[str, Any]:
 def record_document(record: LogRecord) -> dict[str, Any]:
     """A stored record for JSON; its payload as a value if that says every byte of it, else in base 64.
 
-    >>> record_document(Record(7, 1000, Kind.MESSAGE, "p", 3, 1, 0, b'{"a":1}'))["payload"]
+    >>> record_document(LogRecord(7, 1000, Kind.MESSAGE, "p", 3, 1, 0, b'{"a":1}'))["payload"]
     {'a': 1}
     """
     kind = Kind(record.kind)

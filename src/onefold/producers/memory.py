@@ -153,7 +153,7 @@ class Keys:
     >>> keys = Keys(count_max=100, ms=1000)
     >>> keys.store("a", 7, 5000)
     >>> keys.get("a", 5999), keys.get("a", 6000)
-    (Stored(time_ms=5000, digest=7), None)
+    (StoredSequences(time_ms=5000, digest=7), None)
     """
 
     __slots__ = ("_stored", "count_max", "ms")
@@ -389,9 +389,9 @@ _MESSAGE, _CONFLICT, _OPEN, _PURGE, _SWITCH, _KEYED, _RESET, _CLOCK = Kind
 class Memory:
     """A fold over the entries of a log.
 
-    >>> memory = Memory(Bounds())
+    >>> memory = Memory(SequenceBounds())
     >>> for sequence in (0, 1, 5):
-    ...     memory.apply(Entry(Kind.MESSAGE, "p", sequence))
+    ...     memory.apply(SequenceEntry(Kind.MESSAGE, "p", sequence))
     >>> memory.producers["p"].head
     5
     """

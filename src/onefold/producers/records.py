@@ -60,8 +60,8 @@ NO_DIGEST: Final = -1
 class SequenceEntry(NamedTuple):
     """One record of the log, without what the memory does not need.
 
-    >>> Entry(Kind.MESSAGE, "p", 7, time_ms=1000)
-    Entry(kind=<Kind.MESSAGE: 0>, producer='p', sequence=7, epoch=0, digest=-1, time_ms=1000)
+    >>> SequenceEntry(Kind.MESSAGE, "p", 7, time_ms=1000)
+    SequenceEntry(kind=<Kind.MESSAGE: 0>, producer='p', sequence=7, epoch=0, digest=-1, time_ms=1000)
     """
 
     kind: int
@@ -208,7 +208,7 @@ class SequenceBounds(NamedTuple):
     def checked(self) -> SequenceBounds:
         """These bounds, if they make sense; else `Misuse` names the one that does not.
 
-        >>> Bounds(keys_max=0).checked()
+        >>> SequenceBounds(keys_max=0).checked()
         Traceback (most recent call last):
         onefold.errors.Misuse: keys_max is 0, must be a whole number from 1
         """

@@ -469,7 +469,7 @@ def recover(
     Without a snapshot the tail is the whole log, from offset 0.
 
     >>> from onefold.producers.records import Kind
-    >>> log = [(offset, Entry(Kind.MESSAGE, "p", sequence)) for offset, sequence in enumerate([3, 4, 8])]
+    >>> log = [(offset, SequenceEntry(Kind.MESSAGE, "p", sequence)) for offset, sequence in enumerate([3, 4, 8])]
     >>> recover(None, log).sequences.last_sequence_id("p")
     8
     """

@@ -58,7 +58,7 @@ class PeerBooks:
     """Counts, written by any thread.
 
     >>> from onefold.verdict import Verdict
-    >>> books = Books()
+    >>> books = PeerBooks()
     >>> books.sit(1), books.sit(1)
     (True, False)
     >>> books.leave()
@@ -330,7 +330,7 @@ class Peer:
     >>> peer = Peer(records)
     >>> pipe = Pipe(peer.answer, peer.close)
     >>> pipe.send(exchange.tell(exchange.OPEN, Opening()))
-    >>> exchange.told(Opened, pipe.receive()).records
+    >>> exchange.told(OpenReply, pipe.receive()).records
     1
     >>> pipe.send(exchange.fetch([record(5, b"1 coffee").id]))
     >>> exchange.carried(pipe.receive(), id_size=32)[0].body

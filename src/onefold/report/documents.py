@@ -43,7 +43,7 @@ NUMBER_MAX: Final = 2**63
 class ReportPart:
     """A value of a document, and where it stands.
 
-    >>> document = Part({"figures": {"lags": {"count": 5}}})
+    >>> document = ReportPart({"figures": {"lags": {"count": 5}}})
     >>> document["figures"]["lags"]["count"].whole()
     5
     >>> bool(document["figures"]["timeline"]["bins"])

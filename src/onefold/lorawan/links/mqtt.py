@@ -84,7 +84,7 @@ def read_topic(text: str) -> MqttTopic | None:
     """The parts of the topic of an event; None: it is none.
 
     >>> read_topic("eu868/gateway/0016c001ff10a235/event/up")
-    Topic(root='eu868/gateway/0016c001ff10a235', station='0016c001ff10a235', event='up')
+    MqttTopic(root='eu868/gateway/0016c001ff10a235', station='0016c001ff10a235', event='up')
     """
     levels = text.split("/")
     if len(levels) < 4 or levels[-4] != "gateway" or levels[-2] != "event" or not STATION.fullmatch(levels[-3]):

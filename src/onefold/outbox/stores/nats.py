@@ -379,8 +379,8 @@ class Names:
 class NatsReceipt(NamedTuple):
     """What the address for acknowledgements, which comes with each parcel, says.
 
-    >>> Receipt.parse("$JS.ACK.onefold.orders=eu.2.17.20.1763283600000000000.0")
-    Receipt(stream='onefold', consumer='orders=eu', times=2, sequence=17)
+    >>> NatsReceipt.parse("$JS.ACK.onefold.orders=eu.2.17.20.1763283600000000000.0")
+    NatsReceipt(stream='onefold', consumer='orders=eu', times=2, sequence=17)
     """
 
     stream: str
