@@ -1,6 +1,6 @@
 """``onefold simulate``: faulty traffic from one seed, written with the truth beside it.
 
-The defaults are those of `onefold.sim`, said again here: to import them would import Arrow, for a help text.
+The defaults are those of `onefold.testing`, said again here: to import them would import Arrow, for a help text.
 """
 
 from pathlib import Path

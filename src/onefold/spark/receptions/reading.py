@@ -41,7 +41,7 @@ shapes have a list of those who heard the frame, `rxInfo`: what that says is rea
 ====================  =============================================  ==============================================
 shape                 a row is                                       frames are told apart by
 ====================  =============================================  ==============================================
-``onefold``           a record of our own log (services/gateway)     the level-1 key, which it carries
+``onefold``           a record of our own log (lorawan)              the level-1 key, which it carries
 ``bridge``            an uplink event of a gateway bridge            the level-1 key, from the PHYPayload
 ``lns``               a Basics Station message, updf or jreq         the level-1 key, from the fields
 ``chirpstack``        an application event (v3, v4) with rxInfo[]    device, counter, port, payload: there is no MIC
