@@ -7,8 +7,9 @@ import pytest
 
 from onefold import Endpoint, Out, Verdict
 from onefold.errors import Damaged, Misuse, StoreFailed
+from onefold.net.http import exposition
 from onefold.outbox import Message
-from onefold.outbox.metrics import OutboxMetrics, watched
+from onefold.outbox.metrics import outbox_metrics, watched
 from onefold.outbox.ports import Parcel
 from onefold.outbox.steps import pack_message
 from onefold.outbox.stores.memory import MemoryLedger, MemoryQueue
@@ -348,7 +349,7 @@ def test_the_figures_are_those_of_the_books_and_the_stores(shop):
     shop.world.queue.send([Parcel("orders", b"?")])
     consumer = Consumer(shop, Consuming(until_empty=True))
     consumer.run()
-    text = OutboxMetrics(consumer).text().decode()
+    text = exposition(lambda: outbox_metrics(consumer)).decode()
     for line in [
         'onefold_outbox_deliveries_total{endpoint="shop",reason="applied",verdict="FIRST"} 3.0',
         'onefold_outbox_deliveries_total{endpoint="shop",reason="malformed",verdict="REJECT"} 1.0',
@@ -360,7 +361,7 @@ def test_the_figures_are_those_of_the_books_and_the_stores(shop):
     ]:
         assert line in text
     shop.world.ledger.close()
-    assert "deliveries_total" in OutboxMetrics(consumer).text().decode()
+    assert "deliveries_total" in exposition(lambda: outbox_metrics(consumer)).decode()
 
 
 def test_figures_and_health_are_answered_on_loopback(shop):

@@ -54,8 +54,8 @@ def ingest(
 
     Ctrl-C and SIGTERM stop it: what is in hand is stored and answered. A kill loses nothing that was acknowledged.
     """
-    from onefold.net.http import HttpLimits
-    from onefold.producers.server import IngestServer, IngestSettings
+
+    from onefold.producers.server import IngestLimits, IngestServer, IngestSettings
     from onefold.producers.topic import Topics, TopicSettings
 
     settings = TopicSettings(
@@ -71,7 +71,7 @@ def ingest(
         message_bytes_max=message_bytes_max,
     )
     token = read_token(token_file)
-    limits = HttpLimits(connections_max=connections_max)
+    limits = IngestLimits(connections_max=connections_max)
     where = IngestSettings(host=host, port=port, token=token, create=create, limits=limits)
     topics = Topics(folder, settings, topics_max=topics_max)
     make_folder(folder)

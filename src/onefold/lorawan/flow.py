@@ -98,6 +98,7 @@ from onefold.lorawan.rules import (
     Unfinished,
 )
 from onefold.lorawan.stores.port import CounterStore
+from onefold.net.limits import HttpLimits
 from onefold.producers.log.port import LogRecord
 from onefold.producers.topic import NAME, Topic, Topics
 from onefold.tally import Tally
@@ -257,13 +258,11 @@ def refused(server: str, station: str, received_ms: int, verdict: str, reason: s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayLimits:
+class GatewayLimits(HttpLimits):
     """What stations may ask of the server, and how much it keeps in hand."""
 
     connections_max: int = 1_000
     """A network of 1,000 stations is a large one; each holds a websocket."""
-    head_bytes_max: int = 16 << 10
-    """Request line and headers; nginx allows 4 x 8 KiB."""
     message_bytes_max: int = 16 << 10
     """Of a websocket message. A frame of 255 bytes makes 900 bytes of JSON; a version message may have more."""
     queued_max: int = 1_024
@@ -282,12 +281,6 @@ class GatewayLimits:
     an address of one device these are tens of thousands of forged frames, on one of 1,000 devices about fifty."""
     mic_window_s: float = 60
     """Begins with the first wrong code; so long at most is a true device not heard through a station that is abused."""
-    head_s: float = 20
-    """From the connection to the end of the first head."""
-    keep_alive_s: float = 60
-    """Of silence between two requests."""
-    grace_s: float = 20
-    """What is in hand at a shutdown may take so long."""
     lost_s: float = 30
     """A downlink that no station said to have transmitted in this time counts as lost."""
 

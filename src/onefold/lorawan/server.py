@@ -19,19 +19,13 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route, Router, WebSocketRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from onefold.clock import wall_ms
 from onefold.lorawan.flow import GatewayService, GatewaySettings
@@ -39,8 +33,7 @@ from onefold.lorawan.links.lns import Lns
 from onefold.lorawan.registry import RegistryFile
 from onefold.lorawan.stores.port import CounterStore, open_counters
 from onefold.lorawan.stores.sqlite import SqliteCounters
-from onefold.net import http as serving
-from onefold.net.http import Admission, Exposed, answer, config, refusal
+from onefold.net.http import Admission, HttpServer, check_host, websocket_route
 from onefold.producers.topic import Topics, TopicSettings
 
 PREFIX: Final = "onefold_gateway"
@@ -63,126 +56,9 @@ FIGURES: Final = {
     "unkept": "Receptions that were to be kept, and too many waited for the disk.",
     "failed": "Receptions that ended in an error of ours.",
 }
-Figures = Callable[[], Mapping[str, int]]
-
-
-class GatewayMetrics(Exposed):
-    """The figures of a gateway's server, in a registry of their own; ``links``: those of other protocols."""
-
-    def __init__(
-        self, service: GatewayService, lns: Lns, connections: Callable[[], int], links: Mapping[str, Figures]
-    ) -> None:
-        self._service = service
-        self._lns = lns
-        self._connections = connections
-        self._links = links
-        super().__init__()
-
-    def collect(self) -> Iterator[Metric]:
-        """All figures, as they are now."""
-        delivery = self._service.delivery
-        receptions = CounterMetricFamily(
-            f"{PREFIX}_receptions", "Receptions by what became of them.", labels=["verdict", "reason", "status"]
-        )
-        for (judged, status), count in sorted(delivery.statuses.items()):
-            receptions.add_metric([str(judged.verdict), judged.reason, status], count)
-        yield receptions
-        downlinks = CounterMetricFamily(f"{PREFIX}_downlinks", "Acknowledgements, by outcome.", labels=["outcome"])
-        for name, count in delivery.downlinks.figures().items():
-            downlinks.add_metric([name], count)
-        yield downlinks
-        messages = CounterMetricFamily(f"{PREFIX}_messages", "Messages of stations, by kind.", labels=["msgtype"])
-        for name, count in sorted(self._lns.messages.items()):
-            messages.add_metric([name], count)
-        yield messages
-        links = GaugeMetricFamily(f"{PREFIX}_link", "Figures of the other protocols.", labels=["link", "figure"])
-        for link, ask in self._links.items():
-            for name, count in ask().items():
-                links.add_metric([link, name], count)
-        yield links
-        yield HistogramMetricFamily(
-            f"{PREFIX}_decision_seconds", "From the arrival of a reception to its answer.",
-            buckets=delivery.latency.buckets(), sum_value=delivery.latency.sum_s,
-        )  # fmt: skip
-        yield from self._gauges()
-
-    def _gauges(self) -> Iterator[Metric]:
-        figures = self._service.figures()
-        for name, told in GAUGES.items():
-            yield GaugeMetricFamily(f"{PREFIX}_{name}", told, figures[name])
-        yield GaugeMetricFamily(f"{PREFIX}_stations", "Stations that are connected.", len(self._lns.stations))
-        yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", self._connections())
-        for name, told in FIGURES.items():
-            yield CounterMetricFamily(f"{PREFIX}_{name}", told, figures[name])
-
-
-OPEN_PATHS: Final = frozenset({"/healthz"})
-
-
-def application(
-    service: GatewayService, lns: Lns, metrics: GatewayMetrics, admission: Admission, *, told: bool,
-    problems: Callable[[], dict[str, str]],
-) -> ASGIApp:  # fmt: skip
-    """The whole of it; ``told``: /healthz says what is wrong, not only that something is."""
-
-    async def healthz(request: Request) -> Response:
-        if service.closing:
-            return answer({"status": "closing"}, 503)
-        found = problems()
-        if found:
-            return answer({"status": "trouble", **({"problems": found} if told else {})}, 503)
-        return answer({"status": "ok", "stations": len(lns.stations)})
-
-    async def figures(request: Request) -> Response:
-        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-    router = Router(
-        [
-            WebSocketRoute("/router-info", _Asgi(lns.discover)),
-            WebSocketRoute("/router/{eui}", _Asgi(lns.serve)),
-            Route("/healthz", healthz, methods=["GET"]),
-            Route("/metrics", figures, methods=["GET"]),
-        ],
-        redirect_slashes=False,
-    )
-    return GatewayGuard(router, admission)
-
-
-class _Asgi:
-    """An ASGI app that starlette does not take for an endpoint of its own: no wrapping, so less to do per message."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
-
-
-class GatewayGuard:
-    """Who may ask, and what an error becomes: an ASGI app around the routes."""
-
-    def __init__(self, app: ASGIApp, admission: Admission) -> None:
-        self._app = app
-        self._admission = admission
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let it pass, or answer for it."""
-        scope["app"] = self  # starlette: an unknown path is an exception, not a page
-        try:
-            if scope["path"] not in OPEN_PATHS:
-                self._admission.check(scope)
-            await self._app(scope, receive, send)
-        except ClientDisconnect:
-            pass
-        except Exception as error:
-            status, told = refusal(error)
-            headers = error.headers if isinstance(error, HTTPException) else None
-            with suppress(RuntimeError):  # it was answered, or upgraded, already; then the connection is closed
-                await answer({"error": told}, status, headers)(scope, receive, send)
 
 
 PORT: Final = 7655
-LOGGERS: Final = ("onefold.gateway", "onefold.ingest", "uvicorn.error", "asyncio")
 COUNTERS: Final = "counters.db"
 """In the server's folder: the counters of the devices that only it serves."""
 WATCH_S: Final = 2.0
@@ -208,6 +84,43 @@ class GatewayLink(Protocol):
         ...
 
 
+def gateway_metrics(
+    service: GatewayService, lns: Lns, links: Mapping[str, GatewayLink], connections: int
+) -> Iterator[Metric]:
+    """What there is to watch: read from the service when somebody asks, counted nowhere twice."""
+    delivery = service.delivery
+    receptions = CounterMetricFamily(
+        f"{PREFIX}_receptions", "Receptions by what became of them.", labels=["verdict", "reason", "status"]
+    )
+    for (judged, status), count in sorted(delivery.statuses.items()):
+        receptions.add_metric([str(judged.verdict), judged.reason, status], count)
+    yield receptions
+    downlinks = CounterMetricFamily(f"{PREFIX}_downlinks", "Acknowledgements, by outcome.", labels=["outcome"])
+    for name, count in delivery.downlinks.figures().items():
+        downlinks.add_metric([name], count)
+    yield downlinks
+    messages = CounterMetricFamily(f"{PREFIX}_messages", "Messages of stations, by kind.", labels=["msgtype"])
+    for name, count in sorted(lns.messages.items()):
+        messages.add_metric([name], count)
+    yield messages
+    protocols = GaugeMetricFamily(f"{PREFIX}_link", "Figures of the other protocols.", labels=["link", "figure"])
+    for name, link in links.items():
+        for figure, count in link.figures().items():
+            protocols.add_metric([name, figure], count)
+    yield protocols
+    yield HistogramMetricFamily(
+        f"{PREFIX}_decision_seconds", "From the arrival of a reception to its answer.",
+        buckets=delivery.latency.buckets(), sum_value=delivery.latency.sum_s,
+    )  # fmt: skip
+    figures = service.figures()
+    for name, told in GAUGES.items():
+        yield GaugeMetricFamily(f"{PREFIX}_{name}", told, figures[name])
+    yield GaugeMetricFamily(f"{PREFIX}_stations", "Stations that are connected.", len(lns.stations))
+    yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", connections)
+    for name, told in FIGURES.items():
+        yield CounterMetricFamily(f"{PREFIX}_{name}", told, figures[name])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayServerSettings:
     """Where it listens, for whom, and what stands behind it."""
@@ -224,14 +137,14 @@ class GatewayServerSettings:
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
 
 
-class GatewayServer(serving.Listening):
+class GatewayServer(HttpServer):
     """Serves stations until it is stopped.
 
     ``run`` blocks. In the main thread it listens to signals; in any other, `stop` ends it. ``links`` makes the other
     protocols' links, for a service.
     """
 
-    loggers = LOGGERS
+    name = "gateway"
 
     def __init__(
         self,
@@ -242,8 +155,8 @@ class GatewayServer(serving.Listening):
         links: Callable[[GatewayService], Mapping[str, GatewayLink]] = lambda service: {},
         counters: CounterStore | None = None,
     ) -> None:
-        self.settings = settings or GatewayServerSettings()
-        serving.check_host(self.settings.host, self.settings.token)  # before anything is opened or made
+        self.settings = settings = settings or GatewayServerSettings()
+        check_host(settings.host, settings.token)  # before anything is opened or made
         self.registry = RegistryFile(devices)
         self.links: Mapping[str, GatewayLink] = {}
         self.service: GatewayService | None = None
@@ -254,7 +167,7 @@ class GatewayServer(serving.Listening):
         if counters is None and self.settings.coordinator is not None:
             self._shared = open_counters(self.settings.coordinator)
         self._local = SqliteCounters(folder / COUNTERS, wall_ms)
-        super().__init__(self.settings.host, self.settings.port, self.settings.token)
+        super().__init__(settings.host, settings.port, settings.token, settings.gateway.limits)
 
     def warnings(self) -> list[str]:
         """What the coordinator is set up to lose, or why it does not say; one sentence each. Blocks."""
@@ -273,44 +186,40 @@ class GatewayServer(serving.Listening):
         finally:
             self._topics.close()
 
-    async def _serve(self, ready: Callable[[], None]) -> None:
-        service = self.service = GatewayService(
-            self.settings.gateway, self.registry.registry, self._topics, shared=self._shared, local=self._local
-        )
-        try:
-            await self._answer(service, ready)
-        finally:
-            await service.close()
-        service.tally.check()
-
-    async def _answer(self, service: GatewayService, ready: Callable[[], None]) -> None:
+    async def serve(self) -> None:
+        """Answer stations until the end; then decide and store what is in hand."""
         settings, limits = self.settings, self.settings.gateway.limits
+        service = self.service = GatewayService(
+            settings.gateway, self.registry.registry, self._topics, shared=self._shared, local=self._local
+        )
         lns = Lns(service, public_url=settings.public_url)
-        links = self.links = self._make_links(service)
-        figures = {name: link.figures for name, link in links.items()}
-        metrics = GatewayMetrics(service, lns, lambda: len(server.server_state.connections), figures)
-        admission = serving.Admission(settings.token, settings.host, bare=True)
-        app = application(service, lns, metrics, admission, told=settings.token is None, problems=self._problems)
+
+        def health() -> dict[str, Any]:
+            problems = self._problems()
+            return {"problems": problems} if problems else {"stations": len(lns.stations)}
 
         async def drain() -> None:
             lns.stop_reading()
             await service.drain(limits.grace_s)
             await lns.close()
 
-        server = self._server = serving.Server(
-            config(app, limits, message_bytes_max=limits.message_bytes_max), ready, drain
-        )
-        tasks = [asyncio.create_task(work) for work in (self._watch(service), _tend(service))]
-        try:
+        async with AsyncExitStack() as ending:
+            ending.push_async_callback(service.close)
+            links = self.links = self._make_links(service)
             for link in links.values():
+                ending.push_async_callback(link.stop)  # after the last request: they too have acknowledgements to send
                 await link.start()
             self._on_hangup(service)
-            await server.serve([self._socket])
-        finally:
-            for task in tasks:
-                task.cancel()
-            for link in links.values():  # last: they too had acknowledgements to send
-                await link.stop()
+            await self.answer(
+                [websocket_route("/router-info", lns.discover), websocket_route("/router/{eui}", lns.serve)],
+                health=health,
+                metrics=lambda: gateway_metrics(service, lns, links, self.connections),
+                admission=Admission(settings.token, settings.host, bare=True),
+                message_bytes_max=limits.message_bytes_max,
+                drain=drain,
+                beside=[self._watch(service), _tend(service)],
+            )
+        service.tally.check()
 
     def _problems(self) -> dict[str, str]:
         found = {} if self.registry.problem is None else {"registry": self.registry.problem}

@@ -59,7 +59,8 @@ import asyncio
 import hashlib
 import re
 import threading
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from secrets import randbits
@@ -67,22 +68,20 @@ from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 from zlib import crc32
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route
 
 from onefold.clock import wall_ms
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse, OnefoldError, StaleWrite, StoreFailed
-from onefold.net import http as serving
-from onefold.net.http import OPEN_PATHS, Admission, Body, Budget, HttpLimits, answer, config, refusal
+from onefold.net.http import HttpServer, Statuses, answer, check_host
+from onefold.net.limits import HttpLimits
 from onefold.outbox import Entity, Key, Message, Out, Outcome, mark_of, pack
 from onefold.outbox.endpoint import Endpoint
-from onefold.outbox.metrics import OutboxMetrics
+from onefold.outbox.metrics import outbox_metrics
 from onefold.outbox.plans import BODY_BYTES_MAX, check_queue
 from onefold.outbox.ports import EntityStore, Ledger, Queue, TokenStore
 from onefold.outbox.worker import Consumer, Consuming
@@ -496,53 +495,37 @@ class Waiting:
 THREADS: Final = 16
 """Requests that are at the stores at the same time."""
 METHODS: Final = frozenset({"GET", "PUT", "POST", "DELETE"})
-STATUSES: Final[Mapping[type[OnefoldError], int]] = {Unknown: 404, Differs: 409, Gone: 410}
+STATUSES: Final[Statuses] = {Unknown: 404, Differs: 409, Gone: 410}
 WAIT: Final = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?(\d{1,9})\"?\s*(?=$|[,;])", re.IGNORECASE)
 """Of RFC 7240, section 4.3."""
 T = TypeVar("T")
 
 
-class DeskApp:
-    """The routes, as an ASGI app; lives on one event loop."""
+class DeskRoutes:
+    """Each answers one kind of request; lives on one event loop."""
 
-    def __init__(
-        self, desk: Desk, admission: Admission, limits: HttpLimits, *, wait_s_max: float,
-        problem: Callable[[], str | None] = lambda: None, figures: Callable[[], bytes] = lambda: b"", told: bool = True,
-    ) -> None:  # fmt: skip
-        self.closing = False
+    def __init__(self, desk: Desk, wait_s_max: float) -> None:
         self._desk = desk
-        self._problem = problem
-        self._figures = figures
-        self._told = told
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="onefold-desk")
         self._waiting = Waiting(lambda ids: self._off(desk.states, ids), wait_s_max)
-        self._registry = CollectorRegistry()
-        labels, text = ["method", "status"], "Requests by how they were answered."
-        counted = Counter("onefold_desk_requests", text, labels, registry=self._registry)
-        self.app: ASGIApp = DeskGuard(self._routes(), admission, limits, counted)
 
-    async def close(self) -> None:
-        """Whoever waits is answered now; nothing else is begun."""
-        self.closing = True
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("/{queue}", self.issue, methods=["POST"]),
+            Route("/{queue}/{id}", self.put, methods=["PUT"]),
+            Route("/{queue}/{id}", self.submit, methods=["POST"]),
+            Route("/{queue}/{id}", self.look, methods=["GET"]),
+            Route("/{queue}/{id}", self.forget, methods=["DELETE"]),
+        ]
+
+    async def stop_waiting(self) -> None:
+        """Answer all who wait, now."""
         self._waiting.close()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """All was answered: the threads go."""
         self._pool.shutdown(wait=True)
-
-    def _routes(self) -> Router:
-        return Router(
-            [
-                Route("/healthz", self.healthz, methods=["GET"]),
-                Route("/metrics", self.metrics, methods=["GET"]),
-                Route("/{queue}", self.issue, methods=["POST"]),
-                Route("/{queue}/{id}", self.put, methods=["PUT"]),
-                Route("/{queue}/{id}", self.submit, methods=["POST"]),
-                Route("/{queue}/{id}", self.look, methods=["GET"]),
-                Route("/{queue}/{id}", self.forget, methods=["DELETE"]),
-            ],
-            redirect_slashes=False,
-        )
 
     async def issue(self, request: Request) -> Response:
         """POST /{queue}."""
@@ -579,71 +562,9 @@ class DeskApp:
         await self._off(self._desk.forget, named, queue)
         return Response(status_code=204)
 
-    async def healthz(self, request: Request) -> Response:
-        """GET /healthz."""
-        if self.closing:
-            return answer({"status": "closing"}, 503)
-        problem = self._problem()
-        if problem is not None:
-            return answer({"status": "trouble", **({"problem": problem} if self._told else {})}, 503)
-        return answer({"status": "ok"})
-
-    async def metrics(self, request: Request) -> Response:
-        """GET /metrics."""
-        consumed = await self._off(self._figures)
-        return Response(generate_latest(self._registry) + consumed, media_type=CONTENT_TYPE_LATEST)
-
     async def _off(self, call: Callable[..., T], *values: Any) -> T:
         """In a thread: the stores block."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *values)
-
-
-class DeskGuard:
-    """Who may ask, how much, and what an error becomes: an ASGI app around the routes."""
-
-    def __init__(self, app: ASGIApp, admission: Admission, limits: HttpLimits, counted: Counter) -> None:
-        self._app = app
-        self._counted = counted
-        self._admission = admission
-        self._limits = limits
-        self._budget = Budget(limits.in_hand_bytes_max)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let it pass, or answer for it."""
-        if scope["type"] != "http":
-            raise RuntimeError(f"the desk takes no {scope['type']}")
-        scope["app"] = self  # starlette: an unknown path is an exception, not a page
-        body = Body(scope, receive, self._limits, self._budget)
-        started = False
-
-        async def sending(message: MutableMapping[str, Any]) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                method = scope["method"] if scope["method"] in METHODS else "other"
-                self._counted.labels(method, str(message["status"])).inc()
-                if not body.ended and not await body.discard():
-                    message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
-            await send(message)
-
-        try:
-            if scope["path"] not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):  # POST would issue
-                self._admission.check(scope)
-            await self._app(scope, body.receive, sending)
-        except ClientDisconnect:
-            pass
-        except Exception as error:
-            status, told = _refusal(error)
-            if not started:
-                headers = error.headers if isinstance(error, HTTPException) else None
-                await answer({"error": told}, status, headers)(scope, receive, sending)
-        finally:
-            body.close()
-
-
-def _refusal(error: Exception) -> tuple[int, str]:
-    status = STATUSES.get(type(error)) if isinstance(error, OnefoldError) else None
-    return refusal(error) if status is None else (status, str(error))
 
 
 def _named(request: Request) -> tuple[str, str]:
@@ -670,7 +591,6 @@ def _wait_s(request: Request) -> int:
 
 
 PORT: Final = 7656
-LOGGERS: Final = ("onefold.desk", "onefold.ingest", "onefold.outbox", "uvicorn.error", "asyncio")
 WAIT_S_MAX: Final = 30.0
 """Proxies cut a silent request off after 60 s."""
 AGAIN_S: Final = 1.0
@@ -691,20 +611,23 @@ class DeskSettings:
     )
 
 
-class DeskServer(serving.Listening):
+class DeskServer(HttpServer):
     """Serves a desk until it is stopped; then closes it."""
 
-    loggers = LOGGERS
+    name = "desk"
+    statuses = STATUSES
+    loggers = ("onefold.outbox",)
 
     def __init__(self, desk: Desk, settings: DeskSettings | None = None) -> None:
-        self.settings = settings or DeskSettings()
-        serving.check_host(self.settings.host, self.settings.token)  # before anything is opened or made
+        self.settings = settings = settings or DeskSettings()
+        check_host(settings.host, settings.token)  # before anything is opened or made
         self.desk = desk
         desk.endpoint.world  # noqa: B018 # opens the stores: what is wrong with them is told before anybody asks
         self._problem: str | None = None
         self._consumer: Consumer | None = None
         self._ending = threading.Event()
-        super().__init__(self.settings.host, self.settings.port, self.settings.token)
+        self._answers: Counter[tuple[str, str]] = Counter()
+        super().__init__(settings.host, settings.port, settings.token, settings.limits)
 
     def run(self, say: Callable[[str], None] = lambda url: None) -> None:
         """Serve; ``say`` is called with the address as soon as requests are answered."""
@@ -717,29 +640,33 @@ class DeskServer(serving.Listening):
             consuming.join()
             self.desk.close()
 
-    async def _serve(self, ready: Callable[[], None]) -> None:
-        settings = self.settings
-        admission = Admission(settings.token, settings.host)
-        app = DeskApp(
-            self.desk, admission, settings.limits, wait_s_max=settings.wait_s_max,
-            problem=self.problem, figures=self.figures, told=settings.token is None,
-        )  # fmt: skip
-        server = self._server = serving.Server(
-            config(app.app, settings.limits, message_bytes_max=None), ready, app.close
-        )
+    async def serve(self) -> None:
+        """Answer until the end."""
+        routes = DeskRoutes(self.desk, self.settings.wait_s_max)
         try:
-            await server.serve([self._socket])
+            await self.answer(
+                routes.routes(), health=self._health, metrics=self._metrics, blocking=True, drain=routes.stop_waiting
+            )
         finally:
-            app.end()
+            routes.close()
 
-    def problem(self) -> str | None:
-        """Why answers do not come in; None: they do."""
-        found = self._problem or (None if self._consumer is None else self._consumer.trouble)
-        return None if found is None else f"answers do not come in: {found}"
+    def answered(self, method: str, status: int) -> None:
+        """Count it."""
+        self._answers[method if method in METHODS else "other", str(status)] += 1
 
-    def figures(self) -> bytes:
-        """Those of the consumer, for Prometheus."""
-        return b"" if self._consumer is None else OutboxMetrics(self._consumer).text()
+    def _health(self) -> dict[str, Any]:
+        problem = self._problem or (None if self._consumer is None else self._consumer.trouble)
+        return {} if problem is None else {"problem": f"answers do not come in: {problem}"}
+
+    def _metrics(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "onefold_desk_requests", "Requests by how they were answered.", labels=["method", "status"]
+        )
+        for labels, count in list(self._answers.items()):
+            requests.add_metric(labels, count)
+        yield requests
+        if self._consumer is not None:
+            yield from outbox_metrics(self._consumer)
 
     def _consume(self) -> None:
         """Bring the answers, and do the chores, until the end."""

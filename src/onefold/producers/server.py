@@ -47,20 +47,31 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route, Router, WebSocketRoute
-from starlette.types import ASGIApp
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from onefold.errors import BadInput, Busy, Damaged, StoreFailed
-from onefold.net import http as serving
-from onefold.net.http import RETRY_S, Budget, Closing, Exposed, Guard, HttpLimits, UnknownTopic, answer, config, refusal
+from onefold.errors import BadInput, Busy, Damaged, OnefoldError, StoreFailed
+from onefold.net.http import (
+    BAD_DATA,
+    RESTART,
+    RETRY_S,
+    TRY_AGAIN,
+    Budget,
+    Closing,
+    HttpServer,
+    Statuses,
+    Stoppable,
+    answer,
+    refusal,
+    stop_all,
+)
+from onefold.net.limits import HttpLimits
 from onefold.producers import documents
 from onefold.producers.documents import record_document
 from onefold.producers.records import MESSAGES, NAME_BYTES_MAX
@@ -200,23 +211,34 @@ PROBLEMS_MAX: Final = 100
 TEND_S: Final = 10
 
 
-class Stoppable(Protocol):
-    """A websocket, as far as the service knows it."""
+class UnknownTopic(OnefoldError):
+    """404: nobody made this topic."""
 
-    def stop(self) -> None:
-        """Answer what was read, then close."""
-        ...
+
+STATUSES: Final[Statuses] = {UnknownTopic: 404}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestLimits(HttpLimits):
+    """What a client may ask of the server."""
+
+    messages_max: int = 10_000
+    """Of one request."""
+    outstanding_max: int = 16
+    """Requests on one websocket that were not answered yet; after them it is not read."""
+    read_max: int = 1_000
+    """Records that one GET can ask for."""
 
 
 class Service:
     """The topics of a folder, for many clients at once. Lives on one event loop."""
 
-    def __init__(self, topics: Topics, limits: HttpLimits, *, create: bool = True) -> None:
+    def __init__(self, topics: Topics, limits: IngestLimits, budget: Budget, *, create: bool = True) -> None:
         self.topics = topics
         self.limits = limits
         self.create = create
         """Does a publish to an unknown topic make it?"""
-        self.budget = Budget(limits.in_hand_bytes_max)
+        self.budget = budget
         self.desks: dict[str, TopicDesk] = {}
         self.sockets: set[Stoppable] = set()
         self.closing = False
@@ -277,11 +299,7 @@ class Service:
     async def drain(self, seconds: float) -> None:
         """No more is taken; what is in hand on the websockets is answered, and they are closed."""
         self.closing = True
-        deadline = asyncio.get_running_loop().time() + seconds
-        for socket in list(self.sockets):
-            socket.stop()
-        while self.sockets and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.01)
+        await stop_all(self.sockets, seconds)
 
     async def close(self) -> None:
         """Store what is queued, save what is remembered, let go of the logs; `BooksDoNotBalance` if they do not."""
@@ -305,48 +323,36 @@ GAUGES = {
 NAMES = {"end": "log_end_offset", "start": "log_start_offset"}
 
 
-class IngestMetrics(Exposed):
-    """The figures of a service, in a registry of their own."""
-
-    def __init__(self, service: Service, connections: Callable[[], int]) -> None:
-        self._service = service
-        self._connections = connections
-        super().__init__()
-
-    def collect(self) -> Iterator[Metric]:
-        """All figures, as they are now."""
-        desks = dict(self._service.desks)
-        yield GaugeMetricFamily("onefold_topics", "Topics that are open.", len(desks))
-        yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", self._connections())
-        yield GaugeMetricFamily("onefold_in_hand_bytes", "Bytes of bodies in hand.", self._service.budget.in_hand)
-        messages = CounterMetricFamily(
-            "onefold_messages", "Messages by what became of them.", labels=["topic", "verdict", "reason"]
-        )
-        arrived = CounterMetricFamily("onefold_messages_in", "Messages that arrived.", labels=["topic"])
-        unjudged = GaugeMetricFamily(
-            "onefold_messages_unjudged", "Messages that arrived and have no verdict; at rest 0.", labels=["topic"]
-        )
-        groups = CounterMetricFamily("onefold_groups", "Commit groups: one write and one sync each.", labels=["topic"])
-        gauges = {
-            key: GaugeMetricFamily(f"onefold_{NAMES.get(key, key)}", told, labels=["topic"])
-            for key, told in GAUGES.items()
-        }
-        for name, desk in desks.items():
-            books = desk.topic.books()
-            arrived.add_metric([name], books.received)
-            unjudged.add_metric([name], books.pending)
-            for judged, count in books:
-                messages.add_metric([name, str(judged.verdict), judged.reason], count)
-            figures = desk.topic.figures()
-            groups.add_metric([name], figures["groups"])
-            for key, gauge in gauges.items():
-                gauge.add_metric([name], figures[key])
-        yield from (messages, arrived, unjudged, groups, *gauges.values())
+def ingest_metrics(service: Service, connections: int) -> Iterator[Metric]:
+    """What there is to watch: read from the topics when somebody asks, counted nowhere twice."""
+    desks = dict(service.desks)
+    yield GaugeMetricFamily("onefold_topics", "Topics that are open.", len(desks))
+    yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", connections)
+    yield GaugeMetricFamily("onefold_in_hand_bytes", "Bytes of bodies in hand.", service.budget.in_hand)
+    messages = CounterMetricFamily(
+        "onefold_messages", "Messages by what became of them.", labels=["topic", "verdict", "reason"]
+    )
+    arrived = CounterMetricFamily("onefold_messages_in", "Messages that arrived.", labels=["topic"])
+    unjudged = GaugeMetricFamily(
+        "onefold_messages_unjudged", "Messages that arrived and have no verdict; at rest 0.", labels=["topic"]
+    )
+    groups = CounterMetricFamily("onefold_groups", "Commit groups: one write and one sync each.", labels=["topic"])
+    gauges = {
+        key: GaugeMetricFamily(f"onefold_{NAMES.get(key, key)}", told, labels=["topic"]) for key, told in GAUGES.items()
+    }
+    for name, desk in desks.items():
+        books = desk.topic.books()
+        arrived.add_metric([name], books.received)
+        unjudged.add_metric([name], books.pending)
+        for judged, count in books:
+            messages.add_metric([name, str(judged.verdict), judged.reason], count)
+        figures = desk.topic.figures()
+        groups.add_metric([name], figures["groups"])
+        for key, gauge in gauges.items():
+            gauge.add_metric([name], figures[key])
+    yield from (messages, arrived, unjudged, groups, *gauges.values())
 
 
-TRY_AGAIN: Final = 1013
-RESTART: Final = 1012
-BAD_DATA: Final = 1007
 NOT_BINARY: Final = 1003
 BEHIND: Final = "not judged: a request before it has to be sent again"
 
@@ -503,7 +509,9 @@ class _Connection:
             receipts = await self._desk.publish(name, [m for asked in together for m in asked.messages], epoch)
         except Exception as error:
             status, told = (
-                (WireStatus.BUSY, str(error)) if isinstance(error, Busy) else (WireStatus.FAILED, refusal(error)[1])
+                (WireStatus.BUSY, str(error))
+                if isinstance(error, Busy)
+                else (WireStatus.FAILED, refusal(error, log, STATUSES)[1])
             )
             for asked in together:
                 await self._reply(asked, status, told)
@@ -534,33 +542,22 @@ class _Connection:
         await self._websocket.send_bytes(encode_reply(asked.number, status, (), text))
 
 
-def application(service: Service, metrics: IngestMetrics, token: str | None, host: str) -> ASGIApp:
-    """The whole of it, as an ASGI app."""
-    routes = _Routes(service, metrics, told=token is None)
-    router = Router(
-        [
-            Route("/topics", routes.topics, methods=["GET"]),
-            Route("/topics/{topic}", routes.topic, methods=["GET"]),
-            Route("/topics/{topic}", routes.put, methods=["PUT"]),
-            Route("/topics/{topic}/producers", routes.connect, methods=["POST"]),
-            Route("/topics/{topic}/messages", routes.publish, methods=["POST"]),
-            Route("/topics/{topic}/messages", routes.read, methods=["GET"]),
-            Route("/topics/{topic}/hooks", routes.hook, methods=["POST"]),
-            WebSocketRoute("/topics/{topic}/ws", routes.websocket),
-            Route("/healthz", routes.healthz, methods=["GET"]),
-            Route("/metrics", routes.metrics, methods=["GET"]),
-        ],
-        redirect_slashes=False,
-    )
-    return Guard(router, service, token, host)
-
-
 class _Routes:
-    def __init__(self, service: Service, metrics: IngestMetrics, *, told: bool) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        self._told = told  # /healthz asks for no token: where there is one, it does not say what is wrong
-        self._metrics = metrics
         self._limits = service.limits
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            Route("/topics", self.topics, methods=["GET"]),
+            Route("/topics/{topic}", self.topic, methods=["GET"]),
+            Route("/topics/{topic}", self.put, methods=["PUT"]),
+            Route("/topics/{topic}/producers", self.connect, methods=["POST"]),
+            Route("/topics/{topic}/messages", self.publish, methods=["POST"]),
+            Route("/topics/{topic}/messages", self.read, methods=["GET"]),
+            Route("/topics/{topic}/hooks", self.hook, methods=["POST"]),
+            WebSocketRoute("/topics/{topic}/ws", self.websocket),
+        ]
 
     async def _desk(self, request: Request | WebSocket, *, create: bool) -> TopicDesk:
         return await self._service.desk(request.path_params["topic"], create=create)
@@ -606,7 +603,7 @@ class _Routes:
         except ClientDisconnect:
             raise
         except Exception as error:
-            code, told = refusal(error)
+            code, told = refusal(error, log, STATUSES)
             return _binary(encode_reply(number, _status(error, code), (), told), code)
         return _binary(encode_reply(number, WireStatus.OK, receipts), documents.http_status(receipts))
 
@@ -638,17 +635,6 @@ class _Routes:
         desk = await self._desk(websocket, create=self._service.create)
         await serve(websocket, self._service, desk, websocket.query_params.get("name"))
 
-    async def healthz(self, request: Request) -> Response:
-        problems = self._service.problems()
-        if self._service.closing:
-            return answer({"status": "closing"}, 503)
-        if problems:
-            return answer({"status": "trouble", **({"problems": problems} if self._told else {})}, 503)
-        return answer({"status": "ok", "topics": len(self._service.desks)})
-
-    async def metrics(self, request: Request) -> Response:
-        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
 
 def _told(desk: TopicDesk) -> dict[str, Any]:
     topic = desk.topic
@@ -667,7 +653,6 @@ def _binary(body: bytes, code: int) -> Response:
 
 
 PORT: Final = 7654
-LOGGERS: Final = ("onefold.ingest", "uvicorn.error", "asyncio")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -680,31 +665,37 @@ class IngestSettings:
     token: str | None = field(default=None, repr=False)
     create: bool = True
     """Does a publish to an unknown topic make it?"""
-    limits: HttpLimits = field(default_factory=HttpLimits)
+    limits: IngestLimits = field(default_factory=IngestLimits)
 
 
-class IngestServer(serving.Listening):
+class IngestServer(HttpServer):
     """Serves the topics of a folder until it is stopped; then closes them."""
 
-    loggers = LOGGERS
+    name = "ingest"
+    statuses = STATUSES
 
     def __init__(self, topics: Topics, settings: IngestSettings | None = None) -> None:
-        self.settings = settings or IngestSettings()
+        self.settings = settings = settings or IngestSettings()
         self._topics = topics
-        super().__init__(self.settings.host, self.settings.port, self.settings.token)
+        super().__init__(settings.host, settings.port, settings.token, settings.limits)
 
-    async def _serve(self, ready: Callable[[], None]) -> None:
+    async def serve(self) -> None:
+        """Answer until the end; then store what is queued and let go of the topics."""
         limits = self.settings.limits
-        service = Service(self._topics, limits, create=self.settings.create)
-        metrics = IngestMetrics(service, lambda: len(server.server_state.connections))
-        app = application(service, metrics, self.settings.token, self.settings.host)
-        # Uvicorn would cut the websockets off; so they are drained first.
-        server = self._server = serving.Server(
-            config(app, limits, message_bytes_max=limits.body_bytes_max), ready, lambda: service.drain(limits.grace_s)
-        )
-        tending = asyncio.create_task(service.tend())
+        service = Service(self._topics, limits, self.budget, create=self.settings.create)
+
+        def health() -> dict[str, Any]:
+            problems = service.problems()
+            return {"problems": problems} if problems else {"topics": len(service.desks)}
+
         try:
-            await server.serve([self._socket])
+            await self.answer(
+                _Routes(service).routes(),
+                health=health,
+                metrics=lambda: ingest_metrics(service, self.connections),
+                message_bytes_max=limits.body_bytes_max,
+                drain=lambda: service.drain(limits.grace_s),
+                beside=[service.tend()],
+            )
         finally:
-            tending.cancel()
             await service.close()

@@ -46,6 +46,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from onefold.errors import BadInput, Misuse, OnefoldError
+from onefold.net.limits import HttpLimits
 from onefold.reconcile import FRAME_SIZE_MIN, Limits, Record, Session, SessionLimit, Violation, Window, exchange
 from onefold.reconcile.exchange import HEAD, VERSION, Opening, OpenReply, PushReply, Trouble
 from onefold.reconcile.records import Records
@@ -137,7 +138,7 @@ ENVELOPE_BYTES: Final = 1_024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReconcileLimits:
+class ReconcileLimits(HttpLimits):
     """What peers may ask of the server; a limit that is reached is an error that names it."""
 
     connections_max: int = 256
@@ -173,14 +174,6 @@ class ReconcileLimits:
     """For one answer to leave; beyond, it is a peer that does not read, and it is cut off."""
     troubles_max: int = 8
     """Errors of one connection; with the last one it is closed."""
-    head_bytes_max: int = 16 << 10
-    """Request line and headers; nginx allows 4 x 8 KiB."""
-    head_s: float = 20
-    """From the connection to the end of the first head."""
-    keep_alive_s: float = 60
-    """Of silence between two requests over HTTP."""
-    grace_s: float = 20
-    """What is in hand at a shutdown may take so long."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -32,21 +32,18 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
-from onefold.net import http as serving
-from onefold.net.http import OPEN_PATHS, Admission, Closing, Exposed, answer, config, refusal
+from onefold.net.http import NORMAL, POLICY, RESTART, Closing, HttpServer, answer, stop_all, websocket_route
 from onefold.reconcile.exchange import VERSION
 from onefold.reconcile.nip77 import Subscriptions
 from onefold.reconcile.peer import Peer, PeerBooks, ReconcileLimits
@@ -62,31 +59,23 @@ COUNTERS: Final = {
 }
 
 
-class ReconcileMetrics(Exposed):
-    """The figures of a server, in a registry of their own."""
-
-    def __init__(self, books: PeerBooks, connections: Callable[[], int]) -> None:
-        self._books = books
-        self._connections = connections
-        super().__init__()
-
-    def collect(self) -> Iterator[Metric]:
-        """All figures, as they are now."""
-        yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", self._connections())
-        yield GaugeMetricFamily(f"{PREFIX}_open_sessions", "Sessions that are open.", self._books.sessions)
-        for name, told in COUNTERS.items():
-            yield CounterMetricFamily(f"{PREFIX}_{name}", told, self._books.of(name))
-        books = self._books.pushed()
-        yield CounterMetricFamily(f"{PREFIX}_arrived", "Records that came to be stored.", books.received)
-        yield GaugeMetricFamily(f"{PREFIX}_pending", "Records that came and have no outcome; 0 at rest.", books.pending)
-        pushed = CounterMetricFamily(f"{PREFIX}_pushed", "Records that were pushed, by outcome.", labels=["outcome"])
-        for verdict, reason in (*OUTCOMES.values(), NOT_TAKEN):
-            pushed.add_metric([reason], books.count(verdict, reason))
-        yield pushed
-        errors = CounterMetricFamily(f"{PREFIX}_errors", "Errors that peers were told, by name.", labels=["error"])
-        for name, count in sorted(self._books.troubles().items()):
-            errors.add_metric([name], count)
-        yield errors
+def reconcile_metrics(books: PeerBooks, connections: int) -> Iterator[Metric]:
+    """What there is to watch: read from the books when somebody asks."""
+    yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", connections)
+    yield GaugeMetricFamily(f"{PREFIX}_open_sessions", "Sessions that are open.", books.sessions)
+    for name, told in COUNTERS.items():
+        yield CounterMetricFamily(f"{PREFIX}_{name}", told, books.of(name))
+    tally = books.pushed()
+    yield CounterMetricFamily(f"{PREFIX}_arrived", "Records that came to be stored.", tally.received)
+    yield GaugeMetricFamily(f"{PREFIX}_pending", "Records that came and have no outcome; 0 at rest.", tally.pending)
+    pushed = CounterMetricFamily(f"{PREFIX}_pushed", "Records that were pushed, by outcome.", labels=["outcome"])
+    for verdict, reason in (*OUTCOMES.values(), NOT_TAKEN):
+        pushed.add_metric([reason], tally.count(verdict, reason))
+    yield pushed
+    errors = CounterMetricFamily(f"{PREFIX}_errors", "Errors that peers were told, by name.", labels=["error"])
+    for name, count in sorted(books.troubles().items()):
+        errors.add_metric([name], count)
+    yield errors
 
 
 THREADS: Final = 4
@@ -148,11 +137,6 @@ class AnswerTurns:
             if not turn.cancelled():
                 self._free -= 1
                 turn.set_result(None)
-
-
-NORMAL: Final = 1000
-POLICY: Final = 1008
-RESTART: Final = 1012
 
 
 class PeerConnection:
@@ -255,100 +239,7 @@ class PeerConnection:
 
 
 WHAT: Final = "negentropy over a websocket: finds what two stores lack of each other"
-
-
-class ReconcileApp:
-    """The routes, as an ASGI app around one store; lives on one event loop."""
-
-    def __init__(
-        self, records: Records, admission: Admission, limits: ReconcileLimits, connections: Callable[[], int],
-        *, writable: bool, bodies: bool, books: PeerBooks, clock: Callable[[], float] = time.thread_time,
-    ) -> None:  # fmt: skip
-        self.books = books
-        self._records, self._limits, self._clock = records, limits, clock
-        self._writable, self._bodies = writable, bodies
-        self._admission = admission
-        self._metrics = ReconcileMetrics(self.books, connections)
-        self._turns = AnswerTurns()
-        self._closing = False
-        self._open: set[PeerConnection] = set()
-        self._routes: ASGIApp = Router(
-            [
-                Route("/", self.about, methods=["GET"]),
-                Route("/healthz", self.healthz, methods=["GET"]),
-                Route("/metrics", self.metrics, methods=["GET"]),
-            ],
-            redirect_slashes=False,
-        )
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let it pass, or answer for it."""
-        scope["app"] = self  # starlette: an unknown path is an exception, not a page
-        try:
-            if scope["path"] not in OPEN_PATHS:
-                self._admission.check(scope)
-            if scope["type"] == "websocket":
-                await self._websocket(scope, receive, send)
-            else:
-                await self._routes(scope, receive, send)
-        except ClientDisconnect:
-            pass
-        except Exception as error:
-            status, told = refusal(error)
-            headers = error.headers if isinstance(error, HTTPException) else None
-            with suppress(RuntimeError):  # it was answered, or upgraded, already; then the connection is closed
-                await answer({"error": told}, status, headers)(scope, receive, send)
-
-    async def about(self, request: Request) -> Response:
-        """GET /, by something that is no peer."""
-        told = {"onefold": "reconcile", "what": WHAT, "version": VERSION, "id_size": self._records.id_size}
-        return answer({**told, "writable": self._writable, "bodies": self._bodies})
-
-    async def healthz(self, request: Request) -> Response:
-        """GET /healthz."""
-        if self._closing:
-            return answer({"status": "closing"}, 503)
-        return answer({"status": "ok", "sessions": self.books.sessions})
-
-    async def metrics(self, request: Request) -> Response:
-        """GET /metrics."""
-        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-    async def close(self) -> None:
-        """Every peer gets the answer to what it sent, and is told that this is the end."""
-        self._closing = True
-        for connection in self._open:
-            connection.stop()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.grace_s):
-                while self._open:
-                    await asyncio.sleep(0.01)
-
-    def end(self) -> None:
-        """All was answered: the threads go."""
-        self._turns.close()
-
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] != "/":
-            raise HTTPException(404)
-        if self._closing:
-            raise Closing("the server is shutting down")
-        await receive()
-        await send({"type": "websocket.accept"})
-        common = self._records, self._limits, self._clock, self.books
-        connection = PeerConnection(
-            receive, send, scope["state"]["abort"], self._turns, self._limits, self.books,
-            Peer(*common, writable=self._writable, bodies=self._bodies), Subscriptions(*common),
-        )  # fmt: skip
-        self._open.add(connection)
-        try:
-            await connection.run()
-        finally:
-            self._open.discard(connection)
-
-
 PORT: Final = 7657
-LOGGERS: Final = ("onefold.reconcile", "onefold.ingest", "uvicorn.error", "asyncio")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,16 +257,18 @@ class ReconcileSettings:
     limits: ReconcileLimits = field(default_factory=ReconcileLimits)
 
 
-class ReconcileServer(serving.Listening):
+class ReconcileServer(HttpServer):
     """Serves a store of records until it is stopped; then closes it."""
 
-    loggers = LOGGERS
+    name = "reconcile"
 
     def __init__(self, records: Records, settings: ReconcileSettings | None = None) -> None:
-        self.settings = settings or ReconcileSettings()
+        self.settings = settings = settings or ReconcileSettings()
         self.books = PeerBooks()
         self._records = records
-        super().__init__(self.settings.host, self.settings.port, self.settings.token)
+        self._turns = AnswerTurns()
+        self._open: set[PeerConnection] = set()
+        super().__init__(settings.host, settings.port, settings.token, settings.limits)
 
     def run(self, say: Callable[[str], None] = lambda url: None) -> None:
         """Serve; ``say`` is called with the address as soon as requests are answered."""
@@ -384,17 +277,42 @@ class ReconcileServer(serving.Listening):
         finally:
             self._records.close()
 
-    async def _serve(self, ready: Callable[[], None]) -> None:
-        settings = self.settings
-        app = ReconcileApp(
-            self._records, Admission(settings.token, settings.host), settings.limits,
-            lambda: len(server.server_state.connections), writable=settings.writable, bodies=settings.bodies,
-            books=self.books,
-        )  # fmt: skip
-        bounds = config(app, settings.limits, message_bytes_max=settings.limits.message_bytes_max)
-        server = self._server = serving.Server(bounds, ready, app.close)
+    async def serve(self) -> None:
+        """Answer until the end; every peer gets the answer to what it sent, and is told that this is the end."""
+        limits = self.settings.limits
         try:
-            await server.serve([self._socket])
+            await self.answer(
+                [Route("/", self._about, methods=["GET"]), websocket_route("/{path:path}", self._peer)],
+                health=lambda: {"sessions": self.books.sessions},
+                metrics=lambda: reconcile_metrics(self.books, self.connections),
+                message_bytes_max=limits.message_bytes_max,
+                drain=lambda: stop_all(self._open, limits.grace_s),
+            )
         finally:
-            app.end()
+            self._turns.close()
         self.books.pushed().check()  # all was answered: what came has a verdict, or it was lost in here
+
+    async def _about(self, request: Request) -> Response:
+        """GET /, by something that is no peer."""
+        about = {"onefold": "reconcile", "what": WHAT, "version": VERSION, "id_size": self._records.id_size}
+        return answer({**about, "writable": self.settings.writable, "bodies": self.settings.bodies})
+
+    async def _peer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """GET / as a websocket."""
+        if scope["path"] != "/":
+            raise HTTPException(404)
+        if self.closing:
+            raise Closing("the server is shutting down")
+        await receive()
+        await send({"type": "websocket.accept"})
+        settings = self.settings
+        common = self._records, settings.limits, time.thread_time, self.books
+        connection = PeerConnection(
+            receive, send, scope["state"]["abort"], self._turns, settings.limits, self.books,
+            Peer(*common, writable=settings.writable, bodies=settings.bodies), Subscriptions(*common),
+        )  # fmt: skip
+        self._open.add(connection)
+        try:
+            await connection.run()
+        finally:
+            self._open.discard(connection)

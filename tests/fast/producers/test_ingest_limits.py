@@ -3,7 +3,7 @@
 import socket
 import threading
 
-from onefold.net.http import HttpLimits
+from onefold.producers.server import IngestLimits
 from onefold.producers.topic import TopicSettings
 from onefold.producers.wire import CONTENT_TYPE, WireStatus, decode_reply
 from tests.lib.ingesting import running
@@ -24,7 +24,7 @@ def raw(server, *pieces):
 
 
 def test_a_large_body_is_refused_whatever_its_head_says(tmp_path):
-    with running(tmp_path, limits=HttpLimits(body_bytes_max=10_000)) as server:
+    with running(tmp_path, limits=IngestLimits(body_bytes_max=10_000)) as server:
         for size in (10_001, 15_000, 300_000):
             refused = server.ask("POST", "/topics/t/hooks", b"x" * size, {"Idempotency-Key": "k"})
             assert (refused.status, refused.body) == (413, {"error": "the body has more than 10,000 bytes, the limit"})
@@ -39,14 +39,14 @@ def test_a_large_body_is_refused_whatever_its_head_says(tmp_path):
 
 
 def test_a_body_that_is_too_slow_is_given_up(tmp_path):
-    with running(tmp_path, limits=HttpLimits(body_s=0.2, linger_s=0.1)) as server:
+    with running(tmp_path, limits=IngestLimits(body_s=0.2, linger_s=0.1)) as server:
         answer = raw(server, HEAD + b"Content-Length: 100\r\n\r\n", b"{")
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"the body did not come within 0.2 s" in answer
 
 
 def test_a_head_that_is_too_slow_or_too_long_is_given_up(tmp_path):
-    with running(tmp_path, limits=HttpLimits(head_s=0.2, keep_alive_s=0.1)) as server:
+    with running(tmp_path, limits=IngestLimits(head_s=0.2, keep_alive_s=0.1)) as server:
         assert raw(server, HEAD) == b""
         assert raw(server) == b""
         kept = raw(server, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea")
@@ -56,7 +56,7 @@ def test_a_head_that_is_too_slow_or_too_long_is_given_up(tmp_path):
 
 
 def test_the_limit_of_a_head_is_exact_however_it_comes(tmp_path):
-    with running(tmp_path, limits=HttpLimits(head_bytes_max=1_000, keep_alive_s=0.1)) as server:
+    with running(tmp_path, limits=IngestLimits(head_bytes_max=1_000, keep_alive_s=0.1)) as server:
         start = b"GET /healthz?x=1 HTTP/1.1\r\nHost: localhost\r\nX: "
         for size, status in ((1_000, b"200"), (1_001, b"431"), (1_500, b"431")):
             head = start + b"x" * (size - len(start) - 4) + b"\r\n\r\n"
@@ -77,7 +77,7 @@ def test_a_body_whose_length_is_told_in_two_ways_is_refused(tmp_path):
 
 def test_connections_leave_files_to_the_stores(tmp_path, monkeypatch):
     monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
-    with running(tmp_path, limits=HttpLimits(connections_max=1_000)) as server:
+    with running(tmp_path, limits=IngestLimits(connections_max=1_000)) as server:
         host, port = server.address.split(":")
         held = [socket.create_connection((host, int(port)), timeout=20) for _ in range(6)]
         assert server.ask("GET", "/healthz").body == {"error": "too many connections"}
@@ -96,7 +96,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path):
 
 
 def test_a_connection_too_many_is_told_so(tmp_path):
-    with running(tmp_path, limits=HttpLimits(connections_max=3)) as server:
+    with running(tmp_path, limits=IngestLimits(connections_max=3)) as server:
         with server.socket("t", "p") as first, server.socket("t", "q"):
             assert server.ask("GET", "/healthz").status == 200
             with server.socket("t", "r"):
@@ -108,7 +108,7 @@ def test_a_connection_too_many_is_told_so(tmp_path):
 
 
 def test_bodies_that_are_too_much_together_are_busy(tmp_path):
-    with running(tmp_path, limits=HttpLimits(in_hand_bytes_max=1_000)) as server, server.socket("t", "s") as session:
+    with running(tmp_path, limits=IngestLimits(in_hand_bytes_max=1_000)) as server, server.socket("t", "s") as session:
         with server.disk.hold() as disk:
             waiting = threading.Thread(target=server.publish, args=("t", "p", (0, "x" * 700)))
             waiting.start()
@@ -124,7 +124,7 @@ def test_bodies_that_are_too_much_together_are_busy(tmp_path):
 
 
 def test_too_many_messages_are_refused(tmp_path):
-    with running(tmp_path, limits=HttpLimits(messages_max=3)) as server:
+    with running(tmp_path, limits=IngestLimits(messages_max=3)) as server:
         assert server.publish("t", "p", *[(i, i) for i in range(3)]).status == 200
         many = server.publish("t", "p", *[(i, i) for i in range(4)])
         assert (many.status, many.body) == (400, {"error": "messages: are 4, at most 3 are allowed"})

@@ -5,7 +5,7 @@ import threading
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from onefold.net.http import HttpLimits
+from onefold.producers.server import IngestLimits
 from onefold.producers.topic import TopicSettings
 from onefold.producers.wire import WireStatus, decode_reply, encode_request
 from onefold.verdict import Verdict
@@ -219,7 +219,7 @@ def test_an_upgrade_that_is_refused_says_why(tmp_path):
 
 
 def test_at_most_so_many_requests_are_read_ahead(tmp_path):
-    with running(tmp_path, limits=HttpLimits(outstanding_max=4)) as server, server.socket("t", "p") as socket:
+    with running(tmp_path, limits=IngestLimits(outstanding_max=4)) as server, server.socket("t", "p") as socket:
         with server.disk.hold() as disk:
             socket.send(0, (0, b"x"))
             assert disk.held.wait(20)
@@ -233,7 +233,7 @@ def test_at_most_so_many_requests_are_read_ahead(tmp_path):
 
 
 def test_a_message_over_the_limit_ends_the_connection(tmp_path):
-    with running(tmp_path, limits=HttpLimits(body_bytes_max=1_000)) as server, server.socket("t", "p") as socket:
+    with running(tmp_path, limits=IngestLimits(body_bytes_max=1_000)) as server, server.socket("t", "p") as socket:
         assert socket.hello["batch_bytes_max"] == 1_000
         socket.send(1, (0, b"x" * 2_000))
         assert socket.rest() == ([], 1009)

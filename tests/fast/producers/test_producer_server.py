@@ -13,10 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from onefold.errors import Busy, Misuse
-from onefold.net.http import HttpLimits
 from onefold.producers.client import Producer, ProducerLimits
 from onefold.producers.records import Kind
-from onefold.producers.server import IngestServer, IngestSettings
+from onefold.producers.server import IngestLimits, IngestServer, IngestSettings
 from onefold.producers.topic import Topics, TopicSettings
 from onefold.verdict import Verdict
 from tests.lib.cutting_proxy import CuttingProxy
@@ -183,7 +182,7 @@ def test_a_zombie_is_shut_out_also_if_its_connection_was_lost_meanwhile(tmp_path
 
 def test_a_busy_server_is_tried_again(tmp_path):
     with (
-        serving(tmp_path, limits=HttpLimits(in_hand_bytes_max=150_000)) as url,
+        serving(tmp_path, limits=IngestLimits(in_hand_bytes_max=150_000)) as url,
         Producer("t", at=url, name="p") as producer,
     ):
         for _ in range(4_000):
@@ -265,7 +264,7 @@ def test_another_kind_of_server_is_told_at_once():
 
 
 def test_too_many_connections_is_trouble_that_may_pass(tmp_path):
-    with serving(tmp_path, limits=HttpLimits(connections_max=1)) as url:
+    with serving(tmp_path, limits=IngestLimits(connections_max=1)) as url:
         with Producer("t", at=url) as first:
             with pytest.raises((Busy, ConnectionError), match=r"gave up after 0.1 s"):
                 Producer("t", at=url, retry_s=0.1)

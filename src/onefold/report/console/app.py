@@ -27,26 +27,24 @@ import os
 import secrets
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
 
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import Metric
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
-from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import Scope
 
 from onefold.errors import BadInput, Busy
-from onefold.net import http as serving
-from onefold.net.http import OPEN_PATHS, Admission, Exposed, HttpLimits, answer, config, refusal
+from onefold.net.http import Admission, HttpServer, answer
+from onefold.net.limits import HttpLimits
 from onefold.report.console.folders import REPORT, Folder
-from onefold.report.console.watch import Watch, Watched, now_ms
+from onefold.report.console.watch import View, Watch, Watched, now_ms
 from onefold.verdict import Verdict
 
 FORM_BYTES_MAX: Final = 16 << 10
@@ -54,39 +52,32 @@ OURS: Final = ("same-origin", "none")
 """What a browser says of a request that our own page made, or a person who typed the address."""
 
 
-class Entrance:
-    """The door of a console at this port."""
+class Entrance(Admission):
+    """Who may look: programs with the token in their header, browsers that gave it once; without one, this machine."""
 
     def __init__(self, token: str | None, host: str, port: int) -> None:
-        self._admission = Admission(token, host)
-        self._token = token
+        super().__init__(token, host)
+        self._token_text = token
         self._word = secrets.token_urlsafe(32)
         self._name = f"onefold_console_{port}"  # a cookie is of a host, not of a port
 
-    @property
-    def locked(self) -> bool:
-        """Whether a token is needed."""
-        return self._token is not None
-
     def check(self, scope: Scope) -> None:
         """Raise the answer for the one who may not. Of other sites only a link to the page itself is followed."""
-        site = HTTPConnection(scope).headers.get("sec-fetch-site")
-        if site is not None and site not in OURS and scope["path"] != "/":
+        path, headers = scope["path"], HTTPConnection(scope).headers
+        locked = self._token_text is not None
+        if path == "/login" and locked:
+            return
+        if headers.get("sec-fetch-site", "none") not in OURS and path != "/":
             raise HTTPException(403, "another site made this request")
-        if not self._known(scope):
-            self._admission.check(scope)
-
-    def _known(self, scope: Scope) -> bool:
-        if not self.locked:
-            return False
-        given = HTTPConnection(scope).cookies.get(self._name, "")  # whatever cookies other servers of this host set
-        return hmac.compare_digest(given.encode(), self._word.encode())
+        word = HTTPConnection(scope).cookies.get(self._name, "")  # whatever cookies other servers of this host set
+        if not (locked and hmac.compare_digest(word.encode(), self._word.encode())):
+            super().check(scope)
 
     def cookie(self, form: bytes) -> str | None:
         """The header Set-Cookie for a form with the right token; None for a wrong one."""
         fields = parse_qs(form.decode("utf-8", errors="replace"))  # which is short
-        given = fields.get("token", [""])[0].strip()
-        if self._token is None or not hmac.compare_digest(given.encode(), self._token.encode()):
+        token = fields.get("token", [""])[0].strip()
+        if self._token_text is None or not hmac.compare_digest(token.encode(), self._token_text.encode()):
             return None
         return f"{self._name}={self._word}; Path=/; HttpOnly; SameSite=Strict"
 
@@ -94,28 +85,21 @@ class Entrance:
 PREFIX: Final = "onefold_console"
 
 
-class ConsoleMetrics(Exposed):
-    """Those of a watch, in a registry of their own."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-        super().__init__()
-
-    def collect(self) -> Iterator[Metric]:
-        """All figures, as they were last seen."""
-        well = GaugeMetricFamily(f"{PREFIX}_well", "1: nothing is wrong with it.", labels=["name", "kind", "state"])
-        messages = GaugeMetricFamily(f"{PREFIX}_messages", "Messages by verdict.", labels=["name", "verdict"])
-        heard = GaugeMetricFamily(f"{PREFIX}_heard_seconds", "When it was last heard from.", labels=["name"])
-        figures = GaugeMetricFamily(f"{PREFIX}_figure", "What else it tells.", labels=["name", "figure"])
-        for view in self._watch.views:
-            well.add_metric([view.name, view.kind, view.state], int(view.state != "trouble"))
-            for verdict, count in zip(Verdict, view.counts or (), strict=False):
-                messages.add_metric([view.name, str(verdict)], count)
-            if view.at_ms is not None:
-                heard.add_metric([view.name], view.at_ms / 1000)
-            for label, value, _ in view.facts:
-                figures.add_metric([view.name, label], value)
-        yield from (well, messages, heard, figures)
+def console_metrics(views: Sequence[View]) -> Iterator[Metric]:
+    """The figures of all that is watched, as they were last seen: streams need not be asked one by one."""
+    well = GaugeMetricFamily(f"{PREFIX}_well", "1: nothing is wrong with it.", labels=["name", "kind", "state"])
+    messages = GaugeMetricFamily(f"{PREFIX}_messages", "Messages by verdict.", labels=["name", "verdict"])
+    heard = GaugeMetricFamily(f"{PREFIX}_heard_seconds", "When it was last heard from.", labels=["name"])
+    figures = GaugeMetricFamily(f"{PREFIX}_figure", "What else it tells.", labels=["name", "figure"])
+    for view in views:
+        well.add_metric([view.name, view.kind, view.state], int(view.state != "trouble"))
+        for verdict, count in zip(Verdict, view.counts or (), strict=False):
+            messages.add_metric([view.name, str(verdict)], count)
+        if view.at_ms is not None:
+            heard.add_metric([view.name], view.at_ms / 1000)
+        for label, value, _ in view.facts:
+            figures.add_metric([view.name, label], value)
+    yield from (well, messages, heard, figures)
 
 
 Explain: TypeAlias = Callable[[Path, str], dict[str, Any]]
@@ -146,61 +130,88 @@ class ConsolePages:
     login: str
 
 
-class ConsoleApp:
-    """The routes, as an ASGI app around one watch; lives on one event loop."""
+async def _form(request: Request) -> bytes:
+    """The body of a small form."""
+    form = b""
+    async with asyncio.timeout(FORM_S):
+        async for piece in request.stream():
+            form += piece
+            if len(form) > FORM_BYTES_MAX:
+                raise HTTPException(413, f"the form has more than {FORM_BYTES_MAX:,} bytes")
+    return form
 
-    def __init__(self, watch: Watch, pages: ConsolePages, entrance: Entrance, explain: Explain | None) -> None:
-        self._watch, self._pages, self._entrance, self._explain = watch, pages, entrance, explain
+
+def _read(path: Path) -> bytes:
+    """A file of a folder; a link to another place is not followed, and what is no file is not read."""
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(f"{path} is no file")
+    with os.fdopen(number, "rb") as file:
+        page = file.read(REPORT_BYTES_MAX + 1)
+    if len(page) > REPORT_BYTES_MAX:
+        raise OSError(f"{path} has more than {REPORT_BYTES_MAX:,} bytes")
+    return page
+
+
+PORT: Final = 7658
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleSettings:
+    """Where it listens, and for whom."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    """0: any that is free."""
+    token: str | None = field(default=None, repr=False)
+    limits: HttpLimits = field(default_factory=lambda: HttpLimits(connections_max=100, grace_s=5))
+    """Each page that is open holds one connection."""
+
+
+class ConsoleServer(HttpServer):
+    """Shows what is watched until it is stopped. It keeps nothing: a kill ends it as well as a signal."""
+
+    name = "console"
+
+    def __init__(
+        self, watched: Sequence[Watched], pages: ConsolePages, settings: ConsoleSettings | None = None,
+        explain: Explain | None = None,
+    ) -> None:  # fmt: skip
+        self.settings = settings = settings or ConsoleSettings()
+        self._watch = Watch(watched)
+        self._pages, self._explain = pages, explain
         self._explaining = asyncio.Lock()
-        self._metrics = ConsoleMetrics(watch)
-        self._routes: ASGIApp = Router(
-            [
-                Route("/", self.page, methods=["GET"]),
-                Route("/login", self.login, methods=["POST"]),
-                Route("/events", self.events, methods=["GET"]),
-                Route("/views", self.views, methods=["GET"]),
-                Route("/explain", self.explain, methods=["GET"]),
-                Route("/reports/{number:int}", self.report, methods=["GET"]),
-                Route("/healthz", self.healthz, methods=["GET"]),
-                Route("/metrics", self.metrics, methods=["GET"]),
-            ],
-            redirect_slashes=False,
-        )
+        super().__init__(settings.host, settings.port, settings.token, settings.limits)
+        self._entrance = Entrance(settings.token, settings.host, self._socket.getsockname()[1])
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let it pass, or answer for it."""
-        if scope["type"] != "http":
-            raise RuntimeError(f"the console takes no {scope['type']}")
-        scope["app"] = self  # starlette: an unknown path is an exception, not a page
-        started = False
-
-        async def sending(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
+    async def serve(self) -> None:
+        """Look and answer until the end."""
+        routes = [
+            Route("/", self.page, methods=["GET"]),
+            Route("/login", self.login, methods=["POST"]),
+            Route("/events", self.events, methods=["GET"]),
+            Route("/views", self.views, methods=["GET"]),
+            Route("/explain", self.explain, methods=["GET"]),
+            Route("/reports/{number:int}", self.report, methods=["GET"]),
+        ]
         try:
-            await self._admitted(scope, receive, sending)
-        except ClientDisconnect:
-            pass
-        except Exception as error:
-            status, told = refusal(error)
-            headers = error.headers if isinstance(error, HTTPException) else None
-            if not started:
-                with suppress(OSError):
-                    await answer({"error": told}, status, headers)(scope, receive, send)
+            await self.answer(
+                routes,
+                health=lambda: {"watched": len(self._watch.views)},
+                metrics=lambda: console_metrics(self._watch.views),
+                admission=self._entrance,
+                drain=self._watch.close,
+                beside=[self._watch.run()],
+            )
+        finally:
+            self._watch.end()
 
-    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        if path not in OPEN_PATHS and not (path == "/login" and self._entrance.locked):
-            try:
-                self._entrance.check(scope)
-            except HTTPException as error:
-                if path != "/" or error.status_code != 401:
-                    raise
-                await HTMLResponse(self._pages.login, 401, PAGE_HEADERS)(scope, receive, send)
-                return
-        await self._routes(scope, receive, send)
+    def refuse(self, error: Exception, scope: Scope) -> Response:
+        """Who opens the page without the token is asked for it."""
+        if scope["path"] == "/" and isinstance(error, HTTPException) and error.status_code == 401:
+            return HTMLResponse(self._pages.login, 401, PAGE_HEADERS)
+        return super().refuse(error, scope)
 
     async def page(self, request: Request) -> Response:
         """GET /."""
@@ -262,81 +273,3 @@ class ConsoleApp:
         if not isinstance(found, Folder):
             raise HTTPException(404, "there is no run of this number")
         return found
-
-    async def healthz(self, request: Request) -> Response:
-        """GET /healthz."""
-        return answer({"status": "ok", "watched": len(self._watch.views)})
-
-    async def metrics(self, request: Request) -> Response:
-        """GET /metrics."""
-        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-
-async def _form(request: Request) -> bytes:
-    """The body of a small form."""
-    form = b""
-    async with asyncio.timeout(FORM_S):
-        async for piece in request.stream():
-            form += piece
-            if len(form) > FORM_BYTES_MAX:
-                raise HTTPException(413, f"the form has more than {FORM_BYTES_MAX:,} bytes")
-    return form
-
-
-def _read(path: Path) -> bytes:
-    """A file of a folder; a link to another place is not followed, and what is no file is not read."""
-    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise OSError(f"{path} is no file")
-    with os.fdopen(number, "rb") as file:
-        page = file.read(REPORT_BYTES_MAX + 1)
-    if len(page) > REPORT_BYTES_MAX:
-        raise OSError(f"{path} has more than {REPORT_BYTES_MAX:,} bytes")
-    return page
-
-
-PORT: Final = 7658
-LOGGERS: Final = ("onefold.console", "onefold.ingest", "uvicorn.error", "asyncio")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsoleSettings:
-    """Where it listens, and for whom."""
-
-    host: str = "127.0.0.1"
-    port: int = PORT
-    """0: any that is free."""
-    token: str | None = field(default=None, repr=False)
-    limits: HttpLimits = field(default_factory=lambda: HttpLimits(connections_max=100, grace_s=5))
-    """Each page that is open holds one connection."""
-
-
-class ConsoleServer(serving.Listening):
-    """Shows what is watched until it is stopped."""
-
-    loggers = LOGGERS
-
-    def __init__(
-        self, watched: Sequence[Watched], pages: ConsolePages, settings: ConsoleSettings | None = None,
-        explain: Explain | None = None,
-    ) -> None:  # fmt: skip
-        self.settings = settings or ConsoleSettings()
-        self._watch = Watch(watched)
-        self._pages, self._explain = pages, explain
-        super().__init__(self.settings.host, self.settings.port, self.settings.token)
-
-    async def _serve(self, ready: Callable[[], None]) -> None:
-        settings = self.settings
-        entrance = Entrance(settings.token, settings.host, self._socket.getsockname()[1])
-        app = ConsoleApp(self._watch, self._pages, entrance, self._explain)
-        bounds = config(app, settings.limits, message_bytes_max=None)
-        server = self._server = serving.Server(bounds, ready, self._watch.close)
-        looking = asyncio.create_task(self._watch.run())
-        try:
-            await server.serve([self._socket])
-        finally:
-            looking.cancel()
-            with suppress(asyncio.CancelledError):
-                await looking
-            self._watch.end()
