@@ -286,8 +286,8 @@ def _messages(folder: Path) -> list[tuple[str, int]]:
 def reading(spark: Any, folder: Path, kills: int, lines: int, files: int = 3, seed: int = 1) -> str:
     """Read a topic as a stream while its publishers and its server die; what came of it, or an AssertionError."""
     from onefold.spark.columns import ProducerColumns
-    from onefold.spark.engine import Producers
     from onefold.spark.ingest import SourceSpec
+    from onefold.spark.producers import ProducersEngine
     from onefold.spark.stream import Streaming, run_stream
 
     rng, stop, problems = random.Random(seed), threading.Event(), list[BaseException]()
@@ -318,7 +318,7 @@ def reading(spark: Any, folder: Path, kills: int, lines: int, files: int = 3, se
     thread = threading.Thread(target=publish)
     thread.start()
     source = SourceSpec(path=str(folder / "log" / "lines"), format="onefold-log")
-    judging = Producers(columns=ProducerColumns(order="offset", payload=("payload",)), partitions=2)
+    judging = ProducersEngine(columns=ProducerColumns(order="offset", payload=("payload",)), partitions=2)
     streaming = Streaming(checkpoint=str(folder / "checkpoint"), trigger="200 milliseconds", buckets=2)
     try:
         run_stream(spark, source, judging, streaming, str(folder / "out"), tell=tell, stop=stop)

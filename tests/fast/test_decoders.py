@@ -61,9 +61,10 @@ from onefold.reconcile.records import Record
 from onefold.report.console.folders import Folder
 from onefold.report.documents import read_document
 from onefold.settings import load
+from onefold.spark.host import StreamMemory
 from onefold.spark.in_order import OrderedBucket
 from onefold.spark.peer.index import Buckets
-from onefold.spark.producers import ResumeProducers
+from onefold.spark.producers import ProducerFold, ProducersEngine
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 from tests.lib.report_documents import run
@@ -125,8 +126,12 @@ def chain_bank() -> ChainBank:
     return bank
 
 
+def resume_producers(blob: bytes | None) -> ProducerFold:
+    return ProducersEngine(memory="gaps", gap_count_max=8, digests_max=8).fold(blob, StreamMemory())
+
+
 def producer_fold() -> bytes:
-    fold = ResumeProducers("gaps", 8, 8, None, None)(None)
+    fold = resume_producers(None)
     integers = np.array([INTS, INTS, INTS, [-1] * 3, INTS, INTS, INTS])
     fold.judge(integers, 0)
     return fold.snapshot()
@@ -350,16 +355,14 @@ DECODERS: dict[str, Decoder] = {
         (),
     ),
     "settings": Decoder(file("pipeline/pipeline.toml", lambda path: load(path, {})), [TOML], (Misuse,)),
-    "spark: producers": Decoder(
-        lambda data: ResumeProducers("gaps", 8, 8, None, None)(data), [producer_fold()], (BadInput, Misuse)
-    ),
+    "spark: producers": Decoder(resume_producers, [producer_fold()], (BadInput, Misuse)),
     "spark: producers, inflated": Decoder(
-        lambda data: ResumeProducers("gaps", 8, 8, None, None)(data[:FOLD_AT] + zlib.compress(data[FOLD_AT:])),
+        lambda data: resume_producers(data[:FOLD_AT] + zlib.compress(data[FOLD_AT:])),
         [inflated(producer_fold(), FOLD_AT)],
         (BadInput, Misuse),
     ),
     "spark: ordered": Decoder(
-        lambda data: OrderedBucket.restore(data, ORDERING, frozenset({0})), [ordered_bucket(), ordered_bucket()]
+        lambda data: OrderedBucket(ORDERING, frozenset({0})).resume(data), [ordered_bucket(), ordered_bucket()]
     ),
     "spark: sums of a peer": Decoder(Buckets.from_bytes, [Buckets.none(3).to_bytes()]),
     "JSON": Decoder(lambda data: read_json(data, "it"), as_json({"a": [1, {"b": None}]}, "text")),
@@ -507,7 +510,7 @@ def sums_bomb() -> bytes:
 BOMBS: dict[str, tuple[Callable[[bytes], object], Callable[[], bytes]]] = {
     "a bank that is longer than it says": (ChainBank().resume, lambda: bank_bomb(1)),
     "a bank that says so": (ChainBank().resume, lambda: bank_bomb(2**59)),
-    "producers": (ResumeProducers("gaps", 8, 8, None, None), fold_bomb),
+    "producers": (resume_producers, fold_bomb),
     "sums of a peer": (Buckets.from_bytes, sums_bomb),
     "deflate": (lambda data: inflate(data, 5, "it"), zeros),
     "too long by itself": (lambda data: inflate(data, INFLATED_BYTES_MAX + 1, "it"), zeros),

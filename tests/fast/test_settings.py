@@ -141,10 +141,10 @@ def test_none_says_that_there_is_no_such_column(pipeline):
 
 
 def test_the_jump_guard_of_producers_is_off_unless_it_is_set_and_reaches_the_engine(pipeline):
-    from onefold.cli.pipeline import judging
+    from onefold.cli.pipeline import engine_of
 
     producers = PATHS + '[judge]\nengine = "producers"\n'
-    told = [judging(pipeline(producers + more)) for more in ("", "jump_max = 5\n", 'jump_max = "off"\n')]
+    told = [engine_of(pipeline(producers + more)) for more in ("", "jump_max = 5\n", 'jump_max = "off"\n')]
     assert [getattr(each, "jump_max", "missing") for each in told] == [None, 5, None]
     assert refusal(pipeline, PATHS + "[judge]\njump_max = 5\n") == [
         'pipeline.toml: judge.jump_max: is 5, which needs judge.engine = "producers"'

@@ -7,12 +7,12 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from onefold.report.text import RULES
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
+from onefold.wording import ENGINES
 
 START, HOUR = 1_700_000_000_000, 3_600_000
-CHAINS = RULES["chains"]
+CHAINS = ENGINES["chains"].rules
 
 
 def run(*, chains: int = 500, strips: int = 60, ranges: int = 12, bins: int = 60, seed: int = 1) -> dict[str, Any]:

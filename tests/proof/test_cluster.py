@@ -21,7 +21,7 @@ import pytest
 from onefold.spark import java
 from onefold.spark import run as jobs
 from onefold.spark import session as shipping
-from onefold.spark.engine import ChainsEngine
+from onefold.spark.chains import ChainsEngine
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.session import _variables
 from onefold.testing.faults import Faults

@@ -15,7 +15,7 @@ DRIVER = """
 import os, signal, sys
 from onefold.spark import run as jobs
 from onefold.spark import stream as streams
-from onefold.spark.engine import ChainsEngine
+from onefold.spark.chains import ChainsEngine
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.session import session
 

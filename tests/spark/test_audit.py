@@ -7,9 +7,10 @@ from onefold.cli.main import describe
 from onefold.errors import Misuse
 from onefold.spark import audit
 from onefold.spark import run as jobs
-from onefold.spark.audit import AuditFailed, AuditFinding, Identity, Ids, books_differ, published, whole_row_id
+from onefold.spark.audit import AuditFailed, AuditFinding, Ids, books_differ, published, whole_row_id
+from onefold.spark.chains import ChainsEngine
 from onefold.spark.diff import fingerprint
-from onefold.spark.engine import ChainsEngine
+from onefold.spark.engine import Identity
 from onefold.spark.files import Place
 from onefold.spark.ingest import SourceSpec
 from onefold.tally import Tally

@@ -11,11 +11,12 @@ import pytest
 from onefold.errors import Misuse
 from onefold.report.run_report import RunReport
 from onefold.spark import run as jobs
-from onefold.spark.columns import ChainColumns, ProducerColumns
-from onefold.spark.engine import ChainsEngine, Lorawan, Producers
+from onefold.spark.chains import ChainsEngine
+from onefold.spark.columns import ChainColumns, ProducerColumns, ReceptionColumns
 from onefold.spark.figures import Axis, Figures, Phases
 from onefold.spark.ingest import SourceSpec
-from onefold.spark.receptions.judge import ReceptionColumns
+from onefold.spark.producers import ProducersEngine
+from onefold.spark.receptions.judge import LorawanEngine
 from onefold.tally import Tally
 from onefold.testing.faults import Faults
 from onefold.testing.traffic import Traffic, make, write
@@ -183,7 +184,7 @@ def test_producers_are_shown_by_sequence_and_their_order_is_no_time(spark):
         "verdict": ["FIRST", "FIRST", "REPEAT", "REJECT"],
         "reason": ["in_order", "in_order", "seen", "bad_sequence"],
     }
-    judging = Producers(columns=ProducerColumns(order="order"), memory="gaps")
+    judging = ProducersEngine(columns=ProducerColumns(order="order"), memory="gaps")
     gaps = gap_table([None, 4], [3, 8], producer=[b"\x00\xff"] * 2)
     found = taken(spark, judging, rows, gaps, samples_max=0)
     assert found["lags"] == {"why_not": "no time of arrival: judge.order must be a column of timestamps"}
@@ -208,7 +209,7 @@ def test_a_frame_that_expired_is_a_first_again_and_its_copies_are_measured_from_
         "reason": ["new", "copy", "new", "copy", "copy"],
     }
     columns = ReceptionColumns(time="heard", kind=None, device=(), fcnt=None)
-    found = taken(spark, Lorawan(columns=columns, shape="flat"), rows, gap_table([], []))
+    found = taken(spark, LorawanEngine(columns=columns, shape="flat"), rows, gap_table([], []))
     assert found["lags"]["bins"] == [[1024, 2048, 1], [2048, 4096, 1]]
     assert (found["lags"]["count"], found["lags"]["window_ms"]) == (2, 60_000)
     assert found["lags"]["quantiles"]["0.5"] == 2_000
@@ -241,7 +242,7 @@ def test_the_figures_of_a_run_with_much_of_everything_stay_below_a_megabyte(spar
     answers = {"verdict": ["FIRST", "REJECT"] * keys, "reason": ["in_order", "bad_sequence"] * keys}
     rows = {name: [value for value in values for _ in range(2)] for name, values in names.items()}
     rows |= answers | {"sequence": ["0"] * (2 * keys)}
-    judging = Producers(columns=ProducerColumns(producer=tuple(names)), memory="gaps")
+    judging = ProducersEngine(columns=ProducerColumns(producer=tuple(names)), memory="gaps")
     found = taken(spark, judging, rows, gap_table(lower, [n + 5 for n in lower], **many), keys=keys)
     assert (found["timeline"], len(found["worst_keys"]), len(found["strips"]["rows"])) == (None, 20, 300)
     assert {len(row["shown"]) for row in found["strips"]["rows"]} == {20}

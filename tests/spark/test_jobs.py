@@ -9,8 +9,8 @@ import pytest
 
 from onefold.errors import Misuse
 from onefold.spark import run as jobs
+from onefold.spark.chains import ChainsEngine
 from onefold.spark.columns import ChainColumns
-from onefold.spark.engine import ChainsEngine
 from onefold.spark.ingest import SourceSpec
 from onefold.tally import Tally
 from onefold.testing.faults import Faults

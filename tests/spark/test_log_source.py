@@ -10,9 +10,9 @@ from onefold.spark import register_log
 from onefold.spark import run as jobs
 from onefold.spark import stream as streams
 from onefold.spark.columns import ProducerColumns
-from onefold.spark.engine import Producers
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.log_source import SCHEMA, OnefoldLog
+from onefold.spark.producers import ProducersEngine
 from onefold.tally import Tally
 
 
@@ -106,7 +106,9 @@ def test_a_pipeline_reads_a_log_and_judges_its_producers(spark, topics, tmp_path
     fill(topics, "p", 20, 40)
     fill(topics, "q", 5, 5)
     source = SourceSpec(path=str(topics.root / "orders"), format="onefold-log")
-    judging = Producers(columns=ProducerColumns(order="offset", payload=("payload",)), memory="gaps", partitions=2)
+    judging = ProducersEngine(
+        columns=ProducerColumns(order="offset", payload=("payload",)), memory="gaps", partitions=2
+    )
     grown = Tally()
 
     def say(step: str) -> None:

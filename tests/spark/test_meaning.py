@@ -11,18 +11,19 @@ from hypothesis import strategies as st
 
 from onefold.errors import BadInput, Misuse
 from onefold.spark import stream as streams
-from onefold.spark.columns import ChainColumns, ProducerColumns
-from onefold.spark.engine import ChainsEngine, Lorawan, Producers
+from onefold.spark.chains import ChainsEngine
+from onefold.spark.columns import ChainColumns, ProducerColumns, ReceptionColumns
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.meaning import difference, refuse_other, with_meaning, without_meaning
-from onefold.spark.receptions.judge import ReceptionColumns
+from onefold.spark.producers import ProducersEngine
+from onefold.spark.receptions.judge import LorawanEngine
 from onefold.tally import Tally
 
 KEY = ("device", "site")
 COLUMNS = ChainColumns(key=KEY, timestamp="n", sequence=None, previous_timestamp="p", previous_sequence=None)
 CHAINS = ChainsEngine(columns=COLUMNS)
-PRODUCERS = Producers(columns=ProducerColumns(producer=KEY, sequence="n", order="arrival"))
-LORAWAN = Lorawan(
+PRODUCERS = ProducersEngine(columns=ProducerColumns(producer=KEY, sequence="n", order="arrival"))
+LORAWAN = LorawanEngine(
     columns=ReceptionColumns(frame=("device", "n"), station="site", time="arrival", kind=None, device=(), fcnt=None),
     shape="flat",
 )

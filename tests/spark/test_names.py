@@ -6,14 +6,13 @@ import pytest
 from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
-from onefold.spark.chains import judge_chains
-from onefold.spark.columns import ChainColumns, ProducerColumns
-from onefold.spark.engine import ChainsEngine
+from onefold.spark.chains import ChainsEngine, judge_chains
+from onefold.spark.columns import ChainColumns, ProducerColumns, ReceptionColumns
 from onefold.spark.gaps import missing_ranges, missing_sequences
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.producers import judge_producers
 from onefold.spark.receptions.counters import missing_counters
-from onefold.spark.receptions.judge import ReceptionColumns, judge_receptions
+from onefold.spark.receptions.judge import judge_receptions
 from onefold.spark.run import check
 
 

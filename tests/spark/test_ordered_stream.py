@@ -22,9 +22,10 @@ from onefold.chains.in_order import OrderedChain, OrderSettings, Released, Unfil
 from onefold.chains.rules import pack
 from onefold.errors import BadInput, Misuse
 from onefold.spark import stream as streams
+from onefold.spark.chains import ChainsEngine
 from onefold.spark.columns import ChainColumns
-from onefold.spark.engine import ChainsEngine
-from onefold.spark.in_order import GAP, OrderedBucket, order_chains
+from onefold.spark.host import StreamMemory
+from onefold.spark.in_order import GAP, OrderedBucket
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.stream import BucketFigures, Watcher
 from onefold.tally import Tally
@@ -264,18 +265,18 @@ FOLDERS = {"firsts", "repeats", "unsure", "rejects"}
 
 def test_misuse_is_refused_before_the_stream_starts(spark):
     with pytest.raises(Misuse, match="wait_ms is -1"):
-        order_chains(wait_ms=-1)
+        ChainsEngine().step(StreamMemory(ordered_wait_ms=-1))
     with pytest.raises(Misuse, match="buckets is 0"):
-        order_chains(wait_ms=1, buckets=0)
+        StreamMemory(ordered_wait_ms=1, buckets=0)
     with pytest.raises(Misuse, match="only a stream"):
-        spark.range(1).transform(order_chains(wait_ms=1))
+        spark.range(1).transform(ChainsEngine().step(StreamMemory(ordered_wait_ms=1)))
     ordered = streams.Streaming(checkpoint="c", ordered_wait_ms=1)
     for judging, streaming, word in [
         (ChainsEngine(floor="open"), ordered, "floor"),
         (ChainsEngine(), dataclasses.replace(ordered, idle_ms=5), "idle_ms"),
     ]:
         with pytest.raises(Misuse, match=word):
-            judging.stream(streaming, lambda bucket, figures: None)
+            judging.stream(streaming)
 
 
 SMALL = OrderSettings(20, 0, 0, "light", 3, 2)
@@ -364,7 +365,7 @@ def test_a_bucket_says_what_its_chains_say_through_any_snapshots(batches):
         held = sum(chain.held_count for chain in chains.values())
         assert (came - went, bucket.figures()["held"]) == (held, held)
         assert bucket.due_ms() == min((c.due_ms for c in chains.values() if c.due_ms is not None), default=None)
-        bucket = OrderedBucket.restore(bucket.snapshot(), SMALL, KEY)
+        bucket = OrderedBucket(SMALL, KEY).resume(bucket.snapshot())
         assert bucket.figures()["held"] == held
 
 
@@ -386,7 +387,7 @@ def test_foreign_state_and_other_columns_are_refused():
     blob = bucket.snapshot()
     for bad in (b"", b"OFBK" + blob[4:], blob[:4] + b"\x09" + blob[5:], blob[:-200], blob[:40]):
         with pytest.raises(BadInput):
-            OrderedBucket.restore(bad, SMALL, KEY)
+            OrderedBucket(SMALL, KEY).resume(bad)
     integers, table = columns([(1, 1, 2)])
     with pytest.raises(Misuse, match="other columns"):
         bucket.judge(integers, table.rename_columns(["c0", "c2"]), 0)

@@ -6,11 +6,11 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from onefold.cli.pipeline import _format
+from onefold.cli.pipeline import engine_of, format_of
 from onefold.settings import Settings
-from onefold.spark.engine import Lorawan
+from onefold.spark.columns import ReceptionColumns
 from onefold.spark.receptions.counters import missing_counters
-from onefold.spark.receptions.judge import ReceptionColumns
+from onefold.spark.receptions.judge import LorawanEngine
 from tests.lib.commands import here
 from tests.lib.receptions import ARROW, air, scalar, write
 
@@ -119,7 +119,7 @@ def test_uplinks_of_a_flat_table_take_what_its_columns_can_say_and_no_more(spark
         "mic binary, gateway binary, time_ms long, kind string, device string, fcnt long, snr double, "
         "payload array<string>, verdict string, reason string, status string"
     )
-    flat = Lorawan(shape="flat", columns=ReceptionColumns(frame=("mic",), station="gateway"))
+    flat = LorawanEngine(shape="flat", columns=ReceptionColumns(frame=("mic",), station="gateway"))
     (row,) = flat.extras(spark.createDataFrame(rows, types))["uplinks"].collect()
     assert (row.frame, row.kind, row.best_station, row.best_snr, row.payload) == ("ab01", "data", "0b", 2.5, None)
     assert [(one.station, one.snr) for one in row.receptions] == [("0a", None), ("0b", 2.5)]
@@ -137,7 +137,7 @@ def test_uplinks_of_a_flat_table_take_what_its_columns_can_say_and_no_more(spark
 def test_json_is_read_as_lines_unless_an_object_may_take_several(options, wanted):
     source = {"path": "air", "format": "json", "options": options}
     settings = Settings.model_validate({"source": source, "judge": {"engine": "lorawan"}, "publish": {"path": "out"}})
-    assert _format(settings) == wanted
+    assert format_of(settings, engine_of(settings)) == wanted
 
 
 @pytest.mark.parametrize(

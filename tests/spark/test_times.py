@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,17 +19,16 @@ from onefold import ChainDetector
 from onefold.chains import ANSWERS
 from onefold.chains.columns import ColumnarDetector
 from onefold.chains.rules import IN_ORDER, NEW_CHAIN, OPENS_GAP, SEEN
-from onefold.spark.chains import integers, judge_chains
-from onefold.spark.columns import ChainColumns, ProducerColumns, in_order, milliseconds, moment
-from onefold.spark.engine import ChainsEngine
+from onefold.spark.chains import ChainsEngine, judge_chains
+from onefold.spark.columns import ChainColumns, ProducerColumns, ReceptionColumns, in_order, milliseconds, moment
 from onefold.spark.explain import explain
 from onefold.spark.figures import Figures
 from onefold.spark.gaps import LOWER, UPPER, missing_ranges
-from onefold.spark.host import KeyColumns, judge_partition
-from onefold.spark.in_order import GAP_COLUMN, order_chains
+from onefold.spark.host import KeyColumns, StreamMemory, judge_partition
+from onefold.spark.in_order import GAP_COLUMN
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.producers import judge_producers
-from onefold.spark.receptions.judge import ReceptionColumns, judge_receptions
+from onefold.spark.receptions.judge import judge_receptions
 from onefold.spark.run import check, run
 from onefold.spark.window import advise_window
 
@@ -90,7 +90,8 @@ def judged(spark, rows, forms, jump_max_ms, more=()):
     cells = [(row[0], *(None if micros is None else written(micros) for _, written in forms.values()
                         for micros in row[1:])) for row in rows]  # fmt: skip
     df = spark.createDataFrame(cells, f"chain string, {schema}")
-    parts = [integers(df, named(k), jump_max_ms) for k in range(len(forms))]
+    limit: Any = "off" if jump_max_ms is None else jump_max_ms
+    parts = [ChainsEngine(columns=named(k), jump_max_ms=limit).integers(df) for k in range(len(forms))]
     read = reduce(lambda table, part: table.transform(part.read), parts, df)
     found = read.select(*(F.array(*part.columns) for part in parts)).collect()
     answers = {}
@@ -239,7 +240,7 @@ def test_no_value_ends_a_job_whatever_it_is(spark):
     for kind, values in EXTREMES.items():
         rows = spark.sql(" union all ".join(f"select 'x' as chain, cast({v} as {kind}) as v" for v in values))
         df = rows.selectExpr("chain", "v as t0", "v as p0", "v as a0")
-        parts = integers(df, named(0), 900_000)
+        parts = ChainsEngine(columns=named(0), jump_max_ms=900_000).integers(df)
         tables.append(df.transform(parts.read).select(F.array(*parts.columns)))
     found = reduce(lambda a, b: a.unionAll(b), tables).collect()
     assert len(found) == sum(map(len, EXTREMES.values()))
@@ -458,7 +459,7 @@ def test_a_stream_reads_times_as_a_table_does_and_tells_given_up_ranges_as_times
     found = sorted(map(tuple, table.select(*cells).collect()))
     assert sorted(map(tuple, judged.select(*cells).collect())) == found
     assert [answer[-1] for answer in found] == ["new_chain", "in_order", "seen", "opens_gap", "new_chain", "in_order"]
-    ordered = streamed(folder, order_chains(NAMES, wait_ms=0, buckets=2), "ordered")
+    ordered = streamed(folder, ChainsEngine(columns=NAMES).step(StreamMemory(ordered_wait_ms=0, buckets=2)), "ordered")
     (gap,) = ordered.where(f"{GAP_COLUMN} is not null").select(f"{GAP_COLUMN}.*").select(
         *(F.unix_micros(name) for name in (LOWER[0], UPPER[0]))
     ).collect()  # fmt: skip

@@ -14,7 +14,6 @@ from onefold.tally import Tally
 
 if TYPE_CHECKING:
     from onefold.spark.engine import Engine
-    from onefold.spark.ingest import SourceSpec
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".orc": "orc", ".parquet": "parquet"}
 _KEY = "stream,partition,publisher,chain"
@@ -80,8 +79,10 @@ def check(
     that would tell it; then the data set is not called clean.
     """
     from onefold.spark import run as jobs
+    from onefold.spark.chains import ChainsEngine
     from onefold.spark.columns import ChainColumns, ProducerColumns
-    from onefold.spark.engine import ChainsEngine, Producers
+    from onefold.spark.ingest import SourceSpec
+    from onefold.spark.producers import ProducersEngine
     from onefold.spark.session import session
 
     judging: Engine
@@ -99,7 +100,7 @@ def check(
         content = names_of(_maybe(payload) or "")
         number = sequence or "sequence"
         dump = ProducerColumns(producer=names_of(producer), sequence=number, order=_maybe(order), payload=content)
-        judging = Producers(columns=dump, memory=memory, gap_count_max=gap_count_max, jump_max=jump_max or None)
+        judging = ProducersEngine(columns=dump, memory=memory, gap_count_max=gap_count_max, jump_max=jump_max or None)
     with progress(people) as say:
         say("starting Spark")
         spark = session(master)

@@ -77,13 +77,13 @@ def pairs_of(given: Sequence[str]) -> dict[str, str]:
 
 def _judging(spark: Any, run: str) -> Any:
     """How the run was judged, if it says so: a stream does not, nor one that was made with the library."""
-    from onefold.cli.pipeline import judging
+    from onefold.cli.pipeline import engine_of
     from onefold.spark.files import Place
 
     document = Place(spark, run) / "run.json"
     if not document.exists():
         return None
     try:
-        return judging(Settings.model_validate(document.read_json()["settings"]))
+        return engine_of(Settings.model_validate(document.read_json()["settings"]))
     except (ValidationError, ValueError, KeyError, TypeError):
         return None

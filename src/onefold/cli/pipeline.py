@@ -6,10 +6,8 @@ from typing import Any
 
 from onefold.errors import Misuse
 from onefold.settings import Settings
-from onefold.spark.columns import ChainColumns, ProducerColumns
-from onefold.spark.engine import ChainsEngine, Engine, Lorawan, Producers
+from onefold.spark.engine import Engine, engine_class
 from onefold.spark.ingest import SourceSpec
-from onefold.spark.receptions.judge import ReceptionColumns
 from onefold.spark.session import session
 
 
@@ -28,78 +26,27 @@ def columns_in_toml() -> Iterator[None]:
 
 def opened(settings: Settings) -> tuple[Any, SourceSpec, Engine]:
     """A session of Spark, what to read with it, and how to judge."""
+    engine = engine_of(settings)
     spark = session(settings.spark.master, memory=settings.spark.memory, config=settings.spark.config)
     source = SourceSpec(
         path=settings.source.path,
-        format=_format(settings),
+        format=format_of(settings, engine),
         options=settings.source.options,
         bad_files=settings.source.bad_files,
         partition_types=settings.source.partition_types,
     )
-    return spark, source, judging(settings)
+    return spark, source, engine
 
 
-def _format(settings: Settings) -> str:
-    """The format as it is read: receptions of many shapes as lines, each of which says what it is."""
-    source, judge = settings.source, settings.judge
-    # To Spark the names of options are the same in capitals and small letters.
-    options = {name.lower(): value for name, value in source.options.items()}
-    lines = source.format in ("json", "jsonl", "ndjson") and str(options.get("multiline", "")).strip().lower() != "true"
-    return "text" if judge.engine == "lorawan" and judge.shape != "flat" and lines else source.format
-
-
-def judging(settings: Settings) -> Engine:
-    """The engine of these settings."""
-    judge = settings.judge
+def engine_of(settings: Settings) -> Engine:
     partitions = None if settings.spark.partitions == "auto" else int(settings.spark.partitions)
-    if judge.engine == "lorawan":
-        return _lorawan(settings, partitions)
-    if judge.engine == "producers":
-        if judge.sequence is None:
-            raise Misuse('judge.sequence: is "none", but producers are judged by it')
-        return Producers(
-            columns=ProducerColumns(
-                producer=judge.producer,
-                sequence=judge.sequence,
-                order=judge.order,
-                epoch=judge.epoch,
-                payload=judge.payload,
-            ),
-            memory=judge.memory,
-            gap_count_max=judge.gap_count_max,
-            jump_max=None if judge.jump_max == "off" else judge.jump_max,
-            partitions=partitions,
-        )
-    usual = ChainColumns()
-    names = {role: getattr(judge, role) for role in ("sequence", "previous_timestamp", "previous_sequence", "arrival")}
-    # A name that is the default is the usual one, which a source may lack: run.json writes out what was left open.
-    chosen = {role: default if (default := getattr(usual, role)) == name else name for role, name in names.items()}
-    return ChainsEngine(
-        columns=ChainColumns(key=judge.key, timestamp=judge.timestamp, **chosen),
-        floor=judge.floor,
-        gap_count_max=judge.gap_count_max,
-        jump_max_ms=judge.jump_max_ms,
-        partitions=partitions,
-    )
+    kind = engine_class(settings.judge.engine)
+    return kind.configured(settings.judge, strategy=settings.publish.strategy, partitions=partitions)
 
 
-def _lorawan(settings: Settings, partitions: int | None) -> Lorawan:
-    judge = settings.judge
-    return Lorawan(
-        columns=ReceptionColumns(
-            frame=judge.frame,
-            station=judge.station,
-            time=judge.time,
-            kind=judge.kind,
-            device=judge.device,
-            fcnt=judge.fcnt,
-        ),
-        shape=judge.shape,
-        expiry_ms=judge.expiry_ms,
-        sliding=judge.expiry == "sliding",
-        echo_ms=judge.echo_ms,
-        strict_adr=judge.strict_adr,
-        strategy=settings.publish.strategy,
-        late_ms=judge.late_ms,
-        partitions=partitions,
-    )
+def format_of(settings: Settings, engine: Engine) -> str:
+    """The format as it is read: an engine may want JSON as lines, each of which says by itself what it is."""
+    source = settings.source
+    options = {name.lower(): value for name, value in source.options.items()}  # to Spark they are case-insensitive
+    lines = source.format in ("json", "jsonl", "ndjson") and str(options.get("multiline", "")).strip().lower() != "true"
+    return "text" if engine.reads_lines and lines else source.format

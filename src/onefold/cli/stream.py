@@ -16,19 +16,17 @@ from onefold.errors import Misuse
 from onefold.report import text
 from onefold.settings import Settings
 from onefold.verdict import Verdict
+from onefold.wording import ENGINES
 
 if TYPE_CHECKING:
     from onefold.spark.stream import Progress
-
-REMEMBERED = {"lorawan": "frames"}
-"""What an engine remembers, if it is not what the engine is called."""
 
 
 def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None) -> int:
     """Run the stream of these settings until it ends or is told to; the exit code."""
     stop = threading.Event()
     with ExitStack() as ways:
-        show = ways.enter_context(_shown(REMEMBERED.get(settings.judge.engine, settings.judge.engine)))
+        show = ways.enter_context(_shown(ENGINES[settings.judge.engine].remembers))
         tellers: list[Callable[[Progress], None]] = [show]
         if metrics is not None:
             tellers.append(ways.enter_context(_metrics(metrics)))
@@ -61,9 +59,9 @@ def told_of_files(progress: Progress) -> list[str]:
 
 def _untold(settings: Settings) -> list[dict[str, str]]:
     """What cannot be told, by the settings."""
-    from onefold.cli.pipeline import judging
+    from onefold.cli.pipeline import engine_of
 
-    return [untold._asdict() for untold in judging(settings).cannot_tell()]
+    return [untold._asdict() for untold in engine_of(settings).cannot_tell()]
 
 
 def _leave_page(settings: Settings) -> None:

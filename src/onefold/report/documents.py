@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from onefold.errors import BadInput, Misuse
-from onefold.report.text import FOREIGN_MAX, RULES, foreign
+from onefold.report.text import FOREIGN_MAX, foreign
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
+from onefold.wording import ENGINES
 
 ENTRIES_MAX: Final = 100_000
 """How many entries of a list or table are read: far more than a run ever writes."""
@@ -144,7 +145,6 @@ COLUMNS_MAX: Final = 40
 
 VERDICTS: Final = tuple(verdict.lower() for verdict in Verdict)
 """In the order of the law; the names of the colours too."""
-KEY_WORDS: Final = {"chains": "chain", "producers": "producer", "lorawan": "device"}
 LINES_MAX: Final = 200
 """How many reasons are shown; no engine has as many."""
 
@@ -217,12 +217,12 @@ def _believed(books: ReportPart, engine: str, problem: str) -> VerdictTable:
 
 
 def _rule(engine: str, answer: Answer) -> str:
-    return RULES.get(engine, {}).get(answer, "")
+    return ENGINES[engine].rules.get(answer, "") if engine in ENGINES else ""
 
 
 def key_word(document: ReportPart) -> str:
     """What a key is the name of."""
-    return KEY_WORDS.get(engine_of(document), "key")
+    return ENGINES[engine].key if (engine := engine_of(document)) in ENGINES else "key"
 
 
 def engine_of(document: ReportPart) -> str:
@@ -230,7 +230,9 @@ def engine_of(document: ReportPart) -> str:
     if document["engine"]:
         return document["engine"].text()
     reasons = {(line["verdict"].text(), line["reason"].text()) for line in document["tally"]["reasons"].each(LINES_MAX)}
-    fitting = [name for name, rules in RULES.items() if reasons and reasons <= {tuple(answer[:2]) for answer in rules}]
+    fitting = [
+        name for name, own in ENGINES.items() if reasons and reasons <= {tuple(answer[:2]) for answer in own.rules}
+    ]
     return fitting[0] if len(fitting) == 1 else ""
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from onefold.report.text import COLOURS, RULES, foreign, many, moment, ranges, span
+from onefold.report.text import COLOURS, foreign, many, moment, ranges, span
 from onefold.verdict import Answer, Verdict
-
-TIMED: Final = ("chains", "lorawan")
-"""Engines whose arrival is a time; that of producers is any number."""
+from onefold.wording import ENGINES
 
 
 def with_rules(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,8 +90,8 @@ def _rule(engine: str | None, verdict: str, reason: str) -> str:
     if verdict not in list(Verdict):
         return ""
     answer = Answer(Verdict(verdict), reason)
-    books = [RULES[engine]] if engine is not None and engine in RULES else list(RULES.values())
-    return next((rules[answer] for rules in books if answer in rules), "")
+    books = [ENGINES[engine]] if engine is not None and engine in ENGINES else list(ENGINES.values())
+    return next((words.rules[answer] for words in books if answer in words.rules), "")
 
 
 def _when(engine: str | None, row: Mapping[str, Any], first: dict[str, int]) -> str:
@@ -101,7 +99,8 @@ def _when(engine: str | None, row: Mapping[str, Any], first: dict[str, int]) -> 
     arrival = row["arrival"]
     if arrival is None:
         return "not known"
-    if type(arrival) is not int or engine not in TIMED:
+    words = None if engine is None else ENGINES.get(engine)
+    if type(arrival) is not int or words is None or not words.arrival_is_time:
         return str(arrival)
     before = first.setdefault(repr((row["key"], row["message"])), arrival)
     later = f" (+{span(arrival - before)})" if arrival > before else ""

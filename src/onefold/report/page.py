@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, Literal, TypeAlias
@@ -53,6 +53,7 @@ from onefold.report.documents import (
 )
 from onefold.report.pictures import DRAWN_MAX, KINDS, STRIPS_MAX, UNITS, read_gap_map
 from onefold.report.text import many, share, size, span
+from onefold.wording import ENGINES
 
 OLD: Final = "This run did not keep the figures for it."
 """Why most sections of an old run are not there."""
@@ -215,31 +216,6 @@ EVERYWHERE: Final = (
     "fingerprints differ.",
 )
 
-ENGINES: Final[Mapping[str, tuple[str, ...]]] = {
-    "chains": (
-        'Exact, in any order of arrival, where each message names the one before it. With floor = "first" what is '
-        "older than the first message that arrived is a repeat, as published.",
-        "Messages that name no previous one are judged by their numbers alone: exactly in a table; in a stream, which "
-        "cannot know them, they are unsure when they are older than the newest. A loss among them leaves no trace.",
-        "Over gap_count_max the lowest gap is forgotten; what lies there is unsure, never called a repeat.",
-        "After the last message of a chain nothing can tell whether more was sent.",
-    ),
-    "producers": (
-        "Retries of what is stored are repeats, exactly, in any order.",
-        'With memory = "highest" a lower sequence that was never stored is a repeat too, as published; with '
-        'memory = "gaps" it counts while its gap is remembered.',
-        "Forgetting makes unsure, never first.",
-    ),
-    "lorawan": (
-        "Copies of a frame within the expiry are found exactly, by a hash of address, integrity code, bytes and "
-        "counter.",
-        "A copy of the frame that a device had counted last is a repeat however late it comes, and so is a copied join "
-        "request; an older frame that comes again after the expiry counts again: stored counters are not validated.",
-        "Lost frames are counted from the counters that were heard: before the first and after the last of a device "
-        "nothing can tell.",
-    ),
-}
-
 COMPARISON: Final = (
     "Two tables are called equal if they hold the same rows, as often, in whatever order.",
     "Ranges of rows are compared by fingerprints; where those differ, row by row, and exactly.",
@@ -249,7 +225,7 @@ COMPARISON: Final = (
 
 def promised(engine: str) -> tuple[str, ...]:
     """What holds for a run of this engine."""
-    return (*ENGINES.get(engine, ()), *EVERYWHERE)
+    return (*(ENGINES[engine].promises if engine in ENGINES else ()), *EVERYWHERE)
 
 
 SHOWN_MAX: Final = 20

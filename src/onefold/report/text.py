@@ -16,19 +16,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from onefold import chains, lorawan, producers
 from onefold.tally import Tally
 from onefold.verdict import Verdict
+from onefold.wording import ENGINES
 
 COLOURS = {Verdict.FIRST: "green", Verdict.REPEAT: "cyan", Verdict.UNSURE: "yellow", Verdict.REJECT: "red"}
-
-
-RULES: Mapping[str, Mapping[Any, str]] = {
-    "chains": chains.RULES,
-    "producers": producers.RULES,
-    "lorawan": lorawan.RULES,
-}
-"""Of each engine, the rule behind every answer."""
 
 
 FOREIGN_MAX: Final = 80
@@ -48,7 +40,7 @@ def foreign(value: object, most: int = FOREIGN_MAX) -> Text:
 
 def books(tally: Tally, engine: str = "chains") -> Table:
     """Every verdict and reason with its count, its share and its rule."""
-    rules = RULES.get(engine, {})
+    rules = ENGINES[engine].rules if engine in ENGINES else {}
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, justify in (("verdict", "left"), ("reason", "left"), ("messages", "right"), ("share", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]

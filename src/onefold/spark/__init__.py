@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from onefold.spark.audit import audit
     from onefold.spark.chains import judge_chains
-    from onefold.spark.columns import ChainColumns, ProducerColumns
+    from onefold.spark.columns import ChainColumns, ProducerColumns, ReceptionColumns
     from onefold.spark.diff import diff
     from onefold.spark.explain import explain
     from onefold.spark.gaps import missing_ranges, missing_sequences
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from onefold.spark.peer.naming import Naming
     from onefold.spark.peer.records import TableRecords
     from onefold.spark.producers import judge_producers
-    from onefold.spark.receptions.judge import ReceptionColumns, judge_receptions, merge_uplinks
+    from onefold.spark.receptions.judge import judge_receptions, merge_uplinks
     from onefold.spark.receptions.reading import read_receptions
     from onefold.spark.window import advise_window
 
@@ -51,7 +51,7 @@ _HOMES = {
     "ChainColumns": "columns",
     "Naming": "peer.naming",
     "ProducerColumns": "columns",
-    "ReceptionColumns": "receptions.judge",
+    "ReceptionColumns": "columns",
     "TableIndex": "peer.index",
     "TableItems": "peer.index",
     "TableRecords": "peer.records",

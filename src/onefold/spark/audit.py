@@ -43,7 +43,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse, OnefoldError
-from onefold.spark.columns import milliseconds, moment, quoted
+from onefold.spark.columns import milliseconds, quoted
 from onefold.spark.diff import (
     Fingerprint,
     Summary,
@@ -57,7 +57,7 @@ from onefold.spark.diff import (
     spoken,
     with_words,
 )
-from onefold.spark.engine import ChainsEngine, Engine, Lorawan, Producers
+from onefold.spark.engine import Engine, Identity
 from onefold.spark.files import Place
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.publish import FOLDERS, MESSAGES, RUN, STAGING
@@ -73,44 +73,10 @@ _ID, _AT, _SOON = "_onefold_id", "_onefold_at", "_onefold_soon"
 _FIRSTS, _REPEATS, _RULED = "_onefold_firsts", "_onefold_repeats", "_onefold_ruled"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """By what two rows are the same message."""
-
-    names: tuple[str, ...]
-    """Columns that are compared as they are: the chain, the producer, the frame."""
-    numbers: tuple[str, ...] = ()
-    """Columns that are compared as whole numbers or times, whatever their type."""
-    time: str | None = None
-    expiry_ms: int = 0
-    """With a time: an id is new again after so long."""
-
-    @property
-    def columns(self) -> list[str]:
-        """All of which the id is made."""
-        return [*self.names, *self.numbers]
-
-    def form(self, df: DataFrame) -> Column:
-        """The canonical form of the id of each row."""
-        names = [(F.col(quoted(name)), df.schema[name].dataType) for name in self.names]
-        return row_form([*names, *((cell, T.LongType()) for cell in self.number(df))])
-
-    def number(self, df: DataFrame) -> list[Column]:
-        """The number of each row in longs, equal where the judge takes it for the same."""
-        times = [moment(df, name) for name in self.numbers]
-        return [part for time in times for part in time if part is not None]
-
-
-def identity(judging: Engine) -> Identity | None:
-    """The identity that an engine judges by; None if it is none of ours."""
-    if isinstance(judging, ChainsEngine):
-        numbers = (judging.columns.timestamp, judging.columns.sequence)
-        return Identity(names=judging.columns.key, numbers=tuple(name for name in numbers if name is not None))
-    if isinstance(judging, Producers):
-        return Identity(names=judging.columns.producer, numbers=(judging.columns.sequence,))
-    if isinstance(judging, Lorawan):
-        return Identity(names=judging.columns.frame, time=judging.columns.time, expiry_ms=judging.expiry_ms)
-    return None
+def id_form(identity: Identity, df: DataFrame) -> Column:
+    """The canonical form of the id of each row."""
+    names = [(F.col(quoted(name)), df.schema[name].dataType) for name in identity.names]
+    return row_form([*names, *((cell, T.LongType()) for cell in identity.number(df))])
 
 
 class Ids:
@@ -164,7 +130,7 @@ def _marked(judged: DataFrame, known: Identity, names: list[str]) -> DataFrame:
     at = F.lit(None).cast("long") if known.time is None else milliseconds(judged, known.time)
     rows = judged.where(F.col(VERDICT).isin("FIRST", "REPEAT"))
     kept = [F.col(quoted(name)) for name in names]
-    return rows.select(*kept, F.unhex(row_id(known.form(judged))).alias(_ID), at.alias(_AT))
+    return rows.select(*kept, F.unhex(row_id(id_form(known, judged))).alias(_ID), at.alias(_AT))
 
 
 def _first() -> Column:
@@ -397,7 +363,7 @@ def audit_run(source: DataFrame, place: Place, judging: Engine, sent: Fingerprin
     rows = _found(source.sparkSession, place)
     if rows is None:
         rows = source.limit(0).withColumns({name: F.lit("") for name in (VERDICT, REASON)})
-    return audit(source, rows, identity(judging.fitted(source)), columns=comparable(source), sent=sent)
+    return audit(source, rows, judging.fitted(source).subject(source).identity, columns=comparable(source), sent=sent)
 
 
 def published(spark: SparkSession, place: Place) -> DataFrame:

@@ -1,97 +1,49 @@
-"""``df.transform(judge_chains(...))``: every row of a table gets its verdict and reason.
+"""``df.transform(judge_chains(...))``: every row of a table or a stream of chains gets its verdict and reason.
 
 The rows of a chain meet in one task (a shuffle by the chain's key). There, six integers per row cross to Python in
 Arrow batches, are put in the order of judgement and judged; one byte per row comes back and becomes the two columns.
-The wide row itself stays in the JVM. Nothing depends on the order in which rows arrive at the task, so a retried task
-and a repeated job answer the same.
-
-Memory of a task: its Python side is bounded by ``rows_in_memory_max`` (see `spill`); the rows that wait in the JVM
-spill to disk by themselves.
-
-The chain engine as a guest of the stateful host: a bank of chains per bucket.
+The wide row itself stays in the JVM. Of a stream, a bucket of the state is a bank of chains. How it is done is in
+`host`; in order, with rows held back, in `in_order`.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from onefold.chains import ANSWERS
-from onefold.chains import columns as bank_snapshot
-from onefold.chains.columns import ChainBank, ChainMessages, TableDetector
-from onefold.chains.rules import GAP_COUNT_MAX, ChainDetector, Floor
+from onefold.chains.columns import FORMAT, ChainBank, ChainMessages, TableDetector
+from onefold.chains.rules import ANSWERS, GAP_COUNT_MAX, ChainDetector, Floor
 from onefold.errors import Misuse
+from onefold.spark import in_order
 from onefold.spark.columns import WHOLE, ChainColumns, packed, quoted, readings
+from onefold.spark.engine import Engine, Identity, Subject, Untold, named_like
+from onefold.spark.gaps import missing_ranges
 from onefold.spark.host import (
     BEFORE_ALL,
     BUCKETS,
     REASON,
     ROWS_IN_MEMORY_MAX,
-    VERDICT,
     Codes,
-    Hosted,
     Int64s,
     Integers,
     KeyColumns,
-    Options,
+    StreamMemory,
     Transform,
     Watch,
     chains,
     judge_partition,
     order,
-    prepare,
     tie,
-    with_verdict,
 )
 from onefold.spark.meaning import Meaning, of_columns
 
-
-@dataclass(frozen=True, slots=True)
-class ChainFold:
-    """Puts the rows of a bucket in the order of judgement, and shows them to the bank."""
-
-    bank: ChainBank
-
-    def judge(self, integers: Int64s, now_ms: int) -> Codes:
-        """The code of each row."""
-        columns = KeyColumns(*integers)
-        rows = order(chains(columns), columns)
-        sorted_ = columns.take(rows)
-        codes = np.empty(len(rows), np.int8)
-        messages = ChainMessages(sorted_.key, sorted_.key_check, sorted_.previous, sorted_.number)
-        codes[rows] = self.bank.judge(messages, now_ms)
-        return codes
-
-    def snapshot(self) -> bytes:
-        """The memory of the bank."""
-        return self.bank.snapshot()
-
-    def figures(self) -> dict[str, int]:
-        """What there is to watch."""
-        return {"keys": len(self.bank), "gaps": self.bank.gap_count}
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeChains:
-    """Opens the bank of a bucket with these settings."""
-
-    gap_count_max: int
-    floor: Floor
-    idle_ms: int | None
-    chains_max: int | None
-
-    def __call__(self, blob: bytes | None) -> ChainFold:
-        """The bank as the last batch left it; None: an empty one."""
-        bank = ChainBank(
-            gap_count_max=self.gap_count_max, floor=self.floor, idle_ms=self.idle_ms, chains_max=self.chains_max
-        )
-        return ChainFold(bank if blob is None else bank.resume(blob))
-
-
-__all__ = ["REASON", "VERDICT", "Transform", "integers", "judge_chains", "jump_limit"]
+if TYPE_CHECKING:
+    from onefold.settings import Judge
 
 JUMP_MAX_MS = 900_000
 """A quarter of an hour: more than clocks that are set at all are off, less than a mistaken year, day or unit."""
@@ -119,101 +71,181 @@ def judge_chains(
 
     Of streams only: ``idle_ms``, after how long without a message a chain gives up its gaps; ``state_rows_max``, how
     many chains a bucket remembers, beyond which messages of new chains are UNSURE; ``buckets``, into how many parts the
-    state is split; ``watch``, which is told the figures of each bucket.
+    state is split; ``watch``, which is called with the figures of each bucket.
     """
-    names = columns or ChainColumns()
-    ChainDetector(gap_count_max=gap_count_max, floor=floor)  # refuses misuse now, not in a task
-    jump_limit(jump_max_ms, names)
-    options = Options(
+    engine = ChainsEngine(
+        columns=columns or ChainColumns(),
+        gap_count_max=gap_count_max,
+        floor=floor,
+        jump_max_ms=jump_max_ms,
         partitions=partitions,
         rows_in_memory_max=rows_in_memory_max,
-        idle_ms=idle_ms,
-        state_rows_max=state_rows_max,
-        buckets=buckets,
-        watch=watch,
     )
-    resume = ResumeChains(gap_count_max, floor, idle_ms, state_rows_max)
-    resume(None)
-    judge = ChainsTask(gap_count_max, floor, rows_in_memory_max)
-
-    def chains_judged(df: DataFrame) -> DataFrame:
-        names.check(df)
-        present = names.of(df)
-        prepare(df, options)
-        jump = jump_limit(jump_max_ms, present)
-        meaning = chains_meaning(df, present, floor=floor, jump_max_ms=jump, buckets=buckets)
-        engine = Hosted(integers(df, present, jump), resume, ANSWERS, meaning)
-        return with_verdict(df, names.key, engine, judge, options)
-
-    return chains_judged
+    return engine.step(StreamMemory(idle_ms=idle_ms, state_rows_max=state_rows_max, buckets=buckets, watch=watch))
 
 
-def chains_meaning(
-    df: DataFrame, names: ChainColumns, *, floor: Floor, jump_max_ms: int | None, buckets: int, ordered: int = 0
-) -> Meaning:
-    """What the memory of a stream of chains means; ``ordered`` is the format of chains in order."""
-    return {
-        "engine": "chains",
-        "state": ordered or bank_snapshot.FORMAT,
-        **of_columns(df, names.named),
-        "floor": floor,
-        "jump_max_ms": "off" if jump_max_ms is None else jump_max_ms,
-        "buckets": buckets,
-        "ordered": bool(ordered),
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainsEngine(Engine):
+    """By the intervals of a chain that were not seen; see `judge_chains`."""
 
+    name: ClassVar[str] = "chains"
+    answers = ANSWERS
 
-@dataclass(frozen=True, slots=True)
-class ChainsTask:
-    """Judges a partition of a table, in a task."""
+    columns: ChainColumns = field(default_factory=ChainColumns)
+    floor: Floor = "first"
+    gap_count_max: int = GAP_COUNT_MAX
+    jump_max_ms: int | Literal["auto", "off"] = "auto"
 
-    gap_count_max: int
-    floor: Floor
-    rows_in_memory_max: int
+    def __post_init__(self) -> None:
+        ChainDetector(gap_count_max=self.gap_count_max, floor=self.floor)  # refuses misuse now, not in a task
+        self.jump_limit()
+        Engine.__post_init__(self)
 
-    def __call__(self, parts: Iterator[KeyColumns]) -> Iterator[Codes]:
+    @classmethod
+    def configured(cls, judge: Judge, *, strategy: str, partitions: int | None) -> ChainsEngine:
+        columns: dict[str, Any] = named_like(ChainColumns, judge)
+        # A name that is the default is the usual one, which a source may lack: run.json writes out what was left open.
+        for role in ("sequence", "previous_timestamp", "previous_sequence", "arrival"):
+            if columns[role] == (usual := getattr(ChainColumns(), role)):
+                columns[role] = usual
+        return cls(columns=ChainColumns(**columns), **named_like(cls, judge), partitions=partitions)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.columns.key
+
+    def fitted(self, source: DataFrame) -> ChainsEngine:
+        """Without the usual columns that are not there."""
+        return replace(self, columns=self.columns.of(source))
+
+    def jump_limit(self) -> int | None:
+        """How far ahead of its arrival a number may be, in ms; None: no limit."""
+        jump_max_ms, arrival = self.jump_max_ms, self.columns.arrival
+        if jump_max_ms == "off" or (jump_max_ms == "auto" and arrival is None):
+            return None
+        if jump_max_ms == "auto":
+            return JUMP_MAX_MS
+        if not isinstance(jump_max_ms, int) or jump_max_ms < 0:
+            raise Misuse(
+                f'jump_max_ms is {jump_max_ms!r}, must be a number of ms, "auto" or "off"', jump_max_ms=jump_max_ms
+            )
+        if arrival is None:
+            raise Misuse(
+                "jump_max_ms needs an arrival column to measure from, and arrival is none", jump_max_ms=jump_max_ms
+            )
+        return jump_max_ms
+
+    def integers(self, df: DataFrame) -> Integers:
+        """The `KeyColumns`, as longs without nulls."""
+        names, key = self.columns, [F.col(quoted(name)) for name in self.key]
+        read = readings(df, [names.timestamp, names.previous_timestamp, names.arrival])
+        numbers = packed(df.withColumns(read) if read else df, names, self.jump_limit())
+        # Of a time, the order has seen the microseconds only: it is part of the tie too.
+        ordered = {n for role, n in names.named if role == "key" or isinstance(df.schema[n].dataType, WHOLE)}
+        columns = (
+            F.xxhash64(*key),
+            F.xxhash64(F.lit(1), *key),
+            F.coalesce(numbers.arrival, F.lit(BEFORE_ALL).cast("long")),
+            numbers.previous,
+            numbers.number,
+            tie(df, ordered),
+        )
+        return Integers(columns, read, key)
+
+    def judge_partition(self, parts: Iterator[KeyColumns]) -> Iterator[Codes]:
         table = TableDetector(gap_count_max=self.gap_count_max, floor=self.floor)
         return judge_partition(
             parts, table.judge, self.rows_in_memory_max, review=table.review, review_due=lambda: table.due
         )
 
-
-def _key(names: ChainColumns) -> list[Column]:
-    return [F.col(quoted(name)) for name in names.key]
-
-
-def integers(df: DataFrame, names: ChainColumns, jump_max_ms: int | None) -> Integers:
-    """What the judgement needs of a row: the `KeyColumns`, as longs without nulls."""
-    read = readings(df, [names.timestamp, names.previous_timestamp, names.arrival])
-    numbers = packed(df.withColumns(read) if read else df, names, jump_max_ms)
-    columns = (
-        F.xxhash64(*_key(names)),
-        F.xxhash64(F.lit(1), *_key(names)),
-        F.coalesce(numbers.arrival, F.lit(BEFORE_ALL).cast("long")),
-        numbers.previous,
-        numbers.number,
-        _tie(df, names),
-    )
-    return Integers(columns, read)
-
-
-def _tie(df: DataFrame, names: ChainColumns) -> Column:
-    """Of a time, the order has seen the microseconds only: it is hashed too."""
-    return tie(df, {name for role, name in names.named if role == "key" or isinstance(df.schema[name].dataType, WHOLE)})
-
-
-def jump_limit(jump_max_ms: int | Literal["auto", "off"], names: ChainColumns) -> int | None:
-    """How far ahead of its arrival a number may be, in ms; None: no limit."""
-    if jump_max_ms == "off" or (jump_max_ms == "auto" and names.arrival is None):
-        return None
-    if jump_max_ms == "auto":
-        return JUMP_MAX_MS
-    if not isinstance(jump_max_ms, int) or jump_max_ms < 0:
-        raise Misuse(
-            f'jump_max_ms is {jump_max_ms!r}, must be a number of ms, "auto" or "off"', jump_max_ms=jump_max_ms
+    def fold(self, blob: bytes | None, memory: StreamMemory) -> ChainFold:
+        bank = ChainBank(
+            gap_count_max=self.gap_count_max,
+            floor=self.floor,
+            idle_ms=memory.idle_ms,
+            chains_max=memory.state_rows_max,
         )
-    if names.arrival is None:
-        raise Misuse(
-            "jump_max_ms needs an arrival column to measure from, and arrival is none", jump_max_ms=jump_max_ms
+        return ChainFold(bank if blob is None else bank.resume(blob))
+
+    def meaning(self, df: DataFrame, memory: StreamMemory) -> Meaning:
+        """The columns, floor, jump guard, buckets, and whether rows are held back."""
+        present = self.fitted(df)
+        limit, ordered = present.jump_limit(), memory.ordered_wait_ms is not None
+        return {
+            "engine": self.name,
+            "state": in_order.FORMAT if ordered else FORMAT,
+            **of_columns(df, present.columns.named),
+            "floor": self.floor,
+            "jump_max_ms": "off" if limit is None else limit,
+            "buckets": memory.buckets,
+            "ordered": ordered,
+        }
+
+    def step(self, memory: StreamMemory | None = None) -> Transform:
+        """The step that judges a table or a stream, or judges a stream and puts each chain in order."""
+        if memory is None or memory.ordered_wait_ms is None:
+            return Engine.step(self, memory)
+        if self.floor != "first":
+            raise Misuse(
+                'floor is "open", must be "first" where messages are held back: the first one is where order begins'
+            )
+        if memory.idle_ms is not None:
+            raise Misuse(f"idle_ms is {memory.idle_ms}, must be off where messages are held back: order_wait_ms is it")
+        return in_order.order_chains(self, memory.ordered_wait_ms, memory)
+
+    def missing(self, firsts: DataFrame) -> DataFrame:
+        """What lies between neighbours that do not name each other."""
+        return missing_ranges(firsts, self.columns, floor=self.floor)
+
+    def keys(self, rows: DataFrame) -> int:
+        """Every chain has one first message."""
+        return rows.where(F.col(REASON) == "new_chain").count()
+
+    def cannot_tell(self) -> Sequence[Untold]:
+        """Without previous numbers a loss leaves no trace, and a number is all that a message is known by."""
+        if self.columns.previous_timestamp is not None:
+            return ()
+        number = self.columns.timestamp
+        alike = f"rows of one key that share their {number!r} are copies here, and rows with another are other messages"
+        return (
+            Untold("lost", "what was lost: the rows name no previous message", "previous_timestamp", "COLUMN"),
+            Untold("copies", f"copies that bear another number: {alike}", "timestamp", "COLUMN"),
         )
-    return jump_max_ms
+
+    def subject(self, rows: DataFrame) -> Subject:
+        names = self.columns
+        numbers = tuple(name for name in (names.timestamp, names.sequence) if name is not None)
+        return Subject(
+            key=self.key,
+            identity=Identity(names=self.key, numbers=numbers),
+            message=tuple(name for name in numbers if name not in self.key),
+            number=names.timestamp,
+            number_is_time=True,
+            order=names.arrival,
+            axis=names.timestamp,
+            arrival=names.arrival,
+            no_arrival="no arrival column: set judge.arrival",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChainFold:
+    """Puts the rows of a bucket in the order of judgement, and shows them to the bank."""
+
+    bank: ChainBank
+
+    def judge(self, integers: Int64s, now_ms: int) -> Codes:
+        """The code of each row, whatever the order in which the rows come."""
+        columns = KeyColumns(*integers)
+        rows = order(chains(columns), columns)
+        sorted_ = columns.take(rows)
+        codes = np.empty(len(rows), np.int8)
+        messages = ChainMessages(sorted_.key, sorted_.key_check, sorted_.previous, sorted_.number)
+        codes[rows] = self.bank.judge(messages, now_ms)
+        return codes
+
+    def snapshot(self) -> bytes:
+        return self.bank.snapshot()
+
+    def figures(self) -> dict[str, int]:
+        return {"keys": len(self.bank), "gaps": self.bank.gap_count}

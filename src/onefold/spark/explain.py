@@ -24,9 +24,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse
-from onefold.spark.audit import identity, published
+from onefold.spark.audit import published
 from onefold.spark.columns import TEXT, TIME, WHOLE, in_order, milliseconds, moment, quoted, told, whole, written_moment
-from onefold.spark.engine import ChainsEngine, Engine, Lorawan, Producers
+from onefold.spark.engine import Engine, usual_engines
 from onefold.spark.files import Place
 from onefold.spark.gaps import LOWER, UPPER
 from onefold.spark.host import REASON, VERDICT
@@ -61,37 +61,29 @@ class SubjectName:
 
 def naming(rows: DataFrame, judging: Engine | None) -> SubjectName:
     """As the engine reads a row; if it is not known, as rows with these columns are usually read."""
-    found = _usual(rows) if judging is None else _of(judging.fitted(rows))
+    found = _usual(rows) if judging is None else _of(judging.fitted(rows), rows)
     if found.source is not None:
         return found
     return replace(found, source=next((name for name in SOURCES if name in rows.columns), None))
 
 
-def _of(judging: Engine) -> SubjectName:
-    known = identity(judging)
-    key = tuple(judging.key)
-    message = tuple(name for name in (known.columns if known else ()) if name not in key)
-    found = SubjectName(engine=judging.engine, key=key, message=message)
-    if isinstance(judging, ChainsEngine):
-        return replace(found, number=judging.columns.timestamp, arrival=judging.columns.arrival)
-    if isinstance(judging, Producers):
-        return replace(found, number=judging.columns.sequence, arrival=judging.columns.order)
-    if isinstance(judging, Lorawan):
-        names = judging.columns
-        counter = () if names.fcnt is None else (names.fcnt,)
-        # By its counter, as people know a frame; the frame itself tells two of the same counter apart.
-        return replace(
-            found, message=(*counter, *message), number=names.fcnt, arrival=names.time, source=names.station
-        )  # fmt: skip
-    return found
+def _of(judging: Engine, rows: DataFrame) -> SubjectName:
+    subject = judging.subject(rows)
+    return SubjectName(
+        engine=judging.name,
+        key=subject.key,
+        message=subject.message,
+        number=subject.number,
+        arrival=subject.order,
+        source=subject.source,
+    )
 
 
 def _usual(rows: DataFrame) -> SubjectName:
     """By the columns of the first engine whose usual ones are all there; else every plain column may name a message."""
-    engines: tuple[Engine, ...] = (ChainsEngine(), Lorawan(), Producers())
-    for judging in engines:
+    for judging in usual_engines():
         if all(name in rows.columns for _, name in judging.columns.named):
-            return _of(judging)
+            return _of(judging, rows)
     plain = [field.name for field in rows.schema if isinstance(field.dataType, T.AtomicType)]
     return SubjectName(message=tuple(name for name in plain if name not in (VERDICT, REASON)))
 

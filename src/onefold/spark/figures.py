@@ -60,92 +60,17 @@ from pyspark.sql import types as T
 
 from onefold import __version__
 from onefold.errors import Misuse
-from onefold.spark.audit import Identity, identity
-from onefold.spark.columns import TIME, WHOLE, milliseconds, quoted
+from onefold.spark.columns import WHOLE, milliseconds, quoted
 from onefold.spark.diff import hashable
-from onefold.spark.engine import ChainsEngine, Engine, Lorawan, Producers
-from onefold.spark.gaps import LOWER, UPPER
-from onefold.spark.host import REASON, VERDICT, believed_bytes
+from onefold.spark.engine import Engine, Identity, Subject
+from onefold.spark.host import REASON, VERDICT
+from onefold.spark.session import believed_bytes
 from onefold.spark.window import DIGITS, Distribution, rank_of
 from onefold.tally import Tally
 from onefold.verdict import Verdict
 
 VERDICTS: Final = ("FIRST", "REPEAT", "UNSURE", "REJECT")
 """In the order of the law: so stand the four counts of every figure."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """The columns of the judged rows by what the figures need them for."""
-
-    key: tuple[str, ...] = ()
-    identity: Identity | None = None
-    number: str | None = None
-    """Whose ranges are missing; None: nothing is ever known to be."""
-    number_is_time: bool = False
-    lower: str = LOWER[1]
-    upper: str = UPPER[1]
-    """The ends of a missing range."""
-    least: int | None = None
-    """The number that every key begins at; None: nobody knows."""
-    axis: str | None = None
-    """By which the rows are put on the timeline."""
-    axis_is_time: bool = True
-    arrival: str | None = None
-    """The clock by which copies are late."""
-    no_arrival: str = "this engine knows of no time of arrival"
-    """Why there is no such clock."""
-    window_ms: int | None = None
-    """After how long a copy is no longer known as one; None: it always is."""
-
-    @classmethod
-    def of(cls, judging: Engine, rows: DataFrame) -> Subject:
-        """As the engine reads a row."""
-        key, known = tuple(judging.key), identity(judging)
-        if isinstance(judging, ChainsEngine):
-            names = judging.columns
-            return cls(
-                key=key,
-                identity=known,
-                number=names.timestamp,
-                number_is_time=True,
-                lower=LOWER[0],
-                upper=UPPER[0],
-                axis=names.timestamp,
-                arrival=names.arrival,
-                no_arrival="no arrival column: set judge.arrival",
-            )
-        if isinstance(judging, Producers):
-            order = judging.columns.order
-            timed = order is not None and isinstance(rows.schema[order].dataType, TIME)
-            return cls(
-                key=key,
-                identity=known,
-                number=judging.columns.sequence,
-                least=0,
-                axis=order,
-                axis_is_time=timed,
-                arrival=order if timed else None,
-                no_arrival="no time of arrival: judge.order must be a column of timestamps",
-            )
-        if isinstance(judging, Lorawan):
-            time = judging.columns.time
-            return cls(
-                key=key,
-                identity=known,
-                number=judging.columns.fcnt if key else None,
-                axis=time,
-                arrival=time,
-                window_ms=judging.expiry_ms,
-            )
-        return cls(key=key)
-
-    @property
-    def columns(self) -> list[str]:
-        """All of them."""
-        ids = [] if self.identity is None else self.identity.columns
-        singles = [name for name in (self.number, self.axis, self.arrival) if name is not None]
-        return list(dict.fromkeys([*self.key, *ids, *singles]))
 
 
 def has(verdict: str) -> Column:
@@ -458,7 +383,7 @@ class Figures:
 
     def take(self, rows: DataFrame, gaps: DataFrame, judging: Engine, tally: Tally, keys: int) -> dict[str, Any]:
         """The figures of judged rows of so many keys, and of the ranges that are missing among them."""
-        subject = Subject.of(judging, rows)
+        subject = judging.subject(rows)
         bounds = {"keys_max": self.keys_max, "strips_max": self.strips_max, "ranges_max": self.ranges_max}
         (worst, strips), over_time, late, refused = _side_by_side(
             rows.sparkSession,

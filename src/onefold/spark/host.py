@@ -1,53 +1,32 @@
-"""Hosting a fold engine over a table: the rows of a key meet in one task, and every row gets its verdict and reason.
+"""Hosting an engine on Spark: a table or a stream goes in, every row comes out with its verdict and reason.
 
-The counterpart of `stateful`, which does it for streams. An engine that is hosted says which integers of a row it needs
-and how it judges those of a partition; this file does the rest: one shuffle by the key, one Arrow UDF over the
-integers, one byte per row back. The wide row stays in the JVM.
+An engine says which integers of a row it needs and how it judges those (`Engine`); this file does the rest. The wide
+row never meets the judgement, and the order in which rows reach a task means nothing, so that a task or a batch that
+is tried again answers the same.
 
-The step that chains and producers share is `with_verdict`: a table goes this way, a stream the other.
+A table takes one shuffle by the key and one Arrow UDF over the integers; one byte per row comes back. A task puts its
+rows in the order of judgement (by chain, then arrival, then number) itself: sorting the wide rows in the JVM was
+measured at half the time of the whole job. Up to ``rows_in_memory_max`` rows are sorted and judged at once (about 150
+bytes each at the peak). A larger partition is an external sort: full buffers are sorted and written to a temporary
+file, and then read back a window at a time. A window ends at the smallest of the runs' next milestones, so it holds at
+most a buffer's worth of rows, and the windows follow each other in the order of judgement. Where messages of one number
+must be compared with each other, however far apart they came, the rows are gone through once more, sorted by number:
+that is the review.
 
-The order of judgement of the rows of a partition: by chain, then arrival, then number.
-
-Rows reach a task in whatever order the shuffle delivered them. Sorting the wide rows in the JVM was measured at half
-the time of the whole job; here only the six integers that the judgement needs are sorted, and the rows stay where they
-are. Chains are numbered by hashing, arrivals are nearly sorted already, and chain numbers are sorted by their digits:
-a fifth of the time of a comparison sort over the same columns.
-
-The rows of producers are put in order here too: a producer is a chain whose numbers are its sequences.
-
-A chain's name is 128 bits of hash. The first 64 number the chains and the other 64 check that no two chains share a
-number; should two ever do so, all 128 bits are compared.
-
-Judging a partition in bounded memory, however many rows it has.
-
-Up to ``rows_in_memory_max`` rows are sorted and judged at once (about 150 bytes each at the peak). A larger partition
-is an external sort: full buffers are sorted and written to a temporary file, and then read back a window at a time. A
-window ends at the smallest of the runs' next milestones, so it holds at most a buffer's worth of rows, and the windows
-follow each other in the order of judgement. The codes go to a file too, one byte per row, at the row's own place.
-
-Where messages of one number must be compared with each other, however far apart they came, the rows are gone through
-once more, sorted by number: that is the review.
-
-The Python processes in which Spark runs our functions.
-
-A worker serves task after task, and after each it searches everything it has loaded for garbage: with pandas and
-pyarrow that can take longer than a small task did. What is loaded never becomes garbage, so after its first task a
-worker is told to search it no more.
-
-Hosting a fold engine in a stream: the memory of many keys in Spark's state store, Python called per bucket.
-
-An engine that is hosted says which integers of a row it needs (the first is the hash of the row's key) and how it goes
-on from a blob; this file does the rest. A micro-batch takes this way, each step in all tasks at once:
+A micro-batch of a stream takes this way, each step in all tasks at once:
 
     pack      rows become Arrow blobs, one per bucket of keys; their integers travel beside them       (mapInArrow)
     fold      per bucket: the engine goes on from its blob, judges the integers, leaves a new blob     (stateful)
     unpack    blobs become rows again, now with verdict and reason                                     (mapInArrow)
 
-So the wide row is never unpacked where the state is, and the shuffle moves a few blobs instead of many rows. The order
-in which blobs reach a bucket means nothing: an engine puts its rows in order itself, so that a batch that is tried
-again answers the same. Memory of a task: the rows of one bucket in one micro-batch, as Arrow; the source's limits
-(``maxFilesPerTrigger`` and its like) bound it.
+Memory of a task: the rows of one bucket in one micro-batch, as Arrow; the source's limits (``maxFilesPerTrigger`` and
+its like) bound it.
+
+A chain's name is 128 bits of hash. The first 64 number the chains and the other 64 check that no two chains share a
+number; should two ever do so, all 128 bits are compared. Producers and devices are chains here too.
 """
+
+from __future__ import annotations
 
 import gc
 import os
@@ -56,7 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
-from typing import IO, Any, NamedTuple, Protocol, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -71,10 +50,17 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from onefold.errors import Misuse
 from onefold.spark.columns import quoted, refuse_ours
 from onefold.spark.meaning import Meaning, with_meaning, without_meaning
-from onefold.spark.session import ship
+from onefold.spark.session import believed_bytes, cores, ship
 from onefold.verdict import Answer
 
+if TYPE_CHECKING:
+    from onefold.spark.engine import Engine
+
 Int64s: TypeAlias = NDArray[np.int64]
+Codes: TypeAlias = NDArray[np.int8]
+Transform: TypeAlias = Callable[[DataFrame], DataFrame]
+
+LABELS = VERDICT, REASON = "verdict", "reason"
 
 BEFORE_ALL = -(1 << 63)
 """The arrival of a row that has none: it is judged before the others of its chain."""
@@ -99,18 +85,16 @@ class KeyColumns(NamedTuple):
     """What else a judge needs of a row; the order does not look at it."""
 
     @classmethod
-    def of(cls, columns: Iterable[Int64s]) -> "KeyColumns":
+    def of(cls, columns: Iterable[Int64s]) -> KeyColumns:
         """The columns as they crossed: first those that have names, then ``more``."""
         key, key_check, arrival, previous, number, tie, *more = columns
         return cls(key, key_check, arrival, previous, number, tie, tuple(more))
 
     @property
     def flat(self) -> tuple[Int64s, ...]:
-        """All columns, one after the other."""
         return (self.key, self.key_check, self.arrival, self.previous, self.number, self.tie, *self.more)
 
-    def take(self, rows: Int64s) -> "KeyColumns":
-        """These rows, in this order."""
+    def take(self, rows: Int64s) -> KeyColumns:
         return KeyColumns.of(column[rows] for column in self.flat)
 
 
@@ -134,10 +118,18 @@ def chains(columns: KeyColumns) -> Int64s:
 
 
 def order(chain: Int64s, columns: KeyColumns) -> Int64s:
-    """The rows, sorted by chain, arrival, number, previous and tie."""
+    """The rows, sorted by chain, arrival, number, previous and tie.
+
+    Arrivals are nearly sorted already, and chain numbers are sorted by their digits: a fifth of the time of a
+    comparison sort over the same columns.
+    """
     rows: Int64s = np.argsort(columns.arrival, kind="stable")
-    for digit in _digits(chain):
-        rows = rows[np.argsort(digit[rows], kind="stable")]
+    most = int(chain.max(initial=0))
+    if most < 1 << 8:  # numpy sorts integers of 8 and 16 bits without comparing them
+        rows = rows[np.argsort(chain.astype(np.uint8)[rows], kind="stable")]
+    else:
+        for shift in range(0, most.bit_length(), 16):
+            rows = rows[np.argsort((chain >> shift).astype(np.uint16)[rows], kind="stable")]
     chain, arrival = chain[rows], columns.arrival[rows]
     same = (chain[1:] == chain[:-1]) & (arrival[1:] == arrival[:-1])
     if same.any():
@@ -145,22 +137,16 @@ def order(chain: Int64s, columns: KeyColumns) -> Int64s:
     return rows
 
 
-def _digits(chain: Int64s) -> Iterator[NDArray[np.unsignedinteger]]:
-    """The lowest digit first; small ones, for numpy sorts integers of 8 and 16 bits without comparing them."""
-    most = int(chain.max(initial=0))
-    if most < 1 << 8:
-        yield chain.astype(np.uint8)
-    else:
-        for shift in range(0, most.bit_length(), 16):
-            yield (chain >> shift).astype(np.uint16)
-
-
 def _settle_ties(rows: Int64s, same: NDArray[np.bool_], columns: KeyColumns) -> None:
     """Put rows that came at the same time in order; ``same``: is it so of a row and the next one?"""
     before, after = np.concatenate(([False], same[:-1])), np.concatenate((same[1:], [False]))
     alone = same & ~before & ~after  # most are two, and a comparison settles them
-    one = np.flatnonzero(alone)
-    wrong = one[_is_behind(rows[one], rows[one + 1], columns)]
+    at = np.flatnonzero(alone)
+    one, other = rows[at], rows[at + 1]
+    behind = columns.tie[one] > columns.tie[other]
+    for column in (columns.previous, columns.number):
+        behind = (column[one] > column[other]) | (column[one] == column[other]) & behind
+    wrong = at[behind]
     rows[wrong], rows[wrong + 1] = rows[wrong + 1], rows[wrong]
     more = same & ~alone
     if more.any():
@@ -170,23 +156,13 @@ def _settle_ties(rows: Int64s, same: NDArray[np.bool_], columns: KeyColumns) -> 
         rows[tied] = row[np.lexsort((columns.tie[row], columns.previous[row], columns.number[row], block[tied]))]
 
 
-def _is_behind(one: Int64s, other: Int64s, columns: KeyColumns) -> NDArray[np.bool_]:
-    """Does the one row belong behind the other?"""
-    behind = columns.tie[one] > columns.tie[other]
-    for column in (columns.previous, columns.number):
-        left, right = column[one], column[other]
-        behind = (left > right) | (left == right) & behind
-    return behind
-
-
-Codes: TypeAlias = NDArray[np.int8]
 Judge: TypeAlias = Callable[..., Codes]
 
 ROWS_IN_MEMORY_MAX = 4_000_000
 """600 MB at the peak; Spark's own advice is 64 MB to 128 MB of shuffle data per task, which is far below it."""
 
 _BATCH = 65_536
-_JUDGED = [0, 1, 2, 4, 3, 5, -1]  # sorted by key, key_check, arrival, number, previous, tie, place
+_JUDGED = [0, 1, 2, 4, 3, 5, -1]  # sorted by key, key_check, arrival, number, previous, tie, row
 _REVIEWED = [0, 1, 4, 2, 3, 5, -1]  # sorted by key, key_check, number; then as judged
 
 PREVIOUS_NUMBER = (3, 4)
@@ -212,50 +188,46 @@ def judge_partition(
     with ExitStack() as files:
         runs: list[_Run] = []
         file = files.enter_context(tempfile.TemporaryFile())
-        rows = held = 0
+        rows = waiting = 0
         for part in parts:
-            if held + len(part.key) > rows_in_memory_max and held:
-                runs.append(_Run(_table(concatenate(buffer), rows - held), file))
-                buffer, held = [], 0
+            if waiting + len(part.key) > rows_in_memory_max and waiting:
+                runs.append(_Run(_table(concatenate(buffer), rows - waiting), file))
+                buffer, waiting = [], 0
             buffer.append(part)
-            held += len(part.key)
+            waiting += len(part.key)
             rows += len(part.key)
         if rows == 0:
             return
-        if not runs:
-            yield from _slices(_judge_all(concatenate(buffer), judge, wanted, review, review_due))
-            return
-        runs.append(_Run(_table(concatenate(buffer), rows - held), file))
-        codes = _codes(rows, files.enter_context(tempfile.TemporaryFile()))
-        names = _Names()
-        for window in _windows(runs, rows_in_memory_max):
-            codes[window[-1]] = judge(names(window), *(window[i] for i in wanted))
-        if review is not None and review_due():
-            again = files.enter_context(tempfile.TemporaryFile())
+        if runs:
+            runs.append(_Run(_table(concatenate(buffer), rows - waiting), file))
+            codes = _codes_on_disk(rows, files.enter_context(tempfile.TemporaryFile()))
             names = _Names()
-            for window in _windows([_Run(run.read(0, run.rows), again, _REVIEWED) for run in runs], rows_in_memory_max):
-                place = window[-1]
-                codes[place] = review(names(window), *(window[i] for i in wanted), codes[place])
-        yield from _slices(codes)
+            for window in _windows(runs, rows_in_memory_max):
+                codes[window[-1]] = judge(names(window), *(window[i] for i in wanted))
+            if review is not None and review_due():
+                again = files.enter_context(tempfile.TemporaryFile())
+                names = _Names()
+                by_number = [_Run(run.read(0, run.rows), again, _REVIEWED) for run in runs]
+                for window in _windows(by_number, rows_in_memory_max):
+                    row = window[-1]
+                    codes[row] = review(names(window), *(window[i] for i in wanted), codes[row])
+        else:
+            columns = concatenate(buffer)
+            chain = chains(columns)
+            turn = order(chain, columns)
+            sorted_ = (chain[turn], *(columns.flat[i][turn] for i in wanted))
+            judged = judge(*sorted_)
+            codes = np.empty(rows, np.int8)
+            codes[turn] = judged if review is None or not review_due() else review(*sorted_, judged)
+        for start in range(0, rows, _BATCH):
+            yield codes[start : start + _BATCH]
 
 
-def _judge_all(
-    columns: KeyColumns, judge: Judge, wanted: tuple[int, ...], review: Judge | None, review_due: Callable[[], bool]
-) -> Codes:
-    chain = chains(columns)
-    rows = order(chain, columns)
-    codes = np.empty(len(rows), np.int8)
-    seen = (chain[rows], *(columns.flat[i][rows] for i in wanted))
-    judged = judge(*seen)
-    codes[rows] = judged if review is None or not review_due() else review(*seen, judged)
-    return codes
+def _table(columns: KeyColumns, first_row: int) -> Int64s:
+    return np.stack((*columns.flat, np.arange(first_row, first_row + len(columns.key))))
 
 
-def _table(columns: KeyColumns, first_place: int) -> Int64s:
-    return np.stack((*columns.flat, np.arange(first_place, first_place + len(columns.key))))
-
-
-def _codes(rows: int, file: IO[bytes]) -> Codes:
+def _codes_on_disk(rows: int, file: IO[bytes]) -> Codes:
     # Written, not only sized: on a full disk this is an error, a store into a sparse map would end the process.
     for start in range(0, rows, _BATCH):
         file.write(bytes(min(_BATCH, rows - start)))
@@ -263,13 +235,7 @@ def _codes(rows: int, file: IO[bytes]) -> Codes:
     return np.memmap(file, np.int8, "r+", shape=(rows,))
 
 
-def _slices(codes: Codes) -> Iterator[Codes]:
-    for start in range(0, len(codes), _BATCH):
-        yield codes[start : start + _BATCH]
-
-
 def _sorted(table: Int64s, keys: list[int]) -> Int64s:
-    """A table of columns and places, in the order of these."""
     return table[:, np.lexsort(table[keys][::-1])]
 
 
@@ -285,7 +251,6 @@ class _Run:
         self._file.flush()
 
     def read(self, start: int, end: int) -> Int64s:
-        """The rows from start to end, as a table."""
         table = np.empty((self._width, end - start), np.int64)
         for i, column in enumerate(table):
             data = os.pread(self._file.fileno(), 8 * (end - start), self._begin + 8 * (i * self.rows + start))
@@ -335,7 +300,11 @@ class _Names:
 
 @cache
 def settle() -> None:
-    """Call at the end of a task: once per worker, all that is loaded by then is left out of later searches."""
+    """Call at the end of a task: once per worker, all that is loaded by then is left out of later garbage collections.
+
+    After each task a worker searches everything it has loaded, and with pandas and pyarrow that can take longer than a
+    small task did.
+    """
     gc.collect()
     gc.freeze()
 
@@ -344,12 +313,33 @@ BUCKETS = 32
 """Sixteen cores' worth of work, two buckets each. The state is split by it: a checkpoint keeps its number."""
 
 ROWS_MAX, BYTES_MAX = 1 << 17, 64 << 20  # what a task packs at a time
-
-
-LABELS = ("verdict", "reason")
+TASK_BYTES = 64 << 20
+"""Spark's own advisory size of a task's input, spark.sql.adaptive.advisoryPartitionSizeInBytes."""
+TASKS_MAX = 100_000
 
 _INTEGERS = "__onefold_{}"
 STATE = T.StructType([T.StructField("blob", T.BinaryType()), T.StructField("buckets", T.IntegerType())])
+
+Watch: TypeAlias = Callable[[int, dict[str, int]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamMemory:
+    """How a stream remembers."""
+
+    idle_ms: int | None = None
+    """After how long without a message a key gives up its gaps."""
+    state_rows_max: int | None = None
+    """How many keys a bucket remembers; messages of new ones beyond that are UNSURE."""
+    buckets: int = BUCKETS
+    ordered_wait_ms: int | None = None
+    """None: messages come out as they come. Else per chain in order: what comes too early is held back so long."""
+    watch: Watch | None = None
+    """Is called, in the tasks, with the figures of each bucket after each batch."""
+
+    def __post_init__(self) -> None:
+        if self.buckets < 1:
+            raise Misuse(f"buckets is {self.buckets}, must be at least 1", buckets=self.buckets)
 
 
 class Fold(Protocol):
@@ -375,58 +365,104 @@ class Integers(NamedTuple):
     """Longs, never null; the first is a hash of the key."""
     readings: Mapping[str, Column]
     """What they are made from besides the columns of the row: it is added to the row, and taken off again."""
+    key: Sequence[Column]
+    """What the rows of a table are shuffled by."""
 
     def read(self, df: DataFrame) -> DataFrame:
         """The table with all that the integers are made from."""
         return df.withColumns(dict(self.readings)) if self.readings else df
 
 
-@dataclass(frozen=True, slots=True)
-class Hosted:
-    """What an engine must say to be hosted."""
+def with_verdict(df: DataFrame, engine: Engine, memory: StreamMemory) -> DataFrame:
+    """The table or stream with ``verdict`` and ``reason`` on every row."""
+    engine.columns.check(df)
+    prepare(df)
+    settings = {"partitions": engine.partitions} if df.isStreaming else {}
+    if not df.isStreaming:
+        settings = {"idle_ms": memory.idle_ms, "state_rows_max": memory.state_rows_max}
+    for name, value in settings.items():
+        if value is not None:
+            kind = "table" if df.isStreaming else "stream"
+            raise Misuse(f"{name} is {value}, but only a {kind} has it, and this is none", **{name: value})
+    engine = engine.fitted(df)
+    integers = engine.integers(df)
+    if df.isStreaming:
+        folded = in_buckets(df, integers, memory.buckets).applyInPandasWithState(
+            _fold(engine, len(integers.columns), engine.meaning(df, memory), memory),
+            blobs("codes", "rows"),
+            STATE,
+            "append",
+            GroupStateTimeout.NoTimeout,
+        )
+        return folded.mapInArrow(_unpack(engine.answers), judged_schema(df)).toDF(*df.columns, *LABELS)
+    rows = df.repartition(engine.partitions or _task_count(df), *integers.key)
+    coded = rows.transform(integers.read).withColumn(REASON, _judge_udf(engine)(*integers.columns))
+    # The verdict or reason of a code is a look-up in a constant array.
+    words = [F.array(*(F.lit(str(answer[part])) for answer in engine.answers)) for part in (0, 1)]
+    labels = {name: F.get(array, F.col(REASON)) for name, array in zip(LABELS, words, strict=True)}
+    return coded.withColumns(labels).select(*(F.col(quoted(name)) for name in df.columns), *LABELS)
 
-    integers: Integers
-    resume: Callable[[bytes | None], Fold]
-    """Go on from a blob; None: from nothing."""
-    answers: Sequence[Answer]
-    """What the codes mean."""
-    meaning: Meaning
-    """What its memory means, see `meaning`."""
+
+def prepare(df: DataFrame) -> None:
+    """Refuse a table with columns that the judge writes or adds on the way, and see that the executors know onefold."""
+    refuse_ours(df)
+    for name in df.columns:
+        if name.lower() in LABELS:  # to Spark, Reason and reason are one column: it would be overwritten
+            raise Misuse(f"there is a column {name!r} already: rename it, the judge writes one", column=name)
+    ship(df.sparkSession)
 
 
-Watch: TypeAlias = Callable[[int, dict[str, int]], None]
+def _task_count(df: DataFrame) -> int:
+    """By what Spark believes of the input's size, and no fewer than four per core: they need not be equally long."""
+    believed = believed_bytes(df)
+    if believed is None:
+        return int(str(df.sparkSession.conf.get("spark.sql.shuffle.partitions")))
+    return max(4 * cores(df.sparkSession), min(believed // TASK_BYTES, TASKS_MAX))
 
 
-def judge_stream(df: DataFrame, engine: Hosted, *, buckets: int = BUCKETS, watch: Watch | None = None) -> DataFrame:
-    """The stream with ``verdict`` and ``reason`` on every row, remembered by buckets of keys."""
-    if buckets < 1:
-        raise Misuse(f"buckets is {buckets}, must be at least 1", buckets=buckets)
-    folded = in_buckets(df, engine.integers, buckets).applyInPandasWithState(
-        _fold(engine, buckets, watch),
-        blobs("codes", "rows"),
-        STATE,
-        "append",
-        GroupStateTimeout.NoTimeout,
-    )
-    return folded.mapInArrow(_unpack(engine.answers), judged_schema(df)).toDF(*df.columns, *LABELS)
+def _judge_udf(engine: Engine) -> Callable[..., Column]:
+    def judge(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        parts = (KeyColumns.of(column.to_numpy(zero_copy_only=False) for column in batch) for batch in batches)
+        for codes in engine.judge_partition(parts):
+            yield pa.array(codes)
+        settle()
+
+    # "Not deterministic" keeps the optimizer from moving it across the shuffle, or evaluating it twice.
+    return F.arrow_udf(judge, T.ByteType()).asNondeterministic()  # type: ignore[no-any-return,attr-defined]
+
+
+def tie(df: DataFrame, ordered: set[str]) -> Column:
+    """A hash of all that the order of judgement does not see yet, that is, of all but the ``ordered`` columns."""
+    rest = [field for field in df.schema.fields if field.name not in ordered]
+    values = [F.col(quoted(f.name)) if _hashable(f.dataType) else F.col(quoted(f.name)).cast("string") for f in rest]
+    return F.xxhash64(*values) if values else F.lit(0).cast("long")
+
+
+def _hashable(kind: T.DataType) -> bool:
+    """Whether Spark hashes values of this type: not if there is a map anywhere in it."""
+    if isinstance(kind, T.StructType):
+        return all(_hashable(field.dataType) for field in kind.fields)
+    if isinstance(kind, T.ArrayType):
+        return _hashable(kind.elementType)
+    return not isinstance(kind, T.MapType | T.VariantType)
 
 
 def in_buckets(df: DataFrame, integers: Integers, buckets: int) -> GroupedData:
     """The rows packed, and grouped by the bucket of their key: the columns ``bucket``, ``integers`` and ``rows``."""
     names = [_INTEGERS.format(i) for i in range(len(integers.columns))]
     added = df.transform(integers.read).withColumns(dict(zip(names, integers.columns, strict=True)))
-    numbered = added.drop(*integers.readings).toDF(*_places(df), *names)
+    numbered = added.drop(*integers.readings).toDF(*_positions(df), *names)
     return numbered.mapInArrow(_pack(names, buckets), blobs("bucket", "integers", "rows")).groupBy("bucket")
 
 
 def judged_schema(df: DataFrame) -> T.StructType:
-    """What is unpacked: the columns of ``df``, called by their places, with verdict and reason."""
-    fields = [T.StructField(place, field.dataType) for place, field in zip(_places(df), df.schema.fields, strict=True)]
+    """What is unpacked: the columns of ``df``, called by their positions, with verdict and reason."""
+    fields = [T.StructField(name, field.dataType) for name, field in zip(_positions(df), df.schema.fields, strict=True)]
     return T.StructType([*fields, *(T.StructField(name, T.StringType()) for name in LABELS)])
 
 
-def _places(df: DataFrame) -> list[str]:
-    # mapInArrow looks columns up by name and stumbles over dots: on their way they are called by their places.
+def _positions(df: DataFrame) -> list[str]:
+    # mapInArrow looks columns up by name and stumbles over dots: on their way they are called by their positions.
     return [f"c{i}" for i in range(len(df.columns))]
 
 
@@ -438,16 +474,16 @@ def blobs(*names: str) -> T.StructType:
 
 def _pack(names: list[str], buckets: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held: list[pa.RecordBatch] = []
+        waiting: list[pa.RecordBatch] = []
         rows = size = 0
         for batch in batches:
-            held.append(batch)
+            waiting.append(batch)
             rows, size = rows + batch.num_rows, size + batch.nbytes
             if rows >= ROWS_MAX or size >= BYTES_MAX:
-                yield _split(held, names, buckets)
-                held, rows, size = [], 0, 0
+                yield _split(waiting, names, buckets)
+                waiting, rows, size = [], 0, 0
         if rows:
-            yield _split(held, names, buckets)
+            yield _split(waiting, names, buckets)
         settle()
 
     return pack
@@ -488,18 +524,17 @@ def from_blob(blob: Any) -> pa.RecordBatch:
 
 
 def _fold(
-    hosted: Hosted, buckets: int, watch: Watch | None
+    engine: Engine, width: int, meaning: Meaning, memory: StreamMemory
 ) -> Callable[[Any, Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]:
-    width, resume, meaning = len(hosted.integers.columns), hosted.resume, hosted.meaning  # columns stay with the driver
-
     def fold(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        integers, rows = came(frames, width)
-        engine = resume(remembered(state, buckets, meaning))
-        codes = engine.judge(np.concatenate(integers, axis=1), state.getCurrentProcessingTimeMs())
-        blob = engine.snapshot()
-        state.update((with_meaning(meaning, blob), buckets))
-        if watch is not None:
-            watch(int(key[0]), {**engine.figures(), "bytes": len(blob), "rows": len(codes), "batch": batch_id()})
+        integers, rows = arrived(frames, width)
+        bucket = engine.fold(remembered(state, memory.buckets, meaning), memory)
+        codes = bucket.judge(np.concatenate(integers, axis=1), state.getCurrentProcessingTimeMs())
+        blob = bucket.snapshot()
+        state.update((with_meaning(meaning, blob), memory.buckets))
+        if memory.watch is not None:
+            figures = {**bucket.figures(), "bytes": len(blob), "rows": len(codes), "batch": batch_id()}
+            memory.watch(int(key[0]), figures)
         parts = np.split(codes, np.cumsum([part.shape[1] for part in integers])[:-1])
         yield pd.DataFrame({"codes": [part.astype(np.int8).tobytes() for part in parts], "rows": rows})
         settle()
@@ -507,7 +542,7 @@ def _fold(
     return fold
 
 
-def came(frames: Iterator[pd.DataFrame], width: int) -> tuple[list[Int64s], list[bytes]]:
+def arrived(frames: Iterator[pd.DataFrame], width: int) -> tuple[list[Int64s], list[bytes]]:
     """What was packed for a bucket: the integers of each blob, and the blobs."""
     integers: list[Int64s] = []
     rows: list[bytes] = []
@@ -530,8 +565,8 @@ def remembered(state: GroupState, buckets: int, meaning: Meaning) -> bytes | Non
 def batch_id() -> int:
     """The number of the batch that this task works for; -1 outside of one."""
     context = TaskContext.get()
-    said = None if context is None else context.getLocalProperty("streaming.sql.batchId")
-    return -1 if said is None else int(said)
+    number = None if context is None else context.getLocalProperty("streaming.sql.batchId")
+    return -1 if number is None else int(number)
 
 
 def _unpack(answers: Sequence[Answer]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -548,117 +583,3 @@ def _unpack(answers: Sequence[Answer]) -> Callable[[Iterator[pa.RecordBatch]], I
         settle()
 
     return unpack
-
-
-TASK_BYTES = 64 << 20
-"""Spark's own advisory size of a task's input, spark.sql.adaptive.advisoryPartitionSizeInBytes."""
-
-TASKS_MAX = 100_000
-_SIZE_UNKNOWN = 1 << 60  # Spark says 2^63 - 1 of a source that tells nothing
-
-VERDICT, REASON = LABELS
-
-Transform: TypeAlias = Callable[[DataFrame], DataFrame]
-JudgePartition: TypeAlias = Callable[[Iterator[KeyColumns]], Iterator[Codes]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """How it is done: what both kinds of judge let the caller say."""
-
-    partitions: int | None
-    rows_in_memory_max: int
-    idle_ms: int | None
-    state_rows_max: int | None
-    buckets: int
-    watch: Watch | None
-
-    def __post_init__(self) -> None:
-        for name in ("rows_in_memory_max", "partitions"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise Misuse(f"{name} is {value}, must be at least 1", **{name: value})
-
-    def check(self, df: DataFrame) -> None:
-        """Refuse what only a stream has of a table, and the other way round."""
-        table, stream = ("partitions",), ("idle_ms", "state_rows_max")
-        for name in table if df.isStreaming else stream:
-            value = getattr(self, name)
-            if value is not None:
-                kind = "table" if df.isStreaming else "stream"
-                raise Misuse(f"{name} is {value}, but only a {kind} has it, and this is none", **{name: value})
-
-
-def with_verdict(
-    df: DataFrame, key: Sequence[str | Column], engine: Hosted, judge: JudgePartition, options: Options
-) -> DataFrame:
-    """The table or stream with ``verdict`` and ``reason`` on every row; ``judge`` is for a partition of a table."""
-    if df.isStreaming:
-        return judge_stream(df, engine, buckets=options.buckets, watch=options.watch)
-    keys = [F.col(quoted(name)) if isinstance(name, str) else name for name in key]
-    rows = df.repartition(options.partitions or _task_count(df), *keys)
-    coded = rows.transform(engine.integers.read).withColumn(REASON, _judge_udf(judge)(*engine.integers.columns))
-    labels = {name: _label(engine, part) for part, name in enumerate(LABELS)}
-    return coded.withColumns(labels).select(*(F.col(quoted(name)) for name in df.columns), *LABELS)
-
-
-def prepare(df: DataFrame, options: Options) -> None:
-    """What comes before anything is judged: refuse what cannot be, and see that the executors know onefold."""
-    refuse_taken(df)
-    ship(df.sparkSession)
-    options.check(df)
-
-
-def refuse_taken(df: DataFrame) -> None:
-    """Refuse a table that has a column of one of the names that the judge writes, or that are added on the way."""
-    refuse_ours(df)
-    for name in df.columns:
-        if name.lower() in LABELS:  # to Spark, Reason and reason are one column: it would be overwritten
-            raise Misuse(f"there is a column {name!r} already: rename it, the judge writes one", column=name)
-
-
-def tie(df: DataFrame, ordered: set[str]) -> Column:
-    """A hash of all that the order of judgement does not see yet, that is, of all but the ``ordered`` columns."""
-    rest = [field for field in df.schema.fields if field.name not in ordered]
-    values = [F.col(quoted(f.name)) if _hashable(f.dataType) else F.col(quoted(f.name)).cast("string") for f in rest]
-    return F.xxhash64(*values) if values else F.lit(0).cast("long")
-
-
-def _judge_udf(judge_partition: JudgePartition) -> Callable[..., Column]:
-    def judge(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        parts = (KeyColumns.of(column.to_numpy(zero_copy_only=False) for column in batch) for batch in batches)
-        for codes in judge_partition(parts):
-            yield pa.array(codes)
-        settle()
-
-    # "Not deterministic" keeps the optimizer from moving it across the shuffle, or evaluating it twice.
-    return F.arrow_udf(judge, T.ByteType()).asNondeterministic()  # type: ignore[no-any-return,attr-defined]
-
-
-def _label(engine: Hosted, part: int) -> Column:
-    """The verdict or reason of a code: a look-up in a constant array."""
-    return F.get(F.array(*(F.lit(str(answer[part])) for answer in engine.answers)), F.col(REASON))
-
-
-def believed_bytes(df: DataFrame) -> int | None:
-    """What Spark believes of the size of a table; None if its source tells nothing."""
-    believed = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
-    return None if believed >= _SIZE_UNKNOWN else believed
-
-
-def _task_count(df: DataFrame) -> int:
-    """By what Spark believes of the input's size, and no fewer than four per core: they need not be equally long."""
-    spark = df.sparkSession
-    believed = believed_bytes(df)
-    if believed is None:
-        return int(str(spark.conf.get("spark.sql.shuffle.partitions")))
-    return max(4 * spark.sparkContext.defaultParallelism, min(believed // TASK_BYTES, TASKS_MAX))
-
-
-def _hashable(kind: T.DataType) -> bool:
-    """Whether Spark hashes values of this type: not if there is a map anywhere in it."""
-    if isinstance(kind, T.StructType):
-        return all(_hashable(field.dataType) for field in kind.fields)
-    if isinstance(kind, T.ArrayType):
-        return _hashable(kind.elementType)
-    return not isinstance(kind, T.MapType | T.VariantType)

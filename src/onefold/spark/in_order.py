@@ -1,19 +1,8 @@
-"""``stream.transform(order_chains(...))``: per chain, messages come out in order, or after the gap was given up.
+"""A stream of chains in order: per chain, messages come out in order, or after the gap before them was given up.
 
-A second host beside `judge_stream`, for an engine that holds rows back: the state of a bucket holds rows, and a call
-may give out fewer rows or more than came in. A range that was given up comes out as a row of its own, before the
-message above it: its key columns and `GAP_COLUMN` are set, all else is null; `parted` takes the two apart.
-
-Within a task the rows of a chain stand in order. Time is that of the micro-batch, which Spark writes down before it
-runs: a batch that is tried again gives up the same gaps. What is due comes out with the next batch, of whatever bucket:
-
-    trigger every n seconds   a batch begins each time, even if nothing came, so that a wait ends by itself
-    trigger "available"       when all is read, what is missing is given up and held rows come out; or, if the
-                              settings say so, they stay in the checkpoint for the next start (`streams`)
-
-Memory of a task: the rows that came for one bucket and those that it holds, which ``buffer_max`` bounds per chain.
-
-One bucket of ordered chains: rows go in as they come, and come out in the order of their chains. No Spark here.
+A second host beside `host`, for rows that are held back: the state of a bucket holds rows, and a call may give out
+fewer rows or more than came in. A range that was given up comes out as a row of its own, before the message above it:
+its key columns and `GAP_COLUMN` are set, all else is null; `parted` takes the two apart.
 
 Every row is judged when it comes, and keeps that answer. A FIRST comes out when its chain releases it, all else at
 once: a repeat does not wait for what it repeats. Held rows are kept as an Arrow table in the order of their ids, which
@@ -21,17 +10,29 @@ are all that the chains (`OrderedChain`) know of them. Nobody can be asked for w
 and then given up. The strategy is "light": giving up releases all that its chain holds, so that losses in a row cost
 one wait and not one each. Only chains that are touched or due are woken.
 
+Time is that of the micro-batch, which Spark writes down before it runs: a batch that is tried again gives up the same
+gaps. What is due comes out with the next batch, of whatever bucket:
+
+    trigger every n seconds   a batch begins each time, even if nothing came, so that a wait ends by itself
+    trigger "available"       when all is read, what is missing is given up and held rows come out; or, if the
+                              settings say so, they stay in the checkpoint for the next start (`stream`)
+
+Memory of a task: the rows that came for one bucket and those that it holds, which ``buffer_max`` bounds per chain.
+
+The state of a bucket:
+
     head       "OFOB", format, next id, count of chains, count of held rows
     chains     name (two halves), due_ms (-1: nothing is held), length of the snapshot; then the snapshots
     held       id, code, previous number; then the rows as an Arrow stream, if there are any
 """
 
+from __future__ import annotations
+
 import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -43,40 +44,39 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from onefold.chains import ANSWERS
 from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
-from onefold.chains.in_order import BUFFER_MAX, GAP_COUNT_MAX, Event, OrderedChain, OrderSettings, Released, Unfillable
-from onefold.chains.rules import STATE_FULL, Number, unpack
+from onefold.chains.in_order import BUFFER_MAX, Event, OrderedChain, OrderSettings, Released, Unfillable
+from onefold.chains.rules import ANSWERS, STATE_FULL, Number, unpack
 from onefold.errors import BadInput, Misuse
-from onefold.spark.chains import chains_meaning, integers, jump_limit
-from onefold.spark.columns import ChainColumns, quoted
+from onefold.spark.columns import quoted
 from onefold.spark.files import Place
 from onefold.spark.gaps import LOWER, UPPER, range_end
 from onefold.spark.host import (
-    BUCKETS,
     LABELS,
     SORTED,
     STATE,
     Int64s,
     KeyColumns,
+    StreamMemory,
     Transform,
-    Watch,
+    arrived,
     batch_id,
     blobs,
-    came,
     chains,
     from_blob,
     in_buckets,
     judged_schema,
     order,
-    refuse_taken,
+    prepare,
     remembered,
     settle,
     to_blob,
 )
 from onefold.spark.meaning import Meaning, any_meaning, with_meaning
-from onefold.spark.session import ship
 from onefold.verdict import Verdict
+
+if TYPE_CHECKING:
+    from onefold.spark.chains import ChainsEngine
 
 FORMAT: Final = 1
 GAP: Final = -1
@@ -152,7 +152,7 @@ class OrderedBucket:
         held = {"held": len(self._ids), "held_before": self._held_before}
         return {"keys": len(self._asleep) + len(self._awake), "gaps": gaps, **held}
 
-    def _add(self, name: _Name, place: int, number: int, now_ms: int, going: "_Going") -> None:
+    def _add(self, name: _Name, place: int, number: int, now_ms: int, going: _Going) -> None:
         chain = self._wake(name)
         if chain is None:
             self._codes[place] = _CODES[STATE_FULL]
@@ -164,7 +164,7 @@ class OrderedBucket:
             return going.row(place)
         return self._follow(step.events, going)
 
-    def _tick(self, now_ms: int, going: "_Going") -> None:
+    def _tick(self, now_ms: int, going: _Going) -> None:
         latest_ms = now_ms + self._settings.longest_ms  # what is due later was found by a clock that was ahead
         due = [name for name, (due, _) in self._asleep.items() if 0 <= due <= now_ms or due > latest_ms]
         due += [name for name, chain in self._awake.items() if chain.due_ms is not None]
@@ -173,7 +173,7 @@ class OrderedBucket:
             if chain is not None:
                 self._follow(chain.tick(now_ms), going)
 
-    def _follow(self, events: list[Event[int]], going: "_Going") -> None:
+    def _follow(self, events: list[Event[int]], going: _Going) -> None:
         given_up: Number | None = None
         for event in events:
             if isinstance(event, Unfillable):
@@ -211,7 +211,7 @@ class OrderedBucket:
             )
         return pa.concat_tables([self._rows, came])
 
-    def _out(self, table: pa.Table | None, going: "_Going") -> ReleasedRow:
+    def _out(self, table: pa.Table | None, going: _Going) -> ReleasedRow:
         places, gaps = np.array(going.places, np.int64), np.array(going.is_gap, np.bool_)
         codes = np.array(self._codes, np.int8)[places] if len(places) else np.empty(0, np.int8)
         codes[gaps] = GAP
@@ -248,15 +248,11 @@ class OrderedBucket:
             ]
         )
 
-    @classmethod
-    def restore(
-        cls, blob: bytes, settings: OrderSettings, key: frozenset[int], chains_max: int | None = None
-    ) -> "OrderedBucket":
-        """Goes on where ``snapshot`` was taken; foreign bytes raise `BadInput`."""
-        bucket = cls(settings, key, chains_max)
+    def resume(self, blob: bytes) -> OrderedBucket:
+        """Go on where ``snapshot`` was taken; foreign bytes raise `BadInput`."""
         if len(blob) < _HEAD.size or blob[:4] != _MAGIC:
             raise BadInput(f"not a bucket of ordered chains: begins {blob[:20]!r}")
-        _, format_, bucket._next, chain_count, held_count = _HEAD.unpack_from(blob)
+        _, format_, self._next, chain_count, held_count = _HEAD.unpack_from(blob)
         if format_ != FORMAT:
             raise BadInput(f"a bucket of ordered chains of format {format_}, this is format {FORMAT}")
         if min(chain_count, held_count) < 0 or 32 * chain_count + 24 * held_count > len(blob):
@@ -266,16 +262,16 @@ class OrderedBucket:
             for key_, check, due, length in np.frombuffer(blob[_HEAD.size : at], np.int64).reshape(-1, 4).tolist():
                 if not 0 <= length <= len(blob) - at:
                     raise ValueError(f"a chain of {length} bytes at byte {at} of {len(blob)}")
-                bucket._asleep[key_, check] = due, blob[at : at + length]
+                self._asleep[key_, check] = due, blob[at : at + length]
                 at += length
             held = np.frombuffer(blob[at : at + 24 * held_count], np.int64).reshape(3, held_count)
-            bucket._ids, bucket._codes, bucket._previous = held.tolist()
-            bucket._rows = pa.ipc.open_stream(blob[at + 24 * held_count :]).read_all() if held_count else None
-            if bucket._rows is not None:
-                bucket._rows.validate(full=True)
+            self._ids, self._codes, self._previous = held.tolist()
+            self._rows = pa.ipc.open_stream(blob[at + 24 * held_count :]).read_all() if held_count else None
+            if self._rows is not None:
+                self._rows.validate(full=True)
         except (ValueError, OSError, MemoryError, pa.ArrowException) as error:  # as Arrow says that bytes are none
             raise BadInput(f"a broken bucket of ordered chains: {error}") from error
-        return bucket
+        return self
 
 
 def held_count(head: bytes) -> int:
@@ -327,42 +323,27 @@ _WIDTH = SORTED
 _BOUNDS = T.StructType([T.StructField(name, T.LongType()) for name in (*LOWER, *UPPER)])
 
 
-def order_chains(
-    columns: ChainColumns | None = None,
-    *,
-    wait_ms: int,
-    buffer_max: int = BUFFER_MAX,
-    gap_count_max: int = GAP_COUNT_MAX,
-    jump_max_ms: int | Literal["auto", "off"] = "auto",
-    state_rows_max: int | None = None,
-    buckets: int = BUCKETS,
-    watch: Watch | None = None,
-) -> Transform:
+def order_chains(engine: ChainsEngine, wait_ms: int, memory: StreamMemory, buffer_max: int = BUFFER_MAX) -> Transform:
     """A step that judges a stream of chained messages as `judge_chains` does, and gives each chain out in order.
 
     ``wait_ms``: how long a gap is waited for; ``buffer_max``: how many messages of a chain are held back at most.
     What lies below the first message of a chain is a repeat (``floor="first"``).
     """
-    names = columns or ChainColumns()
-    settings = OrderSettings(wait_ms, 0, 0, "light", buffer_max, gap_count_max).checked()
-    jump_limit(jump_max_ms, names)
-    for name, value in {"buckets": buckets, "state_rows_max": state_rows_max}.items():
-        if value is not None and value < 1:
-            raise Misuse(f"{name} is {value}, must be at least 1", **{name: value})
+    settings = OrderSettings(wait_ms, 0, 0, "light", buffer_max, engine.gap_count_max).checked()
+    if memory.state_rows_max is not None and memory.state_rows_max < 1:
+        raise Misuse(
+            f"state_rows_max is {memory.state_rows_max}, must be at least 1", state_rows_max=memory.state_rows_max
+        )
 
     def ordered(df: DataFrame) -> DataFrame:
         if not df.isStreaming:
             raise Misuse("only a stream is brought into order: sort a table")
-        names.check(df)
-        present = names.of(df)
-        refuse_taken(df)
-        ship(df.sparkSession)
-        resume = _Resume(settings, frozenset(df.columns.index(name) for name in names.key), state_rows_max)
-        jump = jump_limit(jump_max_ms, present)
-        meaning = chains_meaning(df, present, floor="first", jump_max_ms=jump, buckets=buckets, ordered=FORMAT)
-        grouped = in_buckets(df, integers(df, present, jump), buckets)
-        folded = grouped.applyInPandasWithState(
-            _fold(resume, buckets, meaning, watch),
+        engine.columns.check(df)
+        prepare(df)
+        fitted = engine.fitted(df)
+        key = frozenset(df.columns.index(name) for name in engine.key)
+        folded = in_buckets(df, fitted.integers(df), memory.buckets).applyInPandasWithState(
+            _fold(settings, key, fitted.meaning(df, memory), memory),
             blobs("codes", "bounds", "rows"),
             STATE,
             "append",
@@ -371,7 +352,7 @@ def order_chains(
         schema = T.StructType([*judged_schema(df).fields, T.StructField(GAP_COLUMN, _BOUNDS)])
         unpacked = folded.mapInArrow(_unpack, schema).toDF(*df.columns, *LABELS, GAP_COLUMN)
         gap = F.col(GAP_COLUMN)
-        ends = [end for to in (LOWER, UPPER) for end in range_end(df, present, gap[to[0]], gap[to[1]], to)]
+        ends = [end for to in (LOWER, UPPER) for end in range_end(df, fitted.columns, gap[to[0]], gap[to[1]], to)]
         return unpacked.withColumn(GAP_COLUMN, F.when(gap.isNotNull(), F.struct(*ends)))
 
     return ordered
@@ -400,35 +381,25 @@ def parted(ordered: DataFrame, key_columns: Sequence[str]) -> Iterator[tuple[Dat
         kept.unpersist()
 
 
-@dataclass(frozen=True, slots=True)
-class _Resume:
-    settings: OrderSettings
-    key: frozenset[int]
-    chains_max: int | None
-
-    def __call__(self, blob: bytes | None) -> OrderedBucket:
-        if blob is None:
-            return OrderedBucket(self.settings, self.key, self.chains_max)
-        return OrderedBucket.restore(blob, self.settings, self.key, self.chains_max)
-
-
 def _fold(
-    resume: _Resume, buckets: int, meaning: Meaning, watch: Watch | None
+    settings: OrderSettings, key_columns: frozenset[int], meaning: Meaning, memory: StreamMemory
 ) -> Callable[[Any, Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]:
     def fold(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        integers, rows = came(frames, _WIDTH)
+        integers, rows = arrived(frames, _WIDTH)
         now_ms = state.getCurrentProcessingTimeMs()
-        bucket = resume(remembered(state, buckets, meaning))
+        bucket = OrderedBucket(settings, key_columns, memory.state_rows_max)
+        if (blob := remembered(state, memory.buckets, meaning)) is not None:
+            bucket.resume(blob)
         table = pa.Table.from_batches([from_blob(blob) for blob in rows]) if rows else None
         out = bucket.judge(np.concatenate([np.empty((_WIDTH, 0), np.int64), *integers], axis=1), table, now_ms)
         blob = bucket.snapshot()
-        state.update((with_meaning(meaning, blob), buckets))
+        state.update((with_meaning(meaning, blob), memory.buckets))
         due_ms = bucket.due_ms()
         if due_ms is not None:  # Spark calls when this much and a millisecond more has passed
             state.setTimeoutDuration(max(1, due_ms - now_ms - 1))
-        if watch is not None:
-            arrived = sum(part.shape[1] for part in integers)
-            watch(int(key[0]), {**bucket.figures(), "bytes": len(blob), "rows": arrived, "batch": batch_id()})
+        if memory.watch is not None:
+            count = sum(part.shape[1] for part in integers)
+            memory.watch(int(key[0]), {**bucket.figures(), "bytes": len(blob), "rows": count, "batch": batch_id()})
         if len(out.codes):
             yield _lines(out)
         settle()

@@ -42,9 +42,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,20 @@ from onefold.decoding import inflate
 from onefold.errors import BadInput, Misuse
 from onefold.producers import records as A
 from onefold.producers.records import ANSWERS, DIGESTS_MAX, GAP_COUNT_MAX, MemoryKind, SequenceBounds
-from onefold.spark.columns import CORRUPT, EXACT, TEXT, ProducerColumns, in_order, no_time, quoted, readings, whole
+from onefold.spark.columns import (
+    CORRUPT,
+    EXACT,
+    TEXT,
+    TIME,
+    ProducerColumns,
+    in_order,
+    no_time,
+    quoted,
+    readings,
+    whole,
+)
+from onefold.spark.engine import Engine, Identity, Subject, Untold, named_like
+from onefold.spark.gaps import missing_sequences
 from onefold.spark.host import (
     BEFORE_ALL,
     BUCKETS,
@@ -67,22 +80,22 @@ from onefold.spark.host import (
     ROWS_IN_MEMORY_MAX,
     SORTED,
     Codes,
-    Hosted,
+    Int64s,
     Integers,
     KeyColumns,
-    Options,
+    StreamMemory,
     Transform,
     Watch,
     chains,
     judge_partition,
     order,
-    prepare,
     tie,
-    with_verdict,
 )
 from onefold.spark.meaning import Meaning, of_columns
 
-Int64s: TypeAlias = NDArray[np.int64]
+if TYPE_CHECKING:
+    from onefold.settings import Judge
+
 Bools: TypeAlias = NDArray[np.bool_]
 
 NO_EPOCH: Final = -1
@@ -348,11 +361,15 @@ _MEMORIES: Final[tuple[MemoryKind, ...]] = ("highest", "gaps")
 class ProducerFold:
     """The producers of a bucket, and what is remembered of them."""
 
-    def __init__(self, bank: ChainBank, memory: MemoryKind, digests_max: int, jump_max: int | None = None) -> None:
-        self._bank = bank
-        self._jump_max = jump_max
-        self._memory: MemoryKind = memory
-        self._digests_max = digests_max
+    def __init__(self, engine: ProducersEngine, memory: StreamMemory) -> None:
+        self._bank = ChainBank(
+            gap_count_max=chain_gaps_max(engine.gap_count_max),
+            idle_ms=memory.idle_ms,
+            chains_max=memory.state_rows_max,
+        )
+        self._jump_max = engine.jump_max
+        self._memory: MemoryKind = engine.memory
+        self._digests_max = engine.digests_max
         self._epochs = np.empty(0, np.int64)
         self._digests = Digests.none()
 
@@ -459,26 +476,6 @@ class ProducerFold:
         return {"keys": len(self._bank), "gaps": self._bank.gap_count}
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeProducers:
-    """Opens the bank of a bucket with these settings."""
-
-    memory: MemoryKind
-    gap_count_max: int
-    digests_max: int
-    idle_ms: int | None
-    producers_max: int | None
-    jump_max: int | None = None
-
-    def __call__(self, blob: bytes | None) -> ProducerFold:
-        """The bank as the last batch left it; None: an empty one."""
-        bank = ChainBank(
-            gap_count_max=chain_gaps_max(self.gap_count_max), idle_ms=self.idle_ms, chains_max=self.producers_max
-        )
-        fold = ProducerFold(bank, self.memory, self.digests_max, self.jump_max)
-        return fold if blob is None else fold.resume(blob)
-
-
 _LONG_MAX = (1 << 63) - 1
 
 
@@ -508,105 +505,137 @@ def judge_producers(
     Of streams only: ``digests_max``, of how many of a producer's sequences the payload is remembered from batch to
     batch; ``idle_ms``, after how long without a message a producer gives up its gaps; ``state_rows_max``, how many
     producers a bucket remembers, beyond which messages of new ones are UNSURE; ``buckets``, into how many parts the
-    state is split; ``watch``, which is told the figures of each bucket.
+    state is split; ``watch``, which is called with the figures of each bucket.
     """
-    names = columns or ProducerColumns()
-    SequenceBounds(memory, gap_count_max=gap_count_max, digests_max=digests_max, jump_max=jump_max).checked()
-    options = Options(
+    engine = ProducersEngine(
+        columns=columns or ProducerColumns(),
+        memory=memory,
+        digests_max=digests_max,
+        gap_count_max=gap_count_max,
+        jump_max=jump_max,
         partitions=partitions,
         rows_in_memory_max=rows_in_memory_max,
-        idle_ms=idle_ms,
-        state_rows_max=state_rows_max,
-        buckets=buckets,
-        watch=watch,
     )
-    resume = ResumeProducers(memory, gap_count_max, digests_max, idle_ms, state_rows_max, jump_max)
-    resume(None)  # refuses misuse now, not in a task
-    judge = ProducersTask(memory, gap_count_max, rows_in_memory_max, bool(names.payload), jump_max)
-
-    def producers_judged(df: DataFrame) -> DataFrame:
-        names.check(df)
-        prepare(df, options)
-        meaning = producers_meaning(df, names, memory=memory, jump_max=jump_max, buckets=buckets)
-        return with_verdict(df, names.producer, Hosted(integers(df, names), resume, ANSWERS, meaning), judge, options)
-
-    return producers_judged
+    return engine.step(StreamMemory(idle_ms=idle_ms, state_rows_max=state_rows_max, buckets=buckets, watch=watch))
 
 
-def producers_meaning(
-    df: DataFrame, names: ProducerColumns, *, memory: MemoryKind, jump_max: int | None, buckets: int
-) -> Meaning:
-    """What the memory of a stream of producers means."""
-    return {
-        "engine": "producers",
-        "state": FORMAT,
-        **of_columns(df, names.named),
-        "memory": memory,
-        "jump_max": "off" if jump_max is None else jump_max,
-        "buckets": buckets,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducersEngine(Engine):
+    """By the sequences of a producer; see `judge_producers`."""
 
+    name: ClassVar[str] = "producers"
+    answers = ANSWERS
 
-@dataclass(frozen=True, slots=True)
-class ProducersTask:
-    """Judges a partition of a table, in a task."""
-
-    memory: MemoryKind
-    gap_count_max: int
-    rows_in_memory_max: int
-    payload: bool
+    columns: ProducerColumns = field(default_factory=ProducerColumns)
+    memory: MemoryKind = "highest"
+    digests_max: int = DIGESTS_MAX
+    gap_count_max: int = GAP_COUNT_MAX
     jump_max: int | None = None
 
-    def __call__(self, parts: Iterator[KeyColumns]) -> Iterator[Codes]:
-        sequences = ColumnarSequences(self.memory, self.gap_count_max, self.jump_max)
-        if not self.payload:
-            return judge_partition(parts, sequences.judge, self.rows_in_memory_max)
-        return judge_partition(
-            parts,
-            sequences.judge,
-            self.rows_in_memory_max,
-            wanted=(*PREVIOUS_NUMBER, SORTED),
-            review=sequences.review,
+    def __post_init__(self) -> None:
+        SequenceBounds(
+            self.memory, gap_count_max=self.gap_count_max, digests_max=self.digests_max, jump_max=self.jump_max
+        ).checked()
+        Engine.__post_init__(self)
+
+    @classmethod
+    def configured(cls, judge: Judge, *, strategy: str, partitions: int | None) -> ProducersEngine:
+        if judge.sequence is None:
+            raise Misuse('judge.sequence: is "none", but producers are judged by it')
+        own = named_like(cls, judge) | {"jump_max": None if judge.jump_max == "off" else judge.jump_max}
+        return cls(columns=ProducerColumns(**named_like(ProducerColumns, judge)), **own, partitions=partitions)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.columns.producer
+
+    def integers(self, df: DataFrame) -> Integers:
+        """`KeyColumns` as longs without nulls, and the digest if there is a payload."""
+        names, key = self.columns, [F.col(quoted(name)) for name in self.key]
+        read = readings(df, [names.order])
+        rows = df.withColumns(read) if read else df
+        sequence = whole(df, names.sequence)
+        order = sequence if names.order is None else in_order(rows, names.order)
+        none = F.lit(NO_EPOCH).cast("long")
+        epoch = none if names.epoch is None else F.greatest(F.coalesce(whole(df, names.epoch), none), none)
+        payload = [part for name in names.payload for part in (F.col(quoted(name)).isNull(), F.col(quoted(name)))]
+        columns = (
+            F.xxhash64(*key),
+            F.xxhash64(F.lit(1), *key),
+            F.coalesce(order, F.lit(BEFORE_ALL).cast("long")),
+            epoch,
+            self._judged(rows, sequence),
+            tie(df, {*names.producer, names.sequence}),
+            # With nulls told apart from nothing: Spark's hash passes over them, and (null, "a") would equal ("a", null)
+            *([F.xxhash64(*payload)] if payload else []),
         )
+        return Integers(columns, read, key)
 
+    def _judged(self, df: DataFrame, sequence: Column) -> Column:
+        """The sequence; negative where the row is refused."""
+        names = self.columns
+        unreadable = F.col(CORRUPT).isNotNull() if CORRUPT in df.columns else F.lit(False)
+        if names.epoch is not None and isinstance(df.schema[names.epoch].dataType, (*TEXT, *EXACT)):
+            unreadable = unreadable | (F.col(quoted(names.epoch)).isNotNull() & whole(df, names.epoch).isNull())
+        nameless = F.lit(False)
+        for name in names.producer:
+            nameless = nameless | F.col(quoted(name)).isNull()
+        refusals = {
+            "bad_sequence": sequence.isNull() | (sequence < 0) | (sequence == _LONG_MAX),
+            "bad_time": None if names.order is None else no_time(df, names.order),
+            "null_key": nameless,
+            "malformed": unreadable,
+        }
+        for reason, condition in refusals.items():
+            if condition is not None:
+                sequence = F.when(condition, F.lit(refused(reason)).cast("long")).otherwise(sequence)
+        return sequence
 
-def integers(df: DataFrame, names: ProducerColumns) -> Integers:
-    """What the judgement needs of a row, as longs without nulls: `KeyColumns`, and the digest if there is a payload."""
-    read = readings(df, [names.order])
-    rows = df.withColumns(read) if read else df
-    key = [F.col(quoted(name)) for name in names.producer]
-    sequence = whole(df, names.sequence)
-    order = sequence if names.order is None else in_order(rows, names.order)
-    none = F.lit(NO_EPOCH).cast("long")
-    epoch = none if names.epoch is None else F.greatest(F.coalesce(whole(df, names.epoch), none), none)
-    payload = [part for name in names.payload for part in (F.col(quoted(name)).isNull(), F.col(quoted(name)))]
-    columns = (
-        F.xxhash64(*key),
-        F.xxhash64(F.lit(1), *key),
-        F.coalesce(order, F.lit(BEFORE_ALL).cast("long")),
-        epoch,
-        _judged(rows, names, sequence),
-        tie(df, {*names.producer, names.sequence}),
-        # With nulls told apart from nothing: Spark's hash passes over them, and (null, "a") would equal ("a", null).
-        *([F.xxhash64(*payload)] if payload else []),
-    )
-    return Integers(columns, read)
+    def judge_partition(self, parts: Iterator[KeyColumns]) -> Iterator[Codes]:
+        sequences = ColumnarSequences(self.memory, self.gap_count_max, self.jump_max)
+        if not self.columns.payload:
+            return judge_partition(parts, sequences.judge, self.rows_in_memory_max)
+        wanted = (*PREVIOUS_NUMBER, SORTED)
+        return judge_partition(parts, sequences.judge, self.rows_in_memory_max, wanted=wanted, review=sequences.review)
 
+    def fold(self, blob: bytes | None, memory: StreamMemory) -> ProducerFold:
+        fold = ProducerFold(self, memory)
+        return fold if blob is None else fold.resume(blob)
 
-def _judged(df: DataFrame, names: ProducerColumns, sequence: Column) -> Column:
-    """The sequence; negative where the row is refused."""
-    unreadable = F.col(CORRUPT).isNotNull() if CORRUPT in df.columns else F.lit(False)
-    if names.epoch is not None and isinstance(df.schema[names.epoch].dataType, (*TEXT, *EXACT)):
-        unreadable = unreadable | (F.col(quoted(names.epoch)).isNotNull() & whole(df, names.epoch).isNull())
-    nameless = F.lit(False)
-    for name in names.producer:
-        nameless = nameless | F.col(quoted(name)).isNull()
-    bad = sequence.isNull() | (sequence < 0) | (sequence == _LONG_MAX)
-    judged = sequence
-    bad_time = None if names.order is None else no_time(df, names.order)
-    refusals = (("bad_sequence", bad), ("bad_time", bad_time), ("null_key", nameless), ("malformed", unreadable))
-    for reason, condition in refusals:
-        if condition is None:
-            continue
-        judged = F.when(condition, F.lit(refused(reason)).cast("long")).otherwise(judged)
-    return judged
+    def meaning(self, df: DataFrame, memory: StreamMemory) -> Meaning:
+        """The columns, memory, jump guard and buckets."""
+        return {
+            "engine": self.name,
+            "state": FORMAT,
+            **of_columns(df, self.columns.named),
+            "memory": self.memory,
+            "jump_max": "off" if self.jump_max is None else self.jump_max,
+            "buckets": memory.buckets,
+        }
+
+    def missing(self, firsts: DataFrame) -> DataFrame:
+        """With memory "gaps", what lies between neighbours; with "highest" holes mean nothing."""
+        missing = missing_sequences(firsts, self.columns)
+        return missing if self.memory == "gaps" else missing.limit(0)
+
+    def cannot_tell(self) -> Sequence[Untold]:
+        """With memory "highest" a hole may be anything."""
+        if self.memory == "gaps":
+            return ()
+        return (Untold("lost", 'what was lost: with memory = "highest" holes mean nothing', "memory", "gaps"),)
+
+    def subject(self, rows: DataFrame) -> Subject:
+        sequence, order = self.columns.sequence, self.columns.order
+        timed = order is not None and isinstance(rows.schema[order].dataType, TIME)
+        return Subject(
+            key=self.key,
+            identity=Identity(names=self.key, numbers=(sequence,)),
+            message=() if sequence in self.key else (sequence,),
+            number=sequence,
+            least=0,
+            order=order,
+            axis=order,
+            axis_is_time=timed,
+            arrival=order if timed else None,
+            no_arrival="no time of arrival: judge.order must be a column of timestamps",
+        )

@@ -24,8 +24,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from onefold.errors import StaleWrite
-from onefold.spark.chains import REASON, VERDICT
 from onefold.spark.files import Place
+from onefold.spark.host import REASON, VERDICT
 from onefold.spark.signature import Signed, signed
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict

@@ -168,7 +168,7 @@ def _judge(
     sent: Passing, opened: OpenSource, reading: Passing | None,
 ) -> tuple[dict[str, Any], DataFrame, DataFrame]:  # fmt: skip
     say("judging")
-    judged = df.transform(sent.watch).transform(judging.table())
+    judged = df.transform(sent.watch).transform(judging.step())
     rows = publish.stage(judged, staging, strategy)
     say("keeping the books")
     came = _believed(opened, (reading or sent).rows)
@@ -183,7 +183,7 @@ def _judge(
     gaps = df.sparkSession.read.parquet(gaps_path)
     first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
     ranges = [row.asDict() for row in first.collect()]
-    found = {"tally": tally, "engine": judging.engine, "keys": judging.keys(rows), "gaps": gaps.count()}
+    found = {"tally": tally, "engine": judging.name, "keys": judging.keys(rows), "gaps": gaps.count()}
     files = {"manifest": opened.manifest, "changed": opened.changed()}
     return {**found, "ranges": ranges, "cannot_tell": judging.cannot_tell(), **files}, rows, gaps
 

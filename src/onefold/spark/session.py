@@ -55,7 +55,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import onefold
 from onefold.errors import Misuse
@@ -183,6 +183,8 @@ DEFAULTS = {
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 << 20),
 }
 
+_SIZE_UNKNOWN = 1 << 60  # Spark says 2^63 - 1 of a source that tells nothing
+
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
@@ -229,6 +231,17 @@ def running_tasks() -> tuple[int, int]:
     tracker = context.statusTracker()
     stages = [stage for stage in map(tracker.getStageInfo, tracker.getActiveStageIds()) if stage]
     return sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
+
+
+def believed_bytes(df: DataFrame) -> int | None:
+    """What Spark believes of the size of a table; None if its source tells nothing."""
+    believed = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+    return None if believed >= _SIZE_UNKNOWN else believed
+
+
+def cores(spark: SparkSession) -> int:
+    """How many tasks run at once."""
+    return int(spark.sparkContext.defaultParallelism)
 
 
 def _started(ours: Mapping[str, str], own: Mapping[str, str]) -> SparkSession:

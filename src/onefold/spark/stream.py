@@ -44,8 +44,9 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from onefold.errors import Misuse, OnefoldError
-from onefold.spark.engine import Engine, EngineState, Named
+from onefold.spark.engine import Engine, Named
 from onefold.spark.files import Place, SourceFile, cannot_read, failed_file, located, plain_path
+from onefold.spark.host import StreamMemory
 from onefold.spark.in_order import held_back, parted
 from onefold.spark.ingest import OpenedStream, SourceSpec, open_stream
 from onefold.spark.meaning import Meaning, refuse_other
@@ -338,7 +339,7 @@ STATE_STORE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streaming(EngineState):
+class Streaming(StreamMemory):
     """How the stream goes, and how it remembers."""
 
     checkpoint: str
@@ -349,6 +350,7 @@ class Streaming(EngineState):
     before them is given up at once, and they come out. "hold": they stay in the checkpoint for the next start."""
 
     def __post_init__(self) -> None:
+        StreamMemory.__post_init__(self)
         if self.order_end == "hold" and (self.ordered_wait_ms is None or self.trigger != AVAILABLE):
             raise Misuse(
                 f'order_end is "hold", which needs order_wait_ms and trigger = "{AVAILABLE}"', order_end=self.order_end
@@ -376,7 +378,7 @@ def run_stream(
         refuse_inside(outer, inner)
     files = StreamFiles(spark, source, judging.reads, Place(spark, streaming.checkpoint))
     df = files.table().transform(judging.shaped)
-    meaning = judging.meaning(df, streaming)
+    meaning = {**judging.meaning(df, streaming), **judging.source_meaning()}
     sink = open_sink(spark, path, format=format, strategy=strategy, meaning=meaning)
     _check_checkpoint(Place(spark, streaming.checkpoint), meaning, sink)
     with ExitStack() as locks:
@@ -422,6 +424,7 @@ def _run(
     waits = {"spark.sql.streaming.noDataMicroBatches.enabled": str(streaming.trigger != AVAILABLE).lower()}
     _settle(spark, {**STATE_STORE, **waits}, judging.partitions)
     figures = BucketFigures.on(spark)
+    step = replace(judging, partitions=None).stream(replace(streaming, watch=figures.add))
     watcher = Watcher(sink.total, figures, lambda progress: tell(files.noted(progress)))
     errors: list[Exception] = []
 
@@ -446,7 +449,7 @@ def _run(
     def go(trigger: str) -> Progress:
         rows = df
         while True:
-            judged = rows.transform(judging.stream(streaming, figures.add))
+            judged = rows.transform(step)
             writer = judged.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
             errors.clear()
             watcher.begin()

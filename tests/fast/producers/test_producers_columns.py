@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from onefold.errors import BadInput, Misuse
 from onefold.producers import ANSWERS, Kind, SequenceEntry, Sequences
-from onefold.spark.host import KeyColumns
-from onefold.spark.producers import NO_EPOCH, Digests, ProducersTask, ResumeProducers, contradictions, refused
+from onefold.spark.columns import ProducerColumns
+from onefold.spark.host import KeyColumns, StreamMemory
+from onefold.spark.producers import NO_EPOCH, Digests, ProducersEngine, contradictions, refused
 
 MEMORIES = st.sampled_from(["highest", "gaps"])
 BIG = 2**63 - 2
@@ -63,10 +64,22 @@ class Scalar:
 
 
 def judged(rows, memory, gap_count_max, cuts=(), rows_in_memory_max=ALL, jump_max=None):
-    judge = ProducersTask(memory, gap_count_max, rows_in_memory_max, payload=True, jump_max=jump_max)
+    engine = ProducersEngine(
+        columns=ProducerColumns(payload=("digest",)),
+        memory=memory,
+        gap_count_max=gap_count_max,
+        rows_in_memory_max=rows_in_memory_max,
+        jump_max=jump_max,
+    )
     edges = [0, *sorted(cuts), len(rows)]
-    codes = list(judge(columns_of(rows[a:b]) for a, b in pairwise(edges)))
+    codes = list(engine.judge_partition(columns_of(rows[a:b]) for a, b in pairwise(edges)))
     return words(np.concatenate(codes)) if codes else []
+
+
+def resuming(memory, gap_count_max, digests_max, idle_ms=None, state_rows_max=None, jump_max=None):
+    """What opens a bucket: as the blob says, or an empty one."""
+    engine = ProducersEngine(memory=memory, gap_count_max=gap_count_max, digests_max=digests_max, jump_max=jump_max)
+    return lambda blob: engine.fold(blob, StreamMemory(idle_ms=idle_ms, state_rows_max=state_rows_max))
 
 
 def streamed(batches, resume):
@@ -103,7 +116,7 @@ def test_a_table_is_answered_as_by_the_scalar_engine_however_it_comes_in(
 def test_a_stream_is_answered_as_by_the_scalar_engine_whatever_its_batches(rows, memory, gaps, cuts, jump_max):
     batches = batches_of(rows, [cut for cut in cuts if cut < len(rows)])
     scalar = Scalar(memory, gap_count_max=gaps, digests_max=ALL, jump_max=jump_max)
-    resume = ResumeProducers(memory, gaps, ALL, None, None, jump_max)
+    resume = resuming(memory, gaps, ALL, None, None, jump_max)
     assert streamed(batches, resume) == [scalar.judge(batch) for batch in batches]
 
 
@@ -112,7 +125,7 @@ def test_a_stream_is_answered_as_by_the_scalar_engine_whatever_its_batches(rows,
 def test_from_batch_to_batch_the_same_digests_are_remembered_as_by_the_scalar_engine(rows, memory, digests_max):
     batches = [[row] for row in rows]
     scalar = Scalar(memory, digests_max=digests_max)
-    answers = streamed(batches, ResumeProducers(memory, 10_000, digests_max, None, None))
+    answers = streamed(batches, resuming(memory, 10_000, digests_max, None, None))
     assert answers == [scalar.judge(batch) for batch in batches]
 
 
@@ -121,7 +134,7 @@ def test_from_batch_to_batch_the_same_digests_are_remembered_as_by_the_scalar_en
 def test_a_stream_finds_the_conflicts_of_the_scalar_engine_and_none_that_is_none(rows, memory, digests_max, cuts):
     batches = batches_of(rows, [cut for cut in cuts if cut < len(rows)])
     least, most = Scalar(memory, digests_max=digests_max), Scalar(memory, digests_max=ALL)
-    answers = streamed(batches, ResumeProducers(memory, 10_000, digests_max, None, None))
+    answers = streamed(batches, resuming(memory, 10_000, digests_max, None, None))
     for batch, got in zip(batches, answers, strict=True):
         for answer, low, high in zip(got, least.judge(batch), most.judge(batch), strict=True):
             assert answer in (low, high)
@@ -134,12 +147,12 @@ def one(sequences, digest=0, producer=7, start=0):
 
 def test_without_digests_a_stream_compares_within_a_batch_only():
     batches = [one([1, 2]) + one([2], digest=1, start=2), one([2], digest=1)]
-    answers = streamed(batches, ResumeProducers("highest", 10, 0, None, None))
+    answers = streamed(batches, resuming("highest", 10, 0, None, None))
     assert answers == [["FIRST new", "FIRST new", "REJECT conflict"], ["REPEAT behind_highest"]]
 
 
 def test_beyond_state_rows_max_new_producers_are_unsure_and_leave_nothing_behind():
-    resume = ResumeProducers("gaps", 10, 4, None, 2)
+    resume = resuming("gaps", 10, 4, None, 2)
     batches = [one([1], producer=1) + one([1], producer=2), one([3], producer=0) + one([1, 0], producer=2)]
     answers = streamed(batches, resume)
     assert answers[1] == ["UNSURE state_full", "REPEAT seen", "FIRST fills_gap"]
@@ -150,12 +163,12 @@ def test_beyond_state_rows_max_new_producers_are_unsure_and_leave_nothing_behind
 
 
 def test_a_producer_that_there_is_no_room_for_has_no_sequence_to_jump_from():
-    answers = streamed([one([1], producer=1), one([3, 99], producer=0)], ResumeProducers("highest", 10, 4, None, 1, 10))
+    answers = streamed([one([1], producer=1), one([3, 99], producer=0)], resuming("highest", 10, 4, None, 1, 10))
     assert answers == [["FIRST new"], ["UNSURE state_full"] * 2]
 
 
 def test_an_idle_producer_gives_up_its_gaps_and_nothing_else():
-    resume = ResumeProducers("gaps", 10, 4, 1_000, None)
+    resume = resuming("gaps", 10, 4, 1_000, None)
     fold = resume(None)
     fold.judge(np.array(one([0, 5]), np.int64).T, 0)
     fold.judge(np.array(one([1], producer=8), np.int64).T, 1_001)
@@ -165,13 +178,13 @@ def test_an_idle_producer_gives_up_its_gaps_and_nothing_else():
 
 
 def test_another_memory_than_that_of_the_checkpoint_is_misuse():
-    blob = ResumeProducers("highest", 10, 4, None, None)(None).snapshot()
+    blob = resuming("highest", 10, 4, None, None)(None).snapshot()
     with pytest.raises(Misuse, match="made with memory 'highest', this run has 'gaps'"):
-        ResumeProducers("gaps", 10, 4, None, None)(blob)
+        resuming("gaps", 10, 4, None, None)(blob)
 
 
 def test_a_damaged_blob_is_bad_input():
-    resume = ResumeProducers("gaps", 10, 4, None, None)
+    resume = resuming("gaps", 10, 4, None, None)
     fold = resume(None)
     fold.judge(np.array(one([1, 5, 3]), np.int64).T, 0)
     blob = fold.snapshot()

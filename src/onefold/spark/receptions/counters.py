@@ -39,9 +39,8 @@ from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 
 from onefold.lorawan.rules import GAP_MAX
-from onefold.spark.columns import milliseconds, quoted, whole
+from onefold.spark.columns import ReceptionColumns, milliseconds, quoted, whole
 from onefold.spark.gaps import LOWER, UPPER
-from onefold.spark.receptions.judge import ReceptionColumns
 
 LATE_MAX: Final = 16
 """How far a counter may fall and be taken for late: few devices send more frames than this while clocks are off."""

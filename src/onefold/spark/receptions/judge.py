@@ -12,9 +12,7 @@ requests, the rows of a frame do, and the same frame is then a repeat for ever.
 Rows of one frame and one millisecond are judged in an order that is fixed, and says nothing: by hashes of the station
 and of all else that the row holds.
 
-Level 1 of lorawan as a guest of the stateful host: a bank of frames per bucket.
-
-Which columns of a table hold a reception: the frame, the station that heard it, and when it did.
+Of a stream, a bucket of the state is a bank of frames.
 
 ``judged.transform(merge_uplinks)``: one row per uplink, with all who heard it and the best of them.
 
@@ -26,9 +24,11 @@ UNSURE is kept with the window that it falls into, or the first.
 Cost: one shuffle by frame. All receptions of one frame must fit into the memory of a task.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 from pyspark.sql import Column, DataFrame, Window
@@ -49,28 +49,31 @@ from onefold.lorawan.columns import (
     refused,
 )
 from onefold.lorawan.rules import ANSWERS, Status, Strategy
-from onefold.spark.columns import CORRUPT, check_columns, milliseconds, quoted, readings, refuse_range_ends
+from onefold.spark.columns import CORRUPT, ReceptionColumns, milliseconds, quoted, readings
+from onefold.spark.engine import AnyShape, Engine, Identity, Named, Subject, named_like
 from onefold.spark.host import (
     BUCKETS,
     REASON,
     ROWS_IN_MEMORY_MAX,
     VERDICT,
     Codes,
-    Hosted,
     Int64s,
     Integers,
     KeyColumns,
-    Options,
+    StreamMemory,
     Transform,
     Watch,
     chains,
     judge_partition,
     order,
-    prepare,
     tie,
-    with_verdict,
 )
 from onefold.spark.meaning import Meaning, of_columns
+from onefold.spark.receptions.counters import missing_counters
+from onefold.spark.receptions.reading import TYPES, column_of, not_receptions, receptions, text_of
+
+if TYPE_CHECKING:
+    from onefold.settings import Judge
 
 AHEAD_MS_MAX: Final = 900_000
 """A quarter of an hour: more than clocks that are set at all are off. What is further ahead of the batch than that is
@@ -107,65 +110,6 @@ class ReceptionFold:
         return {"keys": len(self.bank), "gaps": 0}
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeReceptions:
-    """Opens the bank of a bucket with these settings."""
-
-    windows: Windows
-    late_ms: int
-    frames_max: int | None
-    strict_adr: bool = False
-
-    def __call__(self, blob: bytes | None) -> ReceptionFold:
-        """The bank as the last batch left it; None: an empty one."""
-        bank = FrameBank(self.windows, late_ms=self.late_ms, frames_max=self.frames_max, strict_adr=self.strict_adr)
-        return ReceptionFold(bank if blob is None else bank.resume(blob))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceptionColumns:
-    """The names of the columns; None says that there is no such column. They are by default those of `receptions`.
-
-    >>> ReceptionColumns(frame=("dev_addr", "fcnt", "mic"), station="gateway", kind=None).frame
-    ('dev_addr', 'fcnt', 'mic')
-    """
-
-    frame: tuple[str, ...] = ("frame",)
-    """Together they name the frame: equal for every reception of one transmission, and of its exact copies. Plain
-    values of any type, not arrays, structs or maps."""
-    station: str = "station"
-    time: str = "time_ms"
-    """When it was heard, in milliseconds since 1970 or as a time: the order of judgement."""
-    kind: str | None = "kind"
-    """"data" or "join"; null is data. None: all are data."""
-    device: tuple[str, ...] = ("device",)
-    """Together they name the device: the same one for every reception of a frame. The frame that it had counted last
-    is known beyond the expiry, and its counters are looked through for what is missing. Empty: they are not, and each
-    frame is known for ever."""
-    fcnt: str | None = "fcnt"
-    """The device's counter, of 16 or 32 bits. None: nothing can be known to be missing."""
-
-    def __post_init__(self) -> None:
-        if not self.frame:
-            raise Misuse("frame is empty, must name at least one column", frame=self.frame)
-
-    @property
-    def named(self) -> list[tuple[str, str]]:
-        """(role, column) of every column that is there."""
-        singles = [("station", self.station), ("time", self.time), ("kind", self.kind), ("fcnt", self.fcnt)]
-        return [
-            *(("frame", name) for name in self.frame),
-            *((role, name) for role, name in singles if name is not None),
-            *(("device", name) for name in self.device),
-        ]
-
-    def check(self, df: DataFrame) -> None:
-        """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
-        plain = ("frame", "station", "kind", "device")
-        check_columns(df, self.named, plain=plain, required=("frame", "station", "time", "device"), times=("time",))
-        refuse_range_ends(self.device, "device")
-
-
 STATUS = "status"
 
 _JUDGED_BY = (2, 3, 4, 6, 7)  # where time, join, station and both halves of the frame stand among what crosses
@@ -200,63 +144,180 @@ def judge_receptions(
     ``state_rows_max``, how many frames a bucket remembers, beyond which new ones are UNSURE; ``buckets``, into how many
     parts the state is split; ``watch``, which is told the figures of each bucket.
     """
-    names = columns or ReceptionColumns()
-    windows = Windows(expiry_ms=expiry_ms, sliding=sliding, echo_ms=echo_ms)
-    if strategy not in list(Strategy):
-        raise Misuse(f"strategy is {strategy!r}, must be {', '.join(Strategy)}", strategy=strategy)
-    options = Options(
+    engine = LorawanEngine(
+        columns=columns or ReceptionColumns(),
+        shape=FLAT,
+        expiry_ms=expiry_ms,
+        sliding=sliding,
+        echo_ms=echo_ms,
+        strict_adr=strict_adr,
+        strategy=strategy,
+        late_ms=late_ms,
         partitions=partitions,
         rows_in_memory_max=rows_in_memory_max,
-        idle_ms=None,
-        state_rows_max=state_rows_max,
-        buckets=buckets,
-        watch=watch,
     )
-    resume = ResumeReceptions(windows, late_ms, state_rows_max, strict_adr)
-    resume(None)  # refuses misuse now, not in a task
-    judge = ReceptionsTask(windows, rows_in_memory_max, strict_adr)
-
-    def receptions_judged(df: DataFrame) -> DataFrame:
-        names.check(df)
-        for name in df.columns:
-            if name.lower() == STATUS:
-                raise Misuse(f"there is a column {name!r} already: rename it, the judge writes one", column=name)
-        prepare(df, options)
-        narrow = integers(df, names, strict_adr=strict_adr)
-        meaning = receptions_meaning(df, names, windows=windows, strict_adr=strict_adr, buckets=buckets)
-        judged = with_verdict(df, narrow.columns[:1], Hosted(narrow, resume, ANSWERS, meaning), judge, options)
-        return judged.withColumn(STATUS, status(Strategy(strategy)))
-
-    return receptions_judged
+    return engine.step(StreamMemory(state_rows_max=state_rows_max, buckets=buckets, watch=watch))
 
 
-def receptions_meaning(
-    df: DataFrame, names: ReceptionColumns, *, windows: Windows, strict_adr: bool, buckets: int
-) -> Meaning:
-    """What the memory of a stream of receptions means."""
-    return {
-        "engine": "lorawan",
-        "state": STRICT_FORMAT if strict_adr else FORMAT,
-        **of_columns(df, names.named),
-        "expiry": "sliding" if windows.sliding else "fixed",
-        "expiry_ms": windows.expiry_ms,
-        "echo_ms": windows.echo_ms,
-        "strict_adr": strict_adr,
-        "buckets": buckets,
-    }
+FLAT: Final = "flat"
+"""The shape of a table whose columns are named by `ReceptionColumns`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReceptionsTask:
-    """Judges a partition of a table, in a task."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LorawanEngine(Engine):
+    """By who heard a frame, and when; see `judge_receptions`."""
 
-    windows: Windows
-    rows_in_memory_max: int
-    strict_adr: bool
+    name: ClassVar[str] = "lorawan"
+    answers = ANSWERS
 
-    def __call__(self, parts: Iterator[KeyColumns]) -> Iterator[Codes]:
+    columns: ReceptionColumns = field(default_factory=ReceptionColumns)
+    """Other names than the usual ones only where the shape is "flat"."""
+    shape: str = "auto"
+    """How receptions are stored: one of the shapes of `receptions`, "auto", or "flat": as the columns say."""
+    expiry_ms: int = EXPIRY_MS
+    sliding: bool = True
+    echo_ms: int = 0
+    strict_adr: bool = False
+    strategy: str = "none"
+    late_ms: int = LATE_MS
+
+    def __post_init__(self) -> None:
+        if self.shape != FLAT and self.columns != ReceptionColumns():
+            raise Misuse(f"columns are named, which needs shape {FLAT!r}, not {self.shape!r}", shape=self.shape)
+        if self.strategy not in list(Strategy):
+            raise Misuse(f"strategy is {self.strategy!r}, must be {', '.join(Strategy)}", strategy=self.strategy)
+        Engine.__post_init__(self)
+
+    @classmethod
+    def configured(cls, judge: Judge, *, strategy: str, partitions: int | None) -> LorawanEngine:
+        more = {"sliding": judge.expiry == "sliding", "strategy": strategy, "partitions": partitions}
+        columns = ReceptionColumns(**named_like(ReceptionColumns, judge))
+        return cls(columns=columns, **named_like(cls, judge), **more)  # type: ignore[arg-type]
+
+    @property
+    def windows(self) -> Windows:
+        return Windows(expiry_ms=self.expiry_ms, sliding=self.sliding, echo_ms=self.echo_ms)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.columns.device
+
+    @property
+    def reads(self) -> Named:
+        return self.columns if self.shape == FLAT else AnyShape()
+
+    @property
+    def reads_lines(self) -> bool:
+        return self.shape != FLAT
+
+    def shaped(self, source: DataFrame) -> DataFrame:
+        """One row per reception."""
+        return source if self.shape == FLAT else receptions(source, self.shape)
+
+    def others(self, source: DataFrame) -> int:
+        """Events that are no receptions."""
+        return 0 if self.shape == FLAT else not_receptions(source, self.shape).count()
+
+    def integers(self, df: DataFrame) -> Integers:
+        return integers(df, self.columns, strict_adr=self.strict_adr)
+
+    def judge_partition(self, parts: Iterator[KeyColumns]) -> Iterator[Codes]:
         stations = ColumnarStations(self.windows, strict_adr=self.strict_adr)
         return judge_partition(parts, stations.judge, self.rows_in_memory_max, wanted=_JUDGED_BY)
+
+    def fold(self, blob: bytes | None, memory: StreamMemory) -> ReceptionFold:
+        bank = FrameBank(
+            self.windows, late_ms=self.late_ms, frames_max=memory.state_rows_max, strict_adr=self.strict_adr
+        )
+        return ReceptionFold(bank if blob is None else bank.resume(blob))
+
+    def meaning(self, df: DataFrame, memory: StreamMemory) -> Meaning:
+        """The columns, the windows and the buckets."""
+        return {
+            "engine": self.name,
+            "state": STRICT_FORMAT if self.strict_adr else FORMAT,
+            **of_columns(df, self.columns.named),
+            "expiry": "sliding" if self.sliding else "fixed",
+            "expiry_ms": self.expiry_ms,
+            "echo_ms": self.echo_ms,
+            "strict_adr": self.strict_adr,
+            "buckets": memory.buckets,
+        }
+
+    def source_meaning(self) -> Meaning:
+        return {"shape": self.shape}
+
+    def step(self, memory: StreamMemory | None = None) -> Transform:
+        """The step that adds ``verdict``, ``reason`` and ``status``."""
+        judge = Engine.step(self, memory)
+
+        def receptions_judged(df: DataFrame) -> DataFrame:
+            for name in df.columns:
+                if name.lower() == STATUS:
+                    raise Misuse(f"there is a column {name!r} already: rename it, the judge writes one", column=name)
+            return df.transform(judge).withColumn(STATUS, status(Strategy(self.strategy)))
+
+        return receptions_judged
+
+    def stream(self, memory: StreamMemory) -> Transform:
+        if memory.idle_ms is not None:
+            raise Misuse(f"idle_ms is {memory.idle_ms}, but frames are forgotten by expiry_ms and late_ms")
+        judge = self.step(memory)
+        # Under "none" rows pass as they came: what a sink does not know to take off must not be put on.
+        return judge if self.strategy != "none" else lambda df: df.transform(judge).drop(STATUS)
+
+    def missing(self, firsts: DataFrame) -> DataFrame:
+        """The counters of each device that nobody heard."""
+        return missing_counters(firsts, self.columns)
+
+    def extras(self, rows: DataFrame) -> Mapping[str, DataFrame]:
+        """The uplinks: each with all of its receptions, and the best of them."""
+        return {"uplinks": merge_uplinks(self._normal(rows))}
+
+    def subject(self, rows: DataFrame) -> Subject:
+        names = self.columns
+        counter = () if names.fcnt is None else (names.fcnt,)
+        return Subject(
+            key=self.key,
+            identity=Identity(names=names.frame, time=names.time, expiry_ms=self.expiry_ms),
+            # By its counter, as people know a frame; the frame itself tells two of the same counter apart.
+            message=(*counter, *(name for name in names.frame if name not in self.key)),
+            number=names.fcnt if self.key else None,
+            order=names.time,
+            axis=names.time,
+            arrival=names.time,
+            window_ms=self.expiry_ms,
+            source=names.station,
+        )
+
+    def _normal(self, rows: DataFrame) -> DataFrame:
+        """Judged rows under the usual names."""
+        if self.shape != FLAT:
+            return rows
+        names = self.columns
+        own = {
+            "frame": _joined(rows, names.frame),
+            "station": text_of(rows, names.station),
+            "time_ms": milliseconds(rows, names.time),
+            "kind": F.lit("data") if names.kind is None else F.coalesce(text_of(rows, names.kind), F.lit("data")),
+            "device": _joined(rows, names.device),
+            "fcnt": F.lit(None) if names.fcnt is None else F.col(quoted(names.fcnt)),
+        }
+        # Other columns that are named as in the normal form are what they are there, if they can be.
+        more = {name: column_of(rows, name) for name in TYPES if name in rows.columns and name not in own}
+        usual = {name: own.get(name, more.get(name)) for name in TYPES}
+        columns = [
+            (F.lit(None) if column is None else column).try_cast(TYPES[name]).alias(name)
+            for name, column in usual.items()
+        ]
+        return rows.select(*columns, VERDICT, REASON, STATUS)
+
+
+def _joined(rows: DataFrame, names: Sequence[str]) -> Column:
+    """Several columns as one text, which tells apart what they tell apart."""
+    if len(names) == 1:
+        return text_of(rows, names[0])
+    return F.to_json(F.struct(*(F.col(quoted(name)) for name in names))) if names else F.lit(None)
 
 
 def status(strategy: Strategy) -> Column:
@@ -300,7 +361,7 @@ def integers(df: DataFrame, names: ReceptionColumns, *, strict_adr: bool = False
         tie(df, {*names.frame, names.station}),
         *frame,
     )
-    return Integers(columns, read)
+    return Integers(columns, read, columns[:1])
 
 
 def _judged(df: DataFrame, names: ReceptionColumns, kind: Column, time: Column) -> Column:

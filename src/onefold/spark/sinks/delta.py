@@ -34,9 +34,9 @@ from pyspark.sql import types as T
 
 from onefold.errors import BadInput, Misuse, StaleWrite
 from onefold.spark import publish
-from onefold.spark.chains import REASON, VERDICT
 from onefold.spark.columns import quoted
 from onefold.spark.files import Place
+from onefold.spark.host import REASON, VERDICT
 from onefold.spark.meaning import Meaning, refuse_other
 from onefold.spark.sinks.sink import DRAFT, TOKEN, WORD, Attempt, another, counted, other_columns, received, stranger
 from onefold.tally import Tally

@@ -22,9 +22,9 @@ from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
 from onefold.spark import publish
-from onefold.spark.chains import REASON, VERDICT
 from onefold.spark.columns import quoted
 from onefold.spark.files import Place
+from onefold.spark.host import REASON, VERDICT
 from onefold.spark.meaning import Meaning, refuse_other
 from onefold.spark.sinks.sink import Attempt, another, counted, other_columns, received, stranger
 from onefold.tally import Tally

@@ -48,8 +48,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import BadInput, Misuse, StaleWrite
-from onefold.spark.chains import REASON, VERDICT
 from onefold.spark.columns import quoted
+from onefold.spark.host import REASON, VERDICT
 from onefold.spark.meaning import Meaning, refuse_other
 from onefold.spark.publish import Strategy
 from onefold.spark.sinks.sink import another

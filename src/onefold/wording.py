@@ -1,0 +1,70 @@
+"""What people read of each engine: the rule behind every answer, the words for its keys, and what it promises.
+
+Reports, the page and the commands ask `ENGINES` by the name that stands in a document or in the settings. The promises
+are the few sentences at the foot of a report; the whole is docs/guarantees.md. A new engine is one value more here.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from onefold import chains, lorawan, producers
+
+
+class EngineWords(NamedTuple):
+    """An engine, as people read of it."""
+
+    rules: Mapping[Any, str]
+    """The rule behind every answer."""
+    key: str
+    """What a key is the name of."""
+    remembers: str
+    """What a stream remembers, in the plural."""
+    arrival_is_time: bool
+    """Whether rows are judged in the order of a time; else it may be any number."""
+    promises: tuple[str, ...]
+
+
+ENGINES: Final[Mapping[str, EngineWords]] = {
+    "chains": EngineWords(
+        rules=chains.RULES,
+        key="chain",
+        remembers="chains",
+        arrival_is_time=True,
+        promises=(
+            'Exact, in any order of arrival, where each message names the one before it. With floor = "first" what is '
+            "older than the first message that arrived is a repeat, as published.",
+            "Messages that name no previous one are judged by their numbers alone: exactly in a table; in a stream, "
+            "which cannot know them, they are unsure when they are older than the newest. A loss among them leaves no "
+            "trace.",
+            "Over gap_count_max the lowest gap is forgotten; what lies there is unsure, never called a repeat.",
+            "After the last message of a chain nothing can tell whether more was sent.",
+        ),
+    ),
+    "producers": EngineWords(
+        rules=producers.RULES,
+        key="producer",
+        remembers="producers",
+        arrival_is_time=False,
+        promises=(
+            "Retries of what is stored are repeats, exactly, in any order.",
+            'With memory = "highest" a lower sequence that was never stored is a repeat too, as published; with '
+            'memory = "gaps" it counts while its gap is remembered.',
+            "Forgetting makes unsure, never first.",
+        ),
+    ),
+    "lorawan": EngineWords(
+        rules=lorawan.RULES,
+        key="device",
+        remembers="frames",
+        arrival_is_time=True,
+        promises=(
+            "Copies of a frame within the expiry are found exactly, by a hash of address, integrity code, bytes and "
+            "counter.",
+            "A copy of the frame that a device had counted last is a repeat however late it comes, and so is a copied "
+            "join request; an older frame that comes again after the expiry counts again: stored counters are not "
+            "validated.",
+            "Lost frames are counted from the counters that were heard: before the first and after the last of a "
+            "device nothing can tell.",
+        ),
+    ),
+}
