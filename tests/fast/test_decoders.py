@@ -67,6 +67,7 @@ from onefold.spark.peer.index import Buckets
 from onefold.spark.producers import ProducerFold, ProducersEngine
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
+from tests.lib.examples import examples
 from tests.lib.report_documents import run
 
 FOLDER = TemporaryDirectory()
@@ -453,7 +454,7 @@ def test_a_decoder_takes_its_own_samples(name):
 
 
 @pytest.mark.parametrize("name", DECODERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 2**64))
 def test_a_decoder_gives_a_value_or_its_own_error(name, seed):
     chance = random.Random(seed)

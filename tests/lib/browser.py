@@ -47,10 +47,10 @@ KEYS = {"Enter": (13, "\r"), "Tab": (9, ""), "Space": (32, " ")}
 
 
 def program() -> str:
-    """The browser of this machine; without one the tests are skipped, which in CI is a failure."""
+    """The browser of this machine; without one the tests are skipped, of which CI runs none."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
-        pytest.skip("no chromium on this machine: apt-get install chromium")
+        pytest.skip("no chromium on this machine: ./run setup-browser installs one")
     return found
 
 

@@ -26,11 +26,12 @@ class RedisServer(LocalServer):
     def __init__(self, folder: Path, *settings: str, port: int = 0, password: str = ""):
         super().__init__(folder, port or free_port())
         self.settings, self.password = settings or DURABLE, password
+        self.database = 0
 
     @property
     def url(self) -> str:
         user = f":{self.password}@" if self.password else ""
-        return f"redis://{user}127.0.0.1:{self.port}/0"
+        return f"redis://{user}127.0.0.1:{self.port}/{self.database}"
 
     def start(self, *settings: str) -> Self:
         """With these settings from now on, if there are any."""

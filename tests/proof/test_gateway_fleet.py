@@ -1,6 +1,6 @@
 """Two gateway servers, a real Redis, three stations each, as in ``./run soak lorawan`` but a fiftieth of it."""
 
-from benchmarks.soak_lorawan import kills, redis, retries, truth, whole
+from tests.lib.gateway_trials import kills, redis, retries, truth, whole
 
 RATE = 900
 """Receptions a second: small enough for a machine that runs other tests too."""

@@ -1,6 +1,6 @@
 """order -> payment -> shipping by real processes that are killed, as in ``./run soak outbox`` but a thirtieth of it.
 
-Who counts at the end is no part of onefold: SQL, Redis and JetStream are asked (`benchmarks.shop.counting`).
+Who counts at the end is no part of onefold: SQL, Redis and JetStream are asked (`tests.lib.shop.counting`).
 """
 
 import sqlite3
@@ -10,10 +10,9 @@ import psycopg
 import pytest
 from psycopg.sql import SQL, Identifier
 
-from benchmarks.shop.counting import Books, Place
-from benchmarks.shop.crew import Trouble
-from benchmarks.shop.servers import Servers
-from benchmarks.soak_outbox import shop
+from tests.lib.shop.counting import Books, Place
+from tests.lib.shop.crew import Trouble, shop
+from tests.lib.shop.servers import Servers
 
 
 @pytest.fixture

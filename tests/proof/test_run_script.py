@@ -13,6 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "run"
+PYTEST = "python -m pytest -n auto --dist loadfile --no-loadscope-reorder"
+
+pytestmark = pytest.mark.sample
 
 
 def call(*words: str, run: Path = RUN, cwd: Path = ROOT, environ: dict[str, str] | None = None):
@@ -65,7 +68,7 @@ def test_help_lists_every_command_and_installs_nothing(word, tmp_path):
     shutil.copy(RUN, tmp_path / "run")
     done = call(word, run=tmp_path / "run", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    for command in ("test", "check", "bench", "soak", "lock", "help"):
+    for command in ("test", "proof", "check", "setup-browser", "bench", "soak", "lock", "help"):
         assert f"\n  ./run {command} " in done.stdout
     assert os.listdir(tmp_path) == ["run"]
 
@@ -78,6 +81,13 @@ def test_help_lists_every_command_and_installs_nothing(word, tmp_path):
         (["check", "a path"], "onefold check a path"),
         (["simulate", "--rows", "1"], "onefold simulate --rows 1"),
         (["test", "-k", "x y"], "python -m pytest -k x y"),
+        (["test", "tests/fast/chains", "-k", "gap"], "python -m pytest tests/fast/chains -k gap"),
+        (["test"], f"{PYTEST} --sample tests/fast tests/stores tests/spark tests/proof src"),
+        (["test", "fast"], f"{PYTEST} --sample tests/fast src"),
+        (["test", "stores", "spark"], f"{PYTEST} --sample tests/stores tests/spark"),
+        (["test", "proof", "-k", "x y"], f"{PYTEST} --sample tests/proof -k x y"),
+        (["proof"], f"{PYTEST} --proof tests/proof tests/fast tests/stores"),
+        (["proof", "-x"], f"{PYTEST} --proof tests/proof tests/fast tests/stores -x"),
     ],
 )
 def test_words_go_where_they_belong(tree, words, told):
@@ -92,7 +102,7 @@ def test_onefold_works_where_the_caller_stands_and_the_tests_in_the_tree(tree, t
 
 def test_check_runs_every_tool_and_the_tests_last(tree):
     done = call("check", run=tree / "run")
-    tests = "python -m pytest -n auto --dist loadfile --no-loadscope-reorder"
+    tests = f"{PYTEST} --sample tests/fast tests/stores tests/spark tests/proof src"
     tools = ["ruff format --check .", "ruff check .", "mypy", "lint-imports", tests]
     assert [line for line in done.stdout.splitlines() if line != str(tree)] == tools
     assert done.returncode == 0
@@ -171,23 +181,45 @@ def test_without_the_venv_module_and_root_it_says_what_to_install(tree, tmp_path
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("ci", "user", "installs", "told"), [
-    ("true", "0", 0, "run: installing chromium\n"),
-    ("true", "0", 1, "run: apt-get install chromium failed"),
-    ("true", "1000", 0, "run: no chromium: the tests of the pages are skipped (Debian: apt-get install chromium)\n"),
-    ("", "0", 0, "run: no chromium: the tests of the pages are skipped (Debian: apt-get install chromium)\n"),
-])  # fmt: skip
-def test_all_tests_want_a_browser_and_only_ci_installs_one_unasked(tree, tmp_path, ci, user, installs, told):
+def machine(tmp_path: Path, user: str, *names: str, installs: int = 0) -> dict[str, str]:
+    """A machine of this user, where apt-get says with `installs` how it went, and keeps what it was asked for."""
     path = path_of(tmp_path, "sh", "readlink", "dirname", "cat", "cksum", "mktemp", "tail", "rm")
     old_python(tmp_path, "id", f"echo {user}")
     old_python(tmp_path, "apt-get", f"echo $@ >>'{tmp_path}/asked'; case $1 in install) exit {installs} ;; esac")
-    done = call("test", run=tree / "run", environ={"PATH": path, "CI": ci})
+    for name in names:
+        old_python(tmp_path, name, "exit 0")
+    return {"PATH": path}
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_the_tests_install_nothing_and_the_proofs_say_that_there_is_no_browser(tree, tmp_path, ci):
+    environ = {**machine(tmp_path, "0"), "CI": ci}
+    assert call("test", run=tree / "run", environ=environ).stderr == ""
+    done = call("proof", run=tree / "run", environ=environ)
     assert done.returncode == 0
     assert done.stdout.startswith("python -m pytest")
-    assert told in done.stderr
+    said = "run: no chromium: the tests of the pages are skipped (./run setup-browser installs one)\n"
+    assert done.stderr == said
+    assert not (tmp_path / "asked").exists()
+
+
+@pytest.mark.parametrize(
+    ("user", "names", "installs", "code", "said"),
+    [
+        ("0", (), 0, 0, "run: installing chromium\n"),
+        ("0", (), 1, 1, "run: could not install chromium\n"),
+        ("1000", (), 0, 1, "run: cannot install a browser: that needs root and apt-get"),
+        ("1000", ("chromium",), 0, 0, "run: a browser is there: chromium\n"),
+    ],
+)
+def test_a_browser_is_installed_when_it_is_asked_for(tree, tmp_path, user, names, installs, code, said):
+    (tree / ".venv" / "onefold.stamp").unlink()  # that needs no environment
+    environ = machine(tmp_path, user, *names, installs=installs)
+    done = call("setup-browser", run=tree / "run", environ=environ)
+    assert done.returncode == code
+    assert said in done.stderr
     asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else ""
-    wanted = ci == "true" and user == "0"
-    assert asked.endswith("install -qy --no-install-recommends chromium\n") is wanted
+    assert asked.endswith("install -qy --no-install-recommends chromium\n") is (user == "0")
 
 
 @pytest.mark.parametrize("change", ["lock", "place", "interpreter", "no stamp"])

@@ -3,6 +3,7 @@ from hypothesis import strategies as st
 
 from onefold import ChainDetector
 from onefold.spark.gaps import LOWER, UPPER, missing_ranges
+from tests.lib.examples import examples
 
 SCHEMA = (
     "stream string, partition int, publisher string, chain string, "
@@ -21,7 +22,7 @@ def found(spark, firsts, floor):
     return sorted(ends, key=str)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.data(), st.sampled_from(["first", "open"]))
 def test_the_ranges_are_the_gaps_that_the_detector_ends_with(spark, data, floor):
     firsts, expected = [], []

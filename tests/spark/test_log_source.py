@@ -2,7 +2,6 @@ import threading
 
 import pytest
 
-from benchmarks.soak_producers import reading
 from onefold.errors import Misuse
 from onefold.producers.records import NEW
 from onefold.producers.topic import Topics
@@ -14,6 +13,7 @@ from onefold.spark.ingest import SourceSpec
 from onefold.spark.log_source import SCHEMA, OnefoldLog
 from onefold.spark.producers import ProducersEngine
 from onefold.tally import Tally
+from tests.lib.producer_trials import reading
 
 
 @pytest.fixture

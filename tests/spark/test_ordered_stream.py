@@ -31,6 +31,7 @@ from onefold.spark.stream import BucketFigures, Watcher
 from onefold.tally import Tally
 from onefold.testing.traffic import Traffic, make, write
 from onefold.verdict import Verdict
+from tests.lib.examples import examples
 
 HOUR = 3_600_000
 COLUMNS = ChainColumns(key=("device",), sequence=None, previous_timestamp="before", previous_sequence=None)
@@ -351,7 +352,7 @@ messages = st.tuples(st.integers(1, 3), st.none() | numbers, numbers | st.just(r
 ).map(lambda m: (m[0], max(0, m[2] - 1), m[2]))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(st.tuples(st.integers(-15, 15), st.lists(messages, max_size=8)), max_size=8))
 def test_a_bucket_says_what_its_chains_say_through_any_snapshots(batches):
     chains: dict[int, OrderedChain[Any]] = {}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.radio.fleet import Gateway
-from benchmarks.soak_producers import Server
 from tests.lib.commands import here, process
+from tests.lib.fleet import Gateway
+from tests.lib.producer_trials import Server
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)

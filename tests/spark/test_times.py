@@ -31,6 +31,7 @@ from onefold.spark.producers import judge_producers
 from onefold.spark.receptions.judge import judge_receptions
 from onefold.spark.run import check, run
 from onefold.spark.window import advise_window
+from tests.lib.examples import examples
 
 NOW_MS = 1_772_352_000_000  # 2026-03-01 08:00:00, half a night before the clocks of New York are set
 NAMES = ChainColumns(key=("chain",), timestamp="t", sequence=None, previous_timestamp="p", previous_sequence=None,
@@ -127,7 +128,7 @@ def walk(chains, chance: random.Random, step):
     return rows
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
 @given(messages(1000))
 def test_the_same_messages_get_the_same_answers_however_their_times_are_written(spark, rows):
     found = judged(spark, rows, FORMS, 900_000)
@@ -135,7 +136,7 @@ def test_the_same_messages_get_the_same_answers_however_their_times_are_written(
         assert answers == found["whole numbers"], form
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=list(HealthCheck))
 @given(messages(1))
 def test_messages_that_are_microseconds_apart_are_told_apart_in_every_form(spark, rows):
     found = judged(spark, rows, FINE, None)

@@ -33,6 +33,7 @@ from onefold.lorawan.stores.memory import MemoryCounters
 from onefold.lorawan.stores.port import CounterStore
 from onefold.lorawan.stores.redis import CLAIMS_MAX, RedisCounters
 from onefold.lorawan.stores.sqlite import SqliteCounters
+from tests.lib.examples import examples
 
 TOP = 2**32 - 1
 HOUR_MS = 3_600_000
@@ -532,7 +533,7 @@ finishing = st.tuples(st.sets(st.integers(0, 5)), st.lists(st.builds(Finished, A
 
 
 @pytest.mark.parametrize("name", PLACES)
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=st.lists(st.tuples(steps, finishing), max_size=12))
 def test_every_answer_is_that_of_decide_over_a_dict(name, history, tmp_path, redis_server):
     model: dict[str, tuple[Counters, int]] = {}

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from onefold.outbox.ports import Live, Token
 from onefold.outbox.steps import Birth, Entity, Entry, Finish, Key, Open, Outgoing, Removal, Settle, Settled
+from tests.lib.examples import examples
 from tests.lib.ledgers import LEDGERS, TOKENS
 
 # Few names, so that they meet.
@@ -220,7 +221,7 @@ def compare(machine: type[TokensMachine], kind: str, request) -> None:
     run_state_machine_as_test(
         Compared,
         settings=settings(
-            max_examples=EXAMPLES[kind],
+            max_examples=examples(EXAMPLES[kind]),
             stateful_step_count=STEPS,
             # A server is too slow to look for the shortest history; the found one is short enough to read.
             phases=tuple(Phase) if kind in ("memory", "sqlite") else (Phase.explicit, Phase.reuse, Phase.generate),

@@ -20,6 +20,7 @@ from onefold.outbox.stores.memory import MemoryQueue
 from onefold.outbox.stores.nats import NatsQueue
 from onefold.outbox.stores.queues import REASON_MAX, STEP_MS, open_queue
 from onefold.outbox.stores.sqlite_queue import SqliteQueue
+from tests.lib.examples import examples
 
 LONG_MS = 60_000
 
@@ -379,7 +380,7 @@ class EverythingIsDueInTheEnd(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-EverythingIsDueInTheEnd.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+EverythingIsDueInTheEnd.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 test_whatever_the_clock_does_everything_is_due_in_the_end = EverythingIsDueInTheEnd.TestCase
 
 

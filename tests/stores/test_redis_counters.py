@@ -101,17 +101,19 @@ def test_kill_9_loses_no_message_of_a_claim_that_was_answered_and_brings_none_ba
         counters.close()
 
 
-def test_messages_cost_no_call_of_their_own(counters, redis_url):
+def test_messages_cost_no_call_of_their_own(server):
+    counters = RedisCounters(server.url)
     batch = [Claim(f"d{n}", "ab"[n % 2], 1, body="x", number=n) for n in range(CLAIMS_MAX)]
     later = [c._replace(fcnt_up=2, number=c.number + CLAIMS_MAX) for c in batch]
     counters.claim(batch[:1])
-    before = calls(redis_url, "evalsha")
+    before = calls(server.url, "evalsha")
     counters.claim(batch)
     counters.claim(later, [Finished(c.server, c.number) for c in batch])
-    assert calls(redis_url, "evalsha") - before == 2
+    assert calls(server.url, "evalsha") - before == 2
     assert len(counters.unfinished("a") + counters.unfinished("b")) == CLAIMS_MAX
     counters.claim([], ())
-    assert calls(redis_url, "evalsha") - before == 2
+    assert calls(server.url, "evalsha") - before == 2
+    counters.close()
 
 
 def test_unfinished_messages_are_one_readable_hash_for_each_server(counters, redis_url):
@@ -260,14 +262,16 @@ def test_a_claim_whose_answer_is_lost_is_not_made_again_behind_our_back(server):
     first.close()
 
 
-def test_a_server_that_lost_the_script_gets_it_again(counters, redis_url):
-    with redis.Redis.from_url(redis_url) as client:
+def test_a_server_that_lost_the_script_gets_it_again(server):
+    counters = RedisCounters(server.url)
+    with redis.Redis.from_url(server.url) as client:
         for number in range(3):
             client.script_flush()
             assert [c.won for c in counters.claim([Claim("d", s, number) for s in "ab"])] == [True, False]
-            before = calls(redis_url, "eval")
+            before = calls(server.url, "eval")
             assert counters.claim([Claim("d", "b", number)])[0].won is False
-            assert calls(redis_url, "eval") == before, "once is enough"
+            assert calls(server.url, "eval") == before, "once is enough"
+    counters.close()
 
 
 @pytest.mark.parametrize("at", [3, CLAIMS_MAX + 3])

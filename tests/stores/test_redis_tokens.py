@@ -103,7 +103,7 @@ def test_a_store_that_was_emptied_says_so_and_not_that_there_is_no_token(redis_u
     made(tokens, "t1")
     before = tokens.realm
     with redis.Redis.from_url(redis_url) as client:
-        client.flushall()
+        client.flushdb()
         with pytest.raises(Damaged, match=f"this was the store '{before}' and is '' now"):
             VERBS[verb](tokens)
         made(other, "t2")
@@ -193,12 +193,14 @@ def test_a_server_without_memory_changes_nothing_and_says_so(server):
     tokens.close()
 
 
-def test_a_server_that_lost_the_script_gets_it_again(tokens, redis_url):
-    with redis.Redis.from_url(redis_url) as client:
+def test_a_server_that_lost_the_script_gets_it_again(server):
+    tokens = RedisTokens(server.url)
+    with redis.Redis.from_url(server.url) as client:
         for number in range(3):
             client.script_flush()
             made(tokens, f"t{number}")
             assert tokens.holds([f"t{number}"]) == [True]
+    tokens.close()
 
 
 def test_a_late_answer_is_not_taken_for_that_of_the_next_call(server):

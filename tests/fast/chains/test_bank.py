@@ -12,6 +12,7 @@ from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
 from onefold.chains.columns import ChainBank, ChainMessages, PackedDetector, refused
 from onefold.errors import BadInput, Misuse
 from onefold.verdict import Verdict
+from tests.lib.examples import examples
 
 CUTS = st.lists(st.integers(0, 60), max_size=6)
 ROWS = st.lists(
@@ -58,7 +59,7 @@ def scalar(rows, gap_count_max, floor):
     st.sampled_from([1, 2, 3, 10_000]),
     st.sampled_from(["first", "open"]),
 )
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_any_split_into_batches_answers_as_the_scalar_detector(rows, cuts, gap_count_max, floor):
     bank = ChainBank(gap_count_max=gap_count_max, floor=floor)
     answered = []

@@ -8,6 +8,7 @@ from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
 from onefold.chains.columns import ColumnarDetector, TableDetector, refused
 from onefold.chains.rules import pack, unpack
 from onefold.verdict import Verdict
+from tests.lib.examples import examples
 
 SMALL = st.integers(0, 40).map(lambda n: pack((n // 3, n % 3)))
 WIDE = st.integers(0, 2**63 - 1)
@@ -38,7 +39,7 @@ def columnar(rows, options, cuts=()):
     return [ANSWERS[code] for part in codes for code in part]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.data(), st.lists(MESSAGE, max_size=60), SETTINGS)
 def test_columns_answer_as_the_scalar_detector_does_however_they_are_cut(data, messages, options):
     rows = sorted(messages, key=lambda row: row[0])  # stable: a chain's rows keep their order
@@ -83,7 +84,7 @@ def test_a_copy_is_a_repeat_until_what_it_copies_is_forgotten():
     assert answers == list(scalar([*rows, (1, 5, 6)], {"gap_count_max": 2}))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.data(), st.integers(1, 4), st.integers(2, 40), SETTINGS)
 def test_disordered_chains_with_copies_answer_as_the_scalar_detector_does(data, chains, length, options):
     rows = []
@@ -124,7 +125,7 @@ TABLES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(MESSAGE, max_size=60), TABLES)
 def test_in_a_table_every_number_without_a_previous_one_counts_exactly_once(messages, options):
     for (_, previous, _), answer, before in table(sorted(messages, key=lambda row: row[0]), options):
@@ -132,7 +133,7 @@ def test_in_a_table_every_number_without_a_previous_one_counts_exactly_once(mess
             assert answer.verdict is (Verdict.REPEAT if before else Verdict.FIRST)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(MESSAGE, max_size=60), TABLES)
 def test_in_a_table_a_previous_number_is_judged_by_the_gaps_and_nothing_counts_twice(messages, options):
     rows = sorted(messages, key=lambda row: row[0])

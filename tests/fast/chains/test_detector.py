@@ -10,6 +10,7 @@ from onefold.chains.rules import JUMP_TOO_FAR
 from onefold.errors import Misuse
 from onefold.intervals import Gaps
 from onefold.verdict import Answer, Verdict
+from tests.lib.examples import examples
 
 FIRST, REPEAT, UNSURE, REJECT = Verdict
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "chains.json").read_text())
@@ -95,13 +96,13 @@ def judges_as_a_set(detector, traffic, seen):
         seen.add(number)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(chain_and_traffic(head_first=True))
 def test_with_the_head_first_a_chain_in_any_order_is_judged_as_by_a_set(case):
     judges_as_a_set(ChainDetector(), case[1], set())
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(chain_and_traffic())
 def test_with_an_open_floor_a_chain_is_judged_as_by_a_set_wherever_its_head_is(case):
     judges_as_a_set(ChainDetector(floor="open"), case[1], set())
@@ -121,7 +122,7 @@ def test_with_the_floor_at_the_first_message_only_what_lies_below_it_differs_fro
         seen.add(number)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(chain_and_traffic(head_first=True), BOUNDS, FLOORS)
 def test_bounded_gaps_never_call_a_new_message_a_repeat_nor_a_repeat_new(case, gap_count_max, floor):
     detector, arrived = ChainDetector(gap_count_max=gap_count_max, floor=floor), set()
@@ -142,7 +143,7 @@ def test_unsure_is_what_lies_in_the_forgotten_reach_and_a_first_message_above_it
         counted |= {number} if answer.verdict is FIRST else set()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.data(), CHAINS)
 def test_after_a_merge_a_chain_is_judged_as_by_the_set_of_what_either_saw(data, chain):
     some = st.lists(st.sampled_from(chain), max_size=30)
@@ -188,7 +189,7 @@ def test_merging_leaves_the_other_node_as_it_was(case, other, floor):
     assert b.snapshot() == before
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(MESSAGES, max_size=40), st.data(), SETTINGS)
 def test_a_restart_in_mid_stream_changes_nothing(messages, data, options):
     cuts = data.draw(st.sets(st.integers(0, len(messages)), max_size=4))
@@ -200,7 +201,7 @@ def test_a_restart_in_mid_stream_changes_nothing(messages, data, options):
     assert restarted.snapshot() == steady.snapshot()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(MESSAGES, max_size=40), SETTINGS)
 def test_only_a_first_changes_the_state(messages, options):
     detector = ChainDetector(**options)
@@ -273,7 +274,7 @@ HUGE = st.tuples(*[st.integers(-1, 3) | st.sampled_from([2**43, 2**53, 2**63, 2*
 ANYTHING = JUNK | HUGE | NUMBERS
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.lists(st.tuples(ANYTHING, ANYTHING, st.none() | st.integers()), max_size=8), SETTINGS)
 def test_no_message_raises_and_whatever_came_the_state_can_be_kept(messages, options):
     detector = ChainDetector(**options)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from onefold.chains import ChainDetector
 from onefold.chains.rules import FORMAT, State, decode, encode
 from onefold.errors import BadInput
+from tests.lib.examples import examples
 
 NUMBERS = st.tuples(st.integers(0, 300), st.integers(0, 2))
 WIDE = st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
@@ -72,7 +73,7 @@ def test_a_snapshot_that_goes_on_after_its_end_is_bad_input(detector, more):
         ChainDetector.restore(detector.snapshot() + more)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.data(), DETECTORS)
 def test_flipped_bits_are_refused_or_give_a_sound_detector(data, detector):
     damaged = bytearray(detector.snapshot())
@@ -81,7 +82,7 @@ def test_flipped_bits_are_refused_or_give_a_sound_detector(data, detector):
     is_refused_or_sound(bytes(damaged))
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(
     st.binary(max_size=40)
     | st.tuples(st.integers(0, 31), st.binary(max_size=30)).map(lambda x: bytes((FORMAT, x[0])) + x[1])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
 from onefold.chains.columns import ColumnarDetector, TableDetector, refused
 from onefold.spark.host import KeyColumns, judge_partition
+from tests.lib.examples import examples
 
 # Few keys and fewer checks: names that share their first 64 bits, ties in every column, chains that span windows.
 NUMBERS = st.integers(0, 12) | st.just(refused("bad_number"))
@@ -52,7 +53,7 @@ def judged(parts, rows_in_memory_max, windows=None, floor="open"):
     return np.concatenate(codes).tolist() if codes else []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(ROWS | ONE_CHAIN, st.data())
 def test_spilled_rows_are_judged_as_those_in_memory_however_they_come_in(rows, data):
     columns = columns_of(rows)
@@ -64,7 +65,7 @@ def test_spilled_rows_are_judged_as_those_in_memory_however_they_come_in(rows, d
     assert judged(split(columns, cuts), rows_in_memory_max, floor=floor) == in_memory
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(ROWS | ONE_CHAIN, st.integers(1, 8), st.integers(1, 20))
 def test_no_more_rows_are_judged_at_once_than_the_memory_may_hold(rows, part, rows_in_memory_max):
     columns = columns_of(rows)

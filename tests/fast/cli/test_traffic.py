@@ -21,6 +21,7 @@ from onefold.chains.rules import just_above
 from onefold.errors import Misuse
 from onefold.testing.faults import NONE, Faults
 from onefold.testing.traffic import KEY, KINDS, Made, Traffic, TrafficPart, make, schema, write
+from tests.lib.examples import examples
 
 JUMP_MAX_MS = 900_000
 
@@ -181,7 +182,7 @@ def test_delivered_and_lost_messages_together_are_unbroken_chains(traffic: Traff
             assert mine[1] == (before[1] + 1 if tied else 0)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(traffics)
 def test_the_chain_engine_agrees_with_the_truth_where_every_chain_names_its_predecessors(traffic: Traffic) -> None:
     made = make(replace(traffic, faults=replace(traffic.faults, no_previous=0)))

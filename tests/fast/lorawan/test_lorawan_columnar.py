@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from onefold.errors import BadInput, Misuse
 from onefold.lorawan import ANSWERS, Sightings, Stations, Strategy
 from onefold.lorawan.columns import EXPIRY_MS_MAX, ColumnarStations, FrameBank, ReceptionArrays, Windows, refused
+from tests.lib.examples import examples
 
 EXPIRY = 10
 ROW = st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(0, 2))  # frame, time, station; few of each
@@ -111,7 +112,7 @@ def no_ties(rows):
     return [row for row in rows if taken.setdefault((row[0] // 2, row[1]), row[0]) == row[0]]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(ROWS | CLOSE, WINDOWS, JOINS, CUTS, st.booleans())
 def test_columns_answer_as_the_scalar_engine_does_however_they_are_cut(rows, windows, joins, cuts, strict_adr):
     rows = in_order(rows, joins)
@@ -120,7 +121,7 @@ def test_columns_answer_as_the_scalar_engine_does_however_they_are_cut(rows, win
     assert columnar(rows, windows, joins, cuts, strict_adr=strict_adr) == truth
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(ROWS | CLOSE, WINDOWS, JOINS, CUTS, st.sampled_from([0, 5, HOUR]), st.booleans())
 def test_a_stream_in_the_order_of_time_answers_as_the_scalar_engine_does(
     rows, windows, joins, cuts, late_ms, strict_adr
@@ -130,7 +131,7 @@ def test_a_stream_in_the_order_of_time_answers_as_the_scalar_engine_does(
     assert streamed(rows, windows, joins, cuts, late_ms=late_ms, strict_adr=strict_adr) == truth
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(ROWS, WINDOWS, JOINS)
 def test_each_frame_counts_once_unless_another_one_of_its_device_was_counted_in_between(rows, windows, joins):
     rows = in_order(rows, joins)
@@ -189,7 +190,7 @@ def test_a_memory_of_before_the_last_frames_were_kept_goes_on_by_strict_adr():
     assert reasons(bank.judge(received([(5, 1_001, 8)]))) == ["other_station"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(ROWS, WINDOWS, CUTS, st.sampled_from([0, 20, HOUR]))
 def test_of_a_stream_in_any_order_no_two_firsts_of_a_frame_are_closer_than_the_expiry(rows, windows, cuts, late_ms):
     firsts: dict[int, list[int]] = {}

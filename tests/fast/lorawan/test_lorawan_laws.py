@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from onefold.errors import BadInput
 from onefold.lorawan import Claim, DataUp, Device, Heard, NetworkServer, Sightings, Stations, Strategy, decide, parse
 from onefold.lorawan.mic import find_counter, signed_up
+from tests.lib.examples import examples
 
 KEY, ADDRESS = bytes(range(16)), 0x26011BDA
 ROLL_OVER = 1 << 16
@@ -199,7 +200,7 @@ def lives(draw):
     return heard
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(lives())
 def test_one_server_wins_each_frame_of_each_life_of_a_device_that_begins_again(heard):
     network = Network("a", "b", "c", device=Device(dev_eui=1, strategy=Strategy.DROP, relaxed=True))
@@ -218,7 +219,7 @@ def test_one_server_wins_each_frame_of_each_life_of_a_device_that_begins_again(h
     assert sorted(down) == sorted(winners.elements())
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     strategy=st.sampled_from(Strategy),
     order=st.permutations([(server, station) for server in "ab" for station in "123"]),

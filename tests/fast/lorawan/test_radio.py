@@ -16,6 +16,7 @@ from onefold.testing.radio_files import HeardFrame as Line
 from onefold.testing.radio_files import first_counters, heard, read, read_truth, truth_lines, write
 from onefold.testing.stations import Ack, Ring, doubled
 from onefold.verdict import Verdict
+from tests.lib.examples import examples
 from tests.lib.radio_score import score, verdicts
 
 USUAL = RadioPlan()
@@ -82,7 +83,7 @@ def test_the_engine_agrees_with_the_truth(made):
     assert result.receptions == len(made)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seed=st.integers(0, 2**63 - 1),
     devices=st.integers(1, 30),

@@ -20,6 +20,7 @@ from onefold.outbox.stores.memory import MemoryQueue
 from onefold.outbox.stores.sqlite_queue import SqliteQueue
 from onefold.stores.sqlite import Database
 from tests.lib.commands import lines_after_kill
+from tests.lib.examples import examples
 
 LONG_MS = 60_000
 
@@ -363,5 +364,5 @@ class SqliteIsLikeMemory(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-SqliteIsLikeMemory.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+SqliteIsLikeMemory.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
 test_sqlite_and_memory_always_say_the_same = SqliteIsLikeMemory.TestCase

@@ -18,6 +18,7 @@ from onefold.producers.log.reader import LogReader
 from onefold.producers.publisher import FilePublisher, producer_name
 from onefold.producers.records import Kind
 from onefold.producers.topic import Topics, TopicSettings
+from tests.lib.examples import examples
 
 CHILD = """
 import sys
@@ -114,7 +115,7 @@ def test_a_file_that_is_not_the_one_that_was_published_is_refused_by_place(tmp_p
     assert len(published(topics)) == 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.binary(max_size=30), st.lists(st.sampled_from(b"ab\n"), max_size=12).map(bytes), st.integers(0, 40))
 def test_a_file_that_grows_goes_on_and_one_of_which_any_byte_changed_does_not(data, more, place):
     with tempfile.TemporaryDirectory() as folder, Topics(Path(folder) / "log") as topics:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from onefold.errors import BadInput, Misuse
 from onefold.producers import Cadence, Kind, SequenceEntry, Sequences, SequencesSnapshot, recover
+from tests.lib.examples import examples
 
 MEMORIES = pytest.mark.parametrize("memory", ["highest", "gaps"])
 NAMES = st.sampled_from(["p", "q", "ü", "r" * 200])
@@ -55,7 +56,7 @@ def answers(s):
 
 
 @MEMORIES
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(log=st.lists(ENTRIES, max_size=18))
 def test_recovery_equals_never_having_crashed_at_every_cut(memory, log):
     numbered = list(enumerate(log))
@@ -74,7 +75,7 @@ def test_recovery_equals_never_having_crashed_at_every_cut(memory, log):
 
 
 @MEMORIES
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(log=st.lists(ENTRIES, max_size=25), later=st.lists(ENTRIES, max_size=10))
 def test_a_restored_memory_has_the_same_future(memory, log, later):
     live = folded(memory, log)
@@ -87,7 +88,7 @@ def test_a_restored_memory_has_the_same_future(memory, log, later):
 
 
 @MEMORIES
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     before=st.lists(MESSAGE, max_size=20),
     low=st.integers(0, 30),
@@ -111,7 +112,7 @@ def test_a_run_equals_its_messages_one_by_one(memory, before, low, extra, known,
 
 
 @MEMORIES
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(log=st.lists(MESSAGE, min_size=1, max_size=20), pushes=st.lists(st.integers(0, 40), max_size=8))
 def test_a_snapshot_holds_nothing_of_what_is_pending(memory, log, pushes):
     s = folded(memory, log)

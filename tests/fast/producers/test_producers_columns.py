@@ -12,6 +12,7 @@ from onefold.producers import ANSWERS, Kind, SequenceEntry, Sequences
 from onefold.spark.columns import ProducerColumns
 from onefold.spark.host import KeyColumns, StreamMemory
 from onefold.spark.producers import NO_EPOCH, Digests, ProducersEngine, contradictions, refused
+from tests.lib.examples import examples
 
 MEMORIES = st.sampled_from(["highest", "gaps"])
 BIG = 2**63 - 2
@@ -100,7 +101,7 @@ CUTS = st.lists(st.integers(0, 50), max_size=6)
 JUMPS = st.none() | st.integers(1, 6) | st.sampled_from([BIG // 2, BIG])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(ROWS | ONE_PRODUCER, MEMORIES, st.integers(1, 5), CUTS, st.integers(1, 20), JUMPS)
 def test_a_table_is_answered_as_by_the_scalar_engine_however_it_comes_in(
     rows, memory, gaps, cuts, rows_in_memory_max, jump_max
@@ -111,7 +112,7 @@ def test_a_table_is_answered_as_by_the_scalar_engine_however_it_comes_in(
     assert judged(rows, memory, gaps, cuts, rows_in_memory_max, jump_max) == truth
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(ROWS | ONE_PRODUCER, MEMORIES, st.integers(1, 5), CUTS, JUMPS)
 def test_a_stream_is_answered_as_by_the_scalar_engine_whatever_its_batches(rows, memory, gaps, cuts, jump_max):
     batches = batches_of(rows, [cut for cut in cuts if cut < len(rows)])
@@ -120,7 +121,7 @@ def test_a_stream_is_answered_as_by_the_scalar_engine_whatever_its_batches(rows,
     assert streamed(batches, resume) == [scalar.judge(batch) for batch in batches]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(ROWS | ONE_PRODUCER, MEMORIES, st.integers(1, 4))
 def test_from_batch_to_batch_the_same_digests_are_remembered_as_by_the_scalar_engine(rows, memory, digests_max):
     batches = [[row] for row in rows]
@@ -129,7 +130,7 @@ def test_from_batch_to_batch_the_same_digests_are_remembered_as_by_the_scalar_en
     assert answers == [scalar.judge(batch) for batch in batches]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(ROWS | ONE_PRODUCER, MEMORIES, st.integers(1, 4), CUTS)
 def test_a_stream_finds_the_conflicts_of_the_scalar_engine_and_none_that_is_none(rows, memory, digests_max, cuts):
     batches = batches_of(rows, [cut for cut in cuts if cut < len(rows)])

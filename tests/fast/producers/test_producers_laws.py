@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold.producers import Kind, SequenceEntry, Sequences, recover
+from tests.lib.examples import examples
 
 MEMORIES = pytest.mark.parametrize("memory", ["highest", "gaps"])
 NAMES = st.sampled_from("pqr")
@@ -15,7 +16,7 @@ PUSH = st.tuples(st.just("push"), NAMES, st.integers(0, 14), st.integers(0, 5))
 WHICH = st.integers(0, 99)  # of what is pending, modulo how much there is
 STORE = st.tuples(st.sampled_from(["persist", "persist", "fail"]), WHICH)
 CRASH = st.tuples(st.just("crash"))
-FAST = settings(max_examples=150, deadline=None)
+FAST = settings(max_examples=examples(150), deadline=None)
 
 
 def ranges(numbers):

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.soak_producers import faults, open_topic, power
 from onefold.errors import Busy, Misuse, StoreFailed
 from onefold.producers.log.port import MemoryLog
 from onefold.producers.log.segments import SegmentLog
@@ -15,6 +14,7 @@ from onefold.producers.topic import Topic, Topics, TopicSettings
 from onefold.tally import BooksDoNotBalance
 from onefold.verdict import Verdict
 from tests.lib.disk import SimDisk
+from tests.lib.producer_trials import faults, open_topic, power
 
 FIRST, REPEAT, UNSURE, REJECT = Verdict
 

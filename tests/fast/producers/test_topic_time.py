@@ -13,6 +13,7 @@ from onefold.producers.records import Kind
 from onefold.producers.topic import STEP_MAX_MS, STEPOUT_MS, Topic, TopicSettings, TopicTime
 from onefold.verdict import Verdict
 from tests.lib.disk import SimDisk
+from tests.lib.examples import examples
 
 HOUR, DAY, YEAR = 3_600_000, 86_400_000, 365 * 86_400_000
 NOW = 56 * YEAR
@@ -139,7 +140,7 @@ def play(world, op, argument):
         world.open()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(OPS)
 def test_while_a_topic_is_open_no_key_is_first_twice_within_its_window_whatever_the_clock_does(ops):
     world = World()
@@ -151,7 +152,7 @@ def test_while_a_topic_is_open_no_key_is_first_twice_within_its_window_whatever_
             first[argument] = world.clocks.true_ms
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(MORE_OPS, st.lists(st.one_of(WAIT, PUBLISH, RESTART), max_size=20))
 def test_after_a_window_of_an_honest_clock_all_is_as_if_it_had_never_been_wrong(ops, later):
     world = World(keys_max=3)
@@ -176,7 +177,7 @@ def test_after_a_window_of_an_honest_clock_all_is_as_if_it_had_never_been_wrong(
     assert world.topic.figures()["clock_off_ms"] == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(OPS)
 def test_recovery_from_the_log_equals_having_been_there_also_when_clocks_were_set(ops):
     world = World()

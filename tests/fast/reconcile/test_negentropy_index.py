@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from onefold.errors import BadInput, Misuse
 from onefold.reconcile import INFINITY, Bounds, ItemSet
 from onefold.reconcile.items import OVERLAY_MIN, between, hashed, overlay_max
+from tests.lib.examples import examples
 
 ID = bytes(range(32))
 
@@ -60,7 +61,7 @@ def test_a_changed_index_equals_one_that_is_built_anew():
                 assert_same(items, list(records))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.integers(0, 40))))
 def test_any_changes_leave_the_index_that_would_be_built(changes):
     items, records = sealed([]), {}
@@ -127,7 +128,7 @@ def test_records_come_sorted_by_timestamp_and_then_by_id():
     assert [(int(stamp), id[:20].tobytes()) for stamp, id in zip(stamps, ids, strict=True)] == sorted(records)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from([0, 1, 2, 2**32, 2**63, INFINITY - 1]), st.binary(min_size=9, max_size=9))),
     st.sampled_from([b"", b"\x07" * 8, b"\x07" * 20]),

@@ -12,6 +12,7 @@ from onefold.reconcile import Bounds, Session, SessionLimit
 from onefold.reconcile.items import spans
 from onefold.spark.peer.index import NOTHING, TableItems
 from onefold.spark.peer.naming import IndexLayout
+from tests.lib.examples import examples
 from tests.lib.table_listing import Listed, bounds_of, id_of, sealed
 
 
@@ -37,7 +38,7 @@ def listings(draw):
     return layout, pairs, rng
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(listings())
 def test_a_table_answers_as_a_set_of_the_same_records_does(listing):
     layout, pairs, rng = listing
@@ -76,7 +77,7 @@ def reconciled(client, server, reads):
     return set(have), set(need)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(listings(), st.sampled_from(["v1", "xor"]), st.sampled_from([0, 4_096]), st.booleans())
 def test_a_session_with_a_table_is_exact_and_reads_once_for_a_message(listing, wire, frame, table_asks):
     layout, pairs, rng = listing

@@ -34,6 +34,7 @@ from onefold.reconcile.transfer import KNOWN, NOT_THERE, RULES, STORED, TOO_LARG
 from onefold.tally import BooksDoNotBalance
 from onefold.verdict import Verdict
 from tests.lib.cutting_proxy import CuttingProxy
+from tests.lib.examples import examples
 from tests.lib.reconciling import running
 
 AT_ONCE = ClientLimits(pause_s=0)
@@ -67,7 +68,7 @@ def to(there, limits=None, **settings):
 numbers = st.sets(st.integers(0, 120), max_size=60)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(numbers, numbers, st.sampled_from([("v1", 32), ("xor", 16), ("xor", 32)]), st.booleans(), st.booleans())
 def test_both_sides_hold_the_union_or_what_was_asked_for(mine, theirs, wire, pull, push):
     name, size = wire

@@ -11,6 +11,7 @@ from onefold.reconcile import Record, Session, exchange, record
 from onefold.reconcile.exchange import NO_BODY, Opening, Pipe, PushReply, Trouble
 from onefold.reconcile.peer import READ_MAX, Peer, PeerBooks, ReconcileLimits
 from onefold.reconcile.records import MemoryRecords
+from tests.lib.examples import examples
 from tests.lib.reconciling import Client, items, some, store
 
 MESSAGE = bytes((exchange.MESSAGE,))
@@ -65,7 +66,7 @@ def test_a_client_finds_what_differs_fetches_it_and_pushes_the_rest(wire, id_siz
 
 
 @given(st.sets(st.integers(0, 400)), st.sets(st.integers(0, 400)), st.integers(0, 45), st.integers(0, 45))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_what_is_found_between_two_times_is_exact(ours, theirs, since, until):
     since, until = 1_000 + min(since, until), 1_000 + max(since, until)
     within = [number for number in ours if since <= 1_000 + number // 10 <= until]

@@ -12,7 +12,6 @@ from websockets.client import ClientProtocol
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.uri import parse_uri
 
-from benchmarks.soak_reconcile import crowd
 from onefold.errors import Misuse
 from onefold.net import http as serving
 from onefold.net.websocket import WebSocket
@@ -22,6 +21,7 @@ from onefold.reconcile.peer import ReconcileLimits
 from onefold.reconcile.records import MemoryRecords
 from onefold.reconcile.server import ReconcileServer, ReconcileSettings
 from onefold.tally import BooksDoNotBalance
+from tests.lib.crowd import crowd
 from tests.lib.reconciling import Client, Running, items, running, some, store
 
 TOKEN = "s3cret"  # noqa: S105

@@ -14,6 +14,7 @@ from onefold.errors import BadInput, Misuse
 from onefold.reconcile import INFINITY, Bounds, Items, ItemSet, Record, Session, record
 from onefold.reconcile.records import MemoryRecords, Records, open_records
 from onefold.reconcile.sqlite import SqliteRecords
+from tests.lib.examples import examples
 
 STORES = ("memory", "sqlite")
 
@@ -221,7 +222,7 @@ def columns(rng: np.random.Generator, count: int, id_size: int, span: int) -> tu
 
 
 @pytest.mark.parametrize("store", STORES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0, 1, 5, 60, 200]), st.sampled_from([8, 20, 32]), st.booleans())
 def test_a_snapshot_answers_as_an_item_set_does(tmp_path_factory, store, seed, count, id_size, tight):
     rng = np.random.default_rng(seed)

@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
 from onefold.reconcile import ItemSet, Record, Session, record
 from onefold.reconcile.sqlite import SqliteRecords, SqliteSnapshot
+from tests.lib.examples import examples
 
 
 def columns(count: int, id_size: int = 32, seed: int = 1):
@@ -324,4 +325,6 @@ def as_pairs(snapshot: SqliteSnapshot) -> list[tuple[int, bytes]]:
 
 
 def test_whatever_is_done_in_whatever_order_a_file_holds_what_a_dict_holds():
-    run_state_machine_as_test(RecordsMachine, settings=settings(max_examples=20, stateful_step_count=12, deadline=None))
+    run_state_machine_as_test(
+        RecordsMachine, settings=settings(max_examples=examples(20), stateful_step_count=12, deadline=None)
+    )

@@ -1,6 +1,6 @@
 """Two gateway servers as processes, one Redis, three stations each; killed and started again on the way, then counted.
 
-Shared by the suite (`tests/services/test_gateway_fleet.py`), by ``./run soak lorawan`` and by ``./run bench lorawan``.
+Shared by the suite (`tests/proof/test_gateway_fleet.py`), by ``./run soak lorawan`` and by ``./run bench lorawan``.
 Every station hears every frame, every frame is confirmed. So of n frames under one strategy there are 6 n receptions:
 
     drop    n upstream                      n acknowledgements, whoever gives them

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
 
-from benchmarks.shop.counting import Books, Place
+from tests.lib.shop.counting import Books, Place
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 STAGES = ("orders", "payments", "shipping")
 POLL_S = 0.05
 START_S = 60
@@ -109,13 +109,13 @@ class Crew:
         self.folder, self.place, self.many, self.customers = folder, place, many, customers
         folder.mkdir(parents=True, exist_ok=True)
         environ = place.environ()
-        till = ["-m", "benchmarks.shop.app", str(many), str(customers)]
+        till = ["-m", "tests.lib.shop.app", str(many), str(customers)]
         self.till = Worker("till", till, folder, environ)
         words = ["--lease-s", str(LEASE_S), "--batch", str(batch)]
         self.consumers = [
             Worker(
                 f"{stage}-{n}",
-                ["-m", "onefold.cli.main", "consume", f"benchmarks.shop.app:{stage}", *words],
+                ["-m", "onefold.cli.main", "consume", f"tests.lib.shop.app:{stage}", *words],
                 folder,
                 environ,
             )
@@ -182,3 +182,13 @@ class Crew:
     def _end_all(self) -> None:
         for worker in (self.till, *self.consumers):
             worker.end(signal.SIGKILL)
+
+
+def shop(
+    root: Path, place: Place, many: int, trouble: Trouble, *, customers: int = 100, each: int = 1,
+    within_s: float = 120, say: Say | None = None,
+) -> tuple[str, float]:  # fmt: skip
+    """Run it under that trouble, and count: what came of it in words and the seconds, or an AssertionError."""
+    seconds = Crew(root / "crew", place, many, customers, each=each).run(trouble, within_s=within_s, say=say)
+    with Books(place) as books:
+        return books.check(many, customers), seconds

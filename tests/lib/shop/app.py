@@ -1,7 +1,7 @@
 """The shop: order -> payment -> shipping, and a till that begins it. Where it keeps its things, variables say.
 
-onefold consume benchmarks.shop.app:orders
-python -m benchmarks.shop.app 3000 100     the till: so many orders of so many customers, from where it was
+onefold consume tests.lib.shop.app:orders
+python -m tests.lib.shop.app 3000 100     the till: so many orders of so many customers, from where it was
 """
 
 import os

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from benchmarks.shop.app import order
+from tests.lib.shop.app import order
 
 
 @dataclass(frozen=True)
