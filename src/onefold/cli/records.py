@@ -24,7 +24,8 @@ import typer
 from onefold.cli.options import NewStore, RecordStore, count, file_of, opened_records, read_id, table
 from onefold.cli.output import AsJson, emit_json, fail, one_line, people
 from onefold.errors import BadInput, Misuse
-from onefold.reconcile.items import INFINITY, hashed
+from onefold.reconcile.codec import hashed
+from onefold.reconcile.items import INFINITY
 from onefold.reconcile.records import Record, Records, Snapshot, record
 from onefold.report.text import foreign
 from onefold.tally import Tally

@@ -1,9 +1,18 @@
 """Negentropy: which ids each of two sides lacks, in a few round trips and a few bytes."""
 
-from onefold.reconcile.codec import FRAME_SIZE_MIN, FRAME_SIZE_MIN_XOR, Limits, Spent
-from onefold.reconcile.items import INFINITY, Bounds, Items, ItemSet, SessionLimit, Violation, Window
+from onefold.reconcile.codec import FRAME_SIZE_MIN, FRAME_SIZE_MIN_XOR, Violation
+from onefold.reconcile.items import INFINITY, Bounds, Items, ItemSet, Window
 from onefold.reconcile.records import Record, id_of, record
-from onefold.reconcile.session import LIST_BELOW, SPLIT, Reconciled, Session, frame_size_min
+from onefold.reconcile.session import (
+    LIST_BELOW,
+    SPLIT,
+    Limits,
+    Reconciled,
+    Session,
+    SessionLimit,
+    Spent,
+    frame_size_min,
+)
 
 __all__ = [
     "FRAME_SIZE_MIN",

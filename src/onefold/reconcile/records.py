@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from onefold.errors import BadInput, Misuse
-from onefold.reconcile.items import ID_SIZES, INFINITY, Columns, Index, Items, Window, padded, width_of
+from onefold.reconcile.items import INFINITY, Columns, Index, Items, Window, check_id_size, padded
 from onefold.stores.addresses import masked, sqlite_file
 
 
@@ -145,13 +145,6 @@ def open_records(address: str, id_size: int | None = None, *, make: bool = True)
     return SqliteRecords(path, id_size, make=make)
 
 
-def check_id_size(id_size: int) -> int:
-    """The size, if ids can have it; else `Misuse`."""
-    if id_size not in ID_SIZES:
-        raise Misuse(f"id_size is {id_size}, must be from {ID_SIZES[0]} to {ID_SIZES[-1]}", id_size=id_size)
-    return id_size
-
-
 def by_id(records: Iterable[Record], id_size: int) -> dict[bytes, Record]:
     """The records, each once, of equal ids the first; `BadInput` naming one that no store may take."""
     found: dict[bytes, Record] = {}
@@ -184,7 +177,7 @@ def columns_of(records: Iterable[Record], id_size: int) -> Columns:
     pairs = [(record.timestamp, record.id) for record in records]
     stamps = np.array([stamp for stamp, _ in pairs], dtype=np.uint64)
     ids = np.frombuffer(b"".join(id for _, id in pairs), dtype=np.uint8).reshape(len(pairs), id_size)
-    return Columns.sorted_from(stamps, padded(ids, width_of(id_size)))
+    return Columns.sorted_from(stamps, padded(ids, id_size))
 
 
 class MemorySnapshot(Window):

@@ -87,6 +87,7 @@ from onefold.reconcile.items import (
     Rows,
     Stamps,
     blobs,
+    check_id_size,
     minus,
     padded,
     plus,
@@ -94,9 +95,8 @@ from onefold.reconcile.items import (
     running_xors,
     spans,
     texts,
-    width_of,
 )
-from onefold.reconcile.records import Record, by_id, check_id_size, columns_of, flags
+from onefold.reconcile.records import Record, by_id, columns_of, flags
 from onefold.stores.sqlite import BUSY_S, Database
 
 LEAF_ITEMS: Final = 512
@@ -110,7 +110,7 @@ Lines = NDArray[np.void]
 def line_type(id_size: int) -> np.dtype[np.void]:
     """How a line of the directory lies in memory and in the file."""
     item = [("stamp", ">u8"), ("id", "u1", (id_size,))]
-    total = "<u8", (width_of(id_size) // 8,)
+    total = "<u8", (-(-id_size // 8),)
     fields: list[Any] = [("first", item), ("last", item), ("count", "<u8"), ("sum", *total), ("xor", *total)]
     return np.dtype([*fields, ("checksum", "<u4"), ("number", "<u8")])
 
@@ -192,7 +192,9 @@ class Directory:
         """Ascending leaves, with the records of each."""
         begins = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.counts[leaves])))
         stamps = np.concatenate([np.zeros(0, dtype=np.uint64), *(part.timestamps for part in parts)])
-        ids = np.concatenate([np.zeros((0, width_of(self.id_size)), np.uint8), *(part.ids for part in parts)])
+        ids = np.concatenate(
+            [padded(np.zeros((0, self.id_size), np.uint8), self.id_size), *(part.ids for part in parts)]
+        )
         return Loaded(leaves, Columns(stamps, ids), begins)
 
     def replaced(self, gone: Ints, places: Ints, lines: Lines) -> Directory:
@@ -202,7 +204,7 @@ class Directory:
 
 
 def _edges(items: Any, id_size: int) -> Columns:
-    return Columns(items["stamp"].astype(np.uint64), padded(items["id"], width_of(id_size)))
+    return Columns(items["stamp"].astype(np.uint64), padded(items["id"], id_size))
 
 
 def packed(records: Columns, id_size: int) -> bytes:
@@ -214,7 +216,7 @@ def unpacked(blob: bytes, count: int, id_size: int) -> Columns:
     """The records of a leaf, without a copy where ids are whole limbs."""
     stamps: Stamps = np.frombuffer(blob, dtype=LITTLE, count=count).astype(np.uint64, copy=False)
     ids: Rows = np.frombuffer(blob, dtype=np.uint8, offset=8 * count).reshape(count, id_size)
-    return Columns(stamps, padded(ids, width_of(id_size)))
+    return Columns(stamps, padded(ids, id_size))
 
 
 def sizes_of(totals: Ints, leaf_items: int) -> tuple[Ints, Ints]:
@@ -703,7 +705,7 @@ def _among(records: Columns, ids: Sequence[bytes], id_size: int) -> Ints:
     if not ids:
         return np.zeros(0, dtype=np.int64)
     rows = np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(len(ids), id_size)
-    return np.flatnonzero(np.isin(texts(records.ids), texts(padded(rows, width_of(id_size)))))
+    return np.flatnonzero(np.isin(texts(records.ids), texts(padded(rows, id_size))))
 
 
 def _checked(timestamps: Stamps, ids: Rows, id_size: int) -> Columns:
@@ -714,7 +716,7 @@ def _checked(timestamps: Stamps, ids: Rows, id_size: int) -> Columns:
     if len(reserved := np.flatnonzero(timestamps == np.uint64(INFINITY))):
         id = ids[reserved[0]].tobytes().hex()
         raise BadInput(f"timestamp 2^64 - 1 of id {id} is reserved", id=id, timestamp=INFINITY)
-    records = Columns.sorted_from(timestamps, padded(ids, width_of(id_size)))
+    records = Columns.sorted_from(timestamps, padded(ids, id_size))
     if (records.beginnings[1:] == records.beginnings[:-1]).any():  # alike at the beginning: look at them whole
         same = records.timestamps[1:] == records.timestamps[:-1]
         records = records.without(np.flatnonzero(same & (texts(records.ids[1:]) == texts(records.ids[:-1]))))

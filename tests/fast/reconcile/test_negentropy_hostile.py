@@ -9,7 +9,7 @@ import pytest
 
 from onefold.errors import BadInput
 from onefold.reconcile import ItemSet, Limits, Session, SessionLimit, Violation
-from onefold.reconcile.items import write
+from onefold.reconcile.codec import write_number
 
 HOSTILE_SIZE = 128 * 1024
 FUZZ_EACH = 62_500  # inputs for each wire and role
@@ -91,10 +91,10 @@ def test_what_is_no_message_of_the_protocol_is_refused(role, message, match):
 
 def test_a_list_for_what_was_not_asked_is_refused():
     client = side("client")
-    differs_below_1500 = b"\x61" + write(1_501) + b"\x00\x01" + bytes(16)
+    differs_below_1500 = b"\x61" + write_number(1_501) + b"\x00\x01" + bytes(16)
     assert client.reconcile(differs_below_1500).reply is not None
     before = state(client)
-    above = b"\x61" + write(1_601) + b"\x00\x00" + b"\x00\x00\x02\x01" + b"\x09" * 32
+    above = b"\x61" + write_number(1_601) + b"\x00\x00" + b"\x00\x00\x02\x01" + b"\x09" * 32
     with pytest.raises(Violation, match="byte 5: a list of ids for a range that was not asked about"):
         client.reconcile(above)
     assert state(client) == before

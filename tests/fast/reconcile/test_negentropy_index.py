@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from onefold.errors import BadInput, Misuse
 from onefold.reconcile import INFINITY, Bounds, ItemSet
-from onefold.reconcile.items import OVERLAY_MIN, between, hashed, overlay_max
+from onefold.reconcile.codec import hashed
+from onefold.reconcile.items import OVERLAY_MIN, between, overlay_max
 from tests.lib.examples import examples
 
 ID = bytes(range(32))
@@ -89,7 +90,7 @@ def test_changes_cost_little_because_main_is_seldom_built_anew():
     for i in range(5_000, 5_000 + 2 * OVERLAY_MIN + 10):
         items.add(i, i.to_bytes(8, "big"))
         index = items.snapshot()
-        assert len(index._extra) + len(index._gone) <= overlay_max(len(index._main))
+        assert len(index._extra) + len(index._holes) <= overlay_max(len(index._main))
         builds, main = builds + (index._main is not main), index._main
     assert builds == 2
 

@@ -12,8 +12,7 @@ import pytest
 
 from onefold.errors import Misuse
 from onefold.reconcile import ItemSet, Limits, Session
-from onefold.reconcile.codec import Layout, Mode, WireV1, Writer, _read_few, read_ranges, split, universe
-from onefold.reconcile.items import FEW
+from onefold.reconcile.codec import FEW, V1, Layout, Mode, Writer, _read_few, read_ranges, split, universe
 from tests.lib.negentropy_peer import PlainPeer, Reader
 from tests.lib.negentropy_peer import Writer as PlainWriter
 
@@ -175,19 +174,17 @@ def test_ranges_are_written_and_read_one_by_one_as_they_are_at_once(shape):
     modes = np.array([rng.choice((Mode.FINGERPRINT, Mode.ID_LIST)) for _ in range(len(pieces))], dtype=np.uint8)
     kept = np.array([rng.random() < 0.8 for _ in modes])  # the others are Skips
     ranges = replace(pieces, modes=modes).take(kept)
-    writer = Writer(items, WireV1().fingerprints, 16)
-    at_once, written, after = writer.write(ranges), [], None
+    writer = Writer(items, V1)
+    (data, ends), written, after = writer.write(ranges), [], None
     for start in range(0, len(ranges), FEW):
         few = ranges.take(slice(start, start + FEW))
         written.append(writer.write(few, after))
         after = few.upper.take(slice(-1, None))
-    assert b"".join(part.data for part in written) == at_once.data
-    assert [end for part in written for end in np.diff(part.ends, prepend=0)] == np.diff(
-        at_once.ends, prepend=0
-    ).tolist()
-    layout = Layout(32, 16, frozenset({0, 1, 2}))
-    incoming = read_ranges(at_once.data, 0, layout)
-    upper, bodies = _read_few(at_once.data, incoming.starts.tolist(), layout)
+    assert b"".join(part for part, _ in written) == data
+    assert [size for _, part in written for size in np.diff(part, prepend=0)] == np.diff(ends, prepend=0).tolist()
+    layout = Layout(32, 16, responses=False)
+    incoming = read_ranges(data, 0, layout)
+    upper, bodies = _read_few(data, incoming.starts.tolist(), layout)
     assert upper.one_by_one() == incoming.upper.one_by_one()
     assert bodies.tolist() == incoming.bodies.tolist()
 
