@@ -479,7 +479,7 @@ def _lower(upper: Bounds, layout: Layout) -> Bounds:
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes ranges over these records. Where one does not begin at the end of the one before it, a Skip comes first."""
+    """Writes ranges over these records; a Skip comes before one that does not begin where the one before it ends."""
 
     items: Items
     wire: Wire
@@ -516,7 +516,7 @@ class Writer:
         return self.items.rows(spans(first, last))[1][:, : self.items.id_size]
 
     def _write_many(self, ranges: Ranges, start: Bounds) -> tuple[bytes, Ints]:
-        """One row per range or Skip: timestamp digits | prefix length | prefix | mode | fingerprint, or count digits."""
+        """One row per range or Skip: timestamp digits | prefix length | prefix | mode | fingerprint or count digits."""
         holes = ~ranges.lower.equal(Bounds.join([start, ranges.upper.take(slice(0, -1))]))
         rows = np.arange(len(ranges)) + holes.cumsum()  # of the ranges; a Skip stands in the row before
         total, bounds = len(ranges) + int(holes.sum()), ranges.upper

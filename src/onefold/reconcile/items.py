@@ -731,6 +731,8 @@ class Window:
             raise Misuse(f"since is {since} and until {until}: must be 0 <= since <= until < 2^64 - 1")
         self._items = items.snapshot()
         self.id_size = items.id_size
+        self._start: int
+        self._end: int
         self._start, self._end = self._items.find(Bounds.of([since, until + 1], [b"", b""], items.id_size)).tolist()
 
     def __len__(self) -> int:
