@@ -487,7 +487,10 @@ class Writer:
     def write(self, ranges: Ranges, after: Bounds | None = None) -> tuple[bytes, Ints]:
         """All of them, behind what was written up to a bound: the bytes, and how far they reach with each range."""
         start = after or origin(self.items.id_size)
-        return self._write_few(ranges, start) if len(ranges) <= FEW else self._write_many(ranges, start)
+        if len(ranges) <= FEW:
+            return self._write_few(ranges, start)
+        heads, ends = self._write_many(ranges, start)
+        return self._with_bodies(ranges, heads, ends) if (ranges.modes >= Mode.ID_LIST).any() else (heads, ends)
 
     def _write_few(self, ranges: Ranges, start: Bounds) -> tuple[bytes, Ints]:
         bodies = list(ranges.payloads) or [b""] * len(ranges)
@@ -516,7 +519,7 @@ class Writer:
         return self.items.rows(spans(first, last))[1][:, : self.items.id_size]
 
     def _write_many(self, ranges: Ranges, start: Bounds) -> tuple[bytes, Ints]:
-        """One row per range or Skip: timestamp digits | prefix length | prefix | mode | fingerprint or count digits."""
+        """One row per range or Skip: timestamp digits | prefix length | prefix | mode | fingerprint or count."""
         holes = ~ranges.lower.equal(Bounds.join([start, ranges.upper.take(slice(0, -1))]))
         rows = np.arange(len(ranges)) + holes.cumsum()  # of the ranges; a Skip stands in the row before
         total, bounds = len(ranges) + int(holes.sum()), ranges.upper
@@ -550,8 +553,7 @@ class Writer:
                 spread[rows[which]] = column
                 columns.append(spread)
         used = np.concatenate(masks, axis=1)
-        data, ends = np.concatenate(values, axis=1)[used].tobytes(), used.sum(axis=1).cumsum()[rows]
-        return self._with_bodies(ranges, data, ends) if (ranges.modes >= Mode.ID_LIST).any() else (data, ends)
+        return np.concatenate(values, axis=1)[used].tobytes(), used.sum(axis=1).cumsum()[rows]
 
     def _with_bodies(self, ranges: Ranges, heads: bytes, head_ends: Ints) -> tuple[bytes, Ints]:
         """Heads, and behind each the ids that it lists or the payload of its Response."""
