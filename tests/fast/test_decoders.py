@@ -33,7 +33,7 @@ from onefold.decoding import INFLATED_BYTES_MAX, inflate, read_json
 from onefold.errors import BadInput, Damaged, Misuse
 from onefold.lorawan import radio as radio_json
 from onefold.lorawan.columns import FrameBank, ReceptionArrays, Windows
-from onefold.lorawan.flow import _Heard
+from onefold.lorawan.flow import RecordName
 from onefold.lorawan.frames import parse, parse_down
 from onefold.lorawan.links import lns as lns_json
 from onefold.lorawan.links import mqtt as chirpstack_events
@@ -338,7 +338,9 @@ DECODERS: dict[str, Decoder] = {
     "gateway: ChirpStack's answers": Decoder(
         chirpstack_events.outcome, as_json({"downlinkId": 5, "items": [{"status": "OK"}]}, {"downlinkID": "AAAA"})
     ),
-    "gateway: record": Decoder(_Heard.of, as_json({"v": 1, "key": "ab" * 32, "station": "s", "received_ms": 5}), ()),
+    "gateway: record": Decoder(
+        RecordName.of, as_json({"v": 1, "key": "ab" * 32, "station": "s", "received_ms": 5}), ()
+    ),
     "gateway: registry": Decoder(file("registry/registry.toml", read_registry), [REGISTRY]),
     "reconcile: NIP-77": Decoder(nip77, as_json(["NEG-OPEN", "x", {"since": 5}, "61"]), (Refused,)),
     "desk: body": Decoder(desk_body, as_json({"order": "7", "sum": [20]})),

@@ -226,9 +226,11 @@ def running(
     if devices or not registry.exists():
         write_registry(registry, *(devices or [device()]))
     gateway = GatewaySettings(limits=limits or GatewayLimits(grace_s=5), **settings)
+    topics = Topics(folder)
     made = GatewayServer(
-        folder, registry, GatewayServerSettings(port=0, gateway=gateway, **(server or {})), counters=counters
-    )
+        folder, registry, topics.topic, GatewayServerSettings(port=0, gateway=gateway, **(server or {})),
+        counters=counters,
+    )  # fmt: skip
     thread = threading.Thread(target=made.run)
     thread.start()
     try:
@@ -238,6 +240,7 @@ def running(
         made.stop()
         thread.join(30)
         assert not thread.is_alive()
+        topics.close()
     assert made.service is not None
     made.service.tally.check()
 
@@ -281,7 +284,7 @@ async def service(
     """A service on this event loop, without links; at the end all is decided, or with ``kill`` it ends as it is."""
     topics = Topics(folder)
     made = Direct(
-        GatewaySettings(**settings), registry_of(devices or [device()], "devices"), topics, shared=shared,
+        GatewaySettings(**settings), registry_of(devices or [device()], "devices"), topics.topic, shared=shared,
         local=MemoryCounters(wall_ms) if local is None else local, ticks=ticks,
     )  # fmt: skip
     try:
@@ -302,7 +305,7 @@ async def service(
 def answered(made: GatewayService) -> dict[str, int]:
     """How many receptions got which answer."""
     found: dict[str, int] = {}
-    for (answer, _), count in made.delivery.statuses.items():
+    for (answer, _), count in made.statuses.items():
         found[answer.reason] = found.get(answer.reason, 0) + count
     return found
 

@@ -88,8 +88,9 @@ async def serving(folder: Path) -> AsyncIterator[GatewayService]:
     device = Device(dev_eui=2, dev_addr=FRAME.dev_addr)
     topics = Topics(folder)
     service = GatewayService(
-        GatewaySettings(), Registry([RegistryEntry(device, KEY)]), topics, shared=None, local=MemoryCounters(lambda: 0)
-    )
+        GatewaySettings(), Registry([RegistryEntry(device, KEY)]), topics.topic, shared=None,
+        local=MemoryCounters(lambda: 0),
+    )  # fmt: skip
     try:
         yield service
     finally:

@@ -269,7 +269,7 @@ def test_an_acknowledgement_after_the_windows_is_not_sent(tmp_path, monkeypatch)
     now = [1_000_000]
     monkeypatch.setattr("onefold.lorawan.links.lns.wall_ms", lambda: now[0] - 2_001)
     with running(tmp_path, device(1), device(2, **{"class": "C"})) as server, server.station() as station:
-        monkeypatch.setattr(server.server.service.delivery, "_clock", lambda: now[0])  # type: ignore[union-attr]
+        monkeypatch.setattr(server.server.service, "_clock", lambda: now[0])  # type: ignore[union-attr]
         station.hear(uplink(1, 1, confirmed=True))
         station.hear(uplink(1, 2, confirmed=True))
         server.settled(2)

@@ -151,7 +151,7 @@ def gateway(
     from onefold.lorawan.flow import GatewayLimits, GatewaySettings
     from onefold.lorawan.radio import region as plan
     from onefold.lorawan.server import GatewayServer, GatewayServerSettings
-    from onefold.producers.topic import TopicSettings
+    from onefold.producers.topic import Topics, TopicSettings
 
     judging = GatewaySettings(
         name=name or "a", region=plan(region, sub_band or 2), when_down=when_down or "park",
@@ -163,13 +163,14 @@ def gateway(
     settings = GatewayServerSettings(
         host=host, port=port, token=read_token(token_file), coordinator=coordinator, gateway=judging,
         public_url=None if public_url is None else public_url.rstrip("/"),
-        topics=TopicSettings(retain_bytes=retain_bytes, retain_ms=retain_ms),
     )  # fmt: skip
     make_folder(folder)
-    server = GatewayServer(
-        folder, devices, settings, links=lambda to: _links(to, udp_host or host, udp, udp_allow or [], mqtt)
-    )
-    _run(server, folder, as_json=json)
+    with Topics(folder, TopicSettings(retain_bytes=retain_bytes, retain_ms=retain_ms)) as topics:
+        server = GatewayServer(
+            folder, devices, topics.topic, settings,
+            links=lambda to: _links(to, udp_host or host, udp, udp_allow or [], mqtt),
+        )  # fmt: skip
+        _run(server, folder, as_json=json)
 
 
 def _check(name: str | None, coordinator: str | None, mqtt: str | None) -> None:

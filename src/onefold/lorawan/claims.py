@@ -1,8 +1,9 @@
 """Claims in batches: whatever came while the last batch was on its way makes the next one.
 
 A coordinator may be far away and slow, so it is asked in a thread and for many devices at once; the batch grows with
-the load by itself. A server that lacks a device's counter asks for it here too, ahead of the claims of the same batch,
-and says along with them what is stored upstream, so that the store need not keep it any longer.
+the load by itself. A frame gives its claim to the desk and awaits the `Reply`. So does a frame that needs a device's
+counters (a `Lookup`): look-ups go ahead of the claims of the same round. Along with the claims goes what is stored
+upstream by now, so that the store need not keep it any longer.
 
 When the coordinator is down nobody knows who owns a frame. There are two answers to that, and neither is a guess:
 
@@ -10,52 +11,22 @@ When the coordinator is down nobody knows who owns a frame. There are two answer
     unsure   they become unsure at once, and for a moment nothing more is tried
 
 What an earlier run left in the store is sorted out first: before that no claim is made, or our own would be among it.
-
-To claim and to ask only fills a queue. One task works on it and tells the claimant, who may claim again meanwhile.
-
-Who makes claims, and what a desk (`claiming`) tells him.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import islice
-from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar, cast
 
 from onefold.errors import StoreFailed
 from onefold.lorawan.rules import Claim, Claimed, Counters, Finished, Unfinished
 from onefold.lorawan.stores.port import CounterStore
 
-T_contra = TypeVar("T_contra", contravariant=True)
-
-
-class Claimant(Protocol[T_contra]):
-    """The one who is told. ``item`` is what was given with the claim."""
-
-    def claimed(self, item: T_contra, claim: Claim, claimed: Claimed | None) -> None:
-        """The claim was made, with its number; None: nobody knows, and without a number it was never made."""
-        ...
-
-    def known(
-        self, desk: "ClaimDesk", devices: Sequence[str], items: Sequence[T_contra],
-        counters: Sequence[Counters | None], *, down: bool,
-    ) -> None:  # fmt: skip
-        """What the store knows of each of these devices, for all who asked; with ``down`` it could not be asked."""
-        ...
-
-    def sort_out(self, unfinished: Sequence[Unfinished]) -> Callable[["ClaimDesk"], None]:
-        """What this server won before it died, and may not have stored; what is to be done about it, on the event loop.
-
-        Called in a thread, where it may block; its result is used once, before the first claim."""
-        ...
-
-
+T = TypeVar("T")
 WhenDown: TypeAlias = Literal["park", "unsure"]
-Devices: TypeAlias = tuple[str, ...]
-"""The devices that one question is about."""
 
 RETRY_S: Final = (0.05, 1.0)
 """The first wait and the longest; in between it doubles."""
@@ -68,63 +39,110 @@ FINISHED_MAX: Final = 100_000
 log: Final = logging.getLogger("onefold.gateway")
 
 
+class Reply(Generic[T]):
+    """What a frame awaits. When it is resolved, those who wait go on at once, in the order in which they came.
+
+    A future of asyncio would let them go on in a later turn of the event loop. A frame that arrived in between would
+    then be judged before an earlier one of its device, and the earlier one be refused as old.
+    """
+
+    __slots__ = ("_frames", "_resolved", "_value")
+
+    def __init__(self) -> None:
+        self._frames: list[Coroutine[Reply[Any], None, None]] = []
+        self._resolved = False
+        self._value: T | None = None
+
+    def __await__(self) -> Generator["Reply[Any]", None, T]:
+        if not self._resolved:
+            yield self
+        return cast("T", self._value)
+
+    def resolve(self, value: T) -> None:
+        """Answer all who wait, and all who will."""
+        self._resolved, self._value = True, value
+        frames, self._frames = self._frames, []
+        for frame in frames:
+            Reply.advance(frame)
+
+    @staticmethod
+    def advance(frame: "Coroutine[Reply[Any], None, None]") -> None:
+        """Run a frame's coroutine until it awaits a reply, or ends. It may await nothing else, and must not raise."""
+        try:
+            reply = frame.send(None)
+        except StopIteration:
+            return
+        reply._frames.append(frame)
+
+
+class Lookup(Reply[Sequence[Counters | None] | None]):
+    """A question to a store about one device, or about all that share an address. None: it could not be asked.
+
+    ``brief``: it is not the devices' own store, and nobody waits for it if it is down.
+    """
+
+    __slots__ = ("brief", "desk", "devices", "waiters")
+
+    def __init__(self, desk: "ClaimDesk", devices: tuple[str, ...], *, brief: bool) -> None:
+        super().__init__()
+        self.desk, self.devices, self.brief, self.waiters = desk, devices, brief, 0
+
+
 class ClaimDesk:
-    """One store, and all who want something of it for one server. Lives on one event loop.
+    """One store, and all that one server wants of it. Lives on one event loop; one task asks the store in a thread.
 
     ``number`` is the first one for a claim that leaves a body in the store; it has to rise from run to run.
+    ``sort_out`` is called once, in the thread, with what an earlier run won and may not have stored; what it returns is
+    called on the event loop, before the first claim is made.
     """
 
     def __init__(
-        self, name: str, store: CounterStore, server: str, claimant: Claimant[Any], *, number: int,
+        self, name: str, store: CounterStore, server: str,
+        sort_out: Callable[[Sequence[Unfinished]], Callable[["ClaimDesk"], None]], *, number: int,
         when_down: WhenDown = "park", batch_max: int = 512, parked_max: int = 10_000,
     ) -> None:  # fmt: skip
         self.name = name
-        self.store = store
         self.problem: str | None = None
-        """Why it cannot be asked; None: it can."""
+        """Why the store cannot be asked; None: it can."""
+        self._store = store
         self._server = server
-        self._claimant = claimant
+        self._sort_out = sort_out
         self._next_number = number
         self._park = when_down == "park"
         self._batch_max = batch_max
         self._parked_max = parked_max
-        self._asks: dict[Devices, list[Any]] = {}  # not asked yet
-        self._asking: dict[Devices, list[Any]] = {}  # under way
-        self._brief: set[Devices] = set()  # questions that are not worth a wait
-        self._claims: deque[tuple[Claim, Any]] = deque()
+        self._lookups: deque[Lookup] = deque()
+        self._claims: deque[tuple[Claim, Reply[tuple[int, Claimed | None]]]] = deque()
         self._finished: deque[Finished] = deque(maxlen=FINISHED_MAX)
         self._finish_due = False
         self._recovered = False
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"onefold-{name}")
         self._worker: asyncio.Task[None] | None = None
-        self._asked = 0
+        self._asking = 0  # frames that wait for a look-up
         self._under_way = 0  # claims
         self._down_until = 0.0
         self._enough = False
         self._news = asyncio.Event()
         self._wake()
 
-    def claim(self, claim: Claim, item: Any) -> None:
-        """Make this claim; the claimant is told, later."""
-        self._claims.append((claim, item))
-        self._wake()
+    def claim(self, claim: Claim) -> Reply[tuple[int, Claimed | None]]:
+        """Make this claim. The reply: the number under which the store keeps its body, and what became of the claim.
 
-    def ask(self, devices: Devices, *items: Any, brief: bool = False) -> None:
-        """Look up what is known of these devices; the claimant is told, later, once for all who ask the same meanwhile.
-
-        One question, however many devices it is about: all that share an address are asked for together. ``brief``: if
-        the store is down nobody waits for it, whatever else does."""
-        if devices in self._asking:
-            self._asking[devices] += items
-        else:
-            if not brief:
-                self._brief.discard(devices)
-            elif devices not in self._asks:
-                self._brief.add(devices)
-            self._asks.setdefault(devices, []).extend(items)
-        self._asked += len(items)
+        None: nobody knows; with a number it may have been made, without one it was not, or had no body."""
+        reply: Reply[tuple[int, Claimed | None]] = Reply()
+        self._claims.append((claim, reply))
         self._wake()
+        return reply
+
+    def ask(self, lookup: Lookup) -> Lookup:
+        """Wait for this look-up, which is made once, however many wait for it."""
+        if not lookup.waiters:
+            self._lookups.append(lookup)
+        lookup.waiters += 1
+        self._asking += 1
+        self._wake()
+        return lookup
 
     def finish(self, number: int) -> None:
         """What was won by this claim is stored upstream: let its body go, with the next claims or in a moment."""
@@ -134,8 +152,8 @@ class ClaimDesk:
 
     @property
     def waiting(self) -> int:
-        """Claims without an answer, and who waits for a question to be answered."""
-        return len(self._claims) + self._asked + self._under_way
+        """Claims without an answer, and frames that wait for a look-up."""
+        return len(self._claims) + self._asking + self._under_way
 
     @property
     def parked(self) -> int:
@@ -149,7 +167,7 @@ class ClaimDesk:
         self._news.set()
 
     async def settle(self) -> None:
-        """Wait for nothing more, and until all are told."""
+        """Wait for nothing more, and until all are answered."""
         self.give_up()
         while self._worker is not None:
             await asyncio.wait([self._worker])
@@ -159,7 +177,7 @@ class ClaimDesk:
         await self.settle()
         if self._finished and self.problem is None:
             await self._round()
-        await self._loop.run_in_executor(self._pool, self.store.close)
+        await self._loop.run_in_executor(self._pool, self._store.close)
         self._pool.shutdown(wait=False)
 
     def _finish_now(self) -> None:
@@ -177,159 +195,141 @@ class ClaimDesk:
     async def _work(self) -> None:
         wait = RETRY_S[0]
         try:
-            while self._has_work():
+            while self._claims or self._lookups or (not self._enough and (self._finish_due or not self._recovered)):
                 if not self._park and self._loop.time() < self._down_until:
-                    self._tell_down()
+                    self._answer_down()
                     await self._pause(self._down_until - self._loop.time())
                 elif await self._round():
                     wait = RETRY_S[0]
                 else:
-                    self._tell_down()
+                    self._answer_down()
                     if self._park:
                         await self._pause(wait)
                         wait = min(2 * wait, RETRY_S[1])
         finally:
             self._worker = None
 
-    def _has_work(self) -> bool:
-        later = self._finish_due or not self._recovered
-        return bool(self._claims or self._asks or (later and not self._enough))
-
     async def _round(self) -> bool:
-        """Ask the store for as much as fits: what is left, then what is known, then the claims; whether it answered."""
+        """Ask the store for as much as fits: what an earlier run left, the look-ups, the claims; whether it answered.
+
+        Frames that waited for a look-up make their claims in the same round: no sync comes between."""
         return (self._recovered or await self._recover()) and await self._look_up() and await self._make()
 
-    async def _look_up(self) -> bool:
-        """Those who wait for this claim in the same round: no sync comes between."""
-        asks, many = [], 0
-        for devices in self._asks:  # at least one, though it may be about more devices than a batch is to have
-            asks.append(devices)
-            many += len(devices)
-            if many >= self._batch_max:
-                break
-        if not asks:
-            return True
-        self._asking = {devices: self._asks.pop(devices) for devices in asks}
+    async def _recover(self) -> bool:
+        def left_behind() -> tuple[int, Callable[["ClaimDesk"], None]]:
+            unfinished = self._store.unfinished(self._server)
+            return max((each.number for each in unfinished), default=0), self._sort_out(unfinished)
+
+        answer = await self._ask_store(left_behind)
+        if answer is None:
+            return False
+        last, restore = answer
+        self._recovered = True
+        self._next_number = max(self._next_number, last + 1)
         try:
-            found = await self._loop.run_in_executor(self._pool, self._known_all, asks)
-        except Exception as error:  # of whatever kind: the store did not answer
-            self._asks = {**self._asking, **self._asks}
-            self._asking = {}
-            return self._fail(error)
-        self._is_back()
-        asking, self._asking = self._asking, {}
-        at = 0
-        for devices, items in asking.items():
-            self._tell_known(devices, items, found[at : at + len(devices)], down=False)
-            at += len(devices)
+            restore(self)
+        except Exception as error:
+            log.error("desk %s: unexpected: %s: %s", self.name, type(error).__name__, error)
         return True
 
-    def _known_all(self, asks: Sequence[Devices]) -> list[Counters | None]:
-        names = [device for devices in asks for device in devices]
-        found = self.store.known(names)
-        if len(found) != len(names):
-            raise StoreFailed(f"{len(names)} devices were asked for, {len(found)} were answered")
-        return found
+    async def _look_up(self) -> bool:
+        batch: list[Lookup] = []
+        devices: list[str] = []
+        while self._lookups and len(devices) < self._batch_max:  # at least one, though it may be about more devices
+            batch.append(self._lookups.popleft())
+            devices += batch[-1].devices
+        if not batch:
+            return True
+
+        def known() -> list[Counters | None]:
+            counters = self._store.known(devices)
+            if len(counters) != len(devices):
+                raise StoreFailed(f"{len(devices)} devices were asked for, {len(counters)} were answered")
+            return counters
+
+        counters = await self._ask_store(known)
+        if counters is None:
+            self._lookups.extendleft(reversed(batch))
+            return False
+        at = 0
+        for lookup in batch:
+            end = at + len(lookup.devices)
+            self._answer(lookup, counters[at:end])
+            at = end
+        return True
 
     async def _make(self) -> bool:
-        batch = [self._numbered(*self._claims.popleft()) for _ in range(min(len(self._claims), self._batch_max))]
+        batch = [self._claims.popleft() for _ in range(min(len(self._claims), self._batch_max))]
         finished = list(islice(self._finished, 2 * self._batch_max))
         if not batch and not finished:
             return True
+        for at, (claim, reply) in enumerate(batch):
+            if claim.body and not claim.number:  # made again it keeps its number
+                batch[at] = claim._replace(number=self._next_number), reply
+                self._next_number += 1
+        claims = [claim for claim, _ in batch]
+
+        def claim_all() -> list[Claimed]:
+            results = self._store.claim(claims, finished)
+            if len(results) != len(claims):
+                raise StoreFailed(f"{len(claims)} claims got {len(results)} answers")
+            return results
+
         self._under_way = len(batch)
-        try:
-            made = await self._loop.run_in_executor(
-                self._pool, self._claim_all, [claim for claim, _ in batch], finished
-            )
-        except Exception as error:
-            self._claims.extendleft(reversed(batch))
-            self._under_way = 0
-            return self._fail(error)
+        results = await self._ask_store(claim_all)
         self._under_way = 0
+        if results is None:
+            self._claims.extendleft(reversed(batch))
+            return False
         for _ in finished:
             self._finished.popleft()
         self._finish_due = self._finish_due and bool(self._finished)
-        self._is_back()
-        for (claim, item), claimed in zip(batch, made, strict=True):
-            self._tell(partial(self._claimant.claimed, item, claim, claimed))
+        for (claim, reply), claimed in zip(batch, results, strict=True):
+            reply.resolve((claim.number, claimed))
         return True
 
-    def _claim_all(self, claims: Sequence[Claim], finished: Sequence[Finished]) -> list[Claimed]:
-        made = self.store.claim(claims, finished)
-        if len(made) != len(claims):
-            raise StoreFailed(f"{len(claims)} claims got {len(made)} answers")
-        return made
-
-    async def _recover(self) -> bool:
-        """Sort out what an earlier run left; whether that is done now."""
+    async def _ask_store(self, question: Callable[[], T]) -> T | None:
+        """The answer, asked for in the thread; None: the store is down."""
         try:
-            last, then = await self._loop.run_in_executor(self._pool, self._left_behind)
-        except Exception as error:
-            return self._fail(error)
-        self._recovered = True
-        self._next_number = max(self._next_number, last + 1)
-        self._is_back()
-        self._tell(partial(then, self))
-        return True
-
-    def _left_behind(self) -> tuple[int, Callable[["ClaimDesk"], None]]:
-        unfinished = self.store.unfinished(self._server)
-        return max((left.number for left in unfinished), default=0), self._claimant.sort_out(unfinished)
-
-    def _numbered(self, claim: Claim, item: Any) -> tuple[Claim, Any]:
-        """With a number, if it has none yet and the store is to keep something under it."""
-        if claim.body and not claim.number:
-            claim = claim._replace(number=self._next_number)
-            self._next_number += 1
-        return claim, item
-
-    def _is_back(self) -> None:
+            answer = await self._loop.run_in_executor(self._pool, question)
+        except Exception as error:  # of whatever kind: the store did not answer
+            if self.problem is None:
+                log.error("the coordinator %s is down, frames %s: %s: %s", self.name,
+                          "wait" if self._park else "are unsure", type(error).__name__, error)  # fmt: skip
+            self.problem = str(error) or type(error).__name__
+            self._down_until = self._loop.time() + DOWN_S
+            return None
         if self.problem is not None:
             log.error("the coordinator %s is back", self.name)
             self.problem = None
-
-    def _fail(self, error: Exception) -> bool:
-        if self.problem is None:
-            log.error("the coordinator %s is down, frames %s: %s: %s", self.name,
-                      "wait" if self._park else "are unsure", type(error).__name__, error)  # fmt: skip
-        self.problem = str(error) or type(error).__name__
-        self._down_until = self._loop.time() + DOWN_S
-        return False
+        return answer
 
     async def _pause(self, seconds: float) -> None:
         """Try nothing for so long; but what comes meanwhile may be too much."""
         until = self._loop.time() + seconds
-        while not self._enough and (left := until - self._loop.time()) > 0:
+        while not self._enough and (rest := until - self._loop.time()) > 0:
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(rest):
                     await self._news.wait()
             except TimeoutError:
                 return
             self._news.clear()
-            self._tell_down()
+            self._answer_down()
 
-    def _tell_down(self) -> None:
-        """What is too much to wait is told that nobody knows, the oldest first; all of it, if nothing waits."""
-        for devices in [devices for devices in self._asks if devices in self._brief]:
-            self._tell_known(devices, self._asks.pop(devices), [None] * len(devices), down=True)
-        while (self._asks or self._claims) and (not self._park or self.waiting > self._parked_max):
-            if self._asks:
-                devices = next(iter(self._asks))
-                self._tell_known(devices, self._asks.pop(devices), [None] * len(devices), down=True)
+    def _answer_down(self) -> None:
+        """Answer what is too much to wait that nobody knows, the oldest first; all of it, if nothing waits."""
+        if any(lookup.brief for lookup in self._lookups):
+            brief = [lookup for lookup in self._lookups if lookup.brief]
+            self._lookups = deque(lookup for lookup in self._lookups if not lookup.brief)
+            for lookup in brief:
+                self._answer(lookup, None)
+        while (self._lookups or self._claims) and (not self._park or self.waiting > self._parked_max):
+            if self._lookups:
+                self._answer(self._lookups.popleft(), None)
             else:
-                claim, item = self._claims.popleft()
-                self._tell(partial(self._claimant.claimed, item, claim, None))
+                claim, reply = self._claims.popleft()
+                reply.resolve((claim.number, None))
 
-    def _tell_known(
-        self, devices: Devices, items: list[Any], counters: Sequence[Counters | None], *, down: bool
-    ) -> None:
-        self._asked -= len(items)
-        self._brief.discard(devices)
-        self._tell(partial(self._claimant.known, self, devices, items, counters, down=down))
-
-    def _tell(self, tell: Callable[[], None]) -> None:
-        """Whatever becomes of one, the others are told, too."""
-        try:
-            tell()
-        except Exception as error:
-            log.error("desk %s: unexpected: %s: %s", self.name, type(error).__name__, error)
+    def _answer(self, lookup: Lookup, counters: Sequence[Counters | None] | None) -> None:
+        self._asking -= lookup.waiters
+        lookup.resolve(counters)

@@ -33,13 +33,12 @@ from functools import cached_property
 from hashlib import sha256
 from math import inf
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from onefold.errors import BadInput, OnefoldError
-from onefold.lorawan.claims import ClaimDesk, Devices
-from onefold.lorawan.radio import Reception, shown
-from onefold.lorawan.rules import Claim, Claimed, Counters, Device, Heard, Judged, Strategy
+from onefold.lorawan.claims import Lookup
+from onefold.lorawan.radio import shown
+from onefold.lorawan.rules import Counters, Device, Heard, Strategy
 
 T = TypeVar("T", bound=str)
 HEX: Final = re.compile(r"[0-9a-fA-F]*")
@@ -273,19 +272,10 @@ BEHIND_MAX: Final = 16
 """Frames of one device that one server may be behind another: half a minute of a very busy device."""
 
 
-class Question(NamedTuple):
-    """What a store is asked, for one device or for all that share an address."""
-
-    desk: ClaimDesk
-    devices: Devices
-    brief: bool
-    """It is not their own store, and is not waited for if it is down."""
-
-
 class DeviceSession:
     """A device under one set of keys."""
 
-    __slots__ = ("asked", "asked_at", "asking", "claims", "elsewhere", "entry", "fcnt_down", "heard", "loaded")
+    __slots__ = ("asked", "asked_at", "claims", "elsewhere", "entry", "fcnt_down", "heard", "loaded", "lookup")
 
     def __init__(self, entry: RegistryEntry) -> None:
         self.entry = entry
@@ -296,7 +286,8 @@ class DeviceSession:
         """Was its store asked for its counter?"""
         self.asked: set[str] = set()
         """The stores that were, by name."""
-        self.asking: Question | None = None
+        self.lookup: Lookup | None = None
+        """Under way."""
         self.asked_at = -inf
         self.claims = 0
         """Under way."""
@@ -355,10 +346,6 @@ class Sessions:
             session = self._found[entry.session] = DeviceSession(entry)
         return session
 
-    def named(self, name: str) -> DeviceSession | None:
-        """The one whose counters are kept under this name; None: it is gone."""
-        return self._found.get(name)
-
     def use(self, registry: Registry) -> None:
         """Another registry: devices keep what is known of them as long as they keep their keys."""
         self.registry = registry
@@ -369,36 +356,3 @@ class Sessions:
                 session.entry = entry
                 kept[entry.session] = session
         self._found = kept
-
-
-class FrameInFlight:
-    """A reception on its way."""
-
-    __slots__ = ("at", "claim", "claimed", "decided", "desk", "done", "judged", "reception", "record", "retried",
-                 "session", "ticks_ms")  # fmt: skip
-
-    def __init__(self, reception: Reception, ticks_ms: int) -> None:
-        self.reception = reception
-        self.at = perf_counter()
-        self.ticks_ms = ticks_ms
-        """When it came, by a clock that nobody sets."""
-        self.retried: set[ClaimDesk] = set()
-        """Who was asked again, once, because its code is wrong by all that was known."""
-        self.session: DeviceSession | None = None
-        self.judged: Judged | None = None
-        self.desk: ClaimDesk | None = None
-        """Where it was claimed: the device may belong elsewhere by now."""
-        self.claim: Claim | None = None
-        self.claimed: Claimed | None = None
-        self.record: bytes | None = None
-        """What goes upstream if the claim is won."""
-        self.decided = False
-        """It is in the books."""
-        self.done = False
-
-    @property
-    def owes(self) -> int:
-        """The number under which the store keeps its body, or may keep it, until it is told that it was stored."""
-        if self.claim is None or (self.claimed is not None and not self.claimed.won):
-            return 0
-        return self.claim.number

@@ -4,10 +4,6 @@ SIGTERM and SIGINT stop it: nothing more is read, what is in hand is decided and
 A kill does none of that; the counters and the log are where they were, and the next start goes on from them. SIGHUP
 reads the registry again, and so does a change of its file.
 
-What there is to watch, for Prometheus: read from the service when somebody asks, counted nowhere twice.
-
-The routes.
-
     /router-info, /router/<eui>    websockets, for stations: see `lns`
     GET /healthz, /metrics
 
@@ -28,13 +24,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from onefold.clock import wall_ms
-from onefold.lorawan.flow import GatewayService, GatewaySettings
+from onefold.lorawan.flow import DurableTopic, GatewayService, GatewaySettings
 from onefold.lorawan.links.lns import Lns
 from onefold.lorawan.registry import RegistryFile
 from onefold.lorawan.stores.port import CounterStore, open_counters
 from onefold.lorawan.stores.sqlite import SqliteCounters
 from onefold.net.http import Admission, HttpServer, check_host, websocket_route
-from onefold.producers.topic import Topics, TopicSettings
 
 PREFIX: Final = "onefold_gateway"
 GAUGES: Final = {
@@ -88,15 +83,14 @@ def gateway_metrics(
     service: GatewayService, lns: Lns, links: Mapping[str, GatewayLink], connections: int
 ) -> Iterator[Metric]:
     """What there is to watch: read from the service when somebody asks, counted nowhere twice."""
-    delivery = service.delivery
     receptions = CounterMetricFamily(
         f"{PREFIX}_receptions", "Receptions by what became of them.", labels=["verdict", "reason", "status"]
     )
-    for (judged, status), count in sorted(delivery.statuses.items()):
+    for (judged, status), count in sorted(service.statuses.items()):
         receptions.add_metric([str(judged.verdict), judged.reason, status], count)
     yield receptions
     downlinks = CounterMetricFamily(f"{PREFIX}_downlinks", "Acknowledgements, by outcome.", labels=["outcome"])
-    for name, count in delivery.downlinks.figures().items():
+    for name, count in service.downlinks.figures().items():
         downlinks.add_metric([name], count)
     yield downlinks
     messages = CounterMetricFamily(f"{PREFIX}_messages", "Messages of stations, by kind.", labels=["msgtype"])
@@ -110,15 +104,15 @@ def gateway_metrics(
     yield protocols
     yield HistogramMetricFamily(
         f"{PREFIX}_decision_seconds", "From the arrival of a reception to its answer.",
-        buckets=delivery.latency.buckets(), sum_value=delivery.latency.sum_s,
+        buckets=service.latency.buckets(), sum_value=service.latency.sum_s,
     )  # fmt: skip
     figures = service.figures()
-    for name, told in GAUGES.items():
-        yield GaugeMetricFamily(f"{PREFIX}_{name}", told, figures[name])
+    for name, meaning in GAUGES.items():
+        yield GaugeMetricFamily(f"{PREFIX}_{name}", meaning, figures[name])
     yield GaugeMetricFamily(f"{PREFIX}_stations", "Stations that are connected.", len(lns.stations))
     yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", connections)
-    for name, told in FIGURES.items():
-        yield CounterMetricFamily(f"{PREFIX}_{name}", told, figures[name])
+    for name, meaning in FIGURES.items():
+        yield CounterMetricFamily(f"{PREFIX}_{name}", meaning, figures[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,15 +127,14 @@ class GatewayServerSettings:
     """Where stations are sent by the discovery, if not to where they asked: ``wss://...`` of a proxy in front."""
     coordinator: str | None = field(default=None, repr=False)
     """The address of the counters that all servers share; None: this server is the only one. May hold a password."""
-    topics: TopicSettings = field(default_factory=TopicSettings)
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
 
 
 class GatewayServer(HttpServer):
     """Serves stations until it is stopped.
 
-    ``run`` blocks. In the main thread it listens to signals; in any other, `stop` ends it. ``links`` makes the other
-    protocols' links, for a service.
+    ``run`` blocks. In the main thread it listens to signals; in any other, `stop` ends it. ``topic`` opens a
+    durable topic by its name; ``links`` makes the other protocols' links, for a service.
     """
 
     name = "gateway"
@@ -150,6 +143,7 @@ class GatewayServer(HttpServer):
         self,
         folder: Path,
         devices: Path,
+        topic: Callable[[str], DurableTopic],
         settings: GatewayServerSettings | None = None,
         *,
         links: Callable[[GatewayService], Mapping[str, GatewayLink]] = lambda service: {},
@@ -162,7 +156,7 @@ class GatewayServer(HttpServer):
         self.service: GatewayService | None = None
         self._make_links = links
         folder.mkdir(parents=True, exist_ok=True)
-        self._topics = Topics(folder, self.settings.topics)
+        self._topic = topic
         self._shared = counters
         if counters is None and self.settings.coordinator is not None:
             self._shared = open_counters(self.settings.coordinator)
@@ -179,18 +173,11 @@ class GatewayServer(HttpServer):
         except Exception as error:
             return [f"the coordinator is not there: {error}"]
 
-    def run(self, say: Callable[[str], None] = lambda url: None) -> None:
-        """Serve; ``say`` is called with the address as soon as stations are answered."""
-        try:
-            super().run(say)
-        finally:
-            self._topics.close()
-
     async def serve(self) -> None:
         """Answer stations until the end; then decide and store what is in hand."""
         settings, limits = self.settings, self.settings.gateway.limits
         service = self.service = GatewayService(
-            settings.gateway, self.registry.registry, self._topics, shared=self._shared, local=self._local
+            settings.gateway, self.registry.registry, self._topic, shared=self._shared, local=self._local
         )
         lns = Lns(service, public_url=settings.public_url)
 
@@ -234,7 +221,7 @@ class GatewayServer(HttpServer):
 
     async def _reload(self, service: GatewayService, *, changed: bool) -> None:
         if await asyncio.to_thread(lambda: self.registry.reload(changed=changed)):
-            service.use(self.registry.registry)
+            service.sessions.use(self.registry.registry)
 
     def _on_hangup(self, service: GatewayService) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -252,4 +239,4 @@ async def _tend(service: GatewayService) -> None:
     """See to what the topics owe by the clock alone (snapshots, retention), for ever."""
     while True:
         await asyncio.sleep(TEND_S)
-        await asyncio.to_thread(service.delivery.tend)
+        await asyncio.to_thread(service.tend)

@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
-from onefold.lorawan.flow import FrameJudge, GatewayLimits, GatewaySettings
+from onefold.lorawan.flow import GatewayLimits, GatewayService, GatewaySettings
 from onefold.lorawan.server import GatewayServer, GatewayServerSettings
+from onefold.producers.topic import Topics
 from onefold.tally import BooksDoNotBalance
 from tests.lib.gatewaying import FaultyCounters, device, reception, running, service, uplink, write_registry
 from tests.lib.hearing import until
@@ -25,7 +26,10 @@ def test_what_arrives_and_what_is_judged_are_two_figures_that_are_equal_at_rest(
 
 
 def test_a_reception_that_is_lost_or_judged_twice_shows_in_the_figures_and_in_the_health(tmp_path, monkeypatch):
-    monkeypatch.setattr(FrameJudge, "take", lambda self, item: self._delivery._done(item, True))  # forgets to judge it
+    async def forgetful(self, reception):  # does not judge it
+        self.in_hand -= 1
+
+    monkeypatch.setattr(GatewayService, "_take", forgetful)
 
     async def main():
         async with service(tmp_path, kill=True) as made:
@@ -40,8 +44,9 @@ def test_a_reception_that_is_lost_or_judged_twice_shows_in_the_figures_and_in_th
 
 
 def test_a_server_whose_books_do_not_balance_says_so_when_it_ends(tmp_path):
+    topics = Topics(tmp_path / "log")
     made = GatewayServer(
-        tmp_path, write_registry(tmp_path / "devices.toml", device()),
+        tmp_path, write_registry(tmp_path / "devices.toml", device()), topics.topic,
         GatewayServerSettings(port=0, gateway=GatewaySettings(limits=GatewayLimits(grace_s=1))),
     )  # fmt: skip
     ended = []
@@ -59,6 +64,7 @@ def test_a_server_whose_books_do_not_balance_says_so_when_it_ends(tmp_path):
     made.service.arrive()  # a link that loses what it has read
     made.stop()
     thread.join(60)
+    topics.close()
     assert ended == ["the books do not balance: 1 in != 0 first + 0 repeat + 0 unsure + 0 reject"]
 
 

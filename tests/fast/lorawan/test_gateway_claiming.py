@@ -135,7 +135,7 @@ def test_what_was_claimed_is_finished_where_it_was_claimed_though_the_device_has
                 await made.idle()
             counters.let_go.clear()
             made.hear(reception(uplink(6, confirmed=True), back=back))
-            made.use(registry_of([device(gateway="a")], "devices"))  # now it is this server's own
+            made.sessions.use(registry_of([device(gateway="a")], "devices"))  # now it is this server's own
             counters.let_go.set()
             await made.idle()
             made.hear(reception(uplink(7, confirmed=True), back=back))

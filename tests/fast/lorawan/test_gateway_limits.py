@@ -210,7 +210,7 @@ def test_a_station_that_we_cannot_read_any_more_is_not_kept(tmp_path, monkeypatc
 def test_what_is_kept_of_everything_is_bounded_when_the_disk_fails_and_the_uplinks_are_not_held_up(tmp_path):
     async def main():
         async with service(tmp_path, keep_all=True, limits=GatewayLimits(in_hand_max=500, grace_s=0.1)) as made:
-            everything = made.delivery._all
+            everything = made._everything
             assert everything is not None
             publish = everything._publish
             broken = [True]

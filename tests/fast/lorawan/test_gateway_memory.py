@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from onefold.clock import wall_ms
-from onefold.lorawan.flow import FrameDelivery, Upstream
+from onefold.lorawan.flow import GatewayLimits, GatewayService, Upstream
 from onefold.lorawan.mic import signed_join
 from onefold.lorawan.stores.memory import MemoryCounters
 from onefold.lorawan.stores.sqlite import SqliteCounters
@@ -94,11 +94,12 @@ def test_a_server_that_died_with_a_frame_in_hand_stores_it_once_and_its_retry_is
         local = SqliteCounters(tmp_path / "counters.db", wall_ms)
         with monkeypatch.context() as patch:
             patch.setattr(Upstream, "_publish", lambda *_: (_ for _ in ()).throw(OSError("no disk")))
-            async with service(tmp_path / "log", device(), local=local, kill=True, expiry_ms=1) as made:
+            async with service(
+                tmp_path / "log", device(), local=local, kill=True, expiry_ms=1, limits=GatewayLimits(grace_s=0)
+            ) as made:
                 made.hear(reception(uplink(7, confirmed=True)))
                 while not local.unfinished("a"):
                     await asyncio.sleep(0.01)
-                made.delivery._grace_s = 0
         assert stored(tmp_path / "log") == []
         local, ticks = SqliteCounters(tmp_path / "counters.db", wall_ms), Ticks()
         async with service(tmp_path / "log", device(), local=local, ticks=ticks, expiry_ms=1) as made:
@@ -172,16 +173,16 @@ def test_a_forged_join_and_one_of_a_stranger_leave_nothing_in_the_store(tmp_path
 
 
 def test_copies_of_a_frame_whose_claim_could_not_be_made_wait_for_nothing(tmp_path, monkeypatch):
-    real = FrameDelivery.record
+    real = GatewayService._record
     failures: list[object] = []
 
-    def failing(self, item, judged):
+    def failing(self, heard, session, judged):
         if not failures:
-            failures.append(item)
+            failures.append(heard)
             raise RecursionError("too deep")
-        return real(self, item, judged)
+        return real(self, heard, session, judged)
 
-    monkeypatch.setattr(FrameDelivery, "record", failing)
+    monkeypatch.setattr(GatewayService, "_record", failing)
 
     async def main():
         async with service(tmp_path, device(strategy="none")) as made:
