@@ -24,8 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold.chains import ChainDetector
-from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
-from onefold.chains.columns import ChainBank, ChainMessages
+from onefold.chains.columns import NO_PREVIOUS, ChainBank, ChainMessages
 from onefold.chains.in_order import OrderedChain
 from onefold.chains.in_order import OrderSettings as Ordering
 from onefold.cli.records import Form

@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold.chains import ANSWERS
-from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
-from onefold.chains.columns import refused
+from onefold.chains.columns import NO_PREVIOUS, refused
 from onefold.chains.in_order import OrderedChain, OrderSettings, Released, Unfillable
 from onefold.chains.rules import pack
 from onefold.errors import BadInput, Misuse

@@ -1,7 +1,6 @@
 import pytest
 
-from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
-from onefold.chains.columns import refused
+from onefold.chains.columns import NO_PREVIOUS, refused
 from onefold.chains.rules import SEQUENCE_MAX, TIMESTAMP_MAX, pack
 from onefold.spark.columns import CORRUPT, ChainColumns, packed
 

@@ -1,4 +1,4 @@
-"""The detector over columns: many chains at once, rows sorted by chain and then in the order of judgement.
+"""The detector over columns: many chains at once, rows sorted by chain and then in the order of judgement; no Spark.
 
 The scalar `ChainDetector` is the truth; this form gives the same answers faster. Most messages are newer than all seen
 of their chain, and for those one number decides, the newest seen: numpy finds it for all rows at once, as the running
@@ -8,42 +8,16 @@ left is few: messages that open a gap, and the other ones behind the newest. Onl
 The running maximum is the newest number *counted* only while no message ahead of it is refused. Chains in which one is
 (its previous number lies below the newest, or it jumps too far) are judged row by row: rare, and exact.
 
-Numbers come packed (see `number`), a missing previous is ``NO_PREVIOUS``. A negative number marks a row that was
-refused before it came here: ``refused(code)`` is answered with ``code``, and the row is no part of any chain.
+A number is one int64 (`rules.pack`), a missing previous is ``NO_PREVIOUS``, an answer its place in ``ANSWERS``. A
+negative number marks a row that was refused before it came here: ``refused(reason)`` is answered with that reason's
+code, and the row is no part of any chain.
 
-A message that names no previous one and is behind the newest cannot be known by gaps (UNSURE behind_head). A table has
-all rows of a chain, so there it can: `TableDetector` looks at the rows of equal number a second time.
+    PackedDetector     one chain, message by message: `ChainDetector` laid out for speed
+    ColumnarDetector   batches of rows, the rows of a chain contiguous: input of any size can stream through
+    TableDetector      a whole table: also rows without a previous number are known, by the others of equal number
+    ChainBank          a stream: the memory of all chains as columns, kept as one blob of bytes between batches
 
-Memory: one batch, and the gaps of the chain that it ended in, so input of any size can stream through.
-Cost: a dozen numpy passes per batch, and about half a microsecond per message that meets the gaps.
-
-`ChainDetector` on packed integers, answering codes: the same rules, laid out for speed.
-
-A number is one int64 (see `number`), an answer its place in ``ANSWERS``. There is no second opinion in here: the
-property tests hold it equal to the scalar detector, message by message.
-
-A bank's columns, and the same as bytes.
-
-Bytes: a magic, the format number and the counts of chains and gaps, then the columns one after another, deflated.
-
-The memory of many chains in a few columns: judged a batch at a time, kept as one blob between batches.
-
-A stream needs on Tuesday what it saw on Monday. One Python object per chain would cost more than the judgement, so a
-bank keeps its chains as columns, sorted by name, and their gaps flat beside them:
-
-    name (128 bits)   head   heard_ms   forgotten      one row per chain
-    owner   lower   upper                              one row per gap, in the order of the chains
-
-A batch is judged by the rules of `columnar`: the head of each known chain stands in as a first row, numpy decides what
-one comparison can decide, and only the chains whose gaps are touched become detectors for a moment.
-
-State is bounded by disorder, not by history, and in two more ways:
-
-    idle_ms      a chain not heard from for so long gives up its gaps: what lies below them is UNSURE from then on,
-                 the head stays, so that nothing seen is ever taken for new
-    chains_max   when so many are known, messages of a new chain are UNSURE state_full; the known go on as before
-
-Cost: a dozen numpy passes over batch and bank, half a microsecond per message that meets the gaps.
+Cost: a dozen numpy passes per batch (and bank), and about half a microsecond per message that meets the gaps.
 """
 
 from __future__ import annotations
@@ -57,7 +31,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from onefold.chains.rules import ANSWERS, GAP_COUNT_MAX, SEQUENCE_BITS, SEQUENCE_MAX, ChainDetector, Floor
+from onefold.chains.rules import ANSWERS, DEFAULTS, SEQUENCE_BITS, SEQUENCE_MAX, ChainSettings
 from onefold.decoding import inflate
 from onefold.errors import BadInput, Misuse
 from onefold.intervals import Gaps
@@ -80,21 +54,20 @@ STATE_FULL, LATE = CODES["state_full"], CODES["late"]
 class PackedDetector:
     """One chain. `judge` is the whole rule; `begin`, `open_gap` and `behind` are its parts, for who knows the head.
 
-    >>> detector = PackedDetector(10_000, "first", None)
+    >>> detector = PackedDetector(DEFAULTS)
     >>> detector.judge(NO_PREVIOUS, 5), detector.judge(7, 8), detector.judge(5, 7), detector.judge(5, 7)
     (0, 2, 3, 5)
     """
 
     __slots__ = ("_first", "_forgotten", "_gap_count_max", "_gaps", "_jump_max_ms", "forgetting", "head")
 
-    def __init__(self, gap_count_max: int, floor: str, jump_max_ms: int | None) -> None:
-        self._gap_count_max = gap_count_max
+    def __init__(self, settings: ChainSettings) -> None:
+        self._gap_count_max, floor, self._jump_max_ms = settings
         self._first = floor == "first"
-        self._jump_max_ms = jump_max_ms
         self._gaps: Gaps[int] = Gaps()
         self._forgotten = START
         self.head = START
-        self.forgetting: Callable[[int], None] | None = None  # is told how far the forgotten reaches, when it grows
+        self.forgetting: Callable[[int], None] | None = None  # called with how far the forgotten reaches, when it grows
 
     def resume(self, head: int, forgotten: int, lowers: list[int], uppers: list[int]) -> None:
         """Go on where another detector stood: with its head and its `memory`."""
@@ -107,7 +80,6 @@ class PackedDetector:
         return self._forgotten, self._gaps.lowers, self._gaps.uppers
 
     def judge(self, previous: int, number: int) -> int:
-        """The code of the answer to one message."""
         head = self.head
         if previous >= number:
             return BAD_NUMBERING
@@ -127,7 +99,6 @@ class PackedDetector:
         return OPENS_GAP
 
     def begin(self, previous: int, number: int) -> None:
-        """The first message of the chain."""
         self.head = number
         if previous == NO_PREVIOUS:
             self._gaps.append(UNNAMED, number - 1)
@@ -189,7 +160,6 @@ Bools: TypeAlias = NDArray[np.bool_]
 Codes: TypeAlias = NDArray[np.int8]
 Order: TypeAlias = Int64s | NDArray[np.object_]
 
-NO_PREVIOUS_COLUMN = NO_PREVIOUS
 _TO_JUDGE = 127  # judge this row by the whole rule
 _BEHIND = 126  # judge this row by the gaps alone
 
@@ -202,8 +172,7 @@ def refused(reason: str) -> int:
 
 
 def answers(codes: Codes) -> list[str]:
-    """The answers in words.
-
+    """
     >>> answers(np.array([1, 5]))
     ['FIRST in_order', 'REPEAT seen']
     """
@@ -228,12 +197,9 @@ class ColumnarDetector:
     ['FIRST new_chain', 'FIRST in_order', 'REPEAT seen']
     """
 
-    def __init__(
-        self, *, gap_count_max: int = GAP_COUNT_MAX, floor: Floor = "first", jump_max_ms: int | None = None
-    ) -> None:
-        ChainDetector(gap_count_max=gap_count_max, floor=floor, jump_max_ms=jump_max_ms)  # refuses misuse
-        self._settings = (gap_count_max, floor, jump_max_ms)
-        self._detector = PackedDetector(*self._settings)
+    def __init__(self, settings: ChainSettings = DEFAULTS) -> None:
+        self._settings = settings.checked()
+        self._detector = PackedDetector(settings)
         self._chain: int | None = None  # whose rows the last batch ended with
 
     def judge(self, chain: Int64s, previous: Int64s, number: Int64s) -> Codes:
@@ -251,18 +217,18 @@ class ColumnarDetector:
             return np.empty(0, np.int8)
         goes_on = self._chain == int(chain[0])
         self._chain = int(chain[-1])
-        if goes_on:  # what was seen before stands in for by one row: the head
+        if goes_on:  # one row stands in for what was seen before: the head
             chain = np.concatenate((chain[:1], chain))
-            previous = np.concatenate(([NO_PREVIOUS_COLUMN], previous))
+            previous = np.concatenate(([NO_PREVIOUS], previous))
             number = np.concatenate(([self._detector.head], number))
         rows = Rows(np.concatenate(([True], chain[1:] != chain[:-1])), previous, number)
-        codes, newest = classify(rows, self._settings[2])
+        codes, newest = classify(rows, self._settings.jump_max_ms)
         at = 0 if goes_on else -1  # the first row of the chain whose detector is at hand
 
         def begin(first: int) -> PackedDetector:
             nonlocal at
             if first != at:
-                at, self._detector = first, PackedDetector(*self._settings)
+                at, self._detector = first, PackedDetector(self._settings)
                 self._detector.begin(int(previous[first]), int(number[first]))
             return self._detector
 
@@ -288,14 +254,13 @@ class TableDetector:
     (['UNSURE behind_head', 'UNSURE behind_head'], ['FIRST late', 'REPEAT seen'])
     """
 
-    def __init__(self, *, gap_count_max: int = GAP_COUNT_MAX, floor: Floor = "first") -> None:
-        self._detector = ColumnarDetector(gap_count_max=gap_count_max, floor=floor)
+    def __init__(self, settings: ChainSettings = DEFAULTS) -> None:
+        self._detector = ColumnarDetector(settings)
         self._counted: tuple[int, int] | None = None  # chain and number that the last review ended with, if it counts
         self.due = False
         """Was a row left open, so that a review is needed?"""
 
     def judge(self, chain: Int64s, previous: Int64s, number: Int64s) -> Codes:
-        """As `ColumnarDetector.judge`."""
         codes = self._detector.judge(chain, previous, number)
         self.due = self.due or bool(_left_open(previous, codes).any())
         return codes
@@ -310,7 +275,7 @@ class TableDetector:
         if self._counted is not None and self._counted[0] == chain[0]:  # what counted before stands in as one row
             codes = self._settled(
                 np.concatenate((chain[:1], chain)),
-                np.concatenate(([NO_PREVIOUS_COLUMN], previous)),
+                np.concatenate(([NO_PREVIOUS], previous)),
                 np.concatenate(([self._counted[1]], number)),
                 np.concatenate((np.array([LATE], np.int8), codes)),
             )[1:]
@@ -331,26 +296,21 @@ class TableDetector:
         rows = np.flatnonzero((open_rows | _FIRST[codes]) & concerned[rank])
         if not len(rows):
             return codes
-        again = _again(rank[rows], number[rows])
+        begins = np.concatenate(([True], rank[rows[1:]] != rank[rows[:-1]]))
+        order, _ = _in_chain_order(Rows(begins, previous[rows], number[rows]))
+        by_number = np.argsort(order, kind="stable")
+        in_order = order[by_number]
+        again = np.zeros(len(order), np.bool_)  # a row of the same chain before it has its number
+        again[by_number[1:]] = in_order[1:] == in_order[:-1]
         codes = codes.astype(np.int8)
         codes[rows[again]] = SEEN
         codes[rows[~again & open_rows[rows]]] = LATE
         return codes
 
 
-def _again(chain: Int64s, number: Int64s) -> Bools:
-    """Which rows have a number that a row of their chain before them has."""
-    order, _ = _in_chain_order(Rows(np.concatenate(([True], chain[1:] != chain[:-1])), number, number))
-    by_number = np.argsort(order, kind="stable")
-    in_order = order[by_number]
-    again = np.zeros(len(order), np.bool_)
-    again[by_number[1:]] = in_order[1:] == in_order[:-1]
-    return again
-
-
 def _left_open(previous: Int64s, codes: Codes) -> Bools:
     """Which rows the gaps cannot tell, and the numbers of a whole chain can."""
-    open_rows: Bools = (previous == NO_PREVIOUS_COLUMN) & ((codes == BEHIND_HEAD) | (codes == FORGOTTEN))
+    open_rows: Bools = (previous == NO_PREVIOUS) & ((codes == BEHIND_HEAD) | (codes == FORGOTTEN))
     return open_rows
 
 
@@ -365,7 +325,7 @@ def classify(rows: Rows, jump_max_ms: int | None = None) -> tuple[Codes, Int64s]
     codes = np.full(len(number), IN_ORDER, np.int8)
     odd = np.flatnonzero(~ahead | (previous != head))
     odd_ahead, below, above = ahead[odd], previous[odd] < head[odd], previous[odd] > head[odd]
-    alone = previous[odd] == NO_PREVIOUS_COLUMN
+    alone = previous[odd] == NO_PREVIOUS
     codes[odd] = np.where(odd_ahead, np.where(above, OPENS_GAP, AHEAD), _BEHIND)
     codes[_copies(odd[~odd_ahead & ~alone], previous, order, top)] = SEEN
     codes[odd[~odd_ahead & alone & (number[odd] == head[odd])]] = SEEN
@@ -408,9 +368,12 @@ def walk(rows: Rows, codes: Codes, newest: Int64s, begin: Callable[[int], Packed
         else:
             detector.open_gap(head, before)
         answered.append(code)
-    if reaches:
+    if reaches:  # a copy that lies within what was forgotten before it came is no longer known to be one
         at, reach = np.array(reaches, np.int64).T
-        _forget_copies(codes, number, starts, visits[at], reach)
+        copies, forgot = np.flatnonzero(codes == SEEN), visits[at]
+        last = np.searchsorted(forgot, copies) - 1
+        elsewhere = (last < 0) | (forgot[last] < _first_rows(starts, copies))
+        codes[copies[~elsewhere & (number[copies] <= reach[last])]] = FORGOTTEN
     codes[visits] = answered
     return judged
 
@@ -426,16 +389,7 @@ def _copies(rows: Int64s, previous: Int64s, order: Order, top: Order) -> Int64s:
     return copies
 
 
-def _forget_copies(codes: Codes, number: Int64s, starts: Int64s, rows: Int64s, reach: Int64s) -> None:
-    """A copy that lies within what was forgotten before it came is no longer known to be one."""
-    copies = np.flatnonzero(codes == SEEN)
-    last = np.searchsorted(rows, copies) - 1
-    elsewhere = (last < 0) | (rows[last] < _first_rows(starts, copies))
-    codes[copies[~elsewhere & (number[copies] <= reach[last])]] = FORGOTTEN
-
-
 def _first_rows(starts: Int64s, rows: Int64s) -> Int64s:
-    """The first row of each row's chain."""
     return starts[np.searchsorted(starts, rows, "right") - 1]
 
 
@@ -463,6 +417,7 @@ def _in_chain_order(rows: Rows) -> tuple[Order, Callable[[Order], Int64s]]:
 
 
 FORMAT = 1
+"""A magic, this number and the counts of chains and gaps; then the columns one after another, deflated."""
 _HEADER = struct.Struct("<4sHQQ")
 _MAGIC = b"OFcb"
 
@@ -478,7 +433,6 @@ class Chains(NamedTuple):
 
     @classmethod
     def none(cls) -> Chains:
-        """No chains."""
         return cls(*(np.empty(0, np.int64) for _ in cls._fields))
 
     def append(self, key: Int64s, key_check: Int64s, forgotten: Int64s) -> Chains:
@@ -497,16 +451,13 @@ class GapRows(NamedTuple):
 
     @classmethod
     def none(cls) -> GapRows:
-        """No gaps."""
         return cls(*(np.empty(0, np.int64) for _ in cls._fields))
 
     @classmethod
     def joined(cls, parts: list[GapRows]) -> GapRows:
-        """All of them, one part after the other."""
         return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def take(self, rows: Bools | Int64s) -> GapRows:
-        """These rows."""
         return GapRows(*(column[rows] for column in self))
 
 
@@ -521,7 +472,6 @@ def sorted_by_name(chains: Chains, gaps: GapRows) -> tuple[Chains, GapRows]:
 
 
 def encode(chains: Chains, gaps: GapRows) -> bytes:
-    """The columns as bytes."""
     counts = np.bincount(gaps.owner, minlength=len(chains.key)).astype(np.int64)
     columns = b"".join(column.astype("<i8").tobytes() for column in (*chains, counts, gaps.lower, gaps.upper))
     return _HEADER.pack(_MAGIC, FORMAT, len(chains.key), len(gaps.lower)) + zlib.compress(columns, 1)
@@ -554,12 +504,19 @@ class ChainMessages(NamedTuple):
     number: Int64s
 
     def take(self, rows: Int64s) -> ChainMessages:
-        """These rows, in this order."""
         return ChainMessages(*(column[rows] for column in self))
 
 
 class ChainBank:
     """Judges batches of messages of many chains, and remembers.
+
+    One Python object per chain would cost more than the judgement, so the chains are columns, sorted by name, and their
+    gaps lie flat beside them. In a batch the head of each known chain stands in as a first row, numpy decides what one
+    comparison can decide, and only the chains whose gaps are touched become detectors for a moment.
+
+    State is bounded by disorder, not by history, and in two more ways. A chain that was not heard from for ``idle_ms``
+    gives up its gaps: what lies below them is UNSURE from then on; the head stays, so that nothing seen is ever taken
+    for new. Beyond ``chains_max`` chains, messages of a new one are UNSURE state_full; the others go on as before.
 
     >>> bank = ChainBank()
     >>> one = np.array([1, 1])
@@ -572,17 +529,15 @@ class ChainBank:
 
     def __init__(
         self,
+        settings: ChainSettings = DEFAULTS,
         *,
-        gap_count_max: int = GAP_COUNT_MAX,
-        floor: Floor = "first",
         idle_ms: int | None = None,
         chains_max: int | None = None,
     ) -> None:
-        ChainDetector(gap_count_max=gap_count_max, floor=floor)  # refuses misuse
         for name, value in (("idle_ms", idle_ms), ("chains_max", chains_max)):
             if value is not None and value < 1:
                 raise Misuse(f"{name} is {value}, must be at least 1", **{name: value})
-        self._settings = (gap_count_max, floor, None)
+        self._settings = settings.checked()
         self._idle_ms = idle_ms
         self._chains_max = chains_max
         self._chains = Chains.none()
@@ -613,9 +568,14 @@ class ChainBank:
         firsts = np.flatnonzero(_begins(messages))
         names = messages.take(firsts)
         at = self.find(names.key, names.key_check)
-        known = np.flatnonzero(at >= 0)
-        places = firsts[known] + np.arange(len(known))  # where the heads come to stand
-        rows = _with_heads(messages, firsts[known], self._chains.head[at[known]], places)
+        old = np.flatnonzero(at >= 0)
+        before, places = firsts[old], firsts[old] + np.arange(len(old))  # where the heads come to stand
+        begins = np.insert(_begins(messages), before, True)
+        begins[places + 1] = False
+        heads = self._chains.head[at[old]]
+        rows = Rows(
+            begins, np.insert(messages.previous, before, NO_PREVIOUS), np.insert(messages.number, before, heads)
+        )
         codes, newest = classify(rows)
         starts = np.flatnonzero(rows.begins)
         chain_of = dict(zip(starts.tolist(), range(len(starts)), strict=True))
@@ -624,12 +584,14 @@ class ChainBank:
 
         def begin(first: int) -> PackedDetector:
             chain = chain_of[first]
-            detector = visited[chain] = PackedDetector(*self._settings)
-            if at[chain] >= 0:
-                place = int(at[chain])
-                detector.resume(*self._recall(place, int(ends[place]), int(ends[place + 1])))
-            else:
+            detector = visited[chain] = PackedDetector(self._settings)
+            row = int(at[chain])
+            if row < 0:
                 detector.begin(int(rows.previous[first]), int(rows.number[first]))
+                return detector
+            head, forgotten = int(self._chains.head[row]), int(self._chains.forgotten[row])
+            lower, upper = (column[ends[row] : ends[row + 1]].tolist() for column in self._gaps[1:])
+            detector.resume(head, forgotten, lower, upper)
             return detector
 
         judged = walk(rows, codes, newest, begin)
@@ -671,15 +633,11 @@ class ChainBank:
         inside = np.minimum(at, max(0, len(self) - 1))
         if not len(self):
             return np.full(len(key), -1, np.int64)
-        found = np.where(chains.key[inside] == key, inside, -1).astype(np.int64)
-        for i in np.flatnonzero((found >= 0) & (chains.key_check[inside] != key_check)):  # two names, one first half
-            same = range(int(found[i]), int(np.searchsorted(chains.key, key[i], "right")))
-            found[i] = next((j for j in same if chains.key_check[j] == key_check[i]), -1)
-        return found
-
-    def _recall(self, chain: int, low: int, high: int) -> tuple[int, int, list[int], list[int]]:
-        head, forgotten = int(self._chains.head[chain]), int(self._chains.forgotten[chain])
-        return head, forgotten, self._gaps.lower[low:high].tolist(), self._gaps.upper[low:high].tolist()
+        rows = np.where(chains.key[inside] == key, inside, -1).astype(np.int64)
+        for i in np.flatnonzero((rows >= 0) & (chains.key_check[inside] != key_check)):  # two names, one first half
+            same = range(int(rows[i]), int(np.searchsorted(chains.key, key[i], "right")))
+            rows[i] = next((j for j in same if chains.key_check[j] == key_check[i]), -1)
+        return rows
 
     def _learn(
         self, names: ChainMessages, at: Int64s, heads: Int64s, now_ms: int, visited: dict[int, PackedDetector]
@@ -694,7 +652,7 @@ class ChainBank:
         chains.head[at] = heads
         chains.heard_ms[at] = now_ms
         below = GapRows(at[new[untouched.owner]], untouched.lower, untouched.upper)
-        kept = self._gaps.take(~np.isin(self._gaps.owner, at[touched]))
+        untouched_before = self._gaps.take(~np.isin(self._gaps.owner, at[touched]))
         memories = [detector.memory() for detector in visited.values()]
         chains.forgotten[at[touched]] = [forgotten for forgotten, _, _ in memories]
         changed = GapRows(
@@ -702,17 +660,16 @@ class ChainBank:
             np.array([lower for _, lowers, _ in memories for lower in lowers], np.int64),
             np.array([upper for _, _, uppers in memories for upper in uppers], np.int64),
         )
-        self._chains, self._gaps = sorted_by_name(chains, GapRows.joined([kept, below, changed]))
+        self._chains, self._gaps = sorted_by_name(chains, GapRows.joined([untouched_before, below, changed]))
 
     def _beginnings(self, first: ChainMessages, visited: Int64s) -> tuple[Int64s, GapRows]:
         """What is remembered of new chains whose gaps were not touched: the gap below their first message."""
-        gap_count_max, floor, _ = self._settings
-        below = np.where(first.previous == NO_PREVIOUS_COLUMN, first.number - 1, first.previous)
+        below = np.where(first.previous == NO_PREVIOUS, first.number - 1, first.previous)
         reach = np.full(len(below), START, np.int64)
-        if floor == "open" and gap_count_max == 1:  # no room for even this one
+        if self._settings.floor == "open" and self._settings.gap_count_max == 1:  # no room for even this one
             return below, GapRows.none()
         chain = np.delete(np.arange(len(below)), visited)
-        lower: Int64s = np.where(first.previous == NO_PREVIOUS_COLUMN, UNNAMED, START).astype(np.int64)
+        lower: Int64s = np.where(first.previous == NO_PREVIOUS, UNNAMED, START).astype(np.int64)
         return reach, GapRows(chain, lower[chain], below[chain])
 
     def _shrink(self, before_ms: int) -> None:
@@ -720,10 +677,10 @@ class ChainBank:
         idle = self._chains.heard_ms < before_ms
         torn = np.zeros(len(self), np.bool_)
         torn[self._gaps.owner[self._gaps.lower >= 0]] = True  # one with nothing missing is small already
-        gone = (idle & torn)[self._gaps.owner]
-        if gone.any():
-            np.maximum.at(self._chains.forgotten, self._gaps.owner[gone], self._gaps.upper[gone])
-            self._gaps = self._gaps.take(~gone)
+        forget = (idle & torn)[self._gaps.owner]
+        if forget.any():
+            np.maximum.at(self._chains.forgotten, self._gaps.owner[forget], self._gaps.upper[forget])
+            self._gaps = self._gaps.take(~forget)
 
     def snapshot(self) -> bytes:
         """All that is remembered, as bytes; the settings are not in it."""
@@ -742,12 +699,3 @@ class ChainBank:
 def _begins(messages: ChainMessages) -> Bools:
     key, check = messages.key, messages.key_check
     return np.concatenate(([True], (key[1:] != key[:-1]) | (check[1:] != check[:-1])))[: len(key)]
-
-
-def _with_heads(messages: ChainMessages, before: Int64s, heads: Int64s, places: Int64s) -> Rows:
-    """The rows, with the head of each known chain standing in as its first row."""
-    begins = np.insert(_begins(messages), before, True)
-    begins[places + 1] = False
-    return Rows(
-        begins, np.insert(messages.previous, before, NO_PREVIOUS_COLUMN), np.insert(messages.number, before, heads)
-    )

@@ -19,24 +19,11 @@ so a held message can be ``in_order`` with what has been seen. A range that was 
 comes too late for it is UNSURE given_up, not REPEAT, for nobody has seen it. More than ``gap_count_max`` of them are
 not kept: the lowest is forgotten, and all down there is UNSURE. Over ``buffer_max`` the lowest gap is given up at once.
 
-From: Streamr client, OrderingUtil (later OrderedMessageChain and GapFiller). Cost: O(1) in order; to hold a message and
-to release it later, O(log held) and a memory move each.
-
-What an ordered chain tells its owner to do or to know, in the order in which it happened.
-
 Every event carries the time it was given. In `GapFound` and `Unfillable` both ends are messages that are there and
 what is missing lies between them; in `Resend` both ends belong to the range that is asked for.
 
-How long an ordered chain waits, how often it asks and how much it holds.
-
-Each default stands beside its precedent. Waiting and asking are for messages that were only overtaken or lost on the
-way; the two bounds are for those that never come.
-
-An ordered chain's state as bytes, and back.
-
-JSON, because the messages that are held are the caller's: bytes travel as hex, everything else as its JSON text. What
-would not come back equal (a tuple, an object, NaN) is refused when the snapshot is taken, not when it is needed.
-Foreign bytes are checked against the invariants of the engine before a chain is made of them.
+From: Streamr client, OrderingUtil (later OrderedMessageChain and GapFiller). Cost: O(1) in order; to hold a message and
+to release it later, O(log held) and a memory move each.
 """
 
 from __future__ import annotations
@@ -44,10 +31,11 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
-from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
-from onefold.chains import rules as A
+from onefold.chains import rules
 from onefold.chains.rules import START, Number, just_above, just_below, text, valid
 from onefold.errors import BadInput, Misuse
 from onefold.intervals import Gaps
@@ -119,7 +107,9 @@ GAP_COUNT_MAX = 10_000
 
 
 class OrderSettings(NamedTuple):
-    """What the constructor of an ordered chain was told."""
+    """Waiting and asking are for messages that were overtaken or lost on the way, the two bounds for those that never
+    come.
+    """
 
     wait_ms: int
     retry_ms: int
@@ -171,9 +161,22 @@ class OrderedState(NamedTuple):
 
 
 def encode(state: OrderedState) -> bytes:
-    """The state as JSON; a held message that JSON cannot carry raises `Misuse`."""
-    held = [(number, previous, *_pack(message)) for number, previous, message in state.held]
-    fields = {**state._asdict(), "settings": state.settings._asdict(), "held": held}
+    """The state as JSON, because the held messages are the caller's: bytes travel as hex, all else as its JSON text.
+
+    What would not come back equal (a tuple, an object, NaN) raises `Misuse` now, not when the snapshot is needed.
+    """
+
+    def pack(message: object) -> tuple[str, str]:
+        if isinstance(message, bytes):
+            return "hex", message.hex()
+        with suppress(TypeError, ValueError, RecursionError):
+            text = json.dumps(message)
+            if json.loads(text) == message:
+                return "json", text
+        raise Misuse(f"a held message is neither bytes nor a JSON value: {message!r:.80}", held=message)
+
+    messages = [(number, previous, *pack(message)) for number, previous, message in state.held]
+    fields = {**state._asdict(), "settings": state.settings._asdict(), "held": messages}
     return json.dumps({"format": FORMAT, **fields}, separators=(",", ":")).encode()
 
 
@@ -183,43 +186,28 @@ def decode(data: bytes) -> OrderedState:
         fields = json.loads(data)
         if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
             raise BadInput(f"not an ordered-chain snapshot of format {FORMAT}: begins {data[:20]!r}")
-        state = _read(**fields)
+        raw = OrderedState(**fields)
+        gap = None
+        if raw.gap is not None:
+            first, last, upper, *counts = raw.gap
+            due_ms, asked_count, asked_ms = map(_whole, counts)
+            gap = OpenGap(_number(first), _number(last), _number(upper), due_ms, asked_count, asked_ms)
+        state = OrderedState(
+            OrderSettings(**cast(dict[str, Any], raw.settings)).checked(),
+            _number_or_none(raw.floor),
+            _number(raw.last),
+            _number_or_none(raw.forgotten),
+            [(_number(lower), _number(upper)) for lower, upper in raw.given_up],
+            [
+                (_number(n), _number_or_none(previous), bytes.fromhex(text) if kind == "hex" else json.loads(text))
+                for n, previous, kind, text in cast(list[Any], raw.held)
+            ],
+            gap,
+        )
     except (ValueError, TypeError, Misuse, RecursionError) as error:
         raise BadInput(f"not an ordered-chain snapshot: {error}") from error
     _refuse_disorder(state)
     return state
-
-
-def _read(settings: Any, floor: Any, last: Any, forgotten: Any, given_up: Any, held: Any, gap: Any) -> OrderedState:
-    return OrderedState(
-        OrderSettings(**settings).checked(),
-        _number_or_none(floor),
-        _number(last),
-        _number_or_none(forgotten),
-        [(_number(lower), _number(upper)) for lower, upper in given_up],
-        [(_number(n), _number_or_none(previous), _unpack(kind, text)) for n, previous, kind, text in held],
-        None if gap is None else _read_gap(*gap),
-    )
-
-
-def _read_gap(first: Any, last: Any, upper: Any, due_ms: Any, asked_count: Any, asked_ms: Any) -> OpenGap:
-    return OpenGap(_number(first), _number(last), _number(upper), _whole(due_ms), _whole(asked_count), _whole(asked_ms))
-
-
-def _pack(message: object) -> tuple[str, str]:
-    if isinstance(message, bytes):
-        return "hex", message.hex()
-    try:
-        text = json.dumps(message)
-        if json.loads(text) == message:
-            return "json", text
-    except (TypeError, ValueError, RecursionError):
-        pass
-    raise Misuse(f"a held message is neither bytes nor a JSON value: {message!r:.80}", held=message)
-
-
-def _unpack(kind: str, text: str) -> Any:
-    return bytes.fromhex(text) if kind == "hex" else json.loads(text)
 
 
 def _whole(value: object) -> int:
@@ -238,8 +226,7 @@ def _number_or_none(value: Any) -> Number | None:
 
 
 def _refuse_disorder(state: OrderedState) -> None:
-    gone = [bound for gap in state.given_up for bound in gap]
-    bounds = [*filter(None, [state.forgotten]), *gone, state.last]
+    bounds = [*filter(None, [state.forgotten]), *(bound for gap in state.given_up for bound in gap), state.last]
     for number, previous, _ in state.held:
         bounds += [number] if previous is None else [previous, number]
     for lower, upper in pairwise(bounds):
@@ -313,7 +300,7 @@ class OrderedChain(Generic[M]):
         own = valid(number)
         before = None if previous is None else valid(previous)
         if own is None or (before is None) != (previous is None):
-            return Step(A.BAD_NUMBER, [])
+            return Step(rules.BAD_NUMBER, [])
         answer = self._judge(before, own)
         if answer.verdict is not Verdict.FIRST:
             return Step(answer, [])
@@ -332,13 +319,16 @@ class OrderedChain(Generic[M]):
         Nothing is due later than the settings let it be from now on: a clock that was ahead for a while costs one wait.
         """
         events: list[Event[M]] = []
-        latest_ms = now_ms + self.settings.longest_ms
+        settings = self.settings
+        latest_ms = now_ms + settings.longest_ms
         if self._gap is not None and self._gap.due_ms > latest_ms:
             self._gap = self._gap._replace(due_ms=latest_ms)
-        while self._gap is not None and self._gap.due_ms <= now_ms:
-            if self._gap.asked_count < self.settings.requests_max:
-                return [*events, self._ask(self._gap, now_ms)]
-            events += self._give_up_gap(self._gap, now_ms)
+        while (gap := self._gap) is not None and gap.due_ms <= now_ms:
+            if gap.asked_count < settings.requests_max:
+                due_ms = now_ms + settings.retry_ms
+                self._gap = gap._replace(due_ms=due_ms, asked_count=gap.asked_count + 1, asked_ms=now_ms)
+                return [*events, Resend(now_ms, gap.first, gap.last)]
+            events += self._give_up_gap(gap, now_ms)
         return events
 
     def answered(self, now_ms: int, resend: Resend | None = None) -> list[Event[M]]:
@@ -362,32 +352,32 @@ class OrderedChain(Generic[M]):
 
     def _judge(self, previous: Number | None, number: Number) -> Answer:
         if previous is not None and previous >= number:
-            return A.BAD_NUMBERING
+            return rules.BAD_NUMBERING
         if self._floor is None:
-            return A.NEW_CHAIN
+            return rules.NEW_CHAIN
         if number <= self._last:
             return self._judge_late(previous, number, self._floor)
         if number in self._held:
-            return A.SEEN
+            return rules.SEEN
         i = bisect_left(self._numbers, number)
         below = self._numbers[i - 1] if i else self._last
         if previous is not None and previous < below:
-            return A.GAP_MISMATCH
+            return rules.GAP_MISMATCH
         if i < len(self._numbers):
             claimed, _ = self._held[self._numbers[i]]
-            return A.GAP_MISMATCH if claimed is not None and claimed < number else A.FILLS_GAP
+            return rules.GAP_MISMATCH if claimed is not None and claimed < number else rules.FILLS_GAP
         if previous is None:
-            return A.AHEAD
-        return A.IN_ORDER if previous == below else A.OPENS_GAP
+            return rules.AHEAD
+        return rules.IN_ORDER if previous == below else rules.OPENS_GAP
 
     def _judge_late(self, previous: Number | None, number: Number, floor: Number) -> Answer:
         if number < floor:
-            return A.BEHIND_HEAD if previous is None else A.BELOW_FLOOR
+            return rules.BEHIND_HEAD if previous is None else rules.BELOW_FLOOR
         if self._forgotten is not None and number <= self._forgotten:
-            return A.FORGOTTEN
+            return rules.FORGOTTEN
         if number in self._given_up:
-            return A.GIVEN_UP
-        return A.BEHIND_HEAD if previous is None and number not in (floor, self._last) else A.SEEN
+            return rules.GIVEN_UP
+        return rules.BEHIND_HEAD if previous is None and number not in (floor, self._last) else rules.SEEN
 
     def _advance(self, now_ms: int, give_up_to: Number | None = None) -> Iterator[Event[M]]:
         """Release what is next, and up to ``give_up_to`` also what is not; then see whether a new gap is open."""
@@ -409,19 +399,11 @@ class OrderedChain(Generic[M]):
                 self._gap = None
                 yield GapResolved(now_ms)
         if self._numbers and self._gap is None:
-            yield self._find(now_ms)
-
-    def _find(self, now_ms: int) -> GapFound:
-        upper = self._numbers[0]
-        previous = self._held[upper][0]
-        assert previous is not None, "without a previous number it would have been next"
-        self._gap = OpenGap(just_above(self._last), previous, upper, now_ms + self.settings.wait_ms)
-        return GapFound(now_ms, self._last, upper)
-
-    def _ask(self, gap: OpenGap, now_ms: int) -> Resend:
-        due_ms = now_ms + self.settings.retry_ms
-        self._gap = gap._replace(due_ms=due_ms, asked_count=gap.asked_count + 1, asked_ms=now_ms)
-        return Resend(now_ms, gap.first, gap.last)
+            upper = self._numbers[0]
+            previous = self._held[upper][0]
+            assert previous is not None, "without a previous number it would have been next"
+            self._gap = OpenGap(just_above(self._last), previous, upper, now_ms + self.settings.wait_ms)
+            yield GapFound(now_ms, self._last, upper)
 
     def _give_up_gap(self, gap: OpenGap, now_ms: int) -> Iterator[Event[M]]:
         return self._advance(now_ms, gap.upper if self.settings.strategy == "full" else self._numbers[-1])
@@ -434,9 +416,9 @@ class OrderedChain(Generic[M]):
 
     def snapshot(self) -> bytes:
         """Everything, settings and held messages included; these must be bytes or JSON values, else `Misuse`."""
-        held = [(number, *self._held[number]) for number in self._numbers]
+        messages = [(number, *self._held[number]) for number in self._numbers]
         return encode(
-            OrderedState(self.settings, self._floor, self._last, self._forgotten, self.given_up(), held, self._gap)
+            OrderedState(self.settings, self._floor, self._last, self._forgotten, self.given_up(), messages, self._gap)
         )
 
     @classmethod

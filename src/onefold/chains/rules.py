@@ -20,22 +20,11 @@ Below the first message that ever arrived lies one more gap, ``(-inf, floor]``: 
 below_floor and stays (as published), with ``floor="open"`` it is a gap like any other. More than ``gap_count_max`` gaps
 are not kept: the lowest is forgotten, with how far it reached, and a number down there is UNSURE, never REPEAT.
 
+A number is a pair ``(timestamp, sequence)``: Unix time in milliseconds, and what breaks ties within one of them. Where
+there are many, they are packed into one int64 of the same order, ``timestamp << 20 | sequence``: 43 bits of time (to
+the year 2248) and 1,048,576 messages per millisecond; what does not fit is never wrapped.
+
 From: Streamr network, "Duplicate detection". Cost: O(1) in order, O(log gaps) for an old duplicate.
-
-Every answer the chain engine can give, and the rule behind each in one sentence.
-
-The position in ``ANSWERS`` is the answer's code wherever answers travel in columns. New answers go to the end.
-
-Message numbers: pairs ``(timestamp, sequence)``, compared first by one, then by the other.
-
-The timestamp is milliseconds since 1970, the sequence breaks ties within one millisecond. Where many numbers are held
-at once they are packed into one signed 64-bit integer, ``timestamp << 20 | sequence``, which keeps their order. That
-leaves 43 bits of time (to the year 2248) and 1,048,576 messages per millisecond; what does not fit is never wrapped.
-
-A detector's state as bytes, and back.
-
-One format byte, one flag byte, then unsigned LEB128 integers: the settings, the number of gaps, and all bounds in
-ascending order as differences (a timestamp step and a sequence), so that close bounds cost two or three bytes each.
 """
 
 from __future__ import annotations
@@ -43,7 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Final, Literal, NamedTuple, TypeAlias, cast
 
 from onefold.errors import BadInput, Misuse
 from onefold.intervals import Gaps
@@ -96,7 +85,7 @@ RULES: Final = {
 }
 
 ANSWERS: Final = tuple(RULES)
-
+"""The position of an answer is its code wherever answers travel in columns: new answers go to the end."""
 
 Number: TypeAlias = tuple[int, int]
 
@@ -134,13 +123,11 @@ def just_below(number: Number) -> Number:
 
 
 def just_above(number: Number) -> Number:
-    """The smallest number above this one."""
     return number[0], number[1] + 1
 
 
 def text(number: Number) -> str:
-    """How a number prints.
-
+    """
     >>> text((10, 0)), text(START)
     ('10|0', '-inf')
     """
@@ -160,11 +147,35 @@ def pack(number: Number) -> int | None:
 
 
 def unpack(packed: int) -> Number:
-    """The pair that was packed."""
     return packed >> SEQUENCE_BITS, packed & SEQUENCE_MAX
 
 
-T = TypeVar("T")
+Floor: TypeAlias = Literal["first", "open"]
+
+GAP_COUNT_MAX = 10_000
+"""As published; at 32 bytes a gap a chain in the worst disorder stays below 1 MB."""
+
+
+class ChainSettings(NamedTuple):
+    """How a chain is judged; see the head of this page."""
+
+    gap_count_max: int = GAP_COUNT_MAX
+    floor: Floor = "first"
+    jump_max_ms: int | None = None
+
+    def checked(self) -> ChainSettings:
+        """Return self if every setting makes sense; else raise `Misuse` naming the first that does not."""
+        gap_count_max, floor, jump_max_ms = self
+        if type(gap_count_max) is not int or gap_count_max < 1:
+            raise Misuse(f"gap_count_max is {gap_count_max!r}, must be at least 1", gap_count_max=gap_count_max)
+        if floor not in ("first", "open"):
+            raise Misuse(f'floor is {floor!r}, must be "first" or "open"', floor=floor)
+        if jump_max_ms is not None and (type(jump_max_ms) is not int or jump_max_ms < 0):
+            raise Misuse(f"jump_max_ms is {jump_max_ms!r}, must be a number of ms or None", jump_max_ms=jump_max_ms)
+        return self
+
+
+DEFAULTS: Final = ChainSettings()
 
 FORMAT = 1
 _SEEN, _FORGOT, _NAMED, _OPEN, _GUARDED = 1, 2, 4, 8, 16
@@ -174,9 +185,7 @@ _VARINT_BYTES_MAX = 10  # 64 bits and a little: timestamps of 2^53 fit, endless 
 class State(NamedTuple):
     """Everything a detector knows."""
 
-    gap_count_max: int
-    floor: Literal["first", "open"]
-    jump_max_ms: int | None
+    settings: ChainSettings
     head: Number | None
     forgotten: Number | None
     floor_named: bool
@@ -184,25 +193,36 @@ class State(NamedTuple):
 
 
 def encode(state: State) -> bytes:
-    """The state in as few bytes as it needs."""
+    """The state in as few bytes as it needs: about 20, and about 6 more per gap.
+
+    One format byte, one flag byte, then unsigned LEB128 integers: the settings, the number of gaps, and all bounds in
+    ascending order as differences (a timestamp step and a sequence), so that close bounds cost two or three bytes each.
+    """
+    gap_count_max, floor, jump_max_ms = state.settings
     flags = (
         (state.head is not None) * _SEEN
         | (state.forgotten is not None) * _FORGOT
         | state.floor_named * _NAMED
-        | (state.floor == "open") * _OPEN
-        | (state.jump_max_ms is not None) * _GUARDED
+        | (floor == "open") * _OPEN
+        | (jump_max_ms is not None) * _GUARDED
     )
-    out = bytearray((FORMAT, flags))
-    settings = [state.gap_count_max, *([] if state.jump_max_ms is None else [state.jump_max_ms]), len(state.gaps)]
-    bounds = [bound for gap in state.gaps for bound in gap]
+    values = [gap_count_max, *([] if jump_max_ms is None else [jump_max_ms]), len(state.gaps)]
     last = -1
-    for value in settings:
-        _put(out, value)
-    for bound in [*filter(None, [state.forgotten]), *bounds, *filter(None, [state.head])]:
-        _put(out, bound[0] - last)
-        _put(out, bound[1] + 1)
-        last = bound[0]
+    for timestamp, sequence in _bounds(state):
+        values += timestamp - last, sequence + 1
+        last = timestamp
+    out = bytearray((FORMAT, flags))
+    for value in values:
+        while value >= 0x80:
+            out.append(value & 0x7F | 0x80)
+            value >>= 7
+        out.append(value)
     return bytes(out)
+
+
+def _bounds(state: State) -> list[Number]:
+    gaps = (bound for gap in state.gaps for bound in gap)
+    return [bound for bound in (state.forgotten, *gaps, state.head) if bound is not None]
 
 
 def decode(data: bytes) -> State:
@@ -211,28 +231,30 @@ def decode(data: bytes) -> State:
         raise BadInput(f"not a chain snapshot of format {FORMAT}: begins {data[:2].hex() or 'with nothing'}", offset=0)
     flags = data[1]
     values = _varints(data, 2)
-    gap_count_max = _take(values)
-    jump_max_ms = _take(values) if flags & _GUARDED else None
-    gap_count = _take(values)
-    if 4 * gap_count > len(data):
-        raise BadInput(f"chain snapshot claims {gap_count} gaps in {len(data)} bytes", gap_count=gap_count)
-    numbers = _numbers(values)
-    forgotten = _take(numbers) if flags & _FORGOT else None
-    gaps = [(_take(numbers), _take(numbers)) for _ in range(gap_count)]
-    head = _take(numbers) if flags & _SEEN else None
+    timestamp = -1
+
+    def number() -> Number:
+        nonlocal timestamp
+        timestamp += next(values)
+        return timestamp, next(values) - 1
+
+    try:
+        gap_count_max = next(values)
+        jump_max_ms = next(values) if flags & _GUARDED else None
+        gap_count = next(values)
+        if 4 * gap_count > len(data):
+            raise BadInput(f"chain snapshot claims {gap_count} gaps in {len(data)} bytes", gap_count=gap_count)
+        forgotten = number() if flags & _FORGOT else None
+        gaps = [(number(), number()) for _ in range(gap_count)]
+        head = number() if flags & _SEEN else None
+    except StopIteration:
+        raise BadInput("chain snapshot ends too early") from None
     if next(values, None) is not None:
         raise BadInput(f"chain snapshot of {len(data)} bytes goes on after its end")
-    floor: Literal["first", "open"] = "open" if flags & _OPEN else "first"
-    state = State(gap_count_max, floor, jump_max_ms, head, forgotten, bool(flags & _NAMED), gaps)
+    settings = ChainSettings(gap_count_max, "open" if flags & _OPEN else "first", jump_max_ms)
+    state = State(settings, head, forgotten, bool(flags & _NAMED), gaps)
     _refuse_nonsense(state)
     return state
-
-
-def _put(out: bytearray, value: int) -> None:
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
 
 
 def _varints(data: bytes, offset: int) -> Iterator[int]:
@@ -249,41 +271,22 @@ def _varints(data: bytes, offset: int) -> Iterator[int]:
         yield value
 
 
-def _numbers(values: Iterator[int]) -> Iterator[Number]:
-    timestamp = -1
-    for step in values:
-        timestamp += step
-        yield timestamp, _take(values) - 1
-
-
-def _take(values: Iterator[T]) -> T:
-    for value in values:
-        return value
-    raise BadInput("chain snapshot ends too early")
-
-
 def _refuse_nonsense(state: State) -> None:
     """Raise `BadInput` for what no detector can be in: it would answer, and be wrong."""
-    seen, named = [lower for lower, _ in state.gaps], [upper for _, upper in state.gaps]
-    hidden = state.floor == "first" and seen[:1] == [START]
-    if not 1 <= len(state.gaps) + 1 - hidden <= state.gap_count_max:
-        raise BadInput(f"chain snapshot: {len(state.gaps)} gaps, gap_count_max {state.gap_count_max}")
+    lowers, uppers = [lower for lower, _ in state.gaps], [upper for _, upper in state.gaps]
+    has_floor = lowers[:1] == [START]
+    gap_count_max, floor, _ = state.settings
+    if not 1 <= len(state.gaps) + 1 - (floor == "first" and has_floor) <= gap_count_max:
+        raise BadInput(f"chain snapshot: {len(state.gaps)} gaps, gap_count_max {gap_count_max}")
     if state.head is None and (state.forgotten or state.gaps or state.floor_named):
         raise BadInput("chain snapshot: gaps in a chain of which nothing was seen")
-    edge, top = [*filter(None, [state.forgotten])], [*filter(None, [state.head])]
-    bounds = [*edge, *(bound for gap in state.gaps for bound in gap), *top]
+    bounds = _bounds(state)
     for lower, upper in pairwise(bounds):
         if lower >= upper:
             raise BadInput(f"chain snapshot: {lower} is followed by {upper}", lower=lower, upper=upper)
-    floor = seen[:1] == [START]
-    if min([*edge, *named, *top], default=(0, 0)) < (0, -1) or any(s < 0 for _, s in [*seen[floor:], *top]):
+    edge, top = [*filter(None, [state.forgotten])], [*filter(None, [state.head])]
+    if min([*edge, *uppers, *top], default=(0, 0)) < (0, -1) or any(s < 0 for _, s in [*lowers[has_floor:], *top]):
         raise BadInput(f"chain snapshot: a bound is no number in {bounds}", bounds=bounds)
-
-
-Floor: TypeAlias = Literal["first", "open"]
-
-GAP_COUNT_MAX = 10_000
-"""As published; at 32 bytes a gap a chain in the worst disorder stays below 1 MB."""
 
 
 class ChainDetector:
@@ -305,20 +308,10 @@ class ChainDetector:
     def __init__(
         self, *, gap_count_max: int = GAP_COUNT_MAX, floor: Floor = "first", jump_max_ms: int | None = None
     ) -> None:
-        """Begin with nothing seen.
-
-        ``jump_max_ms`` refuses numbers that far ahead of their arrival time (or, when ``judge`` is told none, of the
-        newest number seen), so that one poisoned message cannot mute a chain. None: no such limit.
+        """``jump_max_ms`` refuses numbers that far ahead of their arrival time, so that one poisoned message cannot
+        mute a chain; where ``judge`` is given no arrival time, ahead of the newest number seen. None: no such limit.
         """
-        if type(gap_count_max) is not int or gap_count_max < 1:
-            raise Misuse(f"gap_count_max is {gap_count_max!r}, must be at least 1", gap_count_max=gap_count_max)
-        if floor not in ("first", "open"):
-            raise Misuse(f'floor is {floor!r}, must be "first" or "open"', floor=floor)
-        if jump_max_ms is not None and (type(jump_max_ms) is not int or jump_max_ms < 0):
-            raise Misuse(f"jump_max_ms is {jump_max_ms!r}, must be a number of ms or None", jump_max_ms=jump_max_ms)
-        self.gap_count_max = gap_count_max
-        self.floor: Floor = floor
-        self.jump_max_ms = jump_max_ms
+        self.gap_count_max, self.floor, self.jump_max_ms = ChainSettings(gap_count_max, floor, jump_max_ms).checked()
         self._head: Number | None = None
         self._gaps: Gaps[Number] = Gaps()
         self._forgotten: Number | None = None
@@ -354,8 +347,10 @@ class ChainDetector:
             return NUMBER_OUT_OF_RANGE
         if previous is not None and previous >= number:
             return BAD_NUMBERING
-        if self._too_far(number, arrival_ms):
-            return JUMP_TOO_FAR
+        if self.jump_max_ms is not None:
+            reference = arrival_ms if arrival_ms is not None else self._head and self._head[0]
+            if reference is not None and number[0] - reference > self.jump_max_ms:
+                return JUMP_TOO_FAR
         if self._head is None:
             self._gaps.append(START, just_below(number) if previous is None else previous)
             self._floor_named = previous is not None
@@ -412,12 +407,6 @@ class ChainDetector:
         self._gaps.fill(i, previous, number)
         self._forget()
 
-    def _too_far(self, number: Number, arrival_ms: int | None) -> bool:
-        if self.jump_max_ms is None:
-            return False
-        reference = arrival_ms if arrival_ms is not None else self._head and self._head[0]
-        return reference is not None and number[0] - reference > self.jump_max_ms
-
     def _forget(self) -> None:
         while len(self._gaps) + 1 - self._floor_hidden > self.gap_count_max:
             if self._floor_hidden:
@@ -442,8 +431,8 @@ class ChainDetector:
         """The ranges to ask a resend for, both ends inclusive: what is known to exist and was not seen."""
         unknown = self._has_floor and (self.floor == "first" or not self._floor_named)
         # A sequence of -1 is the place below a message that named none before it: nothing is known to be there.
-        known = [(lower, upper) for lower, upper in list(self._gaps)[unknown:] if upper[1] >= 0]
-        return [((0, 0) if lower == START else just_above(lower), upper) for lower, upper in known]
+        gaps = [(lower, upper) for lower, upper in list(self._gaps)[unknown:] if upper[1] >= 0]
+        return [((0, 0) if lower == START else just_above(lower), upper) for lower, upper in gaps]
 
     def merge(self, other: ChainDetector) -> ChainDetector:
         """Unite with what another node saw of the same chain: afterwards seen = seen by either. Returns self.
@@ -469,15 +458,15 @@ class ChainDetector:
         return Gaps([*self._gaps, (cast(Number, self._head), cast(Number, INFINITY))])
 
     def snapshot(self) -> bytes:
-        """Everything, settings included, in a few bytes: about 20, and about 6 more per gap."""
-        settings = (self.gap_count_max, self.floor, self.jump_max_ms)
-        return encode(State(*settings, self._head, self._forgotten, self._floor_named, list(self._gaps)))
+        """Everything, settings included, in a few bytes; see `encode`."""
+        settings = ChainSettings(self.gap_count_max, self.floor, self.jump_max_ms)
+        return encode(State(settings, self._head, self._forgotten, self._floor_named, list(self._gaps)))
 
     @classmethod
     def restore(cls, data: bytes) -> ChainDetector:
         """A detector that goes on exactly where ``snapshot`` was taken; foreign bytes raise `BadInput`."""
         state = decode(data)
-        detector = cls(gap_count_max=state.gap_count_max, floor=state.floor, jump_max_ms=state.jump_max_ms)
+        detector = cls(**state.settings._asdict())
         detector._head, detector._forgotten, detector._floor_named = state.head, state.forgotten, state.floor_named
         detector._gaps = Gaps(state.gaps)
         return detector

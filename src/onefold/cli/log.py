@@ -156,7 +156,7 @@ def _json_line(document: dict[str, Any]) -> bool:
 def producers(topic: Folder, json: AsJson = False) -> None:
     """Show who published to a topic: the last sequence id that is stored, the epoch, and when it was last heard of."""
     memory = _memory(topic)
-    known = sorted(memory.known.items())
+    known = sorted(memory.producers.items())
     if json:
         rows = [
             {"name": name, "last_sequence_id": one.head, "epoch": one.epoch, "last_seen_ms": one.time_ms}

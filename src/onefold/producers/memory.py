@@ -7,57 +7,12 @@ the one that came up after a crash, and the one that began from a snapshot of ei
 pending, what time it is, or whether a limit is reached: it takes what the log holds. Not even a purge looks at what is
 pending; a message that lands after it brings its producer back, above the floor that the purge left.
 
-``run`` applies many messages of one producer with consecutive sequences at once, and equals applying one by one.
+    Highest, Gapped    one producer: the highest stored sequence, or every stored one by the gaps between them
+    Floors             of producers that were forgotten: a floor each, in memory that does not grow
+    Keys               Idempotency-Keys, for as long as their senders are expected to retry
+    Memory             all of these: the fold, and its snapshot
 
 Cost: O(1) per entry (O(log gaps) below the head), O(producers) per purge.
-
-What is kept of forgotten producers: a floor, in memory that does not grow.
-
-A producer that is forgotten must not come back as if it were new, or its old messages would count again. So each name
-belongs to one of ``count`` buckets, by its hash, and a bucket keeps the highest sequence and epoch that were ever
-forgotten in it. At or below the floor of its bucket, a message of an unknown producer is UNSURE, never FIRST.
-Two names may share a bucket: then the floor of one also holds for the other, which costs answers but never a duplicate.
-A new producer can ask for its floor and begin above it.
-
-Cost: one hash per question, none while nothing was forgotten; at most ``count`` numbers of each sort.
-
-Idempotency keys: the memory of senders that have no sequence, for as long as they are expected to retry.
-
-A key is remembered with the digest of its payload for ``keys_ms`` after the time of its record. Keys stand in the
-order of the log, and their times never fall, so the old ones are in front and expiry takes them from there. Time only
-passes with the records: a question about the present looks past expired keys, but removes none, or the memory would
-not be a function of the log.
-
-Clocks can be wrong. An expired key is removed only when its room is needed: if the clock that said so was ahead, it is
-known again when the clock comes back. And a key's time never lies ahead of the present: when the clock is set back,
-younger keys take the present's time, so that none is remembered for longer than ``keys_ms`` from then on.
-
-Cost: O(1) amortised per key.
-
-What the log holds of one producer, in a few numbers.
-
-Two memories share one shape. `Highest` is the published one: the highest stored sequence, and all below it counts as
-stored. `Gapped` also knows what lies below and was *not* stored:
-
-    stored 5..6, 9..12      head 12, gaps (-1, 4] (6, 8]
-
-``unseen(low, high)`` lists the parts of a range that are not known to be stored, ``store(low, high)`` adds a run that
-the log holds. What lies at or below ``forgotten`` may have been stored, and nobody knows: it is listed as unseen, and
-the caller must look at ``forgotten`` before writing it.
-Beside it lie the epoch, the time of the last record, and the digests of the last few sequences, 12 bytes each.
-
-Cost: O(1) at the head, O(log gaps) below it; about 0.5 kB per producer with 16 digests.
-
-A memory as bytes, and back: a few columns, so that 100,000 producers take milliseconds.
-
-    magic, CRC-32 of all that follows
-    header      memory, on/off, the settings, and how many rows each table has
-    producers   head, forgotten, epoch, time, and the lengths of its name, digests and gaps; then those, end to end
-    floors      bucket and sequence; bucket and epoch
-    keys        time, digest and length; then the keys, end to end
-
-All integers are little endian. The CRC finds damage by chance; behind it, bytes are still checked before they are
-believed, so that foreign bytes raise `BadInput` and never become a wrong memory.
 """
 
 from __future__ import annotations
@@ -68,7 +23,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate, islice, pairwise
 from struct import Struct
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -95,7 +50,12 @@ from onefold.producers.records import (
 
 
 class Floors:
-    """The floors of a fixed number of buckets.
+    """What is kept of forgotten producers.
+
+    One that was forgotten must not come back as if it were new, or its old messages would count again. So each name
+    belongs to one of ``count`` buckets, by its hash, and a bucket keeps the highest sequence and epoch that were ever
+    forgotten in it. At or below the floor of its bucket, a message of an unknown producer is UNSURE, never FIRST. Two
+    names may share a bucket: then the floor of one also holds for the other, which costs answers but never a duplicate.
 
     >>> floors = Floors(65_536)
     >>> floors.forget("p", 41, epoch=2)
@@ -122,7 +82,6 @@ class Floors:
         return self.epochs.get(self._bucket(name), 0) if self.epochs else 0
 
     def forget(self, name: str, sequence: int, epoch: int) -> None:
-        """Raise the floor of the bucket of ``name``; it never sinks."""
         bucket = self._bucket(name)
         if sequence > self.sequences.get(bucket, -1):
             self.sequences[bucket] = sequence
@@ -140,20 +99,27 @@ class Floors:
     __hash__ = None  # type: ignore[assignment] # it changes
 
 
-class StoredSequences(NamedTuple):
-    """What is remembered of a key."""
-
+class StoredKey(NamedTuple):
     time_ms: int
     digest: int
 
 
 class Keys:
-    """The keys that the log holds and that are not expired.
+    """The Idempotency-Keys that the log holds and that are not expired.
+
+    A key is remembered with the digest of its payload for ``ms`` after the time of its record. Keys stand in the order
+    of the log, and their times never fall, so the old ones are in front and expiry takes them from there. Time only
+    passes with the records: a question about the present looks past expired keys, but removes none, or the memory would
+    not be a function of the log.
+
+    Clocks can be wrong. An expired key is removed only when its room is needed: if the clock that said so was ahead, it
+    is known again when the clock comes back. And when the clock is set back, keys that lie ahead take the present's
+    time, so that none is remembered for longer than ``ms`` from then on. Cost: O(1) amortised per key.
 
     >>> keys = Keys(count_max=100, ms=1000)
     >>> keys.store("a", 7, 5000)
     >>> keys.get("a", 5999), keys.get("a", 6000)
-    (StoredSequences(time_ms=5000, digest=7), None)
+    (StoredKey(time_ms=5000, digest=7), None)
     """
 
     __slots__ = ("_stored", "count_max", "ms")
@@ -161,16 +127,15 @@ class Keys:
     def __init__(self, count_max: int, ms: int) -> None:
         self.count_max = count_max
         self.ms = ms
-        self._stored: OrderedDict[str, StoredSequences] = OrderedDict()
+        self._stored: OrderedDict[str, StoredKey] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._stored)
 
-    def items(self) -> list[tuple[str, StoredSequences]]:
-        """All keys with what is remembered of them, oldest first."""
+    def items(self) -> list[tuple[str, StoredKey]]:
         return list(self._stored.items())
 
-    def get(self, key: str, now_ms: int) -> StoredSequences | None:
+    def get(self, key: str, now_ms: int) -> StoredKey | None:
         """What is remembered of a key; None if it is unknown or expired."""
         stored = self._stored.get(key)
         return None if stored is None or stored.time_ms + self.ms <= now_ms else stored
@@ -182,36 +147,31 @@ class Keys:
             return KNOWN_KEY if stored.digest == digest or NO_DIGEST in (stored.digest, digest) else CONFLICT
         if key in pending:
             return IN_FLIGHT
-        return KEYS_FULL if self._full(len(pending), now_ms) else NEW
-
-    def _full(self, pending: int, now_ms: int) -> bool:
-        over = len(self._stored) + pending - self.count_max
+        over = len(self._stored) + len(pending) - self.count_max
         if over < 0:
-            return False
+            return NEW
         # So many of the oldest, and one more, must have expired to make room: it is enough to look at the last of them.
         last = next(islice(self._stored.values(), over, None), None)
-        return last is None or last.time_ms + self.ms > now_ms
+        return KEYS_FULL if last is None or last.time_ms + self.ms > now_ms else NEW
 
     def store(self, key: str, digest: int, time_ms: int) -> None:
-        """The log holds this key."""
         if self._stored:
             time_ms = max(time_ms, next(reversed(self._stored.values())).time_ms)
         self._stored.pop(key, None)
         while len(self._stored) >= self.count_max and next(iter(self._stored.values())).time_ms + self.ms <= time_ms:
             self._stored.popitem(last=False)
-        self._stored[key] = StoredSequences(time_ms, digest)
+        self._stored[key] = StoredKey(time_ms, digest)
 
     def set_clock(self, ahead_ms: int, now_ms: int) -> None:
         """The clock was set ahead by so much, or back (0), to the present."""
         for key, (time_ms, digest) in self._stored.items():
-            self._stored[key] = StoredSequences(min(time_ms + ahead_ms, now_ms), digest)
+            self._stored[key] = StoredKey(min(time_ms + ahead_ms, now_ms), digest)
 
     def restore(self, key: str, digest: int, time_ms: int) -> None:
         """Put back what a snapshot holds, oldest first; nothing expires."""
-        self._stored[key] = StoredSequences(time_ms, digest)
+        self._stored[key] = StoredKey(time_ms, digest)
 
     def clear(self) -> None:
-        """Forget all keys."""
         self._stored.clear()
 
     def __eq__(self, other: object) -> bool:
@@ -239,7 +199,11 @@ def _packed(low: int, digests: Sequence[int]) -> bytes:
 
 
 class Highest:
-    """A producer of which the highest stored sequence is remembered.
+    """One producer, as published: the highest stored sequence, and all below it counts as stored.
+
+    What lies at or below ``forgotten`` may have been stored, and nobody knows: `unseen` lists it, and the caller must
+    look at ``forgotten`` before writing it. Beside it lie the epoch, the time of the last record, and the digests of
+    the last few sequences, 12 bytes each: about 0.5 kB per producer.
 
     >>> p = Highest()
     >>> p.store(5, 6)
@@ -269,7 +233,6 @@ class Highest:
         return ((head + 1, high),) if high > head else ()
 
     def store(self, low: int, high: int, gap_count_max: int = 0) -> None:
-        """The log holds ``low..high``."""
         if high > self.head:
             self.head = high
 
@@ -286,8 +249,8 @@ class Highest:
 
     def contradicts(self, low: int, high: int, digests: Sequence[int]) -> bool:
         """Is one of ``low..high`` known to be stored with another digest?"""
-        known = dict(DIGEST.iter_unpack(self.digests))  # of a sequence that is in the log twice, the newest counts
-        return any(low <= at <= high and digest != digests[at - low] & _MASK for at, digest in known.items())
+        newest = dict(DIGEST.iter_unpack(self.digests))  # of a sequence that is in the log twice, the newest counts
+        return any(low <= at <= high and digest != digests[at - low] & _MASK for at, digest in newest.items())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Highest) and self._state() == other._state()
@@ -302,7 +265,7 @@ class Highest:
 
 
 class Gapped(Highest):
-    """A producer of which every stored sequence is remembered, by the gaps between them.
+    """One producer, of which every stored sequence is remembered, by the gaps between them.
 
     >>> p = Gapped()
     >>> p.store(5, 6, 10); p.store(9, 12, 10); print(p)
@@ -321,7 +284,6 @@ class Gapped(Highest):
         self._gaps: Gaps[int] | None = None  # most producers have none
 
     def unseen(self, low: int, high: int) -> tuple[Part, ...]:
-        """The parts of ``low..high`` that are not known to be stored; what is forgotten is among them."""
         edge = max(self.head, self.forgotten)
         if low > edge:
             return ((low, high),)
@@ -368,7 +330,6 @@ class Gapped(Highest):
             self.forgotten = self._gaps.drop_lowest()
 
     def gaps(self) -> list[Part]:
-        """Every ``(lower, upper]`` below the head that is known not to be stored, ascending."""
         return [] if self._gaps is None else list(self._gaps)
 
     def reset_gaps(self, gaps: list[Part]) -> None:
@@ -378,9 +339,6 @@ class Gapped(Highest):
     def __str__(self) -> str:
         forgot = [f"forgot {self.forgotten}"] if self.forgotten >= 0 else []
         return " ".join([*forgot, *(f"({lower}, {upper}]" for lower, upper in self.gaps()), str(self.head)])
-
-
-Known: TypeAlias = Highest | Gapped
 
 
 _MESSAGE, _CONFLICT, _OPEN, _PURGE, _SWITCH, _KEYED, _RESET, _CLOCK = Kind
@@ -401,20 +359,20 @@ class Memory:
     def __init__(self, bounds: SequenceBounds) -> None:
         self.bounds = bounds
         self.on = True
-        self.producers: dict[str, Known] = {}
+        self.producers: dict[str, Highest] = {}
         self.floors = Floors(bounds.floors_count)
         self.keys = Keys(bounds.keys_max, bounds.keys_ms)
         self._new = Gapped if bounds.memory == "gaps" else Highest
 
-    def blank(self, producer: str) -> Known:
+    def blank(self, producer: str) -> Highest:
         """What is known of a producer of which the memory holds nothing: its floor."""
         return self._new(self.floors.sequence(producer))
 
-    def _known(self, producer: str) -> Known:
-        known = self.producers.get(producer)
-        if known is None:
-            known = self.producers[producer] = self.blank(producer)
-        return known
+    def _producer(self, name: str) -> Highest:
+        state = self.producers.get(name)
+        if state is None:
+            state = self.producers[name] = self.blank(name)
+        return state
 
     def apply(self, entry: SequenceEntry) -> None:
         """Take the next entry of the log."""
@@ -427,66 +385,55 @@ class Memory:
         elif kind == _OPEN:
             self._open(producer, epoch, time_ms)
         elif kind == _PURGE:
-            self._purge(sequence)
+            for name in [name for name, state in self.producers.items() if state.time_ms < sequence]:
+                state = self.producers.pop(name)
+                self.floors.forget(name, max(state.head, state.forgotten), state.epoch)
         elif kind == _SWITCH:
-            self._switch(sequence)
+            self._switch(bool(sequence))
         elif kind == _RESET:
-            self._reset(producer, time_ms)
+            if self.on:  # else nothing is remembered of sequences
+                blank = self._new()  # without the floor of its bucket
+                blank.epoch = self.producers[producer].epoch if producer in self.producers else 0
+                blank.time_ms = time_ms
+                self.producers[producer] = blank
         elif kind == _CLOCK:
-            self._set_clock(sequence, time_ms)
+            # Ages stay what they are when the clock is set ahead; set back, nothing may be younger than the present.
+            ahead = max(0, time_ms - sequence)
+            for state in self.producers.values():
+                state.time_ms = min(state.time_ms + ahead, time_ms)
+            self.keys.set_clock(ahead, time_ms)
         elif kind != _CONFLICT:
             raise BadInput(f"an entry of the unknown kind {kind}: {entry}", kind=kind)
 
     def run(self, producer: str, low: int, high: int, epoch: int, digests: Sequence[int] | None, time_ms: int) -> None:
-        """The next entries are the messages ``low..high`` of one producer."""
+        """Take the messages ``low..high`` of one producer at once: equal to applying them one by one."""
         if not self.on:
             return
-        known = self.producers.get(producer) or self._known(producer)
-        known.store(low, high, self.bounds.gap_count_max)
-        if epoch > known.epoch:  # its opening is not in this log any more, or its producer was purged in between
-            known.epoch = epoch
-        if time_ms > known.time_ms:
-            known.time_ms = time_ms
+        state = self.producers.get(producer) or self._producer(producer)
+        state.store(low, high, self.bounds.gap_count_max)
+        if epoch > state.epoch:  # its opening is not in this log any more, or its producer was purged in between
+            state.epoch = epoch
+        if time_ms > state.time_ms:
+            state.time_ms = time_ms
         if digests is not None:
-            known.note(low, digests, self.bounds.digests_max)
+            state.note(low, digests, self.bounds.digests_max)
 
     def _open(self, producer: str, epoch: int, time_ms: int) -> None:
-        known = self._known(producer)
-        known.epoch = max(known.epoch, epoch)
-        known.time_ms = max(known.time_ms, time_ms)
+        state = self._producer(producer)
+        state.epoch = max(state.epoch, epoch)
+        state.time_ms = max(state.time_ms, time_ms)
 
-    def _purge(self, before_ms: int) -> None:
-        idle = [name for name, known in self.producers.items() if known.time_ms < before_ms]
-        for name in idle:
-            known = self.producers.pop(name)
-            self.floors.forget(name, max(known.head, known.forgotten), known.epoch)
-
-    def _switch(self, on: int) -> None:
-        self.on = bool(on)
-        if self.on:
+    def _switch(self, on: bool) -> None:
+        self.on = on
+        if on:
             return
         # Epochs outlive the switch: who was fenced off stays fenced off, and no epoch is given out twice.
-        opened = {name: known for name, known in self.producers.items() if known.epoch}
+        opened = {name: state for name, state in self.producers.items() if state.epoch}
         self.producers.clear()
         self.floors.sequences.clear()
         self.keys.clear()
-        for name, known in opened.items():
-            self._open(name, known.epoch, known.time_ms)
-
-    def _reset(self, producer: str, time_ms: int) -> None:
-        if not self.on:  # nothing is remembered of sequences then
-            return
-        known = self.producers.get(producer)
-        blank = self.producers[producer] = self._new()  # without the floor of its bucket
-        blank.epoch = known.epoch if known else 0
-        blank.time_ms = time_ms
-
-    def _set_clock(self, before_ms: int, now_ms: int) -> None:
-        """Ages stay what they are when the clock is set ahead; set back, nothing may be younger than the present."""
-        ahead = max(0, now_ms - before_ms)
-        for known in self.producers.values():
-            known.time_ms = min(known.time_ms + ahead, now_ms)
-        self.keys.set_clock(ahead, now_ms)
+        for name, state in opened.items():
+            self._open(name, state.epoch, state.time_ms)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -512,17 +459,26 @@ _UINT32: Final = np.dtype("<u4")
 
 
 def encode(memory: Memory) -> bytes:
-    """Everything the memory knows."""
+    """Everything the memory knows, in a few columns, so that 100,000 producers take milliseconds.
+
+        magic, CRC-32 of all that follows
+        header      memory, on/off, the settings, and how many rows each table has
+        producers   head, forgotten, epoch, time, and the lengths of its name, digests and gaps; then those, end to end
+        floors      bucket and sequence; bucket and epoch
+        keys        time, digest and length; then the keys, end to end
+
+    All integers are little endian.
+    """
     bounds, floors, keys = memory.bounds, memory.floors, memory.keys.items()
-    known = list(memory.producers.values())
+    states = list(memory.producers.values())
     names = [name.encode() for name in memory.producers]
-    gaps = [k.gaps() for k in known] if bounds.memory == "gaps" else [[]] * len(known)
+    gaps = [state.gaps() for state in states] if bounds.memory == "gaps" else [[]] * len(states)
     header = _HEADER.pack(
         bounds.memory == "gaps",
         memory.on,
         *bounds[1:-1],
         bounds.jump_max or 0,
-        len(known),
+        len(states),
         len(floors.sequences),
         len(floors.epochs),
         len(keys),
@@ -530,15 +486,15 @@ def encode(memory: Memory) -> bytes:
     body = b"".join(
         (
             header,
-            _column([k.head for k in known]),
-            _column([k.forgotten for k in known]),
-            _column([k.epoch for k in known]),
-            _column([k.time_ms for k in known]),
+            _column([state.head for state in states]),
+            _column([state.forgotten for state in states]),
+            _column([state.epoch for state in states]),
+            _column([state.time_ms for state in states]),
             _column(map(len, names), _UINT32),
-            _column([len(k.digests) for k in known], _UINT32),
+            _column([len(state.digests) for state in states], _UINT32),
             _column(map(len, gaps), _UINT32),
             *names,
-            *(k.digests for k in known),
+            *(state.digests for state in states),
             _column([bound for of_one in gaps for gap in of_one for bound in gap]),
             *(_column(column) for table in (floors.sequences, floors.epochs) for column in (table, table.values())),
             _column([stored.time_ms for _, stored in keys]),
@@ -551,7 +507,11 @@ def encode(memory: Memory) -> bytes:
 
 
 def decode(data: bytes, settings: SequenceSettings) -> Memory:
-    """The memory that was encoded; ``settings`` replace those it was encoded with. Else `BadInput`."""
+    """The memory that was encoded; ``settings`` replace those it was encoded with.
+
+    The CRC finds damage by chance; behind it, bytes are still checked before they are believed, so that foreign bytes
+    raise `BadInput` and never become a wrong memory.
+    """
     layout = _OLD_HEADER if data[: len(MAGIC)] == _OLD_MAGIC else _HEADER
     if len(data) < _HEAD.size + layout.size or data[: len(MAGIC)] not in (MAGIC, _OLD_MAGIC):
         raise BadInput(f"not a snapshot of producers: {len(data)} bytes that begin {data[:4].hex()!r}", offset=0)
@@ -563,15 +523,18 @@ def decode(data: bytes, settings: SequenceSettings) -> Memory:
     if max(gapped, on) > 1:
         raise BadInput(f"snapshot of producers with unknown flags {gapped}, {on}", offset=_HEAD.size)
     try:
-        old = (
-            SequenceBounds("gaps" if gapped else "highest", *numbers[:6])
-            ._replace(jump_max=numbers[6] or None)
-            .checked()
-        )
+        numbers[6] = numbers[6] or None
+        old = SequenceBounds("gaps" if gapped else "highest", *numbers[:7]).checked()
     except Misuse as error:
         raise BadInput(f"snapshot of producers with impossible settings: {error}") from error
+    bounds = old._replace(**settings).checked()
+    if numbers[8] + numbers[9] and bounds.floors_count != old.floors_count:
+        raise Misuse(
+            f"floors_count is {bounds.floors_count}, but the snapshot has floors in {old.floors_count} buckets",
+            floors_count=bounds.floors_count,
+        )
     try:
-        memory = Memory(_rebound(old, settings, floors=numbers[8] + numbers[9]))
+        memory = Memory(bounds)
         memory.on = bool(on)
         reader = _Reader(data, _HEAD.size + layout.size)
         _read_producers(reader, memory, old, numbers[7])
@@ -586,16 +549,6 @@ def decode(data: bytes, settings: SequenceSettings) -> Memory:
     return memory
 
 
-def _rebound(old: SequenceBounds, settings: SequenceSettings, floors: int) -> SequenceBounds:
-    bounds = old._replace(**settings).checked()
-    if floors and bounds.floors_count != old.floors_count:
-        raise Misuse(
-            f"floors_count is {bounds.floors_count}, but the snapshot has floors in {old.floors_count} buckets",
-            floors_count=bounds.floors_count,
-        )
-    return bounds
-
-
 def _read_producers(reader: _Reader, memory: Memory, old: SequenceBounds, count: int) -> None:
     heads, forgotten, epochs, times = (reader.column(count) for _ in range(4))
     name_lengths, digest_lengths, gap_counts = (reader.column(count, _UINT32) for _ in range(3))
@@ -608,26 +561,23 @@ def _read_producers(reader: _Reader, memory: Memory, old: SequenceBounds, count:
     for i, name in enumerate(names):
         if heads[i] < -1 or forgotten[i] < -1 or epochs[i] < 0 or digest_lengths[i] % DIGEST.size:
             raise ValueError(f"producer {name!r} has head {heads[i]}, floor {forgotten[i]}, epoch {epochs[i]}")
-        known: Known = blank(forgotten[i])
-        known.head, known.epoch, known.time_ms = heads[i], epochs[i], times[i]
-        known.digests = digests[i][-keep:] if keep else b""
+        state = blank(forgotten[i])
+        state.head, state.epoch, state.time_ms = heads[i], epochs[i], times[i]
+        state.digests = digests[i][-keep:] if keep else b""
         gap, start = gap + 2 * gap_counts[i], gap
-        if isinstance(known, Gapped):
+        if isinstance(state, Gapped):
             if old.memory == "highest":
-                known.forgotten = max(known.forgotten, known.head)
+                state.forgotten = max(state.forgotten, state.head)
             if gap > start:
-                _refuse_disorder([forgotten[i], *bounds[start:gap], heads[i]])
-                known.reset_gaps(list(zip(bounds[start:gap:2], bounds[start + 1 : gap : 2], strict=True)))
-        memory.producers[name] = known
+                # Gaps begin at or above what is forgotten, end below the head, and neither touch nor overlap.
+                edges = [forgotten[i], *bounds[start:gap], heads[i]]
+                steps = [upper - lower for lower, upper in pairwise(edges)]
+                if steps[0] < 0 or min(steps[1:]) < 1:
+                    raise ValueError(f"gaps out of order: {edges}")
+                state.reset_gaps(list(zip(bounds[start:gap:2], bounds[start + 1 : gap : 2], strict=True)))
+        memory.producers[name] = state
     if len(memory.producers) != count:
         raise ValueError("a producer is in it twice")
-
-
-def _refuse_disorder(bounds: list[int]) -> None:
-    """Gaps begin at or above what is forgotten, end below the head, and neither touch nor overlap."""
-    steps = [upper - lower for lower, upper in pairwise(bounds)]
-    if steps[0] < 0 or min(steps[1:]) < 1:
-        raise ValueError(f"gaps out of order: {bounds}")
 
 
 def _column(values: Iterable[int], dtype: npt.DTypeLike = _INT64) -> bytes:

@@ -1,19 +1,12 @@
-"""What of a stored record concerns the memory: the log, as the producers engine sees it.
+"""The words of the producers engine: what the log holds, what can be answered, and how much is remembered.
 
-The memory of a topic is a fold over these entries, from the first to the last. So an entry holds all that the memory
-may depend on, the time included, and nothing that only the store cares for, like payloads and offsets.
+The memory of a topic is a fold over its entries, from the first to the last. So an entry holds all that the memory may
+depend on, the time included, and nothing that only the store cares for, like payloads and offsets.
 
-Every answer the producers engine can give, and the rule behind each in one sentence.
-
-The position in ``ANSWERS`` is the answer's code wherever answers travel in columns. New answers go to the end. A FIRST
-also says what of it is new (`Pushed.parts`): of a batch that was stored in part, only the rest may be written.
-
-How much is remembered: every limit of the memory, its default, and why.
+A FIRST also says what of it is new (`Pushed.parts`): of a batch that was stored in part, only the rest may be written.
 
 A limit that is reached is an answer (UNSURE ``producers_full``, ``keys_full``, ``forgotten``), never a duplicate that
 counts and never a message that is dropped. The limits bind what is *admitted*; what the log holds is always remembered.
-
-What a producer may be called and how high it may count: the bounds of what a sender can say.
 
 A name is text of 1 to 200 bytes of UTF-8, so that it fits into every frame and every snapshot; an Idempotency-Key is
 held to the same. A sequence is a whole number from 0 to 2^63 - 2, so that the next one always fits into 64 bits too.
@@ -58,11 +51,7 @@ NO_DIGEST: Final = -1
 
 
 class SequenceEntry(NamedTuple):
-    """One record of the log, without what the memory does not need.
-
-    >>> SequenceEntry(Kind.MESSAGE, "p", 7, time_ms=1000)
-    SequenceEntry(kind=<Kind.MESSAGE: 0>, producer='p', sequence=7, epoch=0, digest=-1, time_ms=1000)
-    """
+    """One record of the log, without what the memory does not need."""
 
     kind: int
     producer: str = ""
@@ -157,6 +146,7 @@ RULES: Final = {
 }
 
 ANSWERS: Final = tuple(RULES)
+"""The position of an answer is its code wherever answers travel in columns: new answers go to the end."""
 RETRIED: Final = frozenset(answer for answer in ANSWERS if answer.retry)
 
 
@@ -179,10 +169,9 @@ JUMP_MAX = 1 << 40
 line of one leaves out a tebibyte. In milliseconds it is 34 years. (Kafka takes the next sequence only, PIP-6 any.)"""
 
 
-class SequenceSettings(TypedDict, total=False):
+class SequenceLimits(TypedDict, total=False):
     """The keyword arguments of `Sequences`."""
 
-    memory: MemoryKind
     producers_max: int
     gap_count_max: int
     digests_max: int
@@ -190,6 +179,12 @@ class SequenceSettings(TypedDict, total=False):
     keys_max: int
     keys_ms: int
     jump_max: int | None
+
+
+class SequenceSettings(SequenceLimits, total=False):
+    """The settings of a memory that are given, not defaults."""
+
+    memory: MemoryKind
 
 
 class SequenceBounds(NamedTuple):
@@ -203,7 +198,8 @@ class SequenceBounds(NamedTuple):
     keys_max: int = KEYS_MAX
     keys_ms: int = KEYS_MS
     jump_max: int | None = None
-    """As published, a sequence may lie any distance ahead; see `JUMP_MAX`."""
+    """Refuse a sequence that lies further above the highest one pushed of its producer, so that one wrong number cannot
+    make all honest ones repeats; None, as published: take any. The first sequence of a producer may always be any."""
 
     def checked(self) -> SequenceBounds:
         """These bounds, if they make sense; else `Misuse` names the one that does not.
@@ -228,8 +224,7 @@ NAME_BYTES_MAX: Final = 200
 
 
 def valid_name(name: object) -> bool:
-    """Can this be the name of a producer, or a key?
-
+    """
     >>> valid_name("p"), valid_name(""), valid_name(None), valid_name("a" * 201), valid_name("half a pair: \\ud800")
     (True, False, False, False, False)
     """

@@ -19,28 +19,6 @@ parts in flight; a crash throws it away. With ``memory="gaps"`` both know ranges
 sequence which was never stored is FIRST. A batch that was stored in part is FIRST with the parts that are new.
 
 From: Pulsar PIP-6; epochs, floors, digests, keys and jumps are ours. Cost: O(1) at the head, O(log gaps) below it.
-
-The pushed part: what was given to the store and is not answered for yet.
-
-It lies over the memory as a thin sheet, and it is the only thing that a crash or a failed group takes away. A flight is
-the parts of one producer that are being written, in the order in which they were pushed, and the highest sequence of
-them. It is gone when its last part has landed, so a producer without a flight has pushed = persisted.
-
-When a part fails and others are still out, the overlay is *fenced* until the last of them is back. There is nothing to
-undo then: no flight is left, and pushed has fallen back to persisted for all producers at once.
-
-Cost: O(1) when the store answers in the order of the pushes; else O(parts of the producer).
-
-After a crash: the memory comes back from a snapshot and the rest of the log, equal to one that never crashed.
-
-A snapshot is the memory *together with its position*, the offset of the first record that is not in it. The two are
-only worth something as a pair: with a position too high, records are missing from the memory and would be stored twice;
-with one too low, records are applied twice. So `recover` refuses a tail that does not begin there, or that skips one.
-What was pushed and not persisted is gone, as it must be: nobody knows of it, and its sender will try again.
-
-`Cadence` says when a snapshot is due. Replayed entries count, or a topic that often crashes would never take one.
-
-Cost of recovery: O(producers) for the snapshot and O(1) per entry behind it, whatever the age of the log.
 """
 
 from __future__ import annotations
@@ -51,10 +29,8 @@ from types import MappingProxyType
 from typing import NamedTuple, Unpack
 
 from onefold.errors import BadInput, Busy, Misuse
-from onefold.producers import memory as snapshots
-from onefold.producers import records as A
-from onefold.producers import records as B
-from onefold.producers.memory import Known, Memory
+from onefold.producers import records
+from onefold.producers.memory import Highest, Memory, decode, encode
 from onefold.producers.records import (
     SEQUENCE_MAX,
     Kind,
@@ -63,6 +39,7 @@ from onefold.producers.records import (
     Pushed,
     SequenceBounds,
     SequenceEntry,
+    SequenceLimits,
     SequenceSettings,
     one_each,
     valid_name,
@@ -71,7 +48,7 @@ from onefold.verdict import Verdict
 
 
 class Flight:
-    """The parts of one producer that are being written."""
+    """The parts of one producer that are being written, in the order in which they were pushed."""
 
     __slots__ = ("high", "parts")
 
@@ -93,7 +70,13 @@ class Flight:
 
 
 class Overlay:
-    """All that is pending: parts of producers, openings, keys.
+    """All that was given to the store and is not answered for yet: parts of producers, openings, keys.
+
+    A flight is gone when its last part has landed, so a producer without one has pushed = persisted. When a part fails
+    and others are still out, the overlay is *fenced* until the last of them is back. There is nothing to undo then: no
+    flight is left, and pushed has fallen back to persisted for all producers at once.
+
+    Cost: O(1) when the store answers in the order of the pushes; else O(parts of the producer).
 
     >>> overlay = Overlay()
     >>> overlay.take_off("p", ((1, 3),)); overlay.take_off("q", ((7, 7),))
@@ -116,7 +99,6 @@ class Overlay:
         return parts + sum(map(len, self.openings.values())) + sum(self.keys.values())
 
     def take_off(self, producer: str, parts: tuple[Part, ...]) -> None:
-        """These parts are given to the store."""
         flight = self.flights.get(producer)
         if flight is None:
             flight = self.flights[producer] = Flight()
@@ -148,7 +130,6 @@ class Overlay:
         return openings[-1]
 
     def opened(self, producer: str, epoch: int) -> None:
-        """The store has answered for this opening."""
         openings = self.openings.get(producer, [])
         if epoch not in openings:
             raise Misuse(f"no opening of {producer!r} with epoch {epoch} is pending", producer=producer, epoch=epoch)
@@ -156,12 +137,7 @@ class Overlay:
         if not openings:
             del self.openings[producer]
 
-    def use_key(self, key: str) -> None:
-        """A message with this key is given to the store."""
-        self.keys[key] = self.keys.get(key, 0) + 1  # more than one only while deduplication is off
-
     def used_key(self, key: str) -> None:
-        """The store has answered for a message with this key."""
         if key not in self.keys:
             raise Misuse(f"no message with the key {key!r} is pending", key=key)
         self.keys[key] -= 1
@@ -184,28 +160,9 @@ class Sequences:
 
     __slots__ = ("_memory", "_overlay")
 
-    def __init__(
-        self,
-        memory: MemoryKind = "highest",
-        *,
-        producers_max: int = B.PRODUCERS_MAX,
-        gap_count_max: int = B.GAP_COUNT_MAX,
-        digests_max: int = B.DIGESTS_MAX,
-        floors_count: int = B.FLOORS_COUNT,
-        keys_max: int = B.KEYS_MAX,
-        keys_ms: int = B.KEYS_MS,
-        jump_max: int | None = None,
-    ) -> None:
-        """Begin with an empty log.
-
-        ``jump_max`` refuses a sequence that lies more than so much above the highest one pushed of its producer, so
-        that one wrong number cannot make all honest ones repeats; None, the default, takes any, as published. The very
-        first sequence of a producer has nothing to be measured by, and may be any.
-        """
-        bounds = SequenceBounds(
-            memory, producers_max, gap_count_max, digests_max, floors_count, keys_max, keys_ms, jump_max
-        )
-        self._memory = Memory(bounds.checked())
+    def __init__(self, memory: MemoryKind = "highest", **limits: Unpack[SequenceLimits]) -> None:
+        """Begin with an empty log; the limits and their defaults are those of `SequenceBounds`."""
+        self._memory = Memory(SequenceBounds(memory, **limits).checked())
         self._overlay = Overlay()
 
     def push(
@@ -224,69 +181,69 @@ class Sequences:
         """
         high = sequence if high is None else high
         if type(sequence) is not int or type(high) is not int or not 0 <= sequence <= high <= SEQUENCE_MAX:
-            return A.BAD_SEQUENCE
-        known = self._memory.producers.get(producer) if type(producer) is str else None
-        if known is None and not valid_name(producer):
-            return A.BAD_NAME
+            return records.BAD_SEQUENCE
+        state = self._memory.producers.get(producer) if type(producer) is str else None
+        if state is None and not valid_name(producer):
+            return records.BAD_NAME
         if digests is not None:
             one_each(digests, sequence, high)
         if not self._memory.on:
-            return self._first(producer, A.SWITCHED_OFF, ((sequence, high),))
+            return self._first(producer, records.SWITCHED_OFF, ((sequence, high),))
         if self._overlay.fenced:
-            return A.FENCED
-        if known is None or known.epoch != (epoch or 0) or self._overlay.openings:
-            known = known or self._memory.blank(producer)
-            refusal = self._refusal(producer, known, epoch or 0)
+            return records.FENCED
+        if state is None or state.epoch != (epoch or 0) or self._overlay.openings:
+            state = state or self._memory.blank(producer)
+            refusal = self._refusal(producer, state, epoch or 0)
             if refusal is not None:
                 return refusal
-        return self._judge(producer, known, sequence, high, digests)
+        return self._judge(producer, state, sequence, high, digests)
 
-    def _judge(self, producer: str, known: Known, low: int, high: int, digests: Sequence[int] | None) -> Pushed:
-        if digests is not None and low <= known.head and known.contradicts(low, high, digests):
-            return A.CONFLICT
-        parts = known.unseen(low, high)
+    def _judge(self, producer: str, state: Highest, low: int, high: int, digests: Sequence[int] | None) -> Pushed:
+        if digests is not None and low <= state.head and state.contradicts(low, high, digests):
+            return records.CONFLICT
+        parts = state.unseen(low, high)
         if not parts:
-            return known.repeat
+            return state.repeat
         start, end = parts[0]
-        if start <= known.forgotten:
-            return A.FORGOTTEN
+        if start <= state.forgotten:
+            return records.FORGOTTEN
         flight = self._overlay.flights.get(producer)
         jump_max = self._memory.bounds.jump_max
         if jump_max is not None:
-            highest = known.head if flight is None else max(known.head, flight.high)
+            highest = state.head if flight is None else max(state.head, flight.high)
             if start - highest > jump_max and highest >= 0:
-                return A.JUMP_TOO_FAR
+                return records.JUMP_TOO_FAR
         # A memory without holes cannot take what lies below the highest pushed sequence any more.
-        if flight is not None and start <= flight.high and (not known.holes or flight.overlaps(parts)):
-            return A.IN_FLIGHT
+        if flight is not None and start <= flight.high and (not state.holes or flight.overlaps(parts)):
+            return records.IN_FLIGHT
         if start != low or end != high:
-            return self._first(producer, A.REST_OF_BATCH, parts)
-        return self._first(producer, A.NEW if low > known.head else A.FILLS_GAP, parts)
+            return self._first(producer, records.REST_OF_BATCH, parts)
+        return self._first(producer, records.NEW if low > state.head else records.FILLS_GAP, parts)
 
     def _first(self, producer: str, answer: Pushed, parts: tuple[Part, ...]) -> Pushed:
         self._overlay.take_off(producer, parts)
         return answer.of(parts)
 
-    def _refusal(self, producer: str, known: Known, epoch: int) -> Pushed | None:
+    def _refusal(self, producer: str, state: Highest, epoch: int) -> Pushed | None:
         """Why the producer may not write now: its epoch is not the one that counts, or there is no room for it."""
         if type(epoch) is not int or epoch < 0:
-            return A.UNKNOWN_EPOCH
-        if 0 < epoch < known.epoch:
-            return A.STALE_EPOCH
+            return records.UNKNOWN_EPOCH
+        if 0 < epoch < state.epoch:
+            return records.STALE_EPOCH
         if producer in self._overlay.openings:
-            return A.IN_FLIGHT
-        if epoch > known.epoch:
-            return A.FORGOTTEN if epoch <= self._memory.floors.epoch(producer) else A.UNKNOWN_EPOCH
-        if epoch < known.epoch:
-            return A.EPOCH_MISSING
-        return A.PRODUCERS_FULL if self._full(producer) else None
+            return records.IN_FLIGHT
+        if epoch > state.epoch:
+            return records.FORGOTTEN if epoch <= self._memory.floors.epoch(producer) else records.UNKNOWN_EPOCH
+        if epoch < state.epoch:
+            return records.EPOCH_MISSING
+        return records.PRODUCERS_FULL if self._full(producer) else None
 
     def _full(self, producer: str) -> bool:
-        known, flights, openings = self._memory.producers, self._overlay.flights, self._overlay.openings
-        room = self._memory.bounds.producers_max - len(known)
-        if room > len(flights) + len(openings) or producer in known or producer in flights or producer in openings:
+        stored, flights, openings = self._memory.producers, self._overlay.flights, self._overlay.openings
+        room = self._memory.bounds.producers_max - len(stored)
+        if room > len(flights) + len(openings) or producer in stored or producer in flights or producer in openings:
             return False
-        return room <= len({*flights, *openings} - known.keys())
+        return room <= len({*flights, *openings} - stored.keys())
 
     def persist(
         self, producer: str, sequence: int, *, epoch: int = 0, digests: Sequence[int] | None = None, time_ms: int = 0
@@ -309,7 +266,7 @@ class Sequences:
         is given out twice, not even after the producer was forgotten. `Busy` when there is no room for a new producer.
         """
         if not valid_name(producer):
-            raise Misuse(f"{producer!r} cannot be opened: {A.RULES[A.BAD_NAME]}", producer=producer)
+            raise Misuse(f"{producer!r} cannot be opened: {records.RULES[records.BAD_NAME]}", producer=producer)
         if self._full(producer):
             raise Busy(f"{producer!r} is new, and producers_max is reached: {self}", producer=producer)
         return self._overlay.open(producer, max(self.epoch(producer), self._memory.floors.epoch(producer)))
@@ -326,13 +283,14 @@ class Sequences:
     def push_key(self, key: str, digest: int, now_ms: int) -> Pushed:
         """Judge a message that has an Idempotency-Key instead of a sequence; a FIRST is pending from here on."""
         if not valid_name(key):
-            return A.BAD_NAME
+            return records.BAD_NAME
         on = self._memory.on
         if on and self._overlay.fenced:
-            return A.FENCED
-        answer = self._memory.keys.judge(key, digest, now_ms, self._overlay.keys) if on else A.SWITCHED_OFF
+            return records.FENCED
+        answer = self._memory.keys.judge(key, digest, now_ms, self._overlay.keys) if on else records.SWITCHED_OFF
         if answer.verdict is Verdict.FIRST:
-            self._overlay.use_key(key)
+            pending = self._overlay.keys
+            pending[key] = pending.get(key, 0) + 1  # more than one only while deduplication is off
         return answer
 
     def persist_key(self, key: str, digest: int, time_ms: int) -> None:
@@ -362,7 +320,7 @@ class Sequences:
 
     def snapshot(self) -> bytes:
         """The memory, settings included and the overlay not; it belongs to the position of the next entry."""
-        return snapshots.encode(self._memory)
+        return encode(self._memory)
 
     @classmethod
     def restore(cls, data: bytes, **settings: Unpack[SequenceSettings]) -> Sequences:
@@ -372,7 +330,7 @@ class Sequences:
         forgotten: nobody knows what of it was stored.
         """
         restored = cls()
-        restored._memory = snapshots.decode(data, settings)
+        restored._memory = decode(data, settings)
         return restored
 
     def last_sequence_id(self, producer: str) -> int:
@@ -380,7 +338,7 @@ class Sequences:
 
         Not the pushed one: an application that goes on after it would lose a write that fails.
         """
-        return known.head if (known := self._memory.producers.get(producer)) else -1
+        return state.head if (state := self._memory.producers.get(producer)) else -1
 
     def floor(self, producer: str) -> int:
         """What lies at or below was forgotten, and is UNSURE unless known otherwise; -1: nothing was."""
@@ -388,22 +346,23 @@ class Sequences:
 
     def epoch(self, producer: str) -> int:
         """The persisted epoch; 0 if the producer was never opened."""
-        return known.epoch if (known := self._memory.producers.get(producer)) else 0
+        return state.epoch if (state := self._memory.producers.get(producer)) else 0
 
     @property
-    def known(self) -> Mapping[str, Known]:
+    def producers(self) -> Mapping[str, Highest]:
         """What is remembered of every producer."""
         return MappingProxyType(self._memory.producers)
 
     @property
     def stored(self) -> Pushed:
         """What is answered of a sequence that is stored."""
-        return A.SEEN if self._memory.bounds.memory == "gaps" else A.BEHIND_HIGHEST
+        return records.SEEN if self._memory.bounds.memory == "gaps" else records.BEHIND_HIGHEST
 
     @property
     def persisted(self) -> Mapping[str, int]:
         """The highest stored sequence of every producer. Cost: O(producers)."""
-        return MappingProxyType({name: k.head for name, k in self._memory.producers.items() if k.head >= 0})
+        heads = {name: state.head for name, state in self._memory.producers.items() if state.head >= 0}
+        return MappingProxyType(heads)
 
     @property
     def pushed(self) -> Mapping[str, int]:
@@ -418,12 +377,10 @@ class Sequences:
 
     @property
     def fenced(self) -> bool:
-        """Is a failed write being cleared up?"""
         return self._overlay.fenced
 
     @property
     def switched_on(self) -> bool:
-        """Is deduplication on?"""
         return self._memory.on
 
     def __len__(self) -> int:
@@ -443,7 +400,11 @@ class Sequences:
 
 
 class SequencesSnapshot(NamedTuple):
-    """A memory and its place in the log."""
+    """A memory and its position in the log, which are only worth something as a pair.
+
+    With a position too high, records are missing from the memory and would be stored twice; with one too low, records
+    are applied twice. So `recover` refuses a tail that does not begin there, or that skips one.
+    """
 
     position: int
     """The offset of the first record that is not in the state."""
@@ -452,8 +413,6 @@ class SequencesSnapshot(NamedTuple):
 
 
 class RecoveredSequences(NamedTuple):
-    """What came back."""
-
     sequences: Sequences
     position: int
     """The offset of the next record."""
@@ -466,9 +425,11 @@ def recover(
 ) -> RecoveredSequences:
     """The memory after the last entry of ``tail``, which holds ``(offset, entry)`` from the snapshot's position on.
 
-    Without a snapshot the tail is the whole log, from offset 0.
+    Without a snapshot the tail is the whole log, from offset 0. The memory is equal to one that never crashed. What was
+    pushed and not persisted is gone, as it must be: nobody knows of it, and its sender will try again.
 
-    >>> from onefold.producers.records import Kind
+    Cost: O(producers) for the snapshot and O(1) per entry behind it, whatever the age of the log.
+
     >>> log = [(offset, SequenceEntry(Kind.MESSAGE, "p", sequence)) for offset, sequence in enumerate([3, 4, 8])]
     >>> recover(None, log).sequences.last_sequence_id("p")
     8
@@ -486,6 +447,8 @@ def recover(
 
 class Cadence:
     """When to take a snapshot: after so many entries, or so long after the last one, whichever is first.
+
+    Replayed entries count, or a topic that often crashes would never take one.
 
     >>> cadence = Cadence(entries=10, ms=60_000)
     >>> cadence.note(9, now_ms=0); cadence.due(59_999), cadence.due(60_000)
@@ -505,7 +468,6 @@ class Cadence:
         self._since_ms: int | None = None
 
     def note(self, count: int, now_ms: int) -> None:
-        """So many entries were added to the log, or replayed from it."""
         if self._since_ms is None:
             self._since_ms = now_ms
         self.count += count

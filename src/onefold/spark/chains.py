@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from onefold.chains.columns import FORMAT, ChainBank, ChainMessages, TableDetector
-from onefold.chains.rules import ANSWERS, GAP_COUNT_MAX, ChainDetector, Floor
+from onefold.chains.rules import ANSWERS, GAP_COUNT_MAX, ChainSettings, Floor
 from onefold.errors import Misuse
 from onefold.spark import in_order
 from onefold.spark.columns import WHOLE, ChainColumns, packed, quoted, readings
@@ -97,7 +97,7 @@ class ChainsEngine(Engine):
     jump_max_ms: int | Literal["auto", "off"] = "auto"
 
     def __post_init__(self) -> None:
-        ChainDetector(gap_count_max=self.gap_count_max, floor=self.floor)  # refuses misuse now, not in a task
+        ChainSettings(self.gap_count_max, self.floor).checked()  # refuses misuse now, not in a task
         self.jump_limit()
         Engine.__post_init__(self)
 
@@ -153,15 +153,14 @@ class ChainsEngine(Engine):
         return Integers(columns, read, key)
 
     def judge_partition(self, parts: Iterator[KeyColumns]) -> Iterator[Codes]:
-        table = TableDetector(gap_count_max=self.gap_count_max, floor=self.floor)
+        table = TableDetector(ChainSettings(self.gap_count_max, self.floor))
         return judge_partition(
             parts, table.judge, self.rows_in_memory_max, review=table.review, review_due=lambda: table.due
         )
 
     def fold(self, blob: bytes | None, memory: StreamMemory) -> ChainFold:
         bank = ChainBank(
-            gap_count_max=self.gap_count_max,
-            floor=self.floor,
+            ChainSettings(self.gap_count_max, self.floor),
             idle_ms=memory.idle_ms,
             chains_max=memory.state_rows_max,
         )

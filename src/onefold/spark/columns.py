@@ -24,8 +24,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
-from onefold.chains.columns import refused
+from onefold.chains.columns import NO_PREVIOUS, refused
 from onefold.chains.rules import SEQUENCE_BITS, SEQUENCE_MAX, TIMESTAMP_MAX
 from onefold.errors import Misuse
 

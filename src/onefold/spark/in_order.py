@@ -44,7 +44,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
+from onefold.chains.columns import NO_PREVIOUS
 from onefold.chains.in_order import BUFFER_MAX, Event, OrderedChain, OrderSettings, Released, Unfillable
 from onefold.chains.rules import ANSWERS, STATE_FULL, Number, unpack
 from onefold.errors import BadInput, Misuse

@@ -52,9 +52,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from onefold.chains import columns as P
-from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
-from onefold.chains.columns import ChainBank, ChainMessages, ColumnarDetector
+from onefold.chains.columns import NO_PREVIOUS, ChainBank, ChainMessages, ColumnarDetector
 from onefold.chains.rules import ANSWERS as CHAIN_ANSWERS
+from onefold.chains.rules import ChainSettings
 from onefold.decoding import inflate
 from onefold.errors import BadInput, Misuse
 from onefold.producers import records as A
@@ -289,7 +289,7 @@ class ColumnarSequences:
     def __init__(self, memory: MemoryKind, gap_count_max: int, jump_max: int | None = None) -> None:
         self._memory: MemoryKind = memory
         self._jump_max = jump_max
-        self._detector = ColumnarDetector(gap_count_max=chain_gaps_max(gap_count_max))
+        self._detector = ColumnarDetector(ChainSettings(chain_gaps_max(gap_count_max)))
         self._epoch = (-1, NO_EPOCH)  # the producer that the last batch ended with, and its highest epoch
         self._highest = (-1, -1)  # and its highest sequence
         self._stored = Digests.none()
@@ -363,7 +363,7 @@ class ProducerFold:
 
     def __init__(self, engine: ProducersEngine, memory: StreamMemory) -> None:
         self._bank = ChainBank(
-            gap_count_max=chain_gaps_max(engine.gap_count_max),
+            ChainSettings(chain_gaps_max(engine.gap_count_max)),
             idle_ms=memory.idle_ms,
             chains_max=memory.state_rows_max,
         )

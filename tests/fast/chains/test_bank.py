@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold.chains import ANSWERS
-from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
-from onefold.chains.columns import ChainBank, ChainMessages, PackedDetector, refused
+from onefold.chains.columns import NO_PREVIOUS, ChainBank, ChainMessages, PackedDetector, refused
+from onefold.chains.rules import ChainSettings
 from onefold.errors import BadInput, Misuse
 from onefold.verdict import Verdict
 from tests.lib.examples import examples
@@ -49,7 +49,7 @@ def scalar(rows, gap_count_max, floor):
         if number < 0:
             yield -1 - number
         else:
-            detector = detectors.setdefault(chain, PackedDetector(gap_count_max, floor, None))
+            detector = detectors.setdefault(chain, PackedDetector(ChainSettings(gap_count_max, floor)))
             yield detector.judge(previous, number)
 
 
@@ -61,11 +61,11 @@ def scalar(rows, gap_count_max, floor):
 )
 @settings(max_examples=examples(400))
 def test_any_split_into_batches_answers_as_the_scalar_detector(rows, cuts, gap_count_max, floor):
-    bank = ChainBank(gap_count_max=gap_count_max, floor=floor)
+    bank = ChainBank(ChainSettings(gap_count_max, floor))
     answered = []
     for part in split(rows, cuts):
         answered += judge(bank, part)
-        bank = ChainBank(gap_count_max=gap_count_max, floor=floor).resume(bank.snapshot())
+        bank = ChainBank(ChainSettings(gap_count_max, floor)).resume(bank.snapshot())
     assert answered == list(scalar(rows, gap_count_max, floor))
 
 

@@ -4,9 +4,8 @@ from hypothesis import strategies as st
 
 from onefold import ChainDetector
 from onefold.chains import ANSWERS
-from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
-from onefold.chains.columns import ColumnarDetector, TableDetector, refused
-from onefold.chains.rules import pack, unpack
+from onefold.chains.columns import NO_PREVIOUS, ColumnarDetector, TableDetector, refused
+from onefold.chains.rules import ChainSettings, pack, unpack
 from onefold.verdict import Verdict
 from tests.lib.examples import examples
 
@@ -33,7 +32,7 @@ def scalar(rows, options):
 
 
 def columnar(rows, options, cuts=()):
-    detector = ColumnarDetector(**options)
+    detector = ColumnarDetector(ChainSettings(**options))
     columns = np.array(rows, np.int64).reshape(-1, 3)
     codes = [detector.judge(*part.T) for part in np.split(columns, sorted(cuts))]
     return [ANSWERS[code] for part in codes for code in part]
@@ -108,7 +107,7 @@ def test_nothing_in_gives_nothing_out():
 
 def table(rows, options):
     """The answers of a table, and beside each row whether its number counted before it in its chain."""
-    detector = TableDetector(**options)
+    detector = TableDetector(ChainSettings(**options))
     columns = np.array(rows, np.int64).reshape(-1, 3)
     codes = detector.judge(*columns.T)
     chain, previous, number = columns.T

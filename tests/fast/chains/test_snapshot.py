@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onefold.chains import ChainDetector
-from onefold.chains.rules import FORMAT, State, decode, encode
+from onefold.chains.rules import FORMAT, ChainSettings, State, decode, encode
 from onefold.errors import BadInput
 from tests.lib.examples import examples
 
@@ -111,15 +111,15 @@ def test_another_format_is_refused_and_named():
 @pytest.mark.parametrize(
     "state",
     [
-        State(0, "first", None, None, None, False, []),
-        State(9, "first", None, None, None, False, [((-1, -1), (5, 0))]),  # gaps, and nothing seen
-        State(9, "first", None, None, (4, 0), False, []),
-        State(9, "first", None, (5, -1), None, False, []),  # the newest is no number
-        State(9, "first", None, (9, 0), None, False, [((5, 0), (5, 0))]),  # an empty gap
-        State(9, "first", None, (9, 0), None, False, [((5, 0), (7, 0)), ((7, 0), (8, 0))]),  # gaps that touch
-        State(9, "first", None, (9, 0), None, False, [((5, 0), (9, 0))]),  # the newest is missing
-        State(9, "first", None, (9, 0), (7, 5), False, [((7, 0), (8, 0))]),  # a gap in the forgotten reach
-        State(2, "open", None, (9, 0), None, False, [((1, 0), (2, 0)), ((4, 0), (5, 0))]),  # too many gaps
+        State(ChainSettings(0, "first"), None, None, False, []),
+        State(ChainSettings(9, "first"), None, None, False, [((-1, -1), (5, 0))]),  # gaps, and nothing seen
+        State(ChainSettings(9, "first"), None, (4, 0), False, []),
+        State(ChainSettings(9, "first"), (5, -1), None, False, []),  # the newest is no number
+        State(ChainSettings(9, "first"), (9, 0), None, False, [((5, 0), (5, 0))]),  # an empty gap
+        State(ChainSettings(9, "first"), (9, 0), None, False, [((5, 0), (7, 0)), ((7, 0), (8, 0))]),  # gaps that touch
+        State(ChainSettings(9, "first"), (9, 0), None, False, [((5, 0), (9, 0))]),  # the newest is missing
+        State(ChainSettings(9, "first"), (9, 0), (7, 5), False, [((7, 0), (8, 0))]),  # a gap in the forgotten reach
+        State(ChainSettings(2, "open"), (9, 0), None, False, [((1, 0), (2, 0)), ((4, 0), (5, 0))]),  # too many gaps
     ],
 )
 def test_a_state_that_no_detector_can_be_in_is_refused(state):

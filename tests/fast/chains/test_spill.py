@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onefold.chains.columns import NO_PREVIOUS_COLUMN as NO_PREVIOUS
-from onefold.chains.columns import ColumnarDetector, TableDetector, refused
+from onefold.chains.columns import NO_PREVIOUS, ColumnarDetector, TableDetector, refused
+from onefold.chains.rules import ChainSettings
 from onefold.spark.host import KeyColumns, judge_partition
 from tests.lib.examples import examples
 
@@ -40,7 +40,7 @@ def split(columns, cuts):
 
 
 def judged(parts, rows_in_memory_max, windows=None, floor="open"):
-    table = TableDetector(floor=floor)
+    table = TableDetector(ChainSettings(floor=floor))
 
     def judge(chain, previous, number):
         if windows is not None:
