@@ -1,60 +1,27 @@
 """Records in a SQLite file, for sets that are larger than memory allows: shared by threads and processes.
 
-Every change is one transaction, synced before it returns. Beside the records it writes the leaves that they belong to
-(`record_leaves`), so a session reads a directory and a few leaves, never the whole set. The directory is kept in
-memory with the version that it is of; every change raises the version in the file. So a new session reads it again only
-if another process wrote, and its own changes are put into it as they are made.
-
-A snapshot is a read transaction on a connection of its own: it waits for no writer, and no writer waits for it. While
-one is open SQLite's log grows with what is written, so a session should end some time. How many are open at once is for
-the caller to bound.
-
-Leaves: stretches of some hundred records in order, each one blob; and the directory, which has a line for each.
-
-A line of the directory says which records are the first and the last of its leaf, how many there are, and the sum and
-the exclusive or of their ids. Added up from the first leaf to the last, these are the totals at the edges of leaves. So
-from the directory alone comes every answer about edges: the rank of a bound between two leaves, the fingerprint of
-whole leaves, the records beside an edge. Only for what lies inside a leaf has that leaf to be read.
-
-A line is kept in the bytes that numpy reads it from. Its first field is the first record, timestamp and id big-endian:
-lines sorted as bytes are in the order of the records. A checksum of the leaf is part of it: SQLite has none of its own,
-and a rotten leaf must not look like a difference.
-
-Cost: 200 bytes per leaf with 32-byte ids, for a million records 400 kB.
-
-The tables of a set of records in SQLite, and the statements on them.
-
     record_set      one row: the form of these tables, the size of an id, a version that every change raises, the count
     record_ids      by id: the timestamp, and the number of the body if there is one
     record_bodies   by number, in the order in which they came
     record_leaves   by number: the line of the directory
     record_blocks   by number: the records of the leaf
 
-Bodies are apart from ids, so that whether an id is known is found in a small tree; blocks are apart from lines, so that
-the directory is read without them. A timestamp of 64 bits is kept as the signed number with the same bits.
+A *leaf* is a stretch of some hundred records in order, one blob. The *directory* has a line for each: its first and
+last record, how many there are, the sum and the exclusive or of their ids, and a checksum of the leaf (SQLite has none
+of its own, and a rotten leaf must not look like a difference). Added up from the first leaf to the last, that answers
+every question about edges of leaves; only for what lies inside a leaf has that leaf to be read. Bodies are apart from
+ids, so that whether an id is known is found in a small tree; blocks are apart from lines, so that the directory is read
+without them. A timestamp of 64 bits is kept as the signed number with the same bits.
 
-Many ids are asked for at once, packed into one blob, which SQLite takes apart.
+Every change is one transaction, synced before it returns. It also writes the leaves that its records belong to anew,
+20 to 40 kB each. The directory is kept in memory (200 bytes per leaf of 32-byte ids, 400 kB for a million records) with
+the version that it is of, and read again only if another process wrote. A session reads the directory and a few leaves,
+never the whole set: ``expect`` reads the leaves of a message at once, and ``cuts`` moves a cut that is inside a leaf
+that was not read to an edge of that leaf, so to split large ranges nothing is read.
 
-Records come into leaves, and go out of them: the leaves that they belong to are read, changed and written anew.
-
-A record belongs to the first leaf that ends with it or above it; one above all to the last leaf. Leaves that are
-neighbours and change together are one stretch, which is cut anew: so leaves that grew are split, leaves that shrank are
-joined, and one that lost its last record is gone. A small leaf between two that do not change stays small.
-
-Cost: each leaf that changes is read and written, 20 to 40 kB. Of these leaves no more are in memory at once than
-``items_max`` records.
-
-A set of records in a file as a session sees it: the directory in memory, and a few leaves at a time.
-
-The directory answers what it can. What lies inside leaves is answered by reading these, all that a question is about at
-once, one behind another: as leaves are in order, so are their records, and one look by numpy serves all of them.
-
-``expect`` reads the leaves of a message before its questions come. ``cuts`` moves a cut that is inside a leaf that was
-not read to an edge of that leaf. So to split large ranges nothing is read, and on the way to a difference a few leaves.
-
-Memory: the directory, which all snapshots of a version share; and the leaves of the current message, up to
-``items_max`` records of 40 bytes, with totals of 32 (for ids of 32 bytes). A question about more is answered part by
-part.
+A snapshot is a read transaction on a connection of its own: it waits for no writer, and no writer waits for it. While
+one is open SQLite's log grows with what is written, so a session should end some time; the caller bounds how many are
+open. Memory: the leaves of the current message, up to ``items_max`` records of 40 bytes, with totals of 32.
 """
 
 from __future__ import annotations
@@ -62,7 +29,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import cache, cached_property
 from os import PathLike
 from os.path import abspath
@@ -124,7 +91,6 @@ class Loaded(NamedTuple):
     """Where each leaf begins among the records; at the end, how many there are."""
 
     def part(self, leaf: int) -> Columns:
-        """The records of one of these leaves."""
         at = int(np.searchsorted(self.leaves, leaf))
         own = slice(int(self.begins[at]), int(self.begins[at + 1]))
         return Columns(self.records.timestamps[own], self.records.ids[own])
@@ -139,22 +105,18 @@ class Directory:
         self.lines = lines
 
     def __len__(self) -> int:
-        """How many leaves there are."""
         return len(self.lines)
 
     @cached_property
     def firsts(self) -> Columns:
-        """The first record of each leaf."""
         return _edges(self.lines["first"], self.id_size)
 
     @cached_property
     def lasts(self) -> Columns:
-        """The last record of each leaf."""
         return _edges(self.lines["last"], self.id_size)
 
     @cached_property
     def counts(self) -> Ints:
-        """How many records each leaf holds."""
         return np.asarray(self.lines["count"].astype(np.int64))
 
     @cached_property
@@ -197,26 +159,14 @@ class Directory:
         )
         return Loaded(leaves, Columns(stamps, ids), begins)
 
-    def replaced(self, gone: Ints, places: Ints, lines: Lines) -> Directory:
-        """The next version: without some leaves, and with new ones, each before what was at its place."""
-        kept = np.delete(self.lines, gone)
-        return Directory(self.id_size, self.version + 1, np.insert(kept, places - np.searchsorted(gone, places), lines))
+    def replaced(self, leaves: Ints, places: Ints, lines: Lines) -> Directory:
+        """The next version: without some leaves, and with new ones, each before what was at its position."""
+        places = places - np.searchsorted(leaves, places)
+        return Directory(self.id_size, self.version + 1, np.insert(np.delete(self.lines, leaves), places, lines))
 
 
 def _edges(items: Any, id_size: int) -> Columns:
     return Columns(items["stamp"].astype(np.uint64), padded(items["id"], id_size))
-
-
-def packed(records: Columns, id_size: int) -> bytes:
-    """The records of a leaf as they are kept: all timestamps, then all ids."""
-    return records.timestamps.astype(LITTLE).tobytes() + records.ids[:, :id_size].tobytes()
-
-
-def unpacked(blob: bytes, count: int, id_size: int) -> Columns:
-    """The records of a leaf, without a copy where ids are whole limbs."""
-    stamps: Stamps = np.frombuffer(blob, dtype=LITTLE, count=count).astype(np.uint64, copy=False)
-    ids: Rows = np.frombuffer(blob, dtype=np.uint8, offset=8 * count).reshape(count, id_size)
-    return Columns(stamps, padded(ids, id_size))
 
 
 def sizes_of(totals: Ints, leaf_items: int) -> tuple[Ints, Ints]:
@@ -228,14 +178,17 @@ def sizes_of(totals: Ints, leaf_items: int) -> tuple[Ints, Ints]:
     [[20, 11, 11, 11], [1, 2, 2, 2]]
     """
     pieces = np.where(totals > 2 * leaf_items, totals // leaf_items, np.minimum(totals, 1))
-    each, left = np.divmod(totals, np.maximum(pieces, 1))
+    each, rest = np.divmod(totals, np.maximum(pieces, 1))
     source = np.repeat(np.arange(len(totals)), pieces)
     number = np.arange(len(source)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    return each[source] + (number < left[source]), source
+    return each[source] + (number < rest[source]), source
 
 
 def cut(records: Columns, sizes: Ints, id_size: int, number: int) -> tuple[Lines, list[bytes]]:
-    """Records as leaves of these sizes, numbered from here on: their lines, and their blobs."""
+    """Records as leaves of these sizes, numbered from here on: their lines, and their blocks.
+
+    A block is all timestamps, then all ids.
+    """
     ends = np.cumsum(sizes)
     starts = ends - sizes
     lines = np.zeros(len(sizes), dtype=line_type(id_size))
@@ -245,11 +198,11 @@ def cut(records: Columns, sizes: Ints, id_size: int, number: int) -> tuple[Lines
     lines["count"], lines["number"] = sizes, np.arange(number, number + len(sizes))
     lines["sum"] = minus(records.sums[ends], records.sums[starts])
     lines["xor"] = records.xors[ends] ^ records.xors[starts]
-    blobs = []
+    blocks, stamps = [], records.timestamps.astype(LITTLE, copy=False)
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-        blobs.append(packed(Columns(records.timestamps[start:end], records.ids[start:end]), id_size))
-    lines["checksum"] = [crc32(blob) for blob in blobs]
-    return lines, blobs
+        blocks.append(stamps[start:end].tobytes() + records.ids[start:end, :id_size].tobytes())
+    lines["checksum"] = [crc32(block) for block in blocks]
+    return lines, blocks
 
 
 FORM: Final = 1
@@ -276,10 +229,9 @@ _BLOCKS: Final = "select number, block from record_blocks where number in (selec
 
 
 class Beside(Database):
-    """A second connection to a file that is there: it only reads, and waits for no writer."""
+    """A second connection to a file that is there, never a new one: it only reads, and waits for no writer."""
 
     def __init__(self, path: str, *, busy_s: float) -> None:
-        """Open it; a file that is gone is not made anew."""
         self.path = path
         with self._told():
             address = f"{Path(path).absolute().as_uri()}?mode=rw"
@@ -288,102 +240,43 @@ class Beside(Database):
             )
             self._connection.execute("pragma query_only=on")
 
-    @contextmanager
-    def standing_still(self) -> Iterator[sqlite3.Connection]:
-        """From the first look at the file on, until the connection is closed, what others write does not show."""
-        with self._told():
-            self._connection.execute("begin")
-            yield self._connection
 
-
-def check_there(path: str, busy_s: float) -> None:
-    """`Misuse` unless the file holds a set of records; nothing is written to it."""
-    with closing(Beside(path, busy_s=busy_s)) as file, file.reading() as db:
-        if db.execute("select 1 from sqlite_master where name = 'record_set'").fetchone() is None:
-            raise Misuse(f"{path}: there are no records in this file", path=path)
-
-
-def founded(database: Database, id_size: int | None) -> int:
-    """The size of the ids in this file, which is from now on a set of records; `Misuse` if it is of another kind."""
-    with database.writing() as db:
-        row = db.execute("select form, id_size from record_set").fetchone()
-        if row is None:
-            row = FORM, check_id_size(32 if id_size is None else id_size)
-            db.execute("insert into record_set values (?, ?, 0, 0)", row)
-    form, kept = row
-    if form != FORM:
-        raise Misuse(f"{database.path}: the records have form {form}, and this onefold knows form {FORM}", form=form)
-    if id_size not in (None, kept):
-        told = f"{database.path}: id_size is {id_size}, and the ids in this file have {kept} bytes"
-        raise Misuse(told, id_size=id_size, kept=kept)
-    return int(kept)
-
-
-def directory_of(db: sqlite3.Connection, id_size: int, known: Directory | None) -> Directory:
-    """The directory as it is now: the known one, if nothing changed since."""
+def directory_of(db: sqlite3.Connection, id_size: int, cached: Directory | None) -> Directory:
+    """The directory as it is now: the cached one, if nothing changed since."""
     version, count = db.execute("select version, count from record_set").fetchone()
-    if known is not None and known.version == version:
-        return known
+    if cached is not None and cached.version == version:
+        return cached
     lines = b"".join(line for (line,) in db.execute("select line from record_leaves order by line"))
     form = line_type(id_size)
     directory = Directory(id_size, version, np.frombuffer(lines, dtype=form, count=len(lines) // form.itemsize))
     if len(lines) % form.itemsize or int(directory.starts[-1]) != count:
-        told = f"{_path(db)}: the directory is not that of the {count} records that were kept"
-        raise Damaged(told, path=_path(db), count=count)
+        text = f"{_path(db)}: the directory is not that of the {count} records that were kept"
+        raise Damaged(text, path=_path(db), count=count)
     return directory
-
-
-def set_version(db: sqlite3.Connection, directory: Directory) -> None:
-    """Note that the file is at the version of this directory."""
-    db.execute("update record_set set version = ?, count = ?", [directory.version, int(directory.starts[-1])])
-
-
-def count_of(db: sqlite3.Connection) -> int:
-    """How many records there are."""
-    return int(db.execute("select count from record_set").fetchone()[0])
 
 
 def read_leaves(db: sqlite3.Connection, directory: Directory, leaves: Ints) -> list[Columns]:
     """The records of these leaves, one by one; `Damaged` if one is not as it was written."""
     lines = directory.lines[leaves]
     numbers, counts, checksums = (lines[name].tolist() for name in ("number", "count", "checksum"))
-    found = dict(db.execute(_BLOCKS, [json.dumps(numbers)]))
+    blocks = dict(db.execute(_BLOCKS, [json.dumps(numbers)]))
     parts = []
     for number, count, checksum in zip(numbers, counts, checksums, strict=True):
-        block = found.get(number, b"")
+        block = blocks.get(number, b"")
         if len(block) != count * (8 + directory.id_size) or crc32(block) != checksum:
             raise Damaged(f"{_path(db)}: leaf {number} is not as it was written", path=_path(db), leaf=number)
-        parts.append(unpacked(block, count, directory.id_size))
+        stamps = np.frombuffer(block, dtype=LITTLE, count=count).astype(np.uint64, copy=False)
+        ids = np.frombuffer(block, dtype=np.uint8, offset=8 * count).reshape(count, directory.id_size)
+        parts.append(Columns(stamps, padded(ids, directory.id_size)))
     return parts
 
 
 def known_ids(db: sqlite3.Connection, ids: Sequence[bytes]) -> list[tuple[bytes, int, int | None]]:
     """Those of these ids that are there: id, timestamp, number of the body."""
-    return [(id, stamp % 2**64, body) for id, stamp, body in _asked(db, _KNOWN, ids)]
+    return [(id, stamp % 2**64, body) for id, stamp, body in _select(db, _KNOWN, ids)]
 
 
-def read_records(db: sqlite3.Connection, ids: Sequence[bytes]) -> dict[bytes, Record]:
-    """Those of these ids that are there, with their bodies."""
-    return {id: Record(stamp % 2**64, id, body) for id, stamp, body in _asked(db, _READ, ids)}
-
-
-def put_ids(db: sqlite3.Connection, records: Columns, id_size: int, bodies: Mapping[bytes, bytes]) -> None:
-    """Keep ids that are new, with the bodies of those that have one."""
-    order = np.argsort(records.ids.view(BIG)[:, 0].astype(np.uint64))  # so that each page of the tree is met once
-    ids, stamps = blobs(records.ids[order, :id_size]), records.timestamps[order].view(np.int64).tolist()
-    (number,) = db.execute("select coalesce(max(number), 0) from record_bodies").fetchone()
-    numbers = {id: number + n for n, id in enumerate(filter(bodies.__contains__, ids), 1)}
-    db.executemany("insert into record_bodies values (?, ?)", ((n, bodies[id]) for id, n in numbers.items()))
-    db.executemany("insert into record_ids values (?, ?, ?)", zip(ids, stamps, map(numbers.get, ids), strict=True))
-
-
-def drop_ids(db: sqlite3.Connection, known: Sequence[tuple[bytes, int, int | None]]) -> None:
-    """Forget ids that are there, and their bodies."""
-    db.executemany("delete from record_ids where id = ?", [(id,) for id, _, _ in known])
-    db.executemany("delete from record_bodies where number = ?", [(body,) for _, _, body in known if body is not None])
-
-
-def _asked(db: sqlite3.Connection, statement: str, ids: Sequence[bytes]) -> Iterator[tuple[bytes, int, Any]]:
+def _select(db: sqlite3.Connection, statement: str, ids: Sequence[bytes]) -> Iterator[tuple[bytes, int, Any]]:
     size = len(ids[0]) if ids else 0
     for start in range(0, len(ids), IDS_AT_ONCE):
         yield from db.execute(statement, [b"".join(ids[start : start + IDS_AT_ONCE]), size])
@@ -394,7 +287,12 @@ def _path(db: sqlite3.Connection) -> str:
 
 
 class Leaves:
-    """The leaves of a file, in a transaction that changes them."""
+    """The leaves of a file, in a transaction that changes them.
+
+    A record belongs to the first leaf that ends with it or above it; one above all to the last leaf. Leaves that are
+    neighbours and change together are one stretch, which is cut anew: so leaves that grew are split, leaves that shrank
+    are joined, and one that lost its last record is gone. A small leaf between two that do not change stays small.
+    """
 
     def __init__(self, db: sqlite3.Connection, directory: Directory, leaf_items: int, items_max: int) -> None:
         self._db = db
@@ -403,38 +301,42 @@ class Leaves:
         self._items_max = items_max
         self._number = int(directory.lines["number"].max(initial=0)) + 1
 
-    def added(self, records: Columns) -> Directory:
-        """The directory with records that are new, in order."""
-        if len(self._directory):
-            return self._changed(records, 1)
-        nowhere = np.zeros(0, dtype=np.int64)
-        sizes, places = sizes_of(np.array([len(records)]), self._leaf_items)
-        return self._directory.replaced(nowhere, places, self._write(nowhere, records, sizes))
+    def changed(self, records: Columns, sign: int) -> Directory:
+        """The directory with records that are new (sign 1), or without records that are there (-1); both in order.
 
-    def removed(self, records: Columns) -> Directory:
-        """The directory without records that are there, in order."""
-        return self._changed(records, -1)
-
-    def _changed(self, records: Columns, sign: int) -> Directory:
+        Of the leaves that change no more are in memory at once than ``items_max`` records.
+        """
         directory = self._directory
+        if not len(directory):
+            leaves = np.zeros(0, dtype=np.int64)
+            sizes, places = sizes_of(np.array([len(records)]), self._leaf_items)
+            return directory.replaced(leaves, places, self._write(leaves, records, sizes))
         owner = np.minimum(directory.lasts.find(records.bounds()), len(directory) - 1)
-        touched = np.unique(owner)
-        places, lines = [], []
-        for group in directory.groups(touched, self._items_max):
+        leaves = np.unique(owner)
+        all_places, lines = [], []
+        for group in directory.groups(leaves, self._items_max):
             own = slice(*np.searchsorted(owner, (group[0], group[-1] + 1)))
             old = directory.loaded(group, read_leaves(self._db, directory, group)).records
             mine = Columns(records.timestamps[own], records.ids[own])
             stretches = np.flatnonzero(np.diff(group, prepend=-2) > 1)
-            moved = np.bincount(np.searchsorted(group, owner[own]), minlength=len(group))
-            totals = np.add.reduceat(directory.counts[group] + sign * moved, stretches)
+            moves = np.bincount(np.searchsorted(group, owner[own]), minlength=len(group))
+            totals = np.add.reduceat(directory.counts[group] + sign * moves, stretches)
             sizes, source = sizes_of(totals, self._leaf_items)
-            lines.append(self._write(group, old.merged(mine) if sign > 0 else _without(old, mine), sizes))
-            places.append(group[stretches][source])
-        return directory.replaced(touched, np.concatenate(places), np.concatenate(lines))
+            if sign > 0:
+                new = old.merged(mine)
+            else:
+                places = old.places(mine.timestamps, mine.ids)
+                if len(lost := np.flatnonzero(places < 0)):
+                    id = mine.ids[lost[0]].tobytes().hex()
+                    raise Damaged(f"the record with id {id} is in no leaf", id=id)
+                new = old.without(places)
+            lines.append(self._write(group, new, sizes))
+            all_places.append(group[stretches][source])
+        return directory.replaced(leaves, np.concatenate(all_places), np.concatenate(lines))
 
-    def _write(self, gone: Ints, records: Columns, sizes: Ints) -> Lines:
-        """Records as leaves of these sizes, in the place of leaves that are gone."""
-        numbers = [(number,) for number in self._directory.lines["number"][gone].tolist()]
+    def _write(self, leaves: Ints, records: Columns, sizes: Ints) -> Lines:
+        """Records as new leaves of these sizes, instead of some old ones."""
+        numbers = [(number,) for number in self._directory.lines["number"][leaves].tolist()]
         self._db.executemany("delete from record_leaves where number = ?", numbers)
         self._db.executemany("delete from record_blocks where number = ?", numbers)
         lines, blocks = cut(records, sizes, self._directory.id_size, self._number)
@@ -445,19 +347,11 @@ class Leaves:
         return lines
 
 
-def _without(records: Columns, gone: Columns) -> Columns:
-    places = records.places(gone.timestamps, gone.ids)
-    if len(lost := np.flatnonzero(places < 0)):
-        id = gone.ids[lost[0]].tobytes().hex()
-        raise Damaged(f"the record with id {id} is in no leaf", id=id)
-    return records.without(places)
-
-
 class SqliteSnapshot:
     """A `Snapshot` of a file: a read transaction. While it is open SQLite keeps what it sees, so close it."""
 
     def __init__(self, file: Beside, directory: Directory, items_max: int) -> None:
-        """Take over a connection that stands still, at the version of the directory."""
+        """Take over a connection in a read transaction, at the version of the directory."""
         self.id_size = directory.id_size
         self._file: Beside | None = file
         self._directory = directory
@@ -485,7 +379,6 @@ class SqliteSnapshot:
         return np.where(np.isin(leaves, self._loaded.leaves), ranks, edges)
 
     def find(self, bounds: Bounds) -> Ints:
-        """For each bound, how many records lie below it."""
         below, begun = self._directory.around(bounds)
         ranks = self._directory.starts[below]
         inside = np.flatnonzero(below < begun)
@@ -494,7 +387,6 @@ class SqliteSnapshot:
         return ranks
 
     def sums(self, lower: Ints, upper: Ints) -> Limbs:
-        """For each range the sum of its ids."""
         leaves, offsets = self._placed(np.concatenate((lower, upper)))
         totals = self._directory.sums[leaves]
         for which, begins, places, records in self._inside(leaves, offsets, np.flatnonzero(offsets)):
@@ -502,7 +394,6 @@ class SqliteSnapshot:
         return minus(totals[len(lower) :], totals[: len(lower)])
 
     def xors(self, lower: Ints, upper: Ints) -> Rows:
-        """For each range the exclusive or of its ids."""
         leaves, offsets = self._placed(np.concatenate((lower, upper)))
         totals = self._directory.xors[leaves]
         for which, begins, places, records in self._inside(leaves, offsets, np.flatnonzero(offsets)):
@@ -523,7 +414,6 @@ class SqliteSnapshot:
         return stamps, ids
 
     def snapshot(self) -> SqliteSnapshot:
-        """Itself: it stands still."""
         return self
 
     def close(self) -> None:
@@ -565,8 +455,8 @@ class SqliteSnapshot:
             raise Misuse("this snapshot was closed")
         missing = np.setdiff1d(leaves, self._loaded.leaves)
         with self._file.reading() as db:
-            found = dict(zip(missing.tolist(), read_leaves(db, self._directory, missing), strict=True))
-        parts = [found.get(leaf) or self._loaded.part(leaf) for leaf in leaves.tolist()]
+            new = dict(zip(missing.tolist(), read_leaves(db, self._directory, missing), strict=True))
+        parts = [new.get(leaf) or self._loaded.part(leaf) for leaf in leaves.tolist()]
         return self._directory.loaded(leaves, parts)
 
 
@@ -595,12 +485,14 @@ class SqliteRecords:
             if value < 1:
                 raise Misuse(f"{name} is {value}, must be at least 1", **{name: value})
         self._leaf_items, self._items_max, self._busy_s = leaf_items, items_max, busy_s
+        self._path = abspath(path)  # a snapshot opens it again, perhaps from another working folder
         if not make:
-            check_there(abspath(path), busy_s)
+            with closing(Beside(self._path, busy_s=busy_s)) as file, file.reading() as db:
+                if db.execute("select 1 from sqlite_master where name = 'record_set'").fetchone() is None:
+                    raise Misuse(f"{self._path}: there are no records in this file", path=self._path)
         self._database = Database(path, SCHEMA, busy_s=busy_s)
         try:
-            self.id_size = founded(self._database, id_size)
-            self._path = abspath(path)  # a snapshot opens it again, perhaps from another working folder
+            self.id_size = self._check_form(id_size)
             self._reader = Beside(self._path, busy_s=busy_s)
         except BaseException:
             self._database.close()
@@ -609,17 +501,31 @@ class SqliteRecords:
         self._write_lock, self._read_lock = Lock(), Lock()
         self._open = True
 
+    def _check_form(self, id_size: int | None) -> int:
+        """The size of the ids in this file, which is a set of records from now on; `Misuse` if it is something else."""
+        with self._database.writing() as db:
+            row = db.execute("select form, id_size from record_set").fetchone()
+            if row is None:
+                row = FORM, check_id_size(32 if id_size is None else id_size)
+                db.execute("insert into record_set values (?, ?, 0, 0)", row)
+        (form, size), path = row, self._database.path
+        if form != FORM:
+            raise Misuse(f"{path}: the records have form {form}, and this onefold knows form {FORM}", form=form)
+        if id_size not in (None, size):
+            text = f"{path}: id_size is {id_size}, and the ids in this file have {size} bytes"
+            raise Misuse(text, id_size=id_size, kept=size)
+        return int(size)
+
     def __len__(self) -> int:
         with self._read_lock:
             self._check_open()
             with self._reader.reading() as db:
-                return count_of(db)
+                return int(db.execute("select count from record_set").fetchone()[0])
 
     def add(self, records: Sequence[Record]) -> list[bool]:
-        """Keep these, all or none; for each whether it is new."""
-        told = by_id(records, self.id_size)
-        bodies = {id: record.body for id, record in told.items() if record.body is not None}
-        new = self._add(columns_of(told.values(), self.id_size), bodies)
+        distinct = by_id(records, self.id_size)
+        bodies = {id: record.body for id, record in distinct.items() if record.body is not None}
+        new = self._add(columns_of(distinct.values(), self.id_size), bodies)
         return flags(records, blobs(new.ids[:, : self.id_size]))
 
     def add_items(self, timestamps: Stamps, ids: Rows) -> int:
@@ -627,41 +533,40 @@ class SqliteRecords:
         return len(self._add(_checked(timestamps, ids, self.id_size), {}))
 
     def remove(self, ids: Sequence[bytes]) -> int:
-        """Forget these; how many there were."""
-        asked = self._askable(ids)
         with self._write_lock:
             self._check_open()
             with self._database.writing() as db:
-                known = known_ids(db, asked)
-                if not known:
+                rows = known_ids(db, self._askable(ids))
+                if not rows:
                     return 0
-                drop_ids(db, known)
-                gone = columns_of([Record(stamp, id) for id, stamp, _ in known], self.id_size)
-                directory = self._leaves(db).removed(gone)
-                set_version(db, directory)
-            self._directory = directory
-        return len(known)
+                db.executemany("delete from record_ids where id = ?", [(id,) for id, _, _ in rows])
+                bodies = [(body,) for _, _, body in rows if body is not None]
+                db.executemany("delete from record_bodies where number = ?", bodies)
+                records = columns_of([Record(stamp, id) for id, stamp, _ in rows], self.id_size)
+                directory = self._change_leaves(db, records, -1)
+            self._directory = directory  # not before it is committed
+        return len(rows)
 
     def read(self, ids: Sequence[bytes]) -> list[Record | None]:
-        """The records with these ids, in the same order; None for one that is not there."""
         with self._read_lock:
             self._check_open()
             with self._reader.reading() as db:
-                found = read_records(db, self._askable(ids))
-        return [found.get(id) for id in ids]
+                rows = _select(db, _READ, self._askable(ids))
+                records = {id: Record(stamp % 2**64, id, body) for id, stamp, body in rows}
+        return [records.get(id) for id in ids]
 
     def snapshot(self) -> SqliteSnapshot:
-        """The records as they are now."""
         self._check_open()
         file = Beside(self._path, busy_s=self._busy_s)
         try:
-            with file.standing_still() as db:
-                known = self._directory
-                directory = directory_of(db, self.id_size, known)
+            with file.reading() as db:
+                db.execute("begin")  # until it is closed, what others write does not show
+                cached = self._directory
+                directory = directory_of(db, self.id_size, cached)
         except BaseException:
             file.close()
             raise
-        if known is None or known.version < directory.version:
+        if cached is None or cached.version < directory.version:
             self._directory = directory
         return SqliteSnapshot(file, directory, self._items_max)
 
@@ -677,19 +582,32 @@ class SqliteRecords:
         with self._write_lock:
             self._check_open()
             with self._database.writing() as db:
-                known = [id for id, _, _ in known_ids(db, blobs(records.ids[:, : self.id_size]))]
-                new = records.without(_among(records, known, self.id_size))
+                old = [id for id, _, _ in known_ids(db, blobs(records.ids[:, : self.id_size]))]
+                new = records
+                if old:
+                    rows = np.frombuffer(b"".join(old), dtype=np.uint8).reshape(len(old), self.id_size)
+                    same = np.isin(texts(records.ids), texts(padded(rows, self.id_size)))
+                    new = records.without(np.flatnonzero(same))
                 if not len(new):
                     return new
-                put_ids(db, new, self.id_size, bodies)
-                directory = self._leaves(db).added(new)
-                set_version(db, directory)
+                order = np.argsort(new.ids.view(BIG)[:, 0].astype(np.uint64))  # so each page of the tree is met once
+                ids, stamps = blobs(new.ids[order, : self.id_size]), new.timestamps[order].view(np.int64).tolist()
+                (last,) = db.execute("select coalesce(max(number), 0) from record_bodies").fetchone()
+                numbers = {id: last + n for n, id in enumerate(filter(bodies.__contains__, ids), 1)}
+                rows_of_bodies = ((number, bodies[id]) for id, number in numbers.items())
+                db.executemany("insert into record_bodies values (?, ?)", rows_of_bodies)
+                rows_of_ids = zip(ids, stamps, map(numbers.get, ids), strict=True)
+                db.executemany("insert into record_ids values (?, ?, ?)", rows_of_ids)
+                directory = self._change_leaves(db, new, 1)
             self._directory = directory  # not before it is committed
         return new
 
-    def _leaves(self, db: sqlite3.Connection) -> Leaves:
-        """The leaves as they are in this transaction."""
-        return Leaves(db, directory_of(db, self.id_size, self._directory), self._leaf_items, self._items_max)
+    def _change_leaves(self, db: sqlite3.Connection, records: Columns, sign: int) -> Directory:
+        """Write the leaves that these records belong to, and raise the version."""
+        directory = directory_of(db, self.id_size, self._directory)
+        directory = Leaves(db, directory, self._leaf_items, self._items_max).changed(records, sign)
+        db.execute("update record_set set version = ?, count = ?", [directory.version, int(directory.starts[-1])])
+        return directory
 
     def _askable(self, ids: Sequence[bytes]) -> list[bytes]:
         """Each once, without those that cannot be there."""
@@ -700,19 +618,11 @@ class SqliteRecords:
             raise Misuse(f"{self._path}: these records were closed")
 
 
-def _among(records: Columns, ids: Sequence[bytes], id_size: int) -> Ints:
-    """The places of records that have one of these ids."""
-    if not ids:
-        return np.zeros(0, dtype=np.int64)
-    rows = np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(len(ids), id_size)
-    return np.flatnonzero(np.isin(texts(records.ids), texts(padded(rows, id_size))))
-
-
 def _checked(timestamps: Stamps, ids: Rows, id_size: int) -> Columns:
     """Foreign columns in order, equal records once; an error naming the first thing that is wrong with them."""
     if timestamps.dtype != np.uint64 or ids.dtype != np.uint8 or ids.shape != (len(timestamps), id_size):
-        told = f"timestamps are {timestamps.dtype} of shape {timestamps.shape}, ids {ids.dtype} of shape {ids.shape}"
-        raise Misuse(f"{told}: must be uint64 of shape (n,), and uint8 of shape (n, {id_size})")
+        text = f"timestamps are {timestamps.dtype} of shape {timestamps.shape}, ids {ids.dtype} of shape {ids.shape}"
+        raise Misuse(f"{text}: must be uint64 of shape (n,), and uint8 of shape (n, {id_size})")
     if len(reserved := np.flatnonzero(timestamps == np.uint64(INFINITY))):
         id = ids[reserved[0]].tobytes().hex()
         raise BadInput(f"timestamp 2^64 - 1 of id {id} is reserved", id=id, timestamp=INFINITY)
