@@ -54,7 +54,7 @@ from onefold.producers.records import SequenceEntry as Stored
 from onefold.producers.rules import SequencesSnapshot
 from onefold.producers.topic import memory_of
 from onefold.reconcile import ItemSet, Session, exchange
-from onefold.reconcile.nip77 import _opening, _read
+from onefold.reconcile.nip77 import read_filter, read_message
 from onefold.reconcile.peer import Refused
 from onefold.reconcile.records import Record
 from onefold.report.console.folders import Folder
@@ -257,12 +257,12 @@ def semtech(data: bytes) -> object:
 
 
 def nip77(data: bytes) -> object:
-    verb, _, rest = _read(data.decode(errors="surrogateescape"))
-    return _opening(rest[0]) if verb == "NEG-OPEN" else None
+    verb, _, rest = read_message(data.decode(errors="surrogateescape"))
+    return read_filter(rest[0]) if verb == "NEG-OPEN" else None
 
 
 def told(kind: Any) -> Callable[[bytes], object]:
-    return lambda data: exchange.told(kind, b"x" + data)
+    return lambda data: exchange.read_document(kind, b"x" + data)
 
 
 def inflated(snapshot: bytes, at: int) -> bytes:
@@ -309,13 +309,13 @@ DECODERS: dict[str, Decoder] = {
     "links: reply": Decoder(
         batch.decode_reply, [batch.encode_reply(7, batch.WireStatus.OK, [(Verdict.FIRST, "new", 5)], "tëxt")]
     ),
-    "links: opening": Decoder(told(exchange.Opening), [exchange.tell(1, OPENING)[1:]]),
+    "links: opening": Decoder(told(exchange.Opening), [exchange.write_document(1, OPENING)[1:]]),
     "links: trouble": Decoder(told(exchange.Trouble), as_json({"error": "busy", "text": "later", "offset": 5})),
     "links: records": Decoder(
-        lambda data: exchange.carried(b"x" + data, 8),
-        [exchange.carry(1, [Record(5, b"a" * 8, b"coffee"), Record(6, b"b" * 8)])[1:]],
+        lambda data: exchange.read_records(b"x" + data, 8),
+        [exchange.write_records(1, [Record(5, b"a" * 8, b"coffee"), Record(6, b"b" * 8)])[1:]],
     ),
-    "links: outcomes": Decoder(lambda data: exchange.outcomes(b"x" + data), [bytes([0, 1])]),
+    "links: outcomes": Decoder(lambda data: exchange.read_outcomes(b"x" + data), [bytes([0, 1])]),
     "links: greeting": Decoder(lambda data: _greeted("ws://host", data), as_json(GREETING), (Misuse,)),
     "ingest: publication": Decoder(
         lambda data: documents.publication(data, 9),

@@ -45,12 +45,12 @@ class Client:
         return answer
 
     def open(self, **what: Any) -> OpenReply:
-        return exchange.told(OpenReply, self.ask(exchange.tell(exchange.OPEN, Opening(**what))))
+        return exchange.read_document(OpenReply, self.ask(exchange.write_document(exchange.OPEN, Opening(**what))))
 
     def trouble(self, frame: bytes) -> Trouble:
         answer = self.ask(frame)
         assert answer[0] == exchange.ERROR, answer[:100]
-        return exchange.told(Trouble, answer)
+        return exchange.read_document(Trouble, answer)
 
     def find(self, mine: ItemSet, wire="v1", **what: Any) -> tuple[set[bytes], set[bytes]]:
         """Open a session and play it to its end: what only we have, and what only they have."""

@@ -14,8 +14,8 @@ from onefold.cli.output import AsJson, emit_json, fail, one_line, people
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.reconcile.client import EVER, ClientLimits, Reconciliation, beside, dial, is_server
 from onefold.reconcile.client import reconcile as run
+from onefold.reconcile.exchange import RULES
 from onefold.reconcile.records import Channel
-from onefold.reconcile.transfer import RULES
 from onefold.verdict import Verdict
 
 SHOWN_MAX: Final = 10

@@ -1,46 +1,66 @@
 """The client: finds out what a store and a peer lack of each other, and exchanges it.
 
-    look      the ids, by a session of the protocol, see `looking`
-    transfer  the records, see `transfer`
+    look      which ids either side lacks, by a session of the protocol; nothing is moved by it
+    pull      ask for ids, a few frames ahead; the peer answers with the first of them that fit into a frame, and the
+              rest is asked for again. Each record is checked against its id before it is kept; a batch is one `add`
+    push      records in frames as large as the peer takes them, a few on their way; it says of each what became of it
     again     if the connection is lost, the peer is busy or ends the session: connect, look, and go on
 
 There is no book of how far a transfer got. Whatever arrived is no longer missing at the next look, so a client can be
-killed at any moment and started again, and so can its peer.
+killed at any moment and started again, and so can its peer. Arrivals and verdicts are counted apart, and compared at
+the end; a record is booked when its fate is known, once. Only for what was pushed and not answered a cut leaves doubt:
+if the next look finds it at the peer, it is booked as UNSURE, since nobody can tell by whom it got there.
 
-A record is kept only if its time and its bytes hash to the id that was asked for. A peer can still keep silent about
-records that it has: nobody can tell that from not having them.
+The peer is not trusted: what it says has limits in rounds, bytes, ids and time, each with a name. A record is kept only
+if its time and its bytes hash to the id that was asked for. A peer can still keep silent about records that it has:
+nobody can tell that from not having them.
 
-What a client gets for a frame: the answer to it, or an error that says whether it is worth trying again.
-
-ConnectionError, Busy   the session is over, and another one may go better
-Misuse                  the peer will say the same again: fix the call, or the settings of the peer
-BadInput                the peer does not speak the protocol
-
-How a client reaches its peer: a server, by its address, or a store of this process.
-
-The look: which ids do these records and those of a peer lack of each other? Nothing is moved by it.
-
-The peer is not trusted: what it says has limits in rounds, bytes, ids and time, each with a name.
+Errors: `ConnectionError`, `Busy`: the session is over, and another one may go better. `Misuse`: the peer will say the
+same again, so fix the call, or the settings of the peer. `BadInput`: the peer does not speak the protocol.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Final, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from onefold.errors import BadInput, Busy, Misuse
-from onefold.reconcile import FRAME_SIZE_MIN_XOR, INFINITY, Items, Limits, Session, SessionLimit, Window, frame_size_min
-from onefold.reconcile.exchange import MESSAGE, OPEN, OPENED, Opening, OpenReply, Pipe, tell, told
-from onefold.reconcile.records import Channel, Records
-from onefold.reconcile.transfer import Transfer, answer
+from onefold.reconcile import (
+    FRAME_SIZE_MIN_XOR,
+    INFINITY,
+    Items,
+    Limits,
+    Session,
+    SessionLimit,
+    Window,
+    exchange,
+    frame_size_min,
+)
+from onefold.reconcile.exchange import NOT_THERE, TOO_LARGE, Opening, OpenReply
+from onefold.reconcile.records import Channel, Record, Records
 from onefold.stores.addresses import masked
 from onefold.tally import Tally
-from onefold.verdict import Verdict
+from onefold.text import plain
+from onefold.verdict import Answer, Verdict
 
+OUTSTANDING_MAX: Final = 4
+"""Frames on their way: enough to keep a line busy while a store writes, and few enough to hold in memory."""
+FETCH_IDS: Final = 16
+FETCH_IDS_MAX: Final = 4_096
+"""Ids of the first frame, and of any; in between by how large the answers are."""
+FRAME_BYTES: Final = 256 << 10
+"""Of a frame of several records, either way, even if the peer takes or gives more. Frames on their way are held in
+memory, and a ping waits behind them: with a megabyte each, a line of 1 Mbit/s is taken for dead."""
+READ_IDS: Final = 64
+"""Records that are read from the store at once; each may have a megabyte."""
+LATER: Final = frozenset({"store_failed", "time", "needs", "pushes", "not_open"})
+"""Troubles that a new session does not have, or not at once: it takes up where this one ended."""
 SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 ANSWER_S: Final = 600.0
 """For an answer: a server may have to read much for it, and other peers wait for their turn too. A server that is gone
@@ -90,7 +110,7 @@ def beside(records: Records) -> Callable[[], Channel]:
 
     def connect() -> Channel:
         peer = Peer(records)
-        return Pipe(peer.answer, peer.close)
+        return exchange.Pipe(peer.answer, peer.close)
 
     return connect
 
@@ -120,9 +140,8 @@ class ClientLimits:
     def __post_init__(self) -> None:
         for name, least in (("look_s_max", 0), ("tries", 1), ("pause_s", 0), ("frame_size_max", FRAME_SIZE_MIN_XOR)):
             if not getattr(self, name) >= least:
-                raise Misuse(
-                    f"{name} is {getattr(self, name)}, must be at least {least}", **{name: getattr(self, name)}
-                )
+                value = getattr(self, name)
+                raise Misuse(f"{name} is {value}, must be at least {least}", **{name: value})
 
 
 @dataclass(slots=True)
@@ -167,43 +186,183 @@ def find_ids(
     """
     limits = limits or ClientLimits()
     waited_s = 0.0
-    channel.send(tell(OPEN, opening))
-    opened = told(OpenReply, answer(channel, OPENED))
-    some = items if (opening.since, opening.until) == (0, EVER) else Window(items, opening.since, opening.until)
-    session = Session(
-        some, opening.wire, opening.id_size, frame_size_max=_frame_size(limits, opened, opening.wire),
-        limits=limits.session,
-    )  # fmt: skip
-    found = Found(opened, len(some))
+    channel.send(exchange.write_document(exchange.OPEN, opening))
+    opened = exchange.read_document(OpenReply, _answer(channel, exchange.OPENED))
+    window = items if (opening.since, opening.until) == (0, EVER) else Window(items, opening.since, opening.until)
+    if opened.message_bytes_max <= frame_size_min(opening.wire):
+        raise BadInput(f"the peer takes {opened.message_bytes_max} bytes at once, fewer than the protocol needs")
+    size = min(limits.frame_size_max, opened.message_bytes_max - 1)  # a byte before each message tells its kind
+    session = Session(window, opening.wire, opening.id_size, frame_size_max=size, limits=limits.session)
+    look = Found(opened, len(window))
     message: bytes | None = session.initiate()
     while message is not None:
         began = clock()
-        channel.send(bytes((MESSAGE,)) + message)
-        reply = answer(channel, MESSAGE)
+        channel.send(bytes((exchange.MESSAGE,)) + message)
+        reply = _answer(channel, exchange.MESSAGE)
         waited_s += clock() - began
         if waited_s > limits.look_s_max:
             raise SessionLimit(
                 f"the session is over: answers took more than {limits.look_s_max:g} s in all, look_s_max",
-                rounds=found.rounds,
+                rounds=look.rounds,
             )
         message, have, need = session.reconcile(reply[1:])
-        found.have += have
-        found.need += need
+        look.have += have
+        look.need += need
         spent = session.spent
-        found.rounds, found.bytes_up, found.bytes_down = spent.rounds, spent.bytes_out, spent.bytes_in
-        say(str(found))
-    found.both_ways = session.both_ways
-    return found
+        look.rounds, look.bytes_up, look.bytes_down = spent.rounds, spent.bytes_out, spent.bytes_in
+        say(str(look))
+    look.both_ways = session.both_ways
+    return look
 
 
-def _frame_size(limits: ClientLimits, opened: OpenReply, wire: str) -> int:
-    """How large our messages may be: one byte before them tells their kind."""
-    if opened.message_bytes_max <= frame_size_min(wire):
-        raise BadInput(f"the peer takes {opened.message_bytes_max} bytes at once, fewer than the protocol needs")
-    return min(limits.frame_size_max, opened.message_bytes_max - 1)
+def _answer(channel: Channel, kind: int) -> bytes:
+    """The peer's next frame, which must be of this kind."""
+    frame = channel.receive()
+    if frame[:1] == bytes((kind,)):
+        return frame
+    if frame[:1] != bytes((exchange.ERROR,)):
+        raise BadInput(f"the peer answers with a frame of kind {frame[:1]!r}, expected {chr(kind)!r}")
+    trouble = exchange.read_document(exchange.Trouble, frame)
+    text = "the peer says " + plain(f"{trouble.error}: {trouble.text}")
+    if trouble.error == "busy":
+        raise Busy(text)
+    if trouble.error in LATER:
+        raise ConnectionAbortedError(text)
+    raise Misuse(text, error=trouble.error, offset=trouble.offset)
 
 
-__all__ = ["EVER", "ClientLimits", "Found", "Reconciliation", "find_ids", "reconcile"]
+class Transfer:
+    """The books of a transfer, over as many connections as it takes."""
+
+    def __init__(self, records: Records, opening: Opening, say: Callable[[str], object]) -> None:
+        self.pulled, self.pushed = Tally(), Tally()
+        self._records, self._opening, self._say = records, opening, say
+        self._refused: set[bytes] = set()  # rejected once: they are not tried again over the next connection
+        self._on_their_way: deque[list[bytes]] = deque()
+
+    @property
+    def moved(self) -> int:
+        """How many records reached the side that lacked them; if it does not grow, nothing goes on."""
+        return _arrived(self.pulled) + _arrived(self.pushed)
+
+    def looked(self, have: Sequence[bytes]) -> None:
+        """A new look found what the peer lacks: of what was pushed and not answered, the rest did arrive."""
+        arrived = {id for batch in self._on_their_way for id in batch}
+        self._on_their_way.clear()
+        arrived.difference_update(have)
+        self.pushed.arrive(len(arrived))
+        self.pushed.judge(exchange.UNANSWERED, len(arrived))
+
+    def pull(self, channel: Channel, opened: OpenReply, need: Sequence[bytes]) -> None:
+        """Fetch these records, verify and keep them."""
+        ids = [id for id in need if id not in self._refused] if self._refused else need
+        most = min(FETCH_IDS_MAX, max(1, (opened.message_bytes_max - 1) // self._records.id_size))
+        batches: deque[Sequence[bytes]] = deque()
+        again: list[bytes] = []  # asked for, and they did not fit into the answer
+        at, to_go, size = 0, len(ids), min(FETCH_IDS, most)
+        while batches or again or at < len(ids):
+            while len(batches) < OUTSTANDING_MAX and (again or at < len(ids)):
+                if again:
+                    batch, again = again[:size], again[size:]
+                else:
+                    batch, at = list(ids[at : at + size]), at + size
+                channel.send(exchange.write_ids(batch))
+                batches.append(batch)
+            wanted = batches.popleft()
+            frame = _answer(channel, exchange.RECORDS)
+            records = exchange.read_records(frame, self._records.id_size)
+            # The first of those that were asked for, at least one: whatever else comes is no answer.
+            if not records or len(records) > len(wanted):
+                raise BadInput(f"the peer sent {len(records)} records for {len(wanted)} that were asked for")
+            for id, record in zip(wanted, records, strict=False):
+                if id != record.id:
+                    raise BadInput(f"the peer sent {record.id.hex()}, asked for was {id.hex()}", id=record.id.hex())
+            self._keep(records)
+            self.pulled.arrive(len(records))  # not before: what the store could not take comes again
+            again += wanted[len(records) :]
+            size = min(2 * size if len(records) == len(wanted) else len(records), most)
+            size = max(1, min(size, len(records) * FRAME_BYTES // len(frame)))
+            to_go -= len(records)
+            self._say(f"pulled {self.pulled.received:,} records, {to_go:,} to go")
+
+    def _keep(self, records: Sequence[Record]) -> None:
+        """Store those that are genuine and of the time that was asked about; book all."""
+        good: list[Record] = []
+        faults: list[tuple[Answer, bytes]] = []
+        for record in records:
+            if record.body is None:
+                faults.append((NOT_THERE, record.id))
+            elif not record.genuine:
+                faults.append((exchange.WRONG_ID, record.id))
+            elif not self._opening.since <= record.timestamp <= self._opening.until:
+                faults.append((exchange.WRONG_TIME, record.id))
+            else:
+                good.append(record)
+        for new in self._records.add(good) if good else []:
+            self.pulled.judge(exchange.STORED if new else exchange.KNOWN)
+        for why, id in faults:
+            self._refuse(self.pulled, why, id)
+
+    def push(self, channel: Channel, opened: OpenReply, have: Sequence[bytes]) -> None:
+        """Send these records, those that have bytes and that the peer can take."""
+        ids = [id for id in have if id not in self._refused] if self._refused else have
+        end = self.pushed.received + len(ids)
+        for batch in self._batches(opened, ids):
+            self._on_their_way.append([record.id for record in batch])
+            channel.send(exchange.write_records(exchange.PUSH, batch))
+            if len(self._on_their_way) == OUTSTANDING_MAX:
+                self._settle(channel, end)
+        while self._on_their_way:
+            self._settle(channel, end)
+
+    def _batches(self, opened: OpenReply, ids: Sequence[bytes]) -> Iterator[list[Record]]:
+        """The records, as many at once as fit into a frame of the peer."""
+        batch: list[Record] = []
+        most = min(opened.message_bytes_max, FRAME_BYTES) - 1
+        room = most
+        for at in range(0, len(ids), READ_IDS):
+            some = ids[at : at + READ_IDS]
+            for id, record in zip(some, self._records.read(some), strict=True):
+                if record is None or record.body is None:
+                    self.pushed.arrive()
+                    self._refuse(self.pushed, NOT_THERE, id)
+                    continue
+                size = exchange.size_of(record)
+                if len(record.body) > opened.record_bytes_max or size > opened.message_bytes_max - 1:
+                    self.pushed.arrive()
+                    self._refuse(self.pushed, TOO_LARGE, id)
+                    continue
+                if batch and size > room:
+                    yield batch
+                    batch, room = [], most
+                batch.append(record)
+                room -= size
+        if batch:
+            yield batch
+
+    def _settle(self, channel: Channel, end: int) -> None:
+        """Book what the peer says of the oldest batch that is on its way; in the end there are so many in the books."""
+        outcomes = exchange.read_outcomes(_answer(channel, exchange.PUSHED))
+        batch = self._on_their_way[0]
+        if len(outcomes) != len(batch):
+            raise BadInput(f"the peer tells of {len(outcomes)} records, {len(batch)} were pushed")
+        self.pushed.arrive(len(self._on_their_way.popleft()))
+        for id, outcome in zip(batch, outcomes, strict=True):
+            booked = exchange.OUTCOMES[outcome]
+            if booked.verdict is Verdict.REJECT:
+                self._refuse(self.pushed, booked, id)
+            else:
+                self.pushed.judge(booked)
+        self._say(f"pushed {self.pushed.received:,} records, {end - self.pushed.received:,} to go")
+
+    def _refuse(self, books: Tally, why: Answer, id: bytes) -> None:
+        books.judge(why)
+        self._refused.add(id)
+
+
+def _arrived(books: Tally) -> int:
+    """How many of these the other side holds now."""
+    return books.received - books.count(Verdict.REJECT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +380,7 @@ class Reconciliation:
     found: Found
     """The last look, with its ids: the one after which no connection was lost."""
     pulled: Tally
-    """What became of the records that came, as in `transfer.RULES`."""
+    """What became of the records that came, as in `exchange.RULES`."""
     pushed: Tally
     """What became of those that went."""
     unpulled: int
@@ -278,102 +437,54 @@ def reconcile(
     opening = Opening(
         wire=wire, id_size=records.id_size, frame_size_max=limits.frame_size_max, since=since, until=until
     )  # fmt: skip
-    client = _Client(records, opening, limits, say)
-    started = time.monotonic()
-    while not client.attempt(connect, pull=pull, push=push):
-        time.sleep(client.pause_s * random.uniform(0.5, 1))
-    return client.result(time.monotonic() - started)
-
-
-class _Client:
-    """A reconciliation under way, over as many connections as it takes."""
-
-    def __init__(self, records: Records, opening: Opening, limits: ClientLimits, say: Callable[[str], object]) -> None:
-        self.pause_s = limits.pause_s
-        self._records, self._opening, self._limits, self._say = records, opening, limits, say
-        self._transfer = Transfer(records, opening, say)
-        self._first: tuple[int, int] | None = None
-        self._found: Found | None = None
-        self._spent = (0, 0, 0)
-        self._stored = (0, 0)  # booked before the last look: what it found was counted with them
-        self._unpulled = self._unpushed = 0
-        self._connections = self._failed = 0
-        self._left: int | None = None
-        self._stalled = 0
-
-    def attempt(self, connect: Callable[[], Channel], *, pull: bool, push: bool) -> bool:
-        """Connect, look and transfer. False: it was cut off, and another attempt may go better."""
-        before = self._transfer.moved
+    transfer, started, pause_s = Transfer(records, opening, say), time.monotonic(), limits.pause_s
+    connections = failures = stalls = rounds = bytes_up = bytes_down = 0
+    first: tuple[int, int] | None = None
+    missing: int | None = None
+    while True:
+        moved = transfer.moved
         try:
-            channel = connect()
-            self._connections += 1
-            try:
-                self._converse(channel, pull=pull, push=push)
-            finally:
-                channel.close()
-            return True
+            with closing(connect()) as channel:
+                connections += 1
+                look = None  # ids can be many: those of the look before make room
+                with closing(records.snapshot()) as snapshot:
+                    look = find_ids(snapshot, channel, opening, limits, say=say)
+                transfer.looked(look.have)
+                first = first or (len(look.have), len(look.need))
+                before, missing = missing, len(look.have) + len(look.need)
+                stalls = stalls + 1 if before is not None and missing >= before else 0
+                rounds, bytes_up = rounds + look.rounds, bytes_up + look.bytes_up
+                bytes_down += look.bytes_down
+                counted = _arrived(transfer.pulled), _arrived(transfer.pushed)  # by this look, with what it found
+                pulling, pushing = pull and look.opened.bodies, push and look.opened.writable
+                if pulling:
+                    transfer.pull(channel, look.opened, look.need)
+                if pushing:
+                    transfer.push(channel, look.opened, look.have)
+            break
         except (ConnectionError, Busy) as error:
-            moved = self._transfer.moved > before
-            self._failed = 0 if moved else self._failed + 1
-            self.pause_s = self._limits.pause_s if moved else min(2 * self.pause_s, self._limits.pause_s_max)
+            went_on = transfer.moved > moved
+            failures = 0 if went_on else failures + 1
+            pause_s = limits.pause_s if went_on else min(2 * pause_s, limits.pause_s_max)
             # A peer may say that it stored what it did not: then the looks are what shows that nothing goes on.
-            if max(self._failed, self._stalled) >= self._limits.tries:
-                tries = f"{self._limits.tries} tries" if self._limits.tries > 1 else "one try"
+            if max(failures, stalls) >= limits.tries:
+                tries = f"{limits.tries} tries" if limits.tries > 1 else "one try"
                 raise ConnectionError(f"gave up after {tries}: {error}") from error
-            self._say(f"trying again: {error}")
-            return False
-
-    def _converse(self, channel: Channel, *, pull: bool, push: bool) -> None:
-        found, transfer = self._look(channel), self._transfer
-        pull, push = pull and found.opened.bodies, push and found.opened.writable
-        if pull:
-            transfer.pull(channel, found.opened, found.need)
-        if push:
-            transfer.push(channel, found.opened, found.have)
-        self._unpulled = transfer.pulled.count(Verdict.REJECT) if pull else len(found.need)
-        self._unpushed = transfer.pushed.count(Verdict.REJECT) if push else len(found.have)
-
-    def _look(self, channel: Channel) -> Found:
-        self._found = None  # ids can be many: those of the look before make room
-        snapshot = self._records.snapshot()
-        try:
-            found = find_ids(snapshot, channel, self._opening, self._limits, say=self._say)
-        finally:
-            snapshot.close()
-        self._transfer.looked(found.have)
-        left = len(found.have) + len(found.need)
-        self._stalled = self._stalled + 1 if self._left is not None and left >= self._left else 0
-        self._left = left
-        self._first = self._first or (len(found.have), len(found.need))
-        rounds, up, down = self._spent
-        self._spent = rounds + found.rounds, up + found.bytes_up, down + found.bytes_down
-        self._stored = _held(self._transfer.pulled), _held(self._transfer.pushed)
-        self._found = found
-        return found
-
-    def result(self, seconds: float) -> Reconciliation:
-        """What came of it, when an attempt went through."""
-        found, first, transfer = self._found, self._first, self._transfer
-        assert found is not None
-        assert first is not None
-        return Reconciliation(
-            have=first[0],
-            need=first[1],
-            rounds=self._spent[0],
-            bytes_up=self._spent[1],
-            bytes_down=self._spent[2],
-            found=found,
-            pulled=transfer.pulled.check(),
-            pushed=transfer.pushed.check(),
-            unpulled=self._unpulled,
-            unpushed=self._unpushed,
-            here=found.here + _held(transfer.pulled) - self._stored[0],
-            there=found.opened.records + _held(transfer.pushed) - self._stored[1],
-            connections=self._connections,
-            seconds=seconds,
-        )
-
-
-def _held(books: Tally) -> int:
-    """How many of these the other side holds now."""
-    return books.received - books.count(Verdict.REJECT)
+            say(f"trying again: {error}")
+        time.sleep(pause_s * random.uniform(0.5, 1))
+    return Reconciliation(
+        have=first[0],
+        need=first[1],
+        rounds=rounds,
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        found=look,
+        pulled=transfer.pulled.check(),
+        pushed=transfer.pushed.check(),
+        unpulled=transfer.pulled.count(Verdict.REJECT) if pulling else len(look.need),
+        unpushed=transfer.pushed.count(Verdict.REJECT) if pushing else len(look.have),
+        here=look.here + _arrived(transfer.pulled) - counted[0],
+        there=look.opened.records + _arrived(transfer.pushed) - counted[1],
+        connections=connections,
+        seconds=time.monotonic() - started,
+    )

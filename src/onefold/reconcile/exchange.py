@@ -13,26 +13,25 @@ error closes; a connection can have one after another. A record is written as
 
     timestamp u64 | length of the body u32, 2^32 - 1: not there | id | body
 
-with little-endian numbers, one after another. Foreign bytes are believed in nothing: every length is checked against
-what is there before anything is made of it, and what does not fit is `BadInput` with the byte at which it does not.
-
-A channel to a peer in this process: what is sent is answered at once, and the answer waits to be received.
+with little-endian numbers, one after another. Foreign bytes are not trusted: every length is checked against what is
+there before anything is allocated for it, and what does not fit is `BadInput` with the byte at which it does not.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 from struct import Struct
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
 from onefold.reconcile.items import INFINITY
 from onefold.reconcile.records import Record
+from onefold.verdict import Answer, Verdict
 
 VERSION: Final = 1
 JSON_BYTES_MAX: Final = 4_096
@@ -50,6 +49,36 @@ class PushReply(IntEnum):
     WRONG_ID = 2
     """Its bytes do not hash to its id."""
     TOO_LARGE = 3
+
+
+STORED: Final = Answer(Verdict.FIRST, "stored")
+KNOWN: Final = Answer(Verdict.REPEAT, "known")
+UNANSWERED: Final = Answer(Verdict.UNSURE, "unanswered")
+WRONG_ID: Final = Answer(Verdict.REJECT, "wrong_id")
+WRONG_TIME: Final = Answer(Verdict.REJECT, "wrong_time")
+NOT_THERE: Final = Answer(Verdict.REJECT, "not_there")
+TOO_LARGE: Final = Answer(Verdict.REJECT, "too_large")
+
+RULES: Final[Mapping[Answer, str]] = {
+    STORED: "It was not there, and is kept now.",
+    KNOWN: "It came by another way in the meantime.",
+    UNANSWERED: "It was pushed, the connection was lost before the answer, and the next look found it there.",
+    WRONG_ID: "Its time and bytes do not hash to its id; it was not kept.",
+    WRONG_TIME: "It is genuine, and lies outside of the time that was asked about; it was not kept.",
+    NOT_THERE: "The side that is said to have it has no bytes for it: it knows the id alone, or it is gone.",
+    TOO_LARGE: "It is larger than the peer takes a record; it was not sent.",
+}
+"""What can become of a record, for people."""
+
+NOT_TAKEN: Final = Answer(Verdict.UNSURE, "not_taken", retry=True)
+"""Of a server's books: a frame of records that it refused or could not store. The peer is told, and looks again."""
+
+OUTCOMES: Final[Mapping[PushReply, Answer]] = {
+    PushReply.STORED: STORED,
+    PushReply.KNOWN: KNOWN,
+    PushReply.WRONG_ID: WRONG_ID,
+    PushReply.TOO_LARGE: TOO_LARGE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,18 +116,18 @@ class Trouble:
     offset: int | None = None
 
 
-Told = TypeVar("Told", Opening, OpenReply, Trouble)
+Document = TypeVar("Document", Opening, OpenReply, Trouble)
 
 
-def tell(kind: int, told: Opening | OpenReply | Trouble) -> bytes:
+def write_document(kind: int, document: Opening | OpenReply | Trouble) -> bytes:
     """A frame that holds JSON."""
-    return bytes((kind,)) + json.dumps(asdict(told), separators=(",", ":")).encode()
+    return bytes((kind,)) + json.dumps(asdict(document), separators=(",", ":")).encode()
 
 
-def told(kind: type[Told], frame: bytes) -> Told:
-    """What a frame with JSON says; `BadInput` that names the field if it is none of ours.
+def read_document(kind: type[Document], frame: bytes) -> Document:
+    """The JSON in a frame; `BadInput` that names the field if it is none of ours.
 
-    >>> told(Trouble, tell(ERROR, Trouble(error="busy", text="later")))
+    >>> read_document(Trouble, write_document(ERROR, Trouble(error="busy", text="later")))
     Trouble(error='busy', text='later', offset=None)
     """
     if len(frame) > JSON_BYTES_MAX:
@@ -109,44 +138,38 @@ def told(kind: type[Told], frame: bytes) -> Told:
         raise BadInput(str(error), offset=1) from None
     if not isinstance(document, dict):
         raise BadInput("no JSON object", offset=1)
-    names = {field.name: field for field in fields(kind)}
+    types = {field.name: str(field.type) for field in fields(kind)}  # as they are written in the class
     for name, value in document.items():
-        if name not in names:
+        if name not in types:
             raise BadInput(f"unknown field {name!r:.50}", offset=1, field=name)
-        _check(name, str(names[name].type), value)
+        right = {
+            "int": type(value) is int and 0 <= value < 2**64,
+            "int | None": value is None or (type(value) is int and value >= 0),
+            "bool": isinstance(value, bool),
+            "str": isinstance(value, str),
+            "Literal['v1', 'xor']": value in ("v1", "xor"),
+        }
+        if not right[types[name]]:
+            raise BadInput(f"{name} is {value!r:.50}, must be {types[name]}", offset=1, field=name)
     try:
         return kind(**document)
     except TypeError as error:
         raise BadInput(f"a field is missing: {error}", offset=1) from None
 
 
-def _check(name: str, kind: str, value: Any) -> None:
-    """Whether a value is of its field's type, which is written as in the class above."""
-    right: dict[str, bool] = {
-        "int": type(value) is int and 0 <= value < 2**64,
-        "int | None": value is None or (type(value) is int and value >= 0),
-        "bool": isinstance(value, bool),
-        "str": isinstance(value, str),
-        "Literal['v1', 'xor']": value in ("v1", "xor"),
-    }
-    if not right[kind]:
-        raise BadInput(f"{name} is {value!r:.50}, must be {kind}", offset=1, field=name)
-
-
-def fetch(ids: Iterable[bytes]) -> bytes:
+def write_ids(ids: Iterable[bytes]) -> bytes:
     """A frame that asks for these records."""
     return bytes((FETCH,)) + b"".join(ids)
 
 
-def fetched(frame: bytes, id_size: int) -> list[bytes]:
-    """The ids that a frame asks for."""
+def read_ids(frame: bytes, id_size: int) -> list[bytes]:
     whole, rest = divmod(len(frame) - 1, id_size)
     if rest:
         raise BadInput(f"{rest} bytes behind the last id", offset=1 + whole * id_size)
     return [frame[at : at + id_size] for at in range(1, len(frame), id_size)]
 
 
-def carry(kind: int, records: Iterable[Record]) -> bytes:
+def write_records(kind: int, records: Iterable[Record]) -> bytes:
     """A frame of records: PUSH or RECORDS."""
     parts = [bytes((kind,))]
     for timestamp, id, body in records:
@@ -154,10 +177,10 @@ def carry(kind: int, records: Iterable[Record]) -> bytes:
     return b"".join(parts)
 
 
-def carried(frame: bytes, id_size: int) -> list[Record]:
+def read_records(frame: bytes, id_size: int) -> list[Record]:
     """The records in a frame.
 
-    >>> carried(carry(PUSH, [Record(5, b"a" * 8, b"coffee"), Record(6, b"b" * 8)]), id_size=8)
+    >>> read_records(write_records(PUSH, [Record(5, b"a" * 8, b"coffee"), Record(6, b"b" * 8)]), id_size=8)
     [Record(timestamp=5, id=b'aaaaaaaa', body=b'coffee'), Record(timestamp=6, id=b'bbbbbbbb', body=None)]
     """
     records, at, end = [], 1, len(frame)
@@ -181,13 +204,12 @@ def size_of(record: Record) -> int:
     return HEAD.size + len(record.id) + len(record.body or b"")
 
 
-def pushed(taken: Sequence[PushReply]) -> bytes:
-    """A frame that tells what became of pushed records."""
-    return bytes((PUSHED, *taken))
+def write_outcomes(outcomes: Sequence[PushReply]) -> bytes:
+    """A frame that says what became of pushed records."""
+    return bytes((PUSHED, *outcomes))
 
 
-def outcomes(frame: bytes) -> list[PushReply]:
-    """What became of pushed records."""
+def read_outcomes(frame: bytes) -> list[PushReply]:
     try:
         return [PushReply(byte) for byte in frame[1:]]
     except ValueError as error:
@@ -195,7 +217,7 @@ def outcomes(frame: bytes) -> list[PushReply]:
 
 
 class Pipe:
-    """Both ends of a conversation in one thread, without a socket.
+    """A channel to a peer in this process: what is sent is answered at once, and the answer waits to be received.
 
     >>> pipe = Pipe(bytes.upper)
     >>> pipe.send(b"first"); pipe.send(b"second")
@@ -210,7 +232,6 @@ class Pipe:
         self._closed = False
 
     def send(self, data: bytes) -> None:
-        """Have it answered."""
         if self._closed:
             raise ConnectionError("the pipe is closed")
         self._answers.append(self._answer(data))
@@ -224,7 +245,6 @@ class Pipe:
         return self._answers.popleft()
 
     def close(self) -> None:
-        """Close the other end too. May be called twice."""
         if not self._closed:
             self._closed = True
             self._close()

@@ -38,7 +38,7 @@ REASONS: Final[Mapping[str, str]] = {
     "busy": "rate-limited",
     "store_failed": "error",
 }
-"""Those of `session`, as a client of NIP-77 expects them; the limits of a session are all ``closed``."""
+"""Those of `peer`, as a client of NIP-77 expects them; the limits of a session are all ``closed``."""
 
 
 class Subscriptions:
@@ -58,7 +58,7 @@ class Subscriptions:
     def answer(self, text: str) -> str | None:
         """The answer to a message; None if it gets none. Never raises."""
         try:
-            verb, name, rest = _read(text)
+            verb, name, rest = read_message(text)
         except Refused as refused:
             self._trouble(refused.name)
             return _text("NOTICE", f"invalid: {refused}")
@@ -83,7 +83,7 @@ class Subscriptions:
                 self._end(name)
 
     def close(self) -> None:
-        """Let go of all sessions. May be called twice."""
+        """Close all sessions. May be called twice."""
         with self._lock:
             for name in list(self._sessions):
                 self._end(name)
@@ -92,20 +92,21 @@ class Subscriptions:
         if verb == "NEG-CLOSE":
             self._end(name)
             return None
-        message = _bytes(rest[-1])
+        try:
+            message = unhexlify(rest[-1])
+        except (BadHex, TypeError, ValueError):
+            text = f"the message is {rest[-1]!r:.50}, must be hex digits, two for a byte"
+            raise Refused("bad_message", text) from None
         if verb == "NEG-OPEN":
-            self._open(name, rest[0])
+            self._end(name)
+            opening = read_filter(rest[0])
+            if len(self._sessions) >= self._limits.subscriptions_max:
+                raise Refused("busy", f"{len(self._sessions)} subscriptions are open here, subscriptions_max")
+            self._sessions[name] = OpenSession(self._records, opening, self._limits, self._clock, self._books)
         session = self._sessions.get(name)
         if session is None:
             raise Refused("not_open", "there is no such subscription (any more)")
         return _text("NEG-MSG", name, session.reconcile(message).hex())
-
-    def _open(self, name: str, wanted: Any) -> None:
-        self._end(name)
-        opening = _opening(wanted)
-        if len(self._sessions) >= self._limits.subscriptions_max:
-            raise Refused("busy", f"{len(self._sessions)} subscriptions are open here, subscriptions_max")
-        self._sessions[name] = OpenSession(self._records, opening, self._limits, self._clock, self._books)
 
     def _refuse(self, name: str, refused: Refused) -> str:
         self._end(name)
@@ -126,7 +127,7 @@ def _text(*words: str) -> str:
     return json.dumps(words, separators=(",", ":"))
 
 
-def _read(text: str) -> tuple[str, str, list[Any]]:
+def read_message(text: str) -> tuple[str, str, list[Any]]:
     """The verb, the name and the rest of a message; `Refused` if it is not one of the three."""
     try:
         document = read_json(text, "the message")
@@ -145,19 +146,13 @@ def _read(text: str) -> tuple[str, str, list[Any]]:
     return verb, name, rest[1:]
 
 
-def _bytes(digits: Any) -> bytes:
-    try:
-        return unhexlify(digits)
-    except (BadHex, TypeError, ValueError):
-        raise Refused("bad_message", f"the message is {digits!r:.50}, must be hex digits, two for a byte") from None
-
-
-def _opening(wanted: Any) -> Opening:
-    if not isinstance(wanted, dict):
-        raise Refused("bad_frame", f"the filter is {wanted!r:.50}, must be an object")
-    for name, value in wanted.items():
+def read_filter(filter: Any) -> Opening:
+    """The session that a filter means; `Refused` if it is not served."""
+    if not isinstance(filter, dict):
+        raise Refused("bad_frame", f"the filter is {filter!r:.50}, must be an object")
+    for name, value in filter.items():
         if name not in ("since", "until"):
             raise Refused("bad_open", f"records are filtered by since and until alone, not by {name!r:.50}")
         if type(value) is not int or not 0 <= value < INFINITY:
             raise Refused("bad_frame", f"{name} is {value!r:.50}, must be a whole number from 0 to 2^64 - 2")
-    return Opening(**wanted)
+    return Opening(**filter)

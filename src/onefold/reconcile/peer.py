@@ -1,29 +1,10 @@
-"""The server's end of one connection, without I/O: a frame in, a frame out. What frames there are: `links.exchange`.
+"""The server's end of one connection, without I/O: a frame in, a frame out. What frames there are: `exchange`.
 
-Every frame is answered, whatever it holds. An error closes the session, if one is open, and lets go of its snapshot;
-the connection stays, and can open another one. Only after ``troubles_max`` errors it is `over`.
+Every frame is answered, whatever it holds. An error closes the session, if one is open, and its snapshot; the
+connection stays, and can open another one. Only after ``troubles_max`` errors it is `over`. An error has a short name
+that does not change:
 
-Records go out and come in apart from the session's snapshot: what is fetched is what is there now. A record that is not
-there (any more), or whose bytes are not here, goes out without a body and with the timestamp 0. One that comes in is
-held against its id first, and all the good ones of a frame are kept in one go.
-
-What a server keeps account of, over all its connections: sessions, bytes, errors, and the records that were pushed.
-
-Of records that are pushed, arrivals are counted where a frame is read and verdicts where the store has answered. The
-two are compared: on the page of metrics (`pending`, 0 at rest) and when the server stops, which fails if they differ.
-
-Every bound of the reconcile server on one page: what a peer may cost, whatever it sends.
-
-A session ends by what its peer does: by silence, one or all together, and by work: rounds, bytes, records, seconds of
-CPU. It never ends by the time that the server takes, or that it waits for its turn: on a busy machine all peers are
-slow, and none of them is to blame.
-
-One session of the server's side, within its limits, whichever envelope its messages come in.
-
-It has a seat (there are ``sessions_max`` of them), a snapshot of the records and an engine. Whatever goes wrong is a
-`Refused` with a short name that does not change:
-
-    bad_frame     it is not written as it must be, or has no place here
+    bad_frame     it is not written as it must be, or is out of turn
     bad_open      a session like this cannot be: its wire, size of ids, frame or times
     bad_message   a message breaks the protocol; the offset is the byte where
     frame         the message is larger than message_bytes_max
@@ -33,6 +14,16 @@ It has a seat (there are ``sessions_max`` of them), a snapshot of the records an
     not_open      there is no session
     read_only     nothing is taken here
     store_failed  the store could not do it: try again later
+
+A session ends by what its peer does: by silence, one or all together, and by work: rounds, bytes, records, seconds of
+CPU. It never ends by the time that the server takes, or that it waits for its turn: on a busy machine all peers are
+slow, and none of them is to blame.
+
+Records go out and come in apart from the session's snapshot: what is fetched is what is there now. A record that is not
+there (any more), or whose bytes are not here, goes out without a body and with the timestamp 0. One that comes in is
+checked against its id first, and all the good ones of a frame are kept in one transaction. Arrivals are counted where a
+frame is read and verdicts where the store has answered; the two are compared on the page of metrics (`pending`, 0 at
+rest) and when the server stops, which fails if they differ.
 """
 
 from __future__ import annotations
@@ -48,15 +39,14 @@ from typing import Final
 from onefold.errors import BadInput, Misuse, OnefoldError
 from onefold.net.limits import HttpLimits
 from onefold.reconcile import FRAME_SIZE_MIN, Limits, Record, Session, SessionLimit, Violation, Window, exchange
-from onefold.reconcile.exchange import HEAD, VERSION, Opening, OpenReply, PushReply, Trouble
+from onefold.reconcile.exchange import HEAD, NOT_TAKEN, OUTCOMES, VERSION, Opening, OpenReply, PushReply, Trouble
 from onefold.reconcile.records import Records
-from onefold.reconcile.transfer import NOT_TAKEN, OUTCOMES
 from onefold.tally import Tally
 from onefold.verdict import Answer
 
 
 class PeerBooks:
-    """Counts, written by any thread.
+    """What a server counts over all its connections; written by any thread.
 
     >>> from onefold.verdict import Verdict
     >>> books = PeerBooks()
@@ -80,7 +70,7 @@ class PeerBooks:
 
     @property
     def sessions(self) -> int:
-        """How many are open."""
+        """How many are open now."""
         return self._sessions
 
     def sit(self, sessions_max: int) -> bool:
@@ -93,41 +83,34 @@ class PeerBooks:
             return True
 
     def leave(self) -> None:
-        """One session less."""
         with self._lock:
             self._sessions -= 1
 
     def count(self, what: str, many: int = 1) -> None:
-        """So many more of these."""
         with self._lock:
             self._counts[what] += many
 
     def of(self, what: str) -> int:
-        """How many of these there were."""
         return self._counts[what]
 
     def arrive(self, many: int) -> None:
-        """So many records came to be stored."""
         with self._lock:
             self._pushed.arrive(many)
 
     def judge(self, answer: Answer, many: int = 1) -> None:
-        """So many of them were given this verdict."""
         with self._lock:
             self._pushed.judge(answer, many)
 
     def pushed(self) -> Tally:
-        """The records that were pushed, as it stands now."""
+        """A copy of the books of records that were pushed."""
         with self._lock:
             return Tally() + self._pushed
 
     def trouble(self, name: str) -> None:
-        """One more error of this name was told."""
         with self._lock:
             self._troubles[name] += 1
 
     def troubles(self) -> dict[str, int]:
-        """The errors that were told, by name."""
         with self._lock:
             return dict(self._troubles)
 
@@ -212,7 +195,7 @@ class Refused(BadInput):
 
 
 def failed(error: Exception) -> Refused:
-    """What a peer is told of an error of ours: it is logged, and what nobody expected is not shown."""
+    """What a peer is told of an error of ours: it is logged, and the text of an unexpected one is not shown."""
     log.error("%s: %s", type(error).__name__, error)
     return Refused("store_failed", str(error) if isinstance(error, OnefoldError) else type(error).__name__)
 
@@ -224,7 +207,10 @@ class OpenSession:
         self, records: Records, opening: Opening, limits: ReconcileLimits, clock: Callable[[], float], books: PeerBooks
     ) -> None:
         """Open it, or `Refused`: bad_open, busy, store_failed. The clock is that of the CPU of this thread."""
-        _check(opening, records.id_size)
+        if opening.version != VERSION:
+            raise Refused("bad_open", f"version is {opening.version}, this server speaks {VERSION}")
+        if opening.id_size != records.id_size:
+            raise Refused("bad_open", f"id_size is {opening.id_size}, the ids here have {records.id_size} bytes")
         if not books.sit(limits.sessions_max):
             raise Refused("busy", f"{limits.sessions_max} sessions are open, as many as there may be: try again later")
         self._limits, self._clock, self._books = limits, clock, books
@@ -301,13 +287,6 @@ def _silent(most_s: float) -> Refused:
     return Refused("time", f"the session is over: its peer was silent for more than {most_s:g} s in all")
 
 
-def _check(opening: Opening, id_size: int) -> None:
-    if opening.version != VERSION:
-        raise Refused("bad_open", f"version is {opening.version}, this server speaks {VERSION}")
-    if opening.id_size != id_size:
-        raise Refused("bad_open", f"id_size is {opening.id_size}, the ids here have {id_size} bytes")
-
-
 READ_MAX: Final = 16
 """Records that are read at once to fill a frame: a store may hold large ones, and the last of them may not fit."""
 
@@ -322,11 +301,11 @@ class Peer:
     >>> _ = records.add([record(5, b"1 coffee")])
     >>> peer = Peer(records)
     >>> pipe = Pipe(peer.answer, peer.close)
-    >>> pipe.send(exchange.tell(exchange.OPEN, Opening()))
-    >>> exchange.told(OpenReply, pipe.receive()).records
+    >>> pipe.send(exchange.write_document(exchange.OPEN, Opening()))
+    >>> exchange.read_document(OpenReply, pipe.receive()).records
     1
-    >>> pipe.send(exchange.fetch([record(5, b"1 coffee").id]))
-    >>> exchange.carried(pipe.receive(), id_size=32)[0].body
+    >>> pipe.send(exchange.write_ids([record(5, b"1 coffee").id]))
+    >>> exchange.read_records(pipe.receive(), id_size=32)[0].body
     b'1 coffee'
     """
 
@@ -346,11 +325,6 @@ class Peer:
         self._lock = threading.Lock()
         self._session: OpenSession | None = None
         self._fetched = self._pushed = self._troubles = 0
-        self._verbs: dict[int, Callable[[OpenSession, bytes], bytes]] = {
-            exchange.MESSAGE: self._reconcile,
-            exchange.FETCH: self._fetch,
-            exchange.PUSH: self._push,
-        }
 
     @property
     def over(self) -> bool:
@@ -376,7 +350,7 @@ class Peer:
                 self._session.waited(silence_s)
 
     def expire(self) -> None:
-        """Let go of what has no time left; for a connection that goes on with something else."""
+        """Close a session whose time is up; for a connection that goes on with something else."""
         with self._lock:
             try:
                 if self._session is not None:
@@ -385,7 +359,7 @@ class Peer:
                 self._end()
 
     def close(self) -> None:
-        """Let go of the session. May be called twice."""
+        """Close the session. May be called twice."""
         with self._lock:
             self._end()
 
@@ -395,100 +369,96 @@ class Peer:
         if len(frame) > self._limits.message_bytes_max:
             most = self._limits.message_bytes_max
             raise Refused("frame", f"a frame of {len(frame)} bytes, message_bytes_max is {most}")
-        if frame[0] == exchange.OPEN:
+        kind, session = frame[0], self._session
+        if kind == exchange.OPEN:
             return self._open(frame)
-        if frame[0] == exchange.CLOSE:
+        if kind == exchange.CLOSE:
             self._end()
             return bytes((exchange.CLOSED,))
-        verb = self._verbs.get(frame[0])
-        if verb is None:
-            raise Refused("bad_frame", f"0x{frame[0]:02x} is no kind of frame that a client sends", 0)
-        if self._session is None:
-            raise Refused("not_open", f"{chr(frame[0])} belongs to a session, and none is open")
-        return verb(self._session, frame)
+        if kind not in (exchange.MESSAGE, exchange.FETCH, exchange.PUSH):
+            raise Refused("bad_frame", f"0x{kind:02x} is no kind of frame that a client sends", 0)
+        if session is None:
+            raise Refused("not_open", f"{chr(kind)} belongs to a session, and none is open")
+        if kind == exchange.MESSAGE:
+            return bytes((exchange.MESSAGE,)) + session.reconcile(frame[1:])
+        return self._fetch(session, frame) if kind == exchange.FETCH else self._push(session, frame)
 
     def _open(self, frame: bytes) -> bytes:
-        opening = exchange.told(Opening, frame)
+        opening = exchange.read_document(Opening, frame)
         if self._session is not None:
             raise Refused("bad_frame", "a session is open on this connection: close it first", 0)
         self._session = OpenSession(self._records, opening, self._limits, self._clock, self._books)
         self._fetched = self._pushed = 0
-        return exchange.tell(
-            exchange.OPENED,
-            OpenReply(
-                records=self._session.records,
-                bodies=self._bodies,
-                writable=self._writable,
-                message_bytes_max=self._limits.message_bytes_max,
-                record_bytes_max=self._limits.record_bytes_max,
-            ),
+        reply = OpenReply(
+            records=self._session.records,
+            bodies=self._bodies,
+            writable=self._writable,
+            message_bytes_max=self._limits.message_bytes_max,
+            record_bytes_max=self._limits.record_bytes_max,
         )
-
-    def _reconcile(self, session: OpenSession, frame: bytes) -> bytes:
-        return bytes((exchange.MESSAGE,)) + session.reconcile(frame[1:])
+        return exchange.write_document(exchange.OPENED, reply)
 
     def _fetch(self, session: OpenSession, frame: bytes) -> bytes:
         session.transfer()
-        ids = exchange.fetched(frame, self._records.id_size)
-        found = list(self._filling(ids))
-        self._fetched += len(found) or 1  # to ask for nothing is work too
+        records = list(self._filling(exchange.read_ids(frame, self._records.id_size)))
+        self._fetched += len(records) or 1  # to ask for nothing is work too
         if self._fetched > self._limits.needs_max:
             raise Refused("needs", f"the session is over: more than {self._limits.needs_max} records were fetched")
-        self._books.count("fetched", len(found))
-        return exchange.carry(exchange.RECORDS, found)
+        self._books.count("fetched", len(records))
+        return exchange.write_records(exchange.RECORDS, records)
 
     def _filling(self, ids: Sequence[bytes]) -> Iterator[Record]:
         """The first of these records, as many as fit into a frame; at least one."""
         room = self._limits.message_bytes_max - 1
         for start in range(0, len(ids), READ_MAX):
             some = ids[start : start + READ_MAX]
-            found = self._records.read(some) if self._bodies else [None] * len(some)
-            for place, (id, record) in enumerate(zip(some, found, strict=True), start):
-                told = Record(0, id) if record is None or record.body is None else record
-                room -= exchange.size_of(told)
-                if room < 0 and place:
+            records = self._records.read(some) if self._bodies else [None] * len(some)
+            for number, (id, record) in enumerate(zip(some, records, strict=True), start):
+                if record is None or record.body is None:
+                    record = Record(0, id)
+                room -= exchange.size_of(record)
+                if room < 0 and number:
                     return
-                yield told
+                yield record
 
     def _push(self, session: OpenSession, frame: bytes) -> bytes:
         if not self._writable:
             raise Refused("read_only", "this server takes no records")
         session.transfer()
-        records = exchange.carried(frame, self._records.id_size)
+        records = exchange.read_records(frame, self._records.id_size)
         self._books.arrive(len(records))
         try:
-            taken = self._store(records)
+            outcomes = self._store(records)
         except BaseException:
             self._books.judge(NOT_TAKEN, len(records))
             raise
-        for judged in taken:
-            self._books.judge(OUTCOMES[judged])
-        return exchange.pushed(taken)
+        for outcome in outcomes:
+            self._books.judge(OUTCOMES[outcome])
+        return exchange.write_outcomes(outcomes)
 
     def _store(self, records: Sequence[Record]) -> list[PushReply]:
         """Keep those of them that are what they say; what became of each."""
         self._pushed += len(records) or 1
         if self._pushed > self._limits.pushes_max:
             raise Refused("pushes", f"the session is over: more than {self._limits.pushes_max} records were pushed")
-        taken = [self._judged(record) for record in records]
-        good = [place for place, judged in enumerate(taken) if judged is PushReply.STORED]
-        for place, new in zip(good, self._records.add([records[place] for place in good]), strict=True):
+        outcomes = []
+        for record in records:
+            if len(record.body or b"") > self._limits.record_bytes_max:
+                outcomes.append(PushReply.TOO_LARGE)
+            else:
+                outcomes.append(PushReply.STORED if record.genuine else PushReply.WRONG_ID)
+        good = [number for number, outcome in enumerate(outcomes) if outcome is PushReply.STORED]
+        for number, new in zip(good, self._records.add([records[number] for number in good]), strict=True):
             if not new:
-                taken[place] = PushReply.KNOWN
-        return taken
-
-    def _judged(self, record: Record) -> PushReply:
-        """Whether a record may be kept, before the store is asked."""
-        if len(record.body or b"") > self._limits.record_bytes_max:
-            return PushReply.TOO_LARGE
-        return PushReply.STORED if record.genuine else PushReply.WRONG_ID
+                outcomes[number] = PushReply.KNOWN
+        return outcomes
 
     def _refuse(self, refused: Refused) -> bytes:
         self._end()
         self._troubles += 1
         self._books.trouble(refused.name)
         trouble = Trouble(error=refused.name, text=str(refused), offset=refused.offset)
-        return exchange.tell(exchange.ERROR, trouble)
+        return exchange.write_document(exchange.ERROR, trouble)
 
     def _end(self) -> None:
         session, self._session = self._session, None

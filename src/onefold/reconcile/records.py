@@ -1,15 +1,11 @@
-"""A record: bytes with a timestamp, and the id that both are known by.
+"""Records, and the stores that keep them.
 
-The id is the SHA-256 of the timestamp, 8 bytes big-endian, and the body; of a set with shorter ids its first bytes. So
-whoever is sent a record can tell whether it is the one that was asked for, and a peer can change neither its bytes nor
-its place in the order unseen. A record without a body is an id that somebody else has the bytes of: its id is taken as
-it is told.
+A record is bytes with a timestamp, and the id that both are known by: the SHA-256 of the timestamp, 8 bytes big-endian,
+and the body; of a set with shorter ids its first bytes. So whoever is sent a record can tell whether it is the one that
+was asked for, and a peer can change neither its bytes nor its position in the order unseen. A record without a body is
+an id that somebody else has the bytes of: its id is taken as it is told.
 
-The doors to records that are reconciled (negentropy): what keeps them, and what carries bytes to a peer.
-
-Records by address: ``memory://``, ``sqlite:///x.db`` or a plain file name; and what all stores ask of a record.
-
-Records in memory: right among the threads of one process, gone with it.
+Stores are opened by address: ``memory://``, ``sqlite:///x.db`` or a plain file name.
 """
 
 from __future__ import annotations
@@ -56,11 +52,9 @@ def record(timestamp: int, body: bytes, id_size: int = 32) -> Record:
 
 
 class Snapshot(Items, Protocol):
-    """The records as they were at one moment, for one session; to be closed when that is over."""
+    """The records as they were at one moment, for one session; to be closed when that is over, once or twice."""
 
-    def close(self) -> None:
-        """Let go of it. May be called twice."""
-        ...
+    def close(self) -> None: ...
 
 
 class Records(Protocol):
@@ -147,28 +141,28 @@ def open_records(address: str, id_size: int | None = None, *, make: bool = True)
 
 def by_id(records: Iterable[Record], id_size: int) -> dict[bytes, Record]:
     """The records, each once, of equal ids the first; `BadInput` naming one that no store may take."""
-    found: dict[bytes, Record] = {}
+    distinct: dict[bytes, Record] = {}
     for record in records:
+        id = record.id.hex()
         if len(record.id) != id_size:
-            told = f"id {record.id.hex()} has {len(record.id)} bytes, must have {id_size}"
-            raise BadInput(told, id=record.id.hex(), id_size=id_size)
+            raise BadInput(f"id {id} has {len(record.id)} bytes, must have {id_size}", id=id, id_size=id_size)
         if not 0 <= record.timestamp < INFINITY:
-            told = f"timestamp {record.timestamp} of id {record.id.hex()} is no whole number from 0 to 2^64 - 2"
-            raise BadInput(told, id=record.id.hex(), timestamp=record.timestamp)
-        first = found.setdefault(record.id, record)
+            text = f"timestamp {record.timestamp} of id {id} is no whole number from 0 to 2^64 - 2"
+            raise BadInput(text, id=id, timestamp=record.timestamp)
+        first = distinct.setdefault(record.id, record)
         if first.timestamp != record.timestamp:
-            told = f"id {record.id.hex()} comes with two timestamps, {first.timestamp} and {record.timestamp}"
-            raise BadInput(told, id=record.id.hex(), timestamps=(first.timestamp, record.timestamp))
-    return found
+            text = f"id {id} comes with two timestamps, {first.timestamp} and {record.timestamp}"
+            raise BadInput(text, id=id, timestamps=(first.timestamp, record.timestamp))
+    return distinct
 
 
 def flags(records: Sequence[Record], new: Iterable[bytes]) -> list[bool]:
     """For each record whether it is new: of equal ones the first is."""
-    left = set(new)
+    firsts = set(new)
     answers = []
     for record in records:
-        answers.append(record.id in left)
-        left.discard(record.id)
+        answers.append(record.id in firsts)
+        firsts.discard(record.id)
     return answers
 
 
@@ -199,52 +193,47 @@ class MemoryRecords:
     """
 
     def __init__(self, id_size: int = 32) -> None:
-        """Begin with nothing."""
         self.id_size = check_id_size(id_size)
-        self._kept: dict[bytes, Record] = {}
+        self._records: dict[bytes, Record] = {}
         self._index = Index(id_size, columns_of([], id_size))
         self._lock = Lock()
         self._open = True
 
     def __len__(self) -> int:
         self._check_open()
-        return len(self._kept)
+        return len(self._records)
 
     def add(self, records: Sequence[Record]) -> list[bool]:
-        """Keep these, all or none; for each whether it is new."""
-        told = by_id(records, self.id_size)
+        distinct = by_id(records, self.id_size)
         with self._lock:
             self._check_open()
-            new = {id: record for id, record in told.items() if id not in self._kept}
+            new = {id: record for id, record in distinct.items() if id not in self._records}
             self._index = self._index.added(columns_of(new.values(), self.id_size))
-            self._kept.update(new)
+            self._records.update(new)
         return flags(records, new)
 
     def remove(self, ids: Sequence[bytes]) -> int:
-        """Forget these; how many there were."""
         with self._lock:
             self._check_open()
-            gone = {id: self._kept[id] for id in ids if id in self._kept}
-            columns = columns_of(gone.values(), self.id_size)
+            records = {id: self._records[id] for id in ids if id in self._records}
+            columns = columns_of(records.values(), self.id_size)
             self._index = self._index.removed(columns.timestamps, columns.ids)
-            for id in gone:
-                del self._kept[id]
-        return len(gone)
+            for id in records:
+                del self._records[id]
+        return len(records)
 
     def read(self, ids: Sequence[bytes]) -> list[Record | None]:
-        """The records with these ids, in the same order; None for one that is not there."""
         with self._lock:
             self._check_open()
-            return [self._kept.get(id) for id in ids]
+            return [self._records.get(id) for id in ids]
 
     def snapshot(self) -> MemorySnapshot:
-        """The records as they are now."""
         with self._lock:
             self._check_open()
             return MemorySnapshot(self._index)
 
     def close(self) -> None:
-        """Let go of it; what it held is gone with it, but for snapshots that are still open."""
+        """Snapshots that are open go on."""
         self._open = False
 
     def _check_open(self) -> None:

@@ -1,26 +1,15 @@
 """The server process: a store behind a websocket, for many peers at once.
 
-SIGTERM and SIGINT stop it: no more connections, what is in hand is answered, the store is closed. A kill does none of
-that: records that were acknowledged are stored, and a peer that comes back finds out what is still missing.
-
-What there is to watch of a reconcile server, for Prometheus: read from its books when somebody asks.
-
-Threads for the work of many peers: of those who wait, whoever has used least is next.
-
-A message can be made so that it takes a tenth of a second to answer. Whoever sends many of these waits longer and
-longer behind those who do not; an honest peer waits for what is being done when it comes, and hardly for anything else.
-
-One websocket: its messages are answered in order, one at a time, by threads of the server.
-
-It is read again only when the answer has left, so a peer has at most one message in the server's hands. Silence counts
-from then until its next message is here: not while it waits for its turn, nor while it is answered.
-
-The routes.
-
-    GET /          a websocket: binary messages are ours (`links.exchange`), text is NIP-77; else what this is, as JSON
+    GET /          a websocket: binary messages are ours (`exchange`), text is NIP-77; else what this is, as JSON
     GET /healthz, /metrics
 
-Whoever asks needs the token, if there is one, but for /healthz.
+Whoever asks needs the token, if there is one, but for /healthz. SIGTERM and SIGINT stop it: no more connections, what
+is in hand is answered, the store is closed. A kill does none of that: records that were acknowledged are stored, and a
+peer that comes back finds out what is still missing.
+
+Messages of a connection are answered in order, one at a time, by threads of the server. It is read again only when the
+answer has left, so a peer has at most one message in the server's hands. Silence counts from then until its next
+message is here: not while it waits for its turn, nor while it is answered.
 """
 
 from __future__ import annotations
@@ -44,11 +33,10 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from onefold.net.http import NORMAL, POLICY, RESTART, Closing, HttpServer, answer, stop_all, websocket_route
-from onefold.reconcile.exchange import VERSION
+from onefold.reconcile.exchange import NOT_TAKEN, OUTCOMES, VERSION
 from onefold.reconcile.nip77 import Subscriptions
 from onefold.reconcile.peer import Peer, PeerBooks, ReconcileLimits
 from onefold.reconcile.records import Records
-from onefold.reconcile.transfer import NOT_TAKEN, OUTCOMES
 
 PREFIX: Final = "onefold_reconcile"
 COUNTERS: Final = {
@@ -63,8 +51,8 @@ def reconcile_metrics(books: PeerBooks, connections: int) -> Iterator[Metric]:
     """What there is to watch: read from the books when somebody asks."""
     yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", connections)
     yield GaugeMetricFamily(f"{PREFIX}_open_sessions", "Sessions that are open.", books.sessions)
-    for name, told in COUNTERS.items():
-        yield CounterMetricFamily(f"{PREFIX}_{name}", told, books.of(name))
+    for name, text in COUNTERS.items():
+        yield CounterMetricFamily(f"{PREFIX}_{name}", text, books.of(name))
     tally = books.pushed()
     yield CounterMetricFamily(f"{PREFIX}_arrived", "Records that came to be stored.", tally.received)
     yield GaugeMetricFamily(f"{PREFIX}_pending", "Records that came and have no outcome; 0 at rest.", tally.pending)
@@ -91,7 +79,12 @@ class Account:
 
 
 class AnswerTurns:
-    """Lives on one event loop; what it calls runs in threads."""
+    """Threads for the work of many peers: of those who wait, whoever has used least is next.
+
+    A message can be made so that it takes a tenth of a second to answer. Whoever sends many of these waits longer and
+    longer behind those who do not; an honest peer waits for what is being done when it comes, and hardly for anything
+    else. Lives on one event loop.
+    """
 
     def __init__(self, threads: int = THREADS) -> None:
         self._pool = ThreadPoolExecutor(threads, "onefold-reconcile")
@@ -102,7 +95,16 @@ class AnswerTurns:
     async def run(self, account: Account, call: Callable[..., T], *values: Any) -> T:
         """Call it in a thread, when it is this peer's turn."""
         loop = asyncio.get_running_loop()
-        await self._turn(account)
+        turn: asyncio.Future[None] = loop.create_future()
+        heapq.heappush(self._waiting, (account.used_s, next(self._numbers), turn))
+        self._call_next()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # called and cancelled at once: the turn is somebody else's
+                self._free += 1
+                self._call_next()
+            raise
         began = loop.time()
         try:
             return await self.off(call, *values)
@@ -119,18 +121,6 @@ class AnswerTurns:
         """Wait for what is in hand; nothing else is begun."""
         self._pool.shutdown()
 
-    async def _turn(self, account: Account) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (account.used_s, next(self._numbers), turn))
-        self._call_next()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # called and cancelled at once: the turn is somebody else's
-                self._free += 1
-                self._call_next()
-            raise
-
     def _call_next(self) -> None:
         while self._free and self._waiting:
             turn = heapq.heappop(self._waiting)[2]
@@ -140,7 +130,7 @@ class AnswerTurns:
 
 
 class PeerConnection:
-    """Reads, has it answered, writes; until one side has enough."""
+    """One websocket: read, answer, write, until one side has enough."""
 
     def __init__(
         self, receive: Receive, send: Send, abort: Callable[[], None], turns: AnswerTurns, limits: ReconcileLimits,
@@ -180,54 +170,35 @@ class PeerConnection:
         now = asyncio.get_running_loop().time
         while not self._stopped:
             began = now()
-            message = await self._next()
-            silence_s = now() - began
-            if message is None:
-                return self._silence()
+            try:
+                async with asyncio.timeout(self._limits.idle_s) as self._waiting:
+                    message = await self._receive()
+            except TimeoutError:  # nothing came in time, or `stop` wants nothing more
+                break
+            finally:
+                self._waiting = None
             if message["type"] == "websocket.disconnect":
                 return None
-            data, text = message.get("bytes"), message.get("text") or ""
-            if data is not None:
-                answer = await self._turns.run(self._account, self._answer, data, silence_s)
-                await self._write({"type": "websocket.send", "bytes": answer})
-            else:
-                told = await self._turns.run(self._account, self._reply, text, silence_s)
-                if told is not None:
-                    await self._write({"type": "websocket.send", "text": told})
+            reply = await self._turns.run(self._account, self._answer, message, now() - began)
+            if reply is not None:
+                await self._write({"type": "websocket.send", **reply})
             if self._peer.over or self._subscriptions.over:
                 return POLICY, f"{self._limits.troubles_max} errors, troubles_max"
-        return self._silence()
-
-    async def _next(self) -> Message | None:
-        """The next message; None if none came in time, or none should come any more."""
-        try:
-            async with asyncio.timeout(self._limits.idle_s) as self._waiting:
-                return await self._receive()
-        except TimeoutError:
-            return None
-        finally:
-            self._waiting = None
-
-    def _silence(self) -> tuple[int, str]:
         if self._stopped:
             return RESTART, "the server is shutting down"
         self._books.trouble("idle")
         return NORMAL, f"idle: nothing was heard for {self._limits.idle_s:g} s"
 
-    def _answer(self, data: bytes, silence_s: float) -> bytes:
-        self._wait(silence_s)
-        self._subscriptions.expire()
-        return self._peer.answer(data)
-
-    def _reply(self, text: str, silence_s: float) -> str | None:
-        self._wait(silence_s)
-        self._peer.expire()
-        self._subscriptions.expire()
-        return self._subscriptions.answer(text)
-
-    def _wait(self, silence_s: float) -> None:
+    def _answer(self, message: Message, silence_s: float) -> dict[str, Any] | None:
+        """In a thread: what to send, if anything."""
         self._peer.waited(silence_s)
         self._subscriptions.waited(silence_s)
+        self._subscriptions.expire()
+        if message.get("bytes") is not None:
+            return {"bytes": self._peer.answer(message["bytes"])}
+        self._peer.expire()
+        reply = self._subscriptions.answer(message.get("text") or "")
+        return None if reply is None else {"text": reply}
 
     async def _write(self, message: Message) -> None:
         async with asyncio.timeout(self._limits.write_s):

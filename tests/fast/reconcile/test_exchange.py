@@ -24,15 +24,15 @@ def records_of(id_size):
 @given(SIZES.flatmap(lambda size: st.tuples(st.just(size), records_of(size))))
 def test_records_are_read_as_they_were_written(drawn):
     id_size, records = drawn
-    frame = exchange.carry(PUSH, records)
-    assert exchange.carried(frame, id_size) == records
+    frame = exchange.write_records(PUSH, records)
+    assert exchange.read_records(frame, id_size) == records
     assert len(frame) == 1 + sum(map(exchange.size_of, records))
 
 
 @given(SIZES, st.lists(st.binary(min_size=32, max_size=32), max_size=8))
 def test_ids_are_read_as_they_were_written(id_size, ids):
     cut = [id[:id_size] for id in ids]
-    assert exchange.fetched(exchange.fetch(cut), id_size) == cut
+    assert exchange.read_ids(exchange.write_ids(cut), id_size) == cut
 
 
 def refused_at(read, *arguments):
@@ -46,28 +46,28 @@ def refused_at(read, *arguments):
 
 @given(st.binary(max_size=300), SIZES)
 def test_any_bytes_are_read_or_refused_with_a_place_in_them(data, id_size):
-    for read in (exchange.carried, exchange.fetched):
+    for read in (exchange.read_records, exchange.read_ids):
         assert 0 <= (refused_at(read, b"P" + data, id_size) or 0) <= len(data) + 1
     for kind in (Opening, OpenReply, Trouble):
-        assert refused_at(exchange.told, kind, b"O" + data) in (None, 0, 1)
+        assert refused_at(exchange.read_document, kind, b"O" + data) in (None, 0, 1)
 
 
 def test_a_frame_that_is_cut_anywhere_is_refused_or_holds_whole_records():
-    frame = exchange.carry(RECORDS, [record(5, b"coffee"), record(6, b"tea")])
+    frame = exchange.write_records(RECORDS, [record(5, b"coffee"), record(6, b"tea")])
     whole = {1, 1 + exchange.size_of(record(5, b"coffee"))}
     for end in range(1, len(frame)):
-        at = refused_at(exchange.carried, frame[:end], 32)
+        at = refused_at(exchange.read_records, frame[:end], 32)
         assert at is None if end in whole else at is not None and at < end
 
 
 def test_the_reserved_timestamp_is_refused():
     with pytest.raises(BadInput, match="reserved"):
-        exchange.carried(exchange.carry(PUSH, [Record(INFINITY, b"a" * 32, b"")]), 32)
+        exchange.read_records(exchange.write_records(PUSH, [Record(INFINITY, b"a" * 32, b"")]), 32)
 
 
 @pytest.mark.parametrize("said", [Opening(since=5, wire="xor", id_size=16), Trouble(error="time", text="é", offset=3)])
 def test_what_is_told_as_json_is_read_as_it_was_told(said):
-    assert exchange.told(type(said), exchange.tell(OPEN, said)) == said
+    assert exchange.read_document(type(said), exchange.write_document(OPEN, said)) == said
 
 
 @pytest.mark.parametrize(
@@ -85,25 +85,25 @@ def test_what_is_told_as_json_is_read_as_it_was_told(said):
 )
 def test_a_field_that_is_wrong_is_named(document, named):
     with pytest.raises(BadInput, match=named):
-        exchange.told(Opening, b"O" + json.dumps(document).encode())
+        exchange.read_document(Opening, b"O" + json.dumps(document).encode())
 
 
 def test_a_missing_field_is_named():
     with pytest.raises(BadInput, match="text"):
-        exchange.told(Trouble, b'e{"error":"x"}')
+        exchange.read_document(Trouble, b'e{"error":"x"}')
 
 
 def test_long_and_deep_json_is_not_read():
     with pytest.raises(BadInput, match="at most 4096"):
-        exchange.told(Opening, b"O" + b" " * 5_000)
+        exchange.read_document(Opening, b"O" + b" " * 5_000)
     with pytest.raises(BadInput):
-        exchange.told(Opening, b"O" + b"[" * 4_000)
+        exchange.read_document(Opening, b"O" + b"[" * 4_000)
 
 
 def test_outcomes_are_read_as_they_were_told_and_unknown_ones_refused():
-    assert exchange.outcomes(exchange.pushed(list(PushReply))) == list(PushReply)
+    assert exchange.read_outcomes(exchange.write_outcomes(list(PushReply))) == list(PushReply)
     with pytest.raises(BadInput, match="no outcome"):
-        exchange.outcomes(b"p\x09")
+        exchange.read_outcomes(b"p\x09")
 
 
 def test_a_record_is_genuine_if_its_bytes_and_its_time_hash_to_its_id():
@@ -117,4 +117,4 @@ def test_a_record_is_genuine_if_its_bytes_and_its_time_hash_to_its_id():
 
 
 def test_an_error_frame_has_its_kind():
-    assert exchange.tell(ERROR, Trouble(error="busy", text="later"))[0] == ERROR
+    assert exchange.write_document(ERROR, Trouble(error="busy", text="later"))[0] == ERROR

@@ -17,20 +17,27 @@ from onefold.reconcile import Limits, Record, SessionLimit, id_of, record
 from onefold.reconcile.client import ClientLimits, beside, dial, find_ids, reconcile
 from onefold.reconcile.exchange import (
     ERROR,
+    KNOWN,
+    NOT_THERE,
     OPENED,
     RECORDS,
+    RULES,
+    STORED,
+    TOO_LARGE,
+    UNANSWERED,
+    WRONG_ID,
+    WRONG_TIME,
     Opening,
     OpenReply,
     Pipe,
     Trouble,
-    carried,
-    carry,
+    read_records,
     size_of,
-    tell,
+    write_document,
+    write_records,
 )
 from onefold.reconcile.peer import Peer, ReconcileLimits
 from onefold.reconcile.records import MemoryRecords
-from onefold.reconcile.transfer import KNOWN, NOT_THERE, RULES, STORED, TOO_LARGE, UNANSWERED, WRONG_ID, WRONG_TIME
 from onefold.tally import BooksDoNotBalance
 from onefold.verdict import Verdict
 from tests.lib.cutting_proxy import CuttingProxy
@@ -256,11 +263,11 @@ class Scripted:
 
 def opened(**changes):
     told = {"records": 1, "bodies": True, "writable": True, "message_bytes_max": 1 << 20, "record_bytes_max": 1 << 19}
-    return tell(OPENED, OpenReply(**{**told, **changes}))
+    return write_document(OPENED, OpenReply(**{**told, **changes}))
 
 
 def resent(change):
-    return lambda frame: carry(RECORDS, change(carried(frame, 32)))
+    return lambda frame: write_records(RECORDS, change(read_records(frame, 32)))
 
 
 @pytest.mark.parametrize(
@@ -324,7 +331,7 @@ def test_a_look_has_limits_in_time_rounds_and_ids():
 
 
 def test_what_a_peer_says_is_shown_as_one_plain_short_line():
-    trouble = tell(ERROR, Trouble(error="nasty", text="\x1b[2J\n" + "x" * 1_000))
+    trouble = write_document(ERROR, Trouble(error="nasty", text="\x1b[2J\n" + "x" * 1_000))
     with pytest.raises(Misuse) as caught:
         reconcile(MemoryRecords(), lambda: Scripted(MemoryRecords(), o=lambda frame: trouble))
     assert str(caught.value).startswith("the peer says nasty: ?[2J?xxx")

@@ -57,11 +57,11 @@ def test_a_client_finds_what_differs_fetches_it_and_pushes_the_rest(wire, id_siz
     assert (have, need) == (ids(some(range(200), id_size)), ids(some(range(1_800, 2_000), id_size)))
     opened = talk.client.open(id_size=id_size, wire="xor")
     assert (opened.records, opened.bodies, opened.writable) == (1_800, True, True)
-    got = exchange.carried(talk.ask(exchange.fetch(need)), id_size)
+    got = exchange.read_records(talk.ask(exchange.write_ids(need)), id_size)
     assert all(record.genuine for record in got)
     assert ids(got) == need
-    told = talk.ask(exchange.carry(exchange.PUSH, some(range(200), id_size)))
-    assert exchange.outcomes(told) == [PushReply.STORED] * 200
+    told = talk.ask(exchange.write_records(exchange.PUSH, some(range(200), id_size)))
+    assert exchange.read_outcomes(told) == [PushReply.STORED] * 200
     assert len(records) == 2_000
 
 
@@ -83,7 +83,7 @@ def test_a_session_sees_the_records_of_its_beginning_and_a_fetch_those_of_now():
     records.add(some([10]))
     assert session.reconcile(talk.ask(MESSAGE + session.initiate())[1:]) == (None, [], [])
     (new,) = some([10])
-    assert exchange.carried(talk.ask(exchange.fetch([new.id])), 32) == [new]
+    assert exchange.read_records(talk.ask(exchange.write_ids([new.id])), 32) == [new]
 
 
 def test_a_frame_of_records_holds_the_first_that_fit_and_at_least_one():
@@ -93,13 +93,13 @@ def test_a_frame_of_records_holds_the_first_that_fit_and_at_least_one():
     talk = Talk(records, message_bytes_max=10_240, frame_size_max=4_096, record_bytes_max=3_000)
     talk.client.open()
     asked = [record.id for record in large]
-    assert exchange.carried(talk.ask(exchange.fetch(asked)), 32) == large[:3]
-    assert exchange.carried(talk.ask(exchange.fetch(asked[3:])), 32) == large[3:6]
+    assert exchange.read_records(talk.ask(exchange.write_ids(asked)), 32) == large[:3]
+    assert exchange.read_records(talk.ask(exchange.write_ids(asked[3:])), 32) == large[3:6]
     huge = record(99, bytes(50_000))
     records.add([huge])
-    assert exchange.carried(talk.ask(exchange.fetch([huge.id, *asked])), 32) == [huge]
-    assert exchange.carried(talk.ask(exchange.fetch([])), 32) == []
-    assert exchange.carried(talk.ask(exchange.fetch([large[0].id, huge.id])), 32) == large[:1]
+    assert exchange.read_records(talk.ask(exchange.write_ids([huge.id, *asked])), 32) == [huge]
+    assert exchange.read_records(talk.ask(exchange.write_ids([])), 32) == []
+    assert exchange.read_records(talk.ask(exchange.write_ids([large[0].id, huge.id])), 32) == large[:1]
 
 
 def test_a_record_that_is_not_there_or_has_no_bytes_goes_out_without_a_body():
@@ -109,18 +109,18 @@ def test_a_record_that_is_not_there_or_has_no_bytes_goes_out_without_a_body():
     talk.client.open()
     here = some(range(2 * READ_MAX))
     asked = [b"n" * 32, *ids(here[:3]), b"k" * 32]
-    got = exchange.carried(talk.ask(exchange.fetch(asked)), 32)
+    got = exchange.read_records(talk.ask(exchange.write_ids(asked)), 32)
     assert [record.id for record in got] == asked
     assert [record for record in got if record.body is None] == [Record(0, b"n" * 32), Record(0, b"k" * 32)]
     many = [record.id for record in here]
-    assert exchange.carried(talk.ask(exchange.fetch(many)), 32) == here
+    assert exchange.read_records(talk.ask(exchange.write_ids(many)), 32) == here
 
 
 def test_a_store_that_knows_ids_alone_is_not_asked_for_bodies():
     talk = Talk(store(range(3)), bodies=False)
     assert not talk.client.open().bodies
     asked = [record.id for record in some(range(3))]
-    assert exchange.carried(talk.ask(exchange.fetch(asked)), 32) == [Record(0, id) for id in asked]
+    assert exchange.read_records(talk.ask(exchange.write_ids(asked)), 32) == [Record(0, id) for id in asked]
 
 
 def test_every_pushed_record_is_held_against_its_id():
@@ -134,7 +134,7 @@ def test_every_pushed_record_is_held_against_its_id():
     ]  # fmt: skip
     wrong = PushReply.WRONG_ID
     taken = [PushReply.STORED, wrong, wrong, wrong, PushReply.TOO_LARGE, PushReply.KNOWN, PushReply.KNOWN]
-    assert exchange.outcomes(talk.ask(exchange.carry(exchange.PUSH, pushed))) == taken
+    assert exchange.read_outcomes(talk.ask(exchange.write_records(exchange.PUSH, pushed))) == taken
     assert records.read([new.id, changed.id, moved.id, bare.id]) == [new, None, None, None]
     books = talk.books.pushed()
     assert {answer.reason: count for answer, count in books} == {"stored": 1, "known": 2, "wrong_id": 3, "too_large": 1}
@@ -142,7 +142,7 @@ def test_every_pushed_record_is_held_against_its_id():
 
 
 HEAD = exchange.HEAD
-OPEN = exchange.tell(exchange.OPEN, Opening())
+OPEN = exchange.write_document(exchange.OPEN, Opening())
 BAD_FRAMES = {
     "nothing": (b"", "an empty frame", 0),
     "an unknown kind": (b"Z", "0x5a is no kind of frame that a client sends", 0),
@@ -178,13 +178,13 @@ BAD_OPENINGS: dict[str, dict] = {
 @pytest.mark.parametrize("text", BAD_OPENINGS)
 def test_a_session_that_cannot_be_is_refused_and_takes_no_seat(text):
     talk = Talk(store(range(3)))
-    told = talk.trouble(exchange.tell(exchange.OPEN, Opening(**BAD_OPENINGS[text])))
+    told = talk.trouble(exchange.write_document(exchange.OPEN, Opening(**BAD_OPENINGS[text])))
     assert (told.error, told.text) == ("bad_open", text)
     assert talk.books.sessions == 0
 
 
 def test_wire_v1_needs_ids_of_32_bytes():
-    told = Talk(store(range(3), 16)).trouble(exchange.tell(exchange.OPEN, Opening(id_size=16)))
+    told = Talk(store(range(3), 16)).trouble(exchange.write_document(exchange.OPEN, Opening(id_size=16)))
     assert (told.error, told.text) == ("bad_open", "ids have 16 bytes; those of wire v1 have 32")
 
 
@@ -208,11 +208,11 @@ def test_a_broken_message_is_named_with_its_byte_and_ends_the_session():
 
 def test_every_limit_of_a_session_has_a_name():
     asked = [record.id for record in some(range(5))]
-    pushed = exchange.carry(exchange.PUSH, some(range(5)))
+    pushed = exchange.write_records(exchange.PUSH, some(range(5)))
     cases = {
         "rounds": ({"rounds_max": 2}, [MESSAGE + b"\x61"] * 3),
         "bytes": ({"bytes_max": 5_000}, [FIRST] * 9),
-        "needs": ({"needs_max": 12}, [exchange.fetch(asked)] * 3),
+        "needs": ({"needs_max": 12}, [exchange.write_ids(asked)] * 3),
         "pushes": ({"pushes_max": 12}, [pushed] * 3),
         "frame": ({"message_bytes_max": 10_240, "frame_size_max": 4_096, "record_bytes_max": 9}, [bytes(10_241)]),
     }
@@ -220,7 +220,7 @@ def test_every_limit_of_a_session_has_a_name():
         talk = Talk(store(range(100)), **limits)
         talk.client.open()
         answers = [talk.ask(frame) for frame in frames]
-        told = exchange.told(Trouble, next(answer for answer in answers if answer[0] == exchange.ERROR))
+        told = exchange.read_document(Trouble, next(answer for answer in answers if answer[0] == exchange.ERROR))
         assert told.error == name
         assert f"{name}_max" in told.text or name in ("needs", "pushes", "frame")
         assert talk.books.sessions == 0
@@ -322,7 +322,7 @@ def test_a_store_that_fails_is_an_error_that_can_be_tried_again():
     records.broken = None
     talk.client.open()
     records.broken = OSError(5, "secret/path")
-    assert talk.trouble(exchange.fetch([b"a" * 32])) == Trouble(error="store_failed", text="OSError")
+    assert talk.trouble(exchange.write_ids([b"a" * 32])) == Trouble(error="store_failed", text="OSError")
     assert talk.books.sessions == 0
 
 
@@ -330,7 +330,7 @@ def test_a_server_that_is_only_read_says_so():
     records = store(range(3))
     talk = Talk(records, writable=False)
     assert not talk.client.open().writable
-    assert talk.trouble(exchange.carry(exchange.PUSH, some([5]))).error == "read_only"
+    assert talk.trouble(exchange.write_records(exchange.PUSH, some([5]))).error == "read_only"
     assert len(records) == 3
 
 
@@ -347,7 +347,12 @@ def test_after_too_many_errors_the_connection_is_over():
 def test_no_bytes_make_it_raise():
     rng = random.Random(5)
     talk = Talk(store(range(300)), troubles_max=10**9)
-    frames = [OPEN, FIRST, exchange.fetch(ids(some(range(9)))), exchange.carry(exchange.PUSH, some(range(300, 309)))]
+    frames = [
+        OPEN,
+        FIRST,
+        exchange.write_ids(ids(some(range(9)))),
+        exchange.write_records(exchange.PUSH, some(range(300, 309))),
+    ]
     for _ in range(3_000):
         frame = bytearray(rng.choice(frames))
         for _ in range(rng.randrange(3)):
@@ -391,8 +396,8 @@ def test_a_frame_of_records_that_cannot_be_taken_is_in_the_books_too():
     talk = Talk(records, pushes_max=5)
     talk.client.open()
     records.broken = StoreFailed("the disk is full")
-    assert talk.trouble(exchange.carry(exchange.PUSH, some(range(3)))).error == "store_failed"
+    assert talk.trouble(exchange.write_records(exchange.PUSH, some(range(3)))).error == "store_failed"
     records.broken = None
     talk.client.open()
-    assert talk.trouble(exchange.carry(exchange.PUSH, some(range(9)))).error == "pushes"
+    assert talk.trouble(exchange.write_records(exchange.PUSH, some(range(9)))).error == "pushes"
     assert str(talk.books.pushed().check()) == "12 in = 0 first + 0 repeat + 12 unsure + 0 reject"

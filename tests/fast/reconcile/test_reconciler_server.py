@@ -26,7 +26,7 @@ from tests.lib.reconciling import Client, Running, items, running, some, store
 
 TOKEN = "s3cret"  # noqa: S105
 MESSAGE = bytes((exchange.MESSAGE,))
-OPEN = exchange.tell(exchange.OPEN, Opening())
+OPEN = exchange.write_document(exchange.OPEN, Opening())
 FIRST = Session(items(range(50, 150))).initiate()
 
 
@@ -48,10 +48,10 @@ def test_a_client_finds_fetches_and_pushes_over_a_socket():
         have, need = client.find(items(range(2_900)))
         assert (have, need) == (ids(range(100)), ids(range(2_900, 3_000)))
         client.open()
-        socket.send(exchange.fetch(need))  # several on their way: answered in order
-        socket.send(exchange.carry(exchange.PUSH, some(range(100))))
-        assert ids(range(2_900, 3_000)) == {record.id for record in exchange.carried(bytes(socket.recv(20)), 32)}
-        assert exchange.outcomes(bytes(socket.recv(20))) == [PushReply.STORED] * 100
+        socket.send(exchange.write_ids(need))  # several on their way: answered in order
+        socket.send(exchange.write_records(exchange.PUSH, some(range(100))))
+        assert ids(range(2_900, 3_000)) == {record.id for record in exchange.read_records(bytes(socket.recv(20)), 32)}
+        assert exchange.read_outcomes(bytes(socket.recv(20))) == [PushReply.STORED] * 100
         assert len(records) == 3_000
         assert server.figure("onefold_reconcile_sessions_total") == 2
         assert server.figure("onefold_reconcile_fetched_total") == 100
@@ -184,7 +184,7 @@ def test_who_does_not_read_is_cut_off():
     with running(records, limits=limits) as server, server.connect() as slow:
         slow.send(OPEN)
         slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-        asked = exchange.fetch(list(ids(range(8_000))))
+        asked = exchange.write_ids(list(ids(range(8_000))))
         with contextlib.suppress(ConnectionClosed, OSError):
             for _ in range(40):  # 20 MB of answers that nobody reads
                 slow.send(asked)
@@ -236,7 +236,7 @@ HOSTILE = {  # how it ends, and what it sends again and again
     "bad_message": MESSAGE + b"\x61" + bytes(range(256)) * 512,
     "bad_frame": b"P" + b"\xff" * (128 << 10),
     "frame": bytes((1 << 20) + 1),
-    "needs": exchange.fetch([b"n" * 32] * 2_000),
+    "needs": exchange.write_ids([b"n" * 32] * 2_000),
     "pushes": b"P",
 }
 
@@ -249,7 +249,7 @@ def attack(server, name: str, ended: dict[str, str]) -> None:
             while True:
                 answer = client.ask(HOSTILE[name])
                 if answer[0] == exchange.ERROR:
-                    ended[name] = exchange.told(Trouble, answer).error
+                    ended[name] = exchange.read_document(Trouble, answer).error
                     return
         except ConnectionClosed as error:
             ended[name] = "frame" if error.rcvd is not None and error.rcvd.code == 1009 else str(error)
