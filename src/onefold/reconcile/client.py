@@ -239,19 +239,31 @@ class Transfer:
         self._records, self._opening, self._say = records, opening, say
         self._refused: set[bytes] = set()  # rejected once: they are not tried again over the next connection
         self._on_their_way: deque[list[bytes]] = deque()
+        self.first: tuple[int, int] | None = None  # ids that only this side and only the peer had, by the first look
+        self.rounds = self.bytes_up = self.bytes_down = 0
+        self.counted = (0, 0)  # booked before the last look: what it found was counted with them
+        self.stalls = 0  # looks in a row that found no fewer differences than the one before
+        self._missing: int | None = None
 
     @property
     def moved(self) -> int:
         """How many records reached the side that lacked them; if it does not grow, nothing goes on."""
         return _arrived(self.pulled) + _arrived(self.pushed)
 
-    def looked(self, have: Sequence[bytes]) -> None:
-        """A new look found what the peer lacks: of what was pushed and not answered, the rest did arrive."""
+    def looked(self, look: Found) -> None:
+        """Book a new look. Of what was pushed and not answered, all did arrive that the peer does not lack."""
         arrived = {id for batch in self._on_their_way for id in batch}
         self._on_their_way.clear()
-        arrived.difference_update(have)
+        arrived.difference_update(look.have)
         self.pushed.arrive(len(arrived))
         self.pushed.judge(exchange.UNANSWERED, len(arrived))
+        self.first = self.first or (len(look.have), len(look.need))
+        before, self._missing = self._missing, len(look.have) + len(look.need)
+        self.stalls = self.stalls + 1 if before is not None and self._missing >= before else 0
+        self.rounds += look.rounds
+        self.bytes_up += look.bytes_up
+        self.bytes_down += look.bytes_down
+        self.counted = _arrived(self.pulled), _arrived(self.pushed)
 
     def pull(self, channel: Channel, opened: OpenReply, need: Sequence[bytes]) -> None:
         """Fetch these records, verify and keep them."""
@@ -438,9 +450,7 @@ def reconcile(
         wire=wire, id_size=records.id_size, frame_size_max=limits.frame_size_max, since=since, until=until
     )  # fmt: skip
     transfer, started, pause_s = Transfer(records, opening, say), time.monotonic(), limits.pause_s
-    connections = failures = stalls = rounds = bytes_up = bytes_down = 0
-    first: tuple[int, int] | None = None
-    missing: int | None = None
+    connections = failures = 0
     while True:
         moved = transfer.moved
         try:
@@ -449,13 +459,7 @@ def reconcile(
                 look = None  # ids can be many: those of the look before make room
                 with closing(records.snapshot()) as snapshot:
                     look = find_ids(snapshot, channel, opening, limits, say=say)
-                transfer.looked(look.have)
-                first = first or (len(look.have), len(look.need))
-                before, missing = missing, len(look.have) + len(look.need)
-                stalls = stalls + 1 if before is not None and missing >= before else 0
-                rounds, bytes_up = rounds + look.rounds, bytes_up + look.bytes_up
-                bytes_down += look.bytes_down
-                counted = _arrived(transfer.pulled), _arrived(transfer.pushed)  # by this look, with what it found
+                transfer.looked(look)
                 pulling, pushing = pull and look.opened.bodies, push and look.opened.writable
                 if pulling:
                     transfer.pull(channel, look.opened, look.need)
@@ -467,24 +471,25 @@ def reconcile(
             failures = 0 if went_on else failures + 1
             pause_s = limits.pause_s if went_on else min(2 * pause_s, limits.pause_s_max)
             # A peer may say that it stored what it did not: then the looks are what shows that nothing goes on.
-            if max(failures, stalls) >= limits.tries:
+            if max(failures, transfer.stalls) >= limits.tries:
                 tries = f"{limits.tries} tries" if limits.tries > 1 else "one try"
                 raise ConnectionError(f"gave up after {tries}: {error}") from error
             say(f"trying again: {error}")
         time.sleep(pause_s * random.uniform(0.5, 1))
+    have, need = transfer.first or (0, 0)
     return Reconciliation(
-        have=first[0],
-        need=first[1],
-        rounds=rounds,
-        bytes_up=bytes_up,
-        bytes_down=bytes_down,
+        have=have,
+        need=need,
+        rounds=transfer.rounds,
+        bytes_up=transfer.bytes_up,
+        bytes_down=transfer.bytes_down,
         found=look,
         pulled=transfer.pulled.check(),
         pushed=transfer.pushed.check(),
         unpulled=transfer.pulled.count(Verdict.REJECT) if pulling else len(look.need),
         unpushed=transfer.pushed.count(Verdict.REJECT) if pushing else len(look.have),
-        here=look.here + _arrived(transfer.pulled) - counted[0],
-        there=look.opened.records + _arrived(transfer.pushed) - counted[1],
+        here=look.here + _arrived(transfer.pulled) - transfer.counted[0],
+        there=look.opened.records + _arrived(transfer.pushed) - transfer.counted[1],
         connections=connections,
         seconds=time.monotonic() - started,
     )
