@@ -6,8 +6,7 @@ import json
 import threading
 from typing import Any
 
-from onefold.report.console.app import ConsolePages, ConsoleServer, ConsoleSettings
-from onefold.report.console.page import console_page, login_page
+from onefold.report.console.app import ConsoleServer, ConsoleSettings
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 
@@ -64,8 +63,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(watched, explain=None, **settings: Any):
-    pages = ConsolePages(console=console_page(), login=login_page())
-    server = ConsoleServer(watched, pages, ConsoleSettings(port=0, **settings), explain)
+    server = ConsoleServer(watched, ConsoleSettings(port=0, **settings), explain)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

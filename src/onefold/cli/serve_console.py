@@ -1,7 +1,4 @@
-"""``onefold serve console``: a live page over running pipelines and servers.
-
-Some of the rows that a run, or a batch of a stream, rejected: read from its files, without a session of Spark.
-"""
+"""``onefold serve console``: a live page over running pipelines and servers."""
 
 from __future__ import annotations
 
@@ -12,8 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import pyarrow as pa
-import pyarrow.dataset as ds
 import typer
 
 from onefold.cli.options import AsJson, Host, Port, TokenFile, read_token
@@ -49,14 +44,15 @@ def console(
     It only reads, and can be started and stopped at any time. Ctrl-C and SIGTERM stop it.
     """
     shown = opened_console(
-        run or [], server or [], host=host, port=port, token=read_token(token_file), server_token=_of(server_token_file)
-    )
+        run or [], server or [], host=host, port=port, token=read_token(token_file),
+        server_token=None if server_token_file is None else read_token(server_token_file),  # not our own variable
+    )  # fmt: skip
 
     def say(url: str) -> None:
         people.print(f"console: {url}", markup=False, soft_wrap=True)
         if json:
-            told = {"url": url, "runs": [str(each) for each in run or []], "servers": server or []}
-            print(jsons.dumps({**told, "token": shown.settings.token is not None}), flush=True)
+            document = {"url": url, "runs": [str(each) for each in run or []], "servers": server or []}
+            print(jsons.dumps({**document, "token": shown.settings.token is not None}), flush=True)
 
     shown.run(say)
 
@@ -65,10 +61,9 @@ def opened_console(
     runs: Sequence[Path], servers: Sequence[str], *, host: str = "127.0.0.1", port: int = 7658,
     token: str | None = None, server_token: str | None = None,
 ) -> ConsoleServer:  # fmt: skip
-    """The server of a console: the page of `report`, the rows and the answers of `spark`, served by `services`."""
-    from onefold.report.console.app import ConsolePages, ConsoleServer, ConsoleSettings
+    """The server of a console, with rejected rows from the files and answers from Spark, where that is installed."""
+    from onefold.report.console.app import ConsoleServer, ConsoleSettings
     from onefold.report.console.folders import Folder
-    from onefold.report.console.page import console_page, login_page
     from onefold.report.console.servers import WatchedServer
     from onefold.report.documents import FAR
 
@@ -80,19 +75,11 @@ def opened_console(
     if server_token is not None and not servers:
         raise Misuse("--server-token-file is given, but no --server")
     watched: list[Watched] = [
-        *(Folder(folder, _rejected) for folder in runs),
+        *(Folder(folder, reject_rows) for folder in runs),
         *(WatchedServer(url, server_token) for url in servers),
     ]
     settings = ConsoleSettings(host=host, port=port, token=token)
-    pages = ConsolePages(console=console_page(), login=login_page())
-    return ConsoleServer(watched, pages, settings, _explain if find_spec("pyspark") else None)
-
-
-def _rejected(folder: Path) -> list[tuple[str, str]]:
-    if not find_spec("pyarrow"):
-        return []
-
-    return reject_rows(folder)
+    return ConsoleServer(watched, settings, _explain if find_spec("pyspark") else None)
 
 
 def _explain(folder: Path, words: str) -> dict[str, Any]:
@@ -105,11 +92,6 @@ def _explain(folder: Path, words: str) -> dict[str, Any]:
     return explained(str(folder), split, limit=LIMIT)
 
 
-def _of(file: Path | None) -> str | None:
-    """The token of a file, and of no variable: that one is our own."""
-    return None if file is None else read_token(file)
-
-
 ROWS_MAX: Final = 50
 """How many rows are looked at; of each reason among them one is given."""
 COLUMNS_MAX: Final = 12
@@ -119,34 +101,31 @@ VERDICT, REASON = "verdict", "reason"
 
 def reject_rows(folder: Path) -> list[tuple[str, str]]:
     """A reason and a row of it as text, for each reason that is found; what cannot be read has none."""
-    try:
-        return _read(folder)
-    except (OSError, ValueError, OverflowError, pa.ArrowException):  # a date that Python has none for, too
+    if not find_spec("pyarrow"):
         return []
+    import pyarrow as pa
+    import pyarrow.dataset as ds
 
-
-def _read(folder: Path) -> list[tuple[str, str]]:
     if (folder / "rejects").is_dir():
-        rows, wanted = ds.dataset(folder / "rejects", format="parquet"), None
+        path, wanted = folder / "rejects", None
     elif (folder / "messages").is_dir():
-        rows, wanted = ds.dataset(folder / "messages", format="parquet"), ds.field(VERDICT) == "REJECT"
+        path, wanted = folder / "messages", ds.field(VERDICT) == "REJECT"
     else:
         return []
-    if REASON not in rows.schema.names:
+    samples: dict[str, str] = {}
+    try:
+        rows = ds.dataset(path, format="parquet")
+        if REASON not in rows.schema.names:
+            return []
+        names = [name for name in rows.schema.names if name not in (VERDICT, REASON)][:COLUMNS_MAX]
+        head = rows.head(
+            ROWS_MAX, columns=[*names, REASON], filter=wanted, batch_size=ROWS_MAX, batch_readahead=1,
+            fragment_readahead=1,
+        )  # fmt: skip
+        for row in head.to_pylist():
+            reason = str(row.pop(REASON))
+            cells = (f"{name} {'null' if cell is None else str(cell)[:CELL_CHARS_MAX]}" for name, cell in row.items())
+            samples.setdefault(reason, ", ".join(cells))
+    except (OSError, ValueError, OverflowError, pa.ArrowException):  # a date that Python has none for, too
         return []
-    names = [name for name in rows.schema.names if name not in (VERDICT, REASON)][:COLUMNS_MAX]
-    head = rows.head(
-        ROWS_MAX, columns=[*names, REASON], filter=wanted, batch_size=ROWS_MAX, batch_readahead=1, fragment_readahead=1
-    )
-    found: dict[str, str] = {}
-    for row in head.to_pylist():
-        found.setdefault(str(row[REASON]), _text(row))
-    return list(found.items())
-
-
-def _text(row: dict[str, object]) -> str:
-    return ", ".join(
-        f"{name} {'null' if value is None else str(value)[:CELL_CHARS_MAX]}"
-        for name, value in row.items()
-        if name != REASON
-    )
+    return list(samples.items())

@@ -1,26 +1,26 @@
-"""The routes. All of them only read.
+"""The console's server: a live page over running pipelines and servers. All of its routes only read.
 
-GET  /                the page; without the token, one that asks for it
-POST /login           the token, from that page
-GET  /events          the views as they change, as server-sent events
-GET  /views           the views as they are, as JSON
-GET  /explain         ?run=NUMBER&words=WORDS: what became of a message
-GET  /reports/NUMBER  the report.html of a run, and no other file
-GET  /healthz, /metrics
-
-Who may look: programs with the token in their header, browsers that gave it once; without one, this machine.
+    GET  /                the page; without the token, one that asks for it
+    POST /login           the token, from that page
+    GET  /events          the views as they change, as server-sent events
+    GET  /views           the views as they are, as JSON
+    GET  /explain         ?run=NUMBER&words=WORDS: what became of a message
+    GET  /reports/NUMBER  the report.html of a run, and no other file
+    GET  /healthz, /metrics
 
 A browser cannot send a header with the address that somebody types in. So it is asked for the token, and gets a cookie
 that stands for it: a random word of this process, which scripts cannot read and other sites cannot make it send.
 
-The figures of all that is watched, for Prometheus: streams need not be asked one by one.
-
-The server process of the console. It keeps nothing: SIGTERM, SIGINT and a kill end it alike.
+The page is one file with its style and its script, which asks only the server that it came from. The script writes
+foreign words as text and never as mark-up; and should one still get through, the content security policy lets no script
+run but this one, by its hash, and no request go elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import hmac
 import json
 import os
@@ -28,10 +28,14 @@ import secrets
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from starlette.exceptions import HTTPException
@@ -43,6 +47,7 @@ from starlette.types import Scope
 from onefold.errors import BadInput, Busy
 from onefold.net.http import Admission, HttpServer, answer
 from onefold.net.limits import HttpLimits
+from onefold.report.charts import palette
 from onefold.report.console.folders import REPORT, Folder
 from onefold.report.console.watch import View, Watch, Watched, now_ms
 from onefold.verdict import Verdict
@@ -122,36 +127,38 @@ REPORT_HEADERS: Final = {
 """A report has no script; should the file be another than ours, it may do nothing here."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConsolePages:
-    """What a browser is shown: made by others, served here."""
+@cache
+def page(name: str) -> str:
+    """A page of a template, with the look of the report; ``console.html.j2`` or ``login.html.j2``."""
 
-    console: str
-    login: str
+    def file(package: str, name: str) -> Markup:
+        return Markup((files(package) / "templates" / name).read_text(encoding="utf-8"))  # noqa: S704  # our own files
+
+    def digest(text: str) -> str:
+        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+    style = Markup(palette()) + file("onefold.report", "page.css") + file(__package__, "console.css")  # noqa: S704
+    script = file(__package__, "console.js")
+    loader = PackageLoader(__package__)
+    templates = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return templates.get_template(name).render(
+        style=style, style_hash=digest(style), script=script, script_hash=digest(script)
+    )
 
 
-async def _form(request: Request) -> bytes:
-    """The body of a small form."""
-    form = b""
-    async with asyncio.timeout(FORM_S):
-        async for piece in request.stream():
-            form += piece
-            if len(form) > FORM_BYTES_MAX:
-                raise HTTPException(413, f"the form has more than {FORM_BYTES_MAX:,} bytes")
-    return form
-
-
-def _read(path: Path) -> bytes:
+def read_report(path: Path) -> bytes:
     """A file of a folder; a link to another place is not followed, and what is no file is not read."""
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise OSError(f"{path} is no file")
     with os.fdopen(number, "rb") as file:
-        page = file.read(REPORT_BYTES_MAX + 1)
-    if len(page) > REPORT_BYTES_MAX:
+        data = file.read(REPORT_BYTES_MAX + 1)
+    if len(data) > REPORT_BYTES_MAX:
         raise OSError(f"{path} has more than {REPORT_BYTES_MAX:,} bytes")
-    return page
+    return data
 
 
 PORT: Final = 7658
@@ -175,12 +182,11 @@ class ConsoleServer(HttpServer):
     name = "console"
 
     def __init__(
-        self, watched: Sequence[Watched], pages: ConsolePages, settings: ConsoleSettings | None = None,
-        explain: Explain | None = None,
-    ) -> None:  # fmt: skip
+        self, watched: Sequence[Watched], settings: ConsoleSettings | None = None, explain: Explain | None = None
+    ) -> None:
         self.settings = settings = settings or ConsoleSettings()
         self._watch = Watch(watched)
-        self._pages, self._explain = pages, explain
+        self._explain = explain
         self._explaining = asyncio.Lock()
         super().__init__(settings.host, settings.port, settings.token, settings.limits)
         self._entrance = Entrance(settings.token, settings.host, self._socket.getsockname()[1])
@@ -188,7 +194,7 @@ class ConsoleServer(HttpServer):
     async def serve(self) -> None:
         """Look and answer until the end."""
         routes = [
-            Route("/", self.page, methods=["GET"]),
+            Route("/", self.index, methods=["GET"]),
             Route("/login", self.login, methods=["POST"]),
             Route("/events", self.events, methods=["GET"]),
             Route("/views", self.views, methods=["GET"]),
@@ -210,38 +216,41 @@ class ConsoleServer(HttpServer):
     def refuse(self, error: Exception, scope: Scope) -> Response:
         """Who opens the page without the token is asked for it."""
         if scope["path"] == "/" and isinstance(error, HTTPException) and error.status_code == 401:
-            return HTMLResponse(self._pages.login, 401, PAGE_HEADERS)
+            return HTMLResponse(page("login.html.j2"), 401, PAGE_HEADERS)
         return super().refuse(error, scope)
 
-    async def page(self, request: Request) -> Response:
-        """GET /."""
-        return HTMLResponse(self._pages.console, headers=PAGE_HEADERS)
+    async def index(self, request: Request) -> Response:
+        return HTMLResponse(page("console.html.j2"), headers=PAGE_HEADERS)
 
     async def login(self, request: Request) -> Response:
-        """POST /login."""
-        cookie = self._entrance.cookie(await _form(request))
+        form = b""
+        async with asyncio.timeout(FORM_S):
+            async for piece in request.stream():
+                form += piece
+                if len(form) > FORM_BYTES_MAX:
+                    raise HTTPException(413, f"the form has more than {FORM_BYTES_MAX:,} bytes")
+        cookie = self._entrance.cookie(form)
         if cookie is None:
             await asyncio.sleep(WRONG_S)
-            return HTMLResponse(self._pages.login, 401, PAGE_HEADERS)
+            return HTMLResponse(page("login.html.j2"), 401, PAGE_HEADERS)
         return RedirectResponse("/", 303, {"set-cookie": cookie})
 
     async def events(self, request: Request) -> Response:
-        """GET /events."""
-        return StreamingResponse(self._told(), media_type="text/event-stream")
 
-    async def _told(self) -> AsyncIterator[str]:
-        async for new in self._watch.listen():
-            if not new:
-                yield ": still here\n\n"
-            for i in new:
-                yield f"event: view\ndata: {json.dumps(self._view(i), ensure_ascii=False, allow_nan=False)}\n\n"
+        async def events() -> AsyncIterator[str]:
+            async for new in self._watch.listen():
+                if not new:
+                    yield ": still here\n\n"
+                for i in new:
+                    yield f"event: view\ndata: {json.dumps(self._view(i), ensure_ascii=False, allow_nan=False)}\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
 
     def _view(self, i: int) -> dict[str, Any]:
         view = self._watch.views[i].to_dict()
         return {"number": i, "now_ms": now_ms(), **view, "explains": view["explains"] and self._explain is not None}
 
     async def views(self, request: Request) -> Response:
-        """GET /views."""
         return answer({"views": [self._view(i) for i in range(len(self._watch.views))]})
 
     async def explain(self, request: Request) -> Response:
@@ -260,16 +269,15 @@ class ConsoleServer(HttpServer):
             return answer(await asyncio.to_thread(self._explain, folder.path, words))
 
     async def report(self, request: Request) -> Response:
-        """GET /reports/NUMBER."""
         folder = self._folder(request.path_params["number"])
         try:
-            page = await asyncio.to_thread(_read, folder.path / REPORT)
+            html = await asyncio.to_thread(read_report, folder.path / REPORT)
         except OSError as error:
             raise HTTPException(404, f"{folder.name} has no report") from error
-        return HTMLResponse(page, headers=REPORT_HEADERS)
+        return HTMLResponse(html, headers=REPORT_HEADERS)
 
     def _folder(self, number: int) -> Folder:
-        found = self._watch.watched[number] if 0 <= number < len(self._watch.watched) else None
-        if not isinstance(found, Folder):
+        folder = self._watch.watched[number] if 0 <= number < len(self._watch.watched) else None
+        if not isinstance(folder, Folder):
             raise HTTPException(404, "there is no run of this number")
-        return found
+        return folder

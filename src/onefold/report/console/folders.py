@@ -1,11 +1,9 @@
 """A pipeline as its folder tells it: `onefold run` writes there how far it is, and in the end what came of it.
 
-    progress.jsonl, stream.json   of a stream: a line per batch
+    progress.jsonl, stream.json   of a stream: a line per batch, and one that says how it ended
     progress.json, run.json       of a batch run: the step it is in; all of it, once it is complete
 
 Nothing is read while the files stay as they are. A file may be torn, old, or not ours: that is shown, not raised.
-
-A stream, from the lines that it wrote: one per batch, and one that says how it ended.
 """
 
 from __future__ import annotations
@@ -67,38 +65,36 @@ def stream_view(
     told = f"{how}; batch {last['batch']:,}" if how else f"batch {last['batch']:,}"
     if not tally.balanced:
         state, told = "trouble", f"THE BOOKS DO NOT BALANCE: {tally}"
+    figures = (
+        (label, last.get(name), unit) for name, (label, unit) in FACTS.items() if name != "held" or last.get(name)
+    )
     points = tuple((whole(line["at_ms"]), *counts_of(tally)) for line, tally in zip(batches, tallies, strict=True))
     return View(
         kind="stream", state=state, told=told, at_ms=whole(lines[-1]["at_ms"]), counts=counts_of(tally),
-        balanced=tally.balanced, points=points[-POINTS_MAX:], facts=_facts(last),
-        rejects=_rejects(batches, tallies, rejected), **more,
+        balanced=tally.balanced, points=points[-POINTS_MAX:], rejects=_rejects(batches, tallies, rejected),
+        facts=tuple((label, finite(value), unit) for label, value, unit in figures if value is not None), **more,
     )  # fmt: skip
-
-
-def _facts(last: Mapping[str, Any]) -> tuple[Fact, ...]:
-    known = ((label, last.get(name), unit) for name, (label, unit) in FACTS.items() if name != "held" or last.get(name))
-    return tuple((label, finite(value), unit) for label, value, unit in known if value is not None)
 
 
 def _rejects(
     batches: Sequence[Mapping[str, Any]], tallies: Sequence[Tally], rejected: Callable[[int], Sequence[tuple[str, str]]]
 ) -> tuple[Rejected, ...]:
     """What was rejected in each of the last batches: by how much the books have grown. The newest has its rows."""
-    found: list[Rejected] = []
+    rejects: list[Rejected] = []
     grown = [(batches[0], tallies[0], Tally())] if batches[0]["batch"] == 0 else []
     grown += [(line, new, old) for (old, new), line in zip(pairwise(tallies), batches[1:], strict=True)]
     for line, new, old in reversed(grown):
         more = {answer: count - old.count(*answer) for answer, count in new if answer.verdict is Verdict.REJECT}
-        samples = dict(reversed(rejected(line["batch"]))) if any(more.values()) and not found else {}
-        found += [
+        samples = dict(reversed(rejected(line["batch"]))) if any(more.values()) and not rejects else {}
+        rejects += [
             Rejected(reason=shown(answer.reason), count=count, where=f"batch {line['batch']:,}",
                      row=shown(samples.get(answer.reason, ""), 300))
             for answer, count in more.items()
             if count > 0
         ]  # fmt: skip
-        if len(found) >= REJECTS_MAX:
+        if len(rejects) >= REJECTS_MAX:
             break
-    return tuple(found[:REJECTS_MAX])
+    return tuple(rejects[:REJECTS_MAX])
 
 
 RUN, STEPS, STREAM, REPORT = "run.json", "progress.json", "stream.json", "report.html"
@@ -127,7 +123,7 @@ class Folder:
         words = str(path)  # of a long one its end, by which runs differ
         self.name = shown(words if len(words) <= TEXT_CHARS_MAX else f"...{words[3 - TEXT_CHARS_MAX :]}")
         self._rejected = rejected
-        self._signs: tuple[object, ...] = ()
+        self._signs: list[tuple[int, int, int] | None] = []
         self._view: View | None = None
 
     @property
@@ -137,55 +133,49 @@ class Folder:
 
     def look(self) -> View:
         """How it stands now."""
-        signs = tuple(self._sign(name) for name in WATCHED)
+        signs: list[tuple[int, int, int] | None] = []
+        for name in WATCHED:
+            try:
+                stat = os.stat(self.path / name)
+            except OSError:
+                signs.append(None)
+            else:
+                signs.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
         if self._view is None or signs != self._signs:
             self._signs, self._view = signs, self._read()
         return self._view
 
-    def _sign(self, name: str) -> tuple[int, int, int] | None:
-        try:
-            found = os.stat(self.path / name)
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
-
     def _read(self) -> View:
-        there = {name for name in WATCHED if (self.path / name).is_file()}
-        more: dict[str, Any] = {"name": self.name, "report": REPORT in there, "explains": self.explains}
+        names = {name for name in WATCHED if (self.path / name).is_file()}
+        more: dict[str, Any] = {"name": self.name, "report": REPORT in names, "explains": self.explains}
         try:
-            if there & {LINES, STREAM}:
-                lines = _tail(self.path / LINES) if LINES in there else []
+            if names & {LINES, STREAM}:
+                lines = _tail(self.path / LINES) if LINES in names else []
                 return stream_view(lines, more, lambda batch: self._rejected(self.path / "batches" / f"{batch:012}"))
-            return self._run_view(there, more)
+            return self._run_view(names, more)
         except (OSError, OnefoldError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            kind: Kind = "stream" if there & {LINES, STREAM} else "run"
+            kind: Kind = "stream" if names & {LINES, STREAM} else "run"
             ours = isinstance(error, LookupError | TypeError | AttributeError)  # their words are for programmers
             why = "it is not as onefold writes it" if ours else error
             return View(kind=kind, state="trouble", told=shown(f"cannot be read: {why}"), **more)
 
-    def _run_view(self, there: set[str], more: dict[str, Any]) -> View:
-        steps = _document(self.path / STEPS) if STEPS in there else {}
+    def _run_view(self, names: set[str], more: dict[str, Any]) -> View:
+        steps = _document(self.path / STEPS) if STEPS in names else {}
         state = STATES.get(steps.get("state"), "running") if steps else "complete"
         if state != "complete":
-            lasted = steps["steps"]
-            facts: tuple[Fact, ...] = tuple(
-                (shown(name), finite(seconds), "seconds") for name, seconds in lasted[:-1][-STEPS_MAX:]
-            )
-            told = shown(steps.get("why") or lasted[-1][0])
+            *past, (now, _) = steps["steps"]
+            facts: tuple[Fact, ...] = tuple((shown(name), finite(took), "seconds") for name, took in past[-STEPS_MAX:])
+            told = shown(steps.get("why") or now)
             return View(kind="run", state=state, told=told, at_ms=whole(steps["at_ms"]), facts=facts, **more)
-        if RUN not in there:
+        if RUN not in names:
             return View(kind="run", state="waiting", told="nothing is there yet", **more)
-        return self._complete(_document(self.path / RUN), more)
-
-    def _complete(self, run: Mapping[str, Any], more: dict[str, Any]) -> View:
+        run = _document(self.path / RUN)
         tally = Tally.from_dict(run["tally"])
-        named: tuple[tuple[str, str, Unit], ...] = (
+        figures: tuple[tuple[str, str, Unit], ...] = (
             ("open gaps", "missing_ranges", "count"), (shown(run.get("engine", "keys")), "keys", "count"),
             ("remembered", "state_entries", "count"), ("took", "seconds", "seconds"),
         )  # fmt: skip
-        facts = tuple((label, finite(run[name]), unit) for label, name, unit in named if name in run)
-        rows = self._rejected(self.path) if tally.count(Verdict.REJECT) else ()
-        samples = dict(reversed(rows))
+        samples = dict(reversed(self._rejected(self.path) if tally.count(Verdict.REJECT) else ()))
         rejects = tuple(
             Rejected(reason=shown(answer.reason), count=count, row=shown(samples.get(answer.reason, ""), 300))
             for answer, count in tally
@@ -193,15 +183,16 @@ class Folder:
         )
         audit = run.get("audit") or {}
         agrees, alone = audit.get("agrees"), whole(audit.get("orphans", 0)) + whole(audit.get("orphans_by_rule", 0))
-        audited = "" if agrees is None else "; source and sink agree" if agrees else "; SOURCE AND SINK DO NOT AGREE"
-        audited += f"; {alone:,} repeats have no first" if alone else ""
-        audited += "; not all can be told, see the report" if run.get("cannot_tell") else ""
-        state: State = "complete" if tally.balanced and agrees is not False else "trouble"
-        told = f"complete{audited}" if tally.balanced else "THE BOOKS DO NOT BALANCE"
-        at_ms = round((self.path / RUN).stat().st_mtime * 1000)
+        told = "complete" if tally.balanced else "THE BOOKS DO NOT BALANCE"
+        if tally.balanced:
+            told += "" if agrees is None else "; source and sink agree" if agrees else "; SOURCE AND SINK DO NOT AGREE"
+            told += f"; {alone:,} repeats have no first" if alone else ""
+            told += "; not all can be told, see the report" if run.get("cannot_tell") else ""
         return View(
-            kind="run", state=state, told=told, at_ms=at_ms, counts=counts_of(tally), balanced=tally.balanced,
-            facts=facts, rejects=rejects, **more,
+            kind="run", state="complete" if tally.balanced and agrees is not False else "trouble", told=told,
+            at_ms=round((self.path / RUN).stat().st_mtime * 1000), counts=counts_of(tally), balanced=tally.balanced,
+            facts=tuple((label, finite(run[name]), unit) for label, name, unit in figures if name in run),
+            rejects=rejects, **more,
         )  # fmt: skip
 
 
@@ -222,12 +213,12 @@ def _tail(path: Path) -> list[dict[str, Any]]:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL_BYTES))
         lines = file.read(TAIL_BYTES).splitlines()[1 if size > TAIL_BYTES else 0 :][-TAIL_LINES:]
-    found = []
+    documents = []
     for line in lines:
         try:
             document = json.loads(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(document, dict):
-            found.append(document)
-    return found
+            documents.append(document)
+    return documents

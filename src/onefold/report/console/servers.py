@@ -6,20 +6,20 @@ The answers are foreign: bounded in time and size, no redirect is followed, no p
 from __future__ import annotations
 
 import http.client
-import json
 import socket
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
-from urllib.parse import SplitResult, urlsplit
+from typing import Final
+from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from onefold.errors import Misuse
+from onefold.decoding import read_json
+from onefold.errors import BadInput, Misuse
 from onefold.report.console.watch import POINTS_MAX, REJECTS_MAX, Counts, Fact, Rejected, State, Unit, View, shown
 from onefold.verdict import Verdict
 
@@ -67,8 +67,11 @@ class WatchedServer:
             raise Misuse(
                 "server is an address with a login, must be like http://127.0.0.1:7654; see --server-token-file"
             )
-        more = parts.path.strip("/") or parts.query or parts.fragment
-        if parts.scheme not in ("http", "https") or not parts.hostname or more or not _has_port(parts):
+        try:
+            is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # a port that no number is
+            is_address = False
+        if not is_address or parts.path.strip("/") or parts.query or parts.fragment:
             raise Misuse(f"server is {shown(url.partition('?')[0])!r}, must be like http://127.0.0.1:7654")
         self._parts = parts
         self._token = token
@@ -83,8 +86,12 @@ class WatchedServer:
         """How it stands now."""
         now = round(self._clock() * 1000)
         try:
-            well = self._well()
-            samples = self._samples()
+            health = self._health()
+            status, body = self._ask("/metrics")
+            if status != 200:
+                raise ValueError("it wants another token" if status in (401, 403) else f"/metrics has status {status}")
+            families = text_string_to_metric_families(body.decode("utf-8", errors="replace"))
+            samples = [sample for family in families for sample in family.samples]
         except (OSError, http.client.HTTPException, ValueError) as error:
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             return self._view("trouble", f"does not answer: {why}")
@@ -95,9 +102,17 @@ class WatchedServer:
                 self._points.clear()  # it was started again, and counts from 0
                 self._reasons = None
             self._points.append((now, *counts))
-        self._note(reasons)
-        state: State = "running" if well == "ok" else "trouble"
-        return self._view(state, "answers" if well == "ok" else f"says: {well}", counts, _facts(samples))
+        where = "since the last look" if self._reasons is not None else "before the console was started"
+        for reason, count in (reasons - (self._reasons or Counter())).items():
+            self._rejects.appendleft(Rejected(reason=shown(reason), count=count, where=where))
+        self._reasons = reasons
+        sums: Counter[str] = Counter()
+        for sample in samples:
+            if sample.name in FACTS and abs(sample.value) < 2**53:  # who does not know says NaN
+                sums[sample.name] += sample.value  # type: ignore[assignment]  # some are fractions
+        facts = tuple((label, float(sums[name]), unit) for name, (label, unit) in FACTS.items() if name in sums)
+        state: State = "running" if health == "ok" else "trouble"
+        return self._view(state, "answers" if health == "ok" else f"says: {health}", counts, facts)
 
     def _view(
         self, state: State, told: str, counts: Counts | None = None, facts: tuple[Fact, ...] = ()
@@ -107,36 +122,28 @@ class WatchedServer:
             points=tuple(self._points), facts=facts, rejects=tuple(self._rejects),
         )  # fmt: skip
 
-    def _note(self, reasons: Counter[str]) -> None:
-        """What was rejected since the last look."""
-        for reason, count in (reasons - (self._reasons or Counter())).items():
-            where = "since the last look" if self._reasons is not None else "before the console was started"
-            self._rejects.appendleft(Rejected(reason=shown(reason), count=count, where=where))
-        self._reasons = reasons
-
-    def _well(self) -> str:
+    def _health(self) -> str:
         """What /healthz says; a stream with --metrics has none, and answers there with its figures."""
         status, body = self._ask("/healthz")
         try:
-            document: Any = json.loads(body)
-        except (ValueError, RecursionError):
+            document = read_json(body, "/healthz")
+        except BadInput:
             document = None
         if isinstance(document, dict) and "status" in document:
             return shown(document["status"])
         return "ok" if status == 200 else f"status {status}"
 
-    def _samples(self) -> list[Sample]:
-        status, body = self._ask("/metrics")
-        if status != 200:
-            raise ValueError("it wants another token" if status in (401, 403) else f"/metrics has status {status}")
-        families = text_string_to_metric_families(body.decode("utf-8", errors="replace"))
-        return [sample for family in families for sample in family.samples]
-
     def _ask(self, path: str) -> tuple[int, bytes]:
         kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
         connection = kinds[self._parts.scheme](self._parts.hostname or "", self._parts.port, timeout=ASK_S)
+
         # The timeout is that of a single read: who sends a byte a second would hold us for weeks.
-        alarm = threading.Timer(ALL_S, lambda: _cut_off(connection))
+        def cut_off() -> None:
+            if connection.sock is not None:
+                with suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+
+        alarm = threading.Timer(ALL_S, cut_off)
         alarm.daemon = True
         alarm.start()
         try:
@@ -152,41 +159,18 @@ class WatchedServer:
         return answer.status, body
 
 
-def _has_port(parts: SplitResult) -> bool:
-    """Whether its port, if there is one, is a number that ports have."""
-    try:
-        return parts.port != 0
-    except ValueError:
-        return False
-
-
-def _cut_off(connection: http.client.HTTPConnection) -> None:
-    """Let whoever reads from it come to an end."""
-    if connection.sock is not None:
-        with suppress(OSError):
-            connection.sock.shutdown(socket.SHUT_RDWR)
-
-
 def _counted(samples: list[Sample]) -> tuple[Counts | None, Counter[str]]:
     """The sums by verdict, and of what was rejected by reason; None: it counts no messages."""
     sums: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    found = False
+    counts_messages = False
     for sample in samples:
         verdict = sample.labels.get("verdict", "").upper()
         if verdict not in list(Verdict) or not 0 <= sample.value < 2**53 or sample.name.endswith("_created"):
             continue
-        found = True
+        counts_messages = True
         sums[verdict] += int(sample.value)
         if verdict == Verdict.REJECT and "reason" in sample.labels:
             reasons[sample.labels["reason"]] += int(sample.value)
     first, repeat, unsure, reject = (sums[verdict] for verdict in Verdict)
-    return ((first, repeat, unsure, reject) if found else None), reasons
-
-
-def _facts(samples: list[Sample]) -> tuple[Fact, ...]:
-    sums: dict[str, float] = {}
-    for sample in samples:
-        if sample.name in FACTS and abs(sample.value) < 2**53:  # who does not know says NaN
-            sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
-    return tuple((FACTS[name][0], sums[name], FACTS[name][1]) for name in FACTS if name in sums)
+    return ((first, repeat, unsure, reject) if counts_messages else None), reasons

@@ -1,8 +1,7 @@
-"""All that is watched: looked at again and again, and whoever listens hears what changed, newest word only.
+"""What is shown of one pipeline or server, and looking at all of them again and again.
 
-A listener that is slow misses words in between, never the last; so nothing piles up for it.
-
-What is shown of one pipeline or server: plain, bounded, and of foreign texts nothing but text.
+A `View` is plain and bounded, and of foreign texts nothing but text. A listener hears what changed; a slow one misses
+words in between, never the last, so nothing piles up for it.
 """
 
 from __future__ import annotations
@@ -143,7 +142,9 @@ class Watch:
             if names.count(name) > 1:
                 raise Misuse(f"{name} is given twice", name=name)
         self.watched = tuple(watched)
-        self.views: list[View] = [_unseen(each) for each in watched]
+        self.views: list[View] = [
+            View(name=each.name, kind="run", state="waiting", told="not looked at yet") for each in watched
+        ]
         self._versions = [0] * len(names)
         self._news = asyncio.Condition()
         self._closing = False
@@ -192,10 +193,6 @@ class Watch:
     def end(self) -> None:
         """Look no more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _unseen(each: Watched) -> View:
-    return View(name=each.name, kind="run", state="waiting", told="not looked at yet")
 
 
 def now_ms() -> int:
