@@ -9,10 +9,6 @@ table and key.
 
 The docstrings below the fields are also the comments of the file that ``onefold init`` writes. Nothing here imports
 Spark.
-
-The tables and keys of a pipeline's TOML file; the docstring below a key is its comment in the template.
-
-Reading the file, letting the environment override it, and telling what is wrong: one line a problem.
 """
 
 import json
@@ -40,12 +36,8 @@ def _whole_or(*words: str, least: int) -> PlainValidator:
     return PlainValidator(check)
 
 
-def _texts(value: object) -> object:
+def _flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:
     """Values as Spark spells them; dotted keys, which TOML reads as tables in tables, joined again."""
-    return dict(_flat(value, "")) if isinstance(value, dict) else value
-
-
-def _flat(value: object, name: str) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _flat(inner, f"{name}.{key}" if name else key)
@@ -56,7 +48,9 @@ def _flat(value: object, name: str) -> Iterator[tuple[str, object]]:
 Name: TypeAlias = Annotated[str, Field(min_length=1)]
 MaybeName: TypeAlias = Annotated[Name | None, BeforeValidator(lambda value: None if value == "none" else value)]
 Names: TypeAlias = Annotated[tuple[Name, ...], Strict(False), Field(min_length=1)]  # TOML has lists only
-Texts: TypeAlias = Annotated[dict[str, str], BeforeValidator(_texts)]
+Texts: TypeAlias = Annotated[
+    dict[str, str], BeforeValidator(lambda value: dict(_flat(value)) if isinstance(value, dict) else value)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,10 +283,15 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
         problems += [_problem(detail, path, origins) for detail in error.errors(include_url=False)]
     if problems:
         rest = len(problems) - PROBLEMS_MAX
-        told = problems[:PROBLEMS_MAX] + ([f"{path}: and {rest} more"] if rest > 0 else [])
-        raise Misuse("\n".join(told), path=str(path), problems=tuple(problems))
-    folder = path.parent.absolute()
-    return settings.model_copy(update={t: _placed(getattr(settings, t), folder) for t in ("source", "publish")})
+        lines = problems[:PROBLEMS_MAX] + ([f"{path}: and {rest} more"] if rest > 0 else [])
+        raise Misuse("\n".join(lines), path=str(path), problems=tuple(problems))
+    tables = {}
+    for name in ("source", "publish"):
+        table = getattr(settings, name)
+        paths = {key: value for key in ("path", "checkpoint") if (value := getattr(table, key, "auto")) != "auto"}
+        local = {key: value for key, value in paths.items() if "://" not in value and not value.startswith("file:")}
+        tables[name] = table.model_copy(update={key: str(path.parent.absolute() / local[key]) for key in local})
+    return settings.model_copy(update=tables)
 
 
 def misplaced(settings: Settings) -> Iterator[tuple[tuple[str, str], str]]:
@@ -309,12 +308,6 @@ def misplaced(settings: Settings) -> Iterator[tuple[tuple[str, str], str]]:
                         either = " or ".join(f'"{word}"' for word in some)
                         yield (table, key), f"is {_shown(value)}, which needs {names[part]} = {either}"
                         break
-
-
-def _placed(table: Source | Publish, folder: Path) -> Table:
-    paths = {key: value for key in ("path", "checkpoint") if (value := getattr(table, key, "auto")) != "auto"}
-    local = {key: value for key, value in paths.items() if "://" not in value and not value.startswith("file:")}
-    return table.model_copy(update={key: str(folder / value) for key, value in local.items()})
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -342,8 +335,8 @@ def _override(data: dict[str, Any], environ: Mapping[str, str]) -> tuple[dict[tu
         if not variable.startswith(PREFIX) or not (key or table.split("_")[0] in TABLES):
             continue
         if table not in TABLES or key not in TABLES[table].model_fields:
-            known = [f"{t}__{k}".upper() for t, model in TABLES.items() for k in model.model_fields]
-            near = get_close_matches(variable.removeprefix(PREFIX), known, n=1)
+            names = [f"{t}__{k}".upper() for t, model in TABLES.items() for k in model.model_fields]
+            near = get_close_matches(variable.removeprefix(PREFIX), names, n=1)
             problems.append(f"{variable}: unknown setting" + (f", did you mean {PREFIX}{near[0]}?" if near else ""))
         elif isinstance(data.setdefault(table, {}), dict):
             data[table] = data[table] | {key: _literal(environ[variable], TABLES[table].model_fields[key].annotation)}
@@ -354,40 +347,32 @@ def _override(data: dict[str, Any], environ: Mapping[str, str]) -> tuple[dict[tu
 def _literal(text: str, annotation: Any) -> Any:
     """The text as a TOML value where the key takes numbers, lists or tables; else as it stands, quoted or not."""
     try:
-        read = tomllib.loads(f"value = {text}")
+        table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
     takes_more = {int, tuple, dict} & {annotation, get_origin(annotation), *get_args(annotation)}
-    return read["value"] if len(read) == 1 and (takes_more or isinstance(read["value"], str)) else text
+    return table["value"] if len(table) == 1 and (takes_more or isinstance(table["value"], str)) else text
 
 
 def _problem(detail: ErrorDetails, path: Path, origins: Mapping[tuple[str, ...], str]) -> str:
-    where = tuple(str(part) for part in detail["loc"])
+    *table, key = where = tuple(str(part) for part in detail["loc"])
     name = origins.get(where[:2]) or f"{path}: {'.'.join(where)}"
     if detail["type"] == "missing":
         return f"{name}: is missing"
-    if detail["type"] == "extra_forbidden":
-        return f"{name}: {_unknown(where)}"
-    return f"{name}: is {_shown(detail['input'])}, {_wanted(detail)}"
+    if detail["type"] != "extra_forbidden":
+        theirs = detail["msg"].replace("Input should be ", "must be ").replace("'", '"')
+        return f"{name}: is {_shown(detail['input'])}, {OUR_WORDS.get(detail['type'], theirs)}"
+    # Of an unknown key or table: the nearest one, the same key elsewhere, or all there are.
+    kind = "key" if table else "table"
+    names = list(TABLES[table[0]].model_fields if table else TABLES)
+    near = get_close_matches(key, names, n=1) or [f"{t}.{key}" for t, m in TABLES.items() if key in m.model_fields]
+    hint = f'did you mean "{near[0]}"?' if near else f"the {kind}s are {', '.join(names)}"
+    return f"{name}: unknown {kind}, {hint}"
 
 
 def _shown(value: object) -> str:
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= VALUE_CHARS_MAX else text[: VALUE_CHARS_MAX - 3] + "..."
-
-
-def _unknown(where: tuple[str, ...]) -> str:
-    """What to say of a key or table that nobody knows: the nearest one, the same key elsewhere, or all there are."""
-    *table, key = where
-    kind = "key" if table else "table"
-    known = list(TABLES[table[0]].model_fields if table else TABLES)
-    near = get_close_matches(key, known, n=1) or [f"{t}.{key}" for t, m in TABLES.items() if key in m.model_fields]
-    return f"unknown {kind}, " + (f'did you mean "{near[0]}"?' if near else f"the {kind}s are {', '.join(known)}")
-
-
-def _wanted(detail: ErrorDetails) -> str:
-    theirs = detail["msg"].replace("Input should be ", "must be ").replace("'", '"')
-    return OUR_WORDS.get(detail["type"], theirs)
 
 
 OUR_WORDS: Final = {
@@ -401,6 +386,3 @@ OUR_WORDS: Final = {
     "too_short": "must not be empty",
 }
 """Where pydantic's own words would not help a writer of TOML."""
-
-
-__all__ = ["PROBLEMS_MAX", "TABLES", "Settings", "load"]

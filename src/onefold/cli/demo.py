@@ -94,7 +94,8 @@ def demo(
     """Make a faulty stream whose truth is known, run the pipeline over it, and compare."""
     from dataclasses import asdict
 
-    from onefold.testing.traffic import Faults, Traffic, make, score, write
+    from onefold.testing.faults import Faults
+    from onefold.testing.traffic import Traffic, make, score, write
 
     started = monotonic()
     _clear(out)

@@ -1,6 +1,6 @@
-"""``onefold init``: a commented pipeline.toml to start from.
+"""``onefold init``: a commented pipeline.toml, made from the settings' own models.
 
-The commented pipeline.toml, made from the settings' own models: it cannot leave out a key or tell an old default.
+So it cannot leave out a key or show an old default.
 """
 
 import json

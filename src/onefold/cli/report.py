@@ -31,24 +31,24 @@ def report(
     """
     from onefold.report.run_report import RunReport
 
-    found = RunReport.load(run)
-    place = out if out is not None else (run if run.is_dir() else run.parent) / PAGE
-    lines = list(found.lines())  # all of the document is looked at before anything is written
-    write(place, found.html())
+    loaded = RunReport.load(run)
+    path = out if out is not None else (run if run.is_dir() else run.parent) / PAGE
+    lines = list(loaded.lines())  # all of the document is looked at before anything is written
+    write(path, loaded.html())
     if json:
-        emit_json(found.document)
+        emit_json(loaded.document)
     for thing in lines:
         people.print(thing, soft_wrap=isinstance(thing, Text))
-    people.print(f"report: {place.absolute()}", markup=False, highlight=False, soft_wrap=True)
+    people.print(f"report: {path.absolute()}", markup=False, highlight=False, soft_wrap=True)
     if show:
-        typer.launch(str(place.absolute()))
+        typer.launch(str(path.absolute()))
 
 
-def write(place: Path, page: str) -> None:
+def write(path: Path, page: str) -> None:
     """Write a page so that a reader sees the old one or the new one, never half of one."""
-    draft = place.with_name(f"{place.name}.new")
+    draft = path.with_name(f"{path.name}.new")
     try:
         draft.write_text(page, encoding="utf-8")
-        draft.replace(place)
+        draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

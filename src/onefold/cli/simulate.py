@@ -1,18 +1,15 @@
 """``onefold simulate``: faulty traffic from one seed, written with the truth beside it.
 
-The defaults are those of `onefold.testing`, said again here: to import them would import Arrow, for a help text.
+Those defaults of `onefold.testing.traffic` that are said again here: to import it would import Arrow, for a help text.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
 from onefold.cli.output import AsJson, emit_json, people
 from onefold.testing.faults import Faults
-
-if TYPE_CHECKING:
-    from onefold.testing.traffic import Made
 
 Share: TypeAlias = float
 USUAL = Faults()
@@ -58,37 +55,30 @@ def simulate(
     with people.status(f"making {rows:,} rows"):
         made = make(traffic)
         write(made, out, format, files)
-    summary = _summary(made, out, format, files)
-    people.print(_told(summary), markup=False, soft_wrap=True)
-    if as_json:
-        emit_json(summary)
-
-
-def _summary(made: "Made", out: Path, format: str, files: int) -> dict[str, Any]:
     truth = made.truth
     verdicts = {entry["values"]: entry["counts"] for entry in truth.rows["verdict"].value_counts().to_pylist()}
-    return {
+    summary = {
         "path": str(out),
         "messages": str(out / "messages"),
         "truth": str(out / "truth"),
         "format": format,
         "files": files,
-        "seed": made.traffic.seed,
-        "rows": made.traffic.rows,
-        "chains": made.traffic.chains,
+        "seed": seed,
+        "rows": rows,
+        "chains": chains,
         "originals": verdicts.get("FIRST", 0),
         "copies": verdicts.get("REPEAT", 0),
         "damaged": verdicts.get("REJECT", 0),
         "lost": len(truth.lost),
         "missing_ranges": len(truth.missing),
     }
-
-
-def _told(made: dict[str, Any]) -> str:
-    return (
-        f"{made['rows']:,} rows of {made['chains']:,} chains"
-        f" are in {made['messages']} ({made['format']}, files: {made['files']:,})\n"
-        f"{made['originals']:,} originals + {made['copies']:,} copies + {made['damaged']:,} damaged;"
-        f" {made['lost']:,} lost, which leaves {made['missing_ranges']:,} missing ranges to find\n"
-        f"the truth about them is in {made['truth']}"
+    people.print(
+        f"{rows:,} rows of {chains:,} chains are in {out / 'messages'} ({format}, files: {files:,})\n"
+        f"{summary['originals']:,} originals + {summary['copies']:,} copies + {summary['damaged']:,} damaged;"
+        f" {len(truth.lost):,} lost, which leaves {len(truth.missing):,} missing ranges to find\n"
+        f"the truth about them is in {out / 'truth'}",
+        markup=False,
+        soft_wrap=True,
     )
+    if as_json:
+        emit_json(summary)

@@ -56,8 +56,7 @@ class WebSocket:
         """Connect, and wait for the greeting, if the server gives one."""
         self.url = url
         self._answer_s = answer_s
-        self._held = ExitStack()
-        self._socket = _open(self._held, url, token, open_s)
+        self._socket, self._closing = _connected(url, token, open_s)
         try:
             self.greeting = self._receive(open_s) if greeted else ""
         except BaseException:
@@ -91,26 +90,30 @@ class WebSocket:
     def close(self) -> None:
         """Say good-bye, if the other side still listens; never raises."""
         try:
-            self._held.close()
+            self._closing.close()
         except Exception:  # websockets stumbles over a connection that breaks while it is being closed
             self._socket.socket.close()
 
 
-def _open(held: ExitStack, url: str, token: str | None, open_s: float) -> ClientConnection:
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+def _connected(url: str, token: str | None, open_s: float) -> tuple[ClientConnection, ExitStack]:
+    """A connection, and what says good-bye on it; in all other cases an error of the kinds above."""
+    closing = ExitStack()
     try:
         opened = connect(
             url,
-            additional_headers=headers,
+            additional_headers={} if token is None else {"Authorization": f"Bearer {token}"},
             compression=None,  # payloads are often compressed already, and a slow client is worse than a fuller line
             open_timeout=open_s,
             close_timeout=1,
             max_size=REPLY_BYTES_MAX,
             logger=LOG,
         )
-        return held.enter_context(opened)
+        return closing.enter_context(opened), closing
     except InvalidStatus as error:
-        raise _refused(url, error) from error
+        status, phrase = error.response.status_code, plain(error.response.reason_phrase)
+        body = plain(bytes(error.response.body or b"").decode(errors="replace").strip())
+        text = f"{url}: the server said {status} {phrase}" + (f": {body}" if body else "")
+        raise (Busy if status >= 500 or status in LATER else Misuse)(text, status=status) from error
     except (InvalidURI, UnicodeError) as error:  # the latter: a name that no host can have
         raise Misuse(f"{url}: {error}", url=url) from error
     except ssl.SSLCertVerificationError as error:
@@ -119,15 +122,6 @@ def _open(held: ExitStack, url: str, token: str | None, open_s: float) -> Client
         raise ConnectionRefusedError(f"{url}: cannot connect: {error.strerror or error}") from error
     except (OSError, EOFError, AssertionError, WebSocketException) as error:
         raise ConnectionError(f"{url}: cannot connect: {plain(str(error))}") from error
-
-
-def _refused(url: str, error: InvalidStatus) -> Busy | Misuse:
-    status = error.response.status_code
-    said = plain(bytes(error.response.body or b"").decode(errors="replace").strip())
-    text = f"{url}: the server said {status} {plain(error.response.reason_phrase)}" + (f": {said}" if said else "")
-    if status >= 500 or status in LATER:
-        return Busy(text, status=status)
-    return Misuse(text, status=status)
 
 
 def _lost(url: str, error: ConnectionClosed) -> ConnectionError | Misuse:

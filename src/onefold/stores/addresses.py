@@ -1,4 +1,4 @@
-"""What the addresses of ledgers, token stores and queues have in common."""
+"""Stores by address: ``memory://``, ``sqlite:///x.db``, ``redis://host:6379/0``; what all openers share."""
 
 from __future__ import annotations
 
@@ -20,8 +20,30 @@ def masked(url: str) -> str:
     """
     if scheme := re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", url):
         return f"{scheme[0]}..."
-    first, found, _ = url.partition(":")
-    return repr(f"{first}:..." if found else url) if "@" not in first else "an address that is not shown"
+    first, colon, _ = url.partition(":")
+    return repr(f"{first}:..." if colon else url) if "@" not in first else "an address that is not shown"
+
+
+def scheme_of(url: str) -> tuple[str, str]:
+    """What kind of store an address names, and where: for SQLite the file, else the address; two empty texts: nowhere.
+
+    >>> scheme_of("memory://"), scheme_of("sqlite:////srv/a%20b.db"), scheme_of("redis://cache.example/0")
+    (('memory', ''), ('sqlite', '/srv/a b.db'), ('redis', 'redis://cache.example/0'))
+    >>> scheme_of("memory://x"), scheme_of("shop.db")
+    (('', ''), ('', ''))
+    """
+    scheme, separator, rest = url.partition("://")
+    if scheme == "sqlite":
+        path = sqlite_file(url)
+        return ("", "") if path is None else (scheme, path)
+    if scheme == "memory":
+        return ("", "") if rest or not separator else (scheme, "")
+    return (scheme, url) if separator else ("", "")
+
+
+def nothing_at(url: str, what: str, kinds: str) -> Misuse:
+    """The error for an address that no opener knows; what may be secret in it is not shown."""
+    return Misuse(f"no {what} at {masked(url)}; there are some at {kinds}")
 
 
 def sqlite_file(url: str) -> str | None:
@@ -41,6 +63,6 @@ def sqlite_file(url: str) -> str | None:
 def check_timeout(where: object, timeout_s: float) -> float:
     """The time, if one can wait so long; `Misuse` naming it if not."""
     if not 0 < timeout_s <= TIMEOUT_MAX_S:
-        told = f"{where}: timeout_s is {timeout_s}, must be more than 0 and at most {TIMEOUT_MAX_S}"
-        raise Misuse(told, timeout_s=timeout_s)
+        text = f"{where}: timeout_s is {timeout_s}, must be more than 0 and at most {TIMEOUT_MAX_S}"
+        raise Misuse(text, timeout_s=timeout_s)
     return timeout_s

@@ -1,9 +1,8 @@
-"""Where a table is: ``postgresql://user:password@host/database?options#schema.table``.
+"""PostgreSQL: where a table is, and a few connections to one database, lent out one call at a time.
 
-The part after ``#`` is ours, the rest is PostgreSQL's own. What is shown of an address never holds the password; an
-address that cannot be read is not shown at all, for nobody knows where in it the password stands.
-
-A few connections to one database, lent out one call at a time.
+An address is ``postgresql://user:password@host/database?options#schema.table``. The part after ``#`` is ours, the rest
+is PostgreSQL's own. What is shown of an address never holds the password; an address that cannot be read is not shown
+at all, for nobody knows where in it the password stands.
 
 A call takes the connection that was used last, or makes one, or waits until one is given back: never more than
 ``connections_max`` are open, whatever the number of threads. One that fails is closed and all that lie idle with it,
@@ -33,7 +32,7 @@ from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
-from onefold.errors import BadInput, Misuse, OnefoldError, StoreFailed
+from onefold.errors import BadInput, Misuse, StoreFailed
 
 TABLE = "onefold_messages"
 SCHEMES = ("postgresql://", "postgres://")
@@ -74,10 +73,10 @@ def parse(url: str) -> PostgresAddress:
     check_name(table, NAME_BYTES_MAX - SUFFIX_BYTES_MAX)
     host = parts.get("host") or parts.get("hostaddr") or ""
     port = f":{parts['port']}" if parts.get("port") else ""
-    place = f"postgresql://{host}{port}/{parts.get('dbname') or ''}"
-    if "@" in place:  # a / in the password ended the host: the rest of it would be shown as the database
+    base = f"postgresql://{host}{port}/{parts.get('dbname') or ''}"
+    if "@" in base:  # a / in the password ended the host: the rest of it would be shown as the database
         raise Misuse("this address has an @ too many (not shown); write %40 for an @ and %2F for a / in a password")
-    shown = f"{place}#{unquote(fragment or TABLE)}"
+    shown = f"{base}#{unquote(fragment or TABLE)}"
     return PostgresAddress(conninfo, shown, schema or None, table)
 
 
@@ -120,7 +119,7 @@ class Connections:
 
     def run(self, work: Callable[[Connection], Answer]) -> Answer:
         """What ``work`` makes of a connection, on which each statement is a transaction unless it begins one."""
-        with self._told():
+        try:
             for _ in range(DEADLOCKS_MAX):
                 try:
                     with self._lent() as connection:
@@ -129,6 +128,13 @@ class Connections:
                     pass
             with self._lent() as connection:
                 return work(connection)
+        except psycopg.Error as error:
+            line = (str(error).strip() or type(error).__name__).splitlines()[0]
+            if isinstance(error, psycopg.DataError):
+                raise BadInput(f"{self.shown} cannot keep a value: {line}") from error
+            raise StoreFailed(f"{self.shown}: {line}", place=self.shown) from error
+        except UnicodeEncodeError as error:
+            raise BadInput(f"{self.shown} cannot keep the text {error.object!r:.100}") from error
 
     def close(self) -> None:
         """Close all that are idle now, and each that is in use when it is given back."""
@@ -145,37 +151,49 @@ class Connections:
     def _lent(self) -> Iterator[Connection]:
         self.check_open()
         if not self._slots.acquire(timeout=self._timeout_s):
-            told = f"{self.shown}: all {self._connections_max} connections were in use for {self._timeout_s} s"
-            raise StoreFailed(told, connections_max=self._connections_max)
+            text = f"{self.shown}: all {self._connections_max} connections were in use for {self._timeout_s} s"
+            raise StoreFailed(text, connections_max=self._connections_max)
         try:
-            connection = self._taken() or self._made()
+            connection = self._reusable() or self._connect()
             try:
                 yield connection
             finally:
-                self._give_back(connection)
+                if connection.closed:
+                    self._drop_idle()
+                usable = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
+                with self._lock:
+                    reused = usable and self._open
+                    if reused:
+                        self._idle.append(connection)
+                if not reused:
+                    connection.close()
         finally:
             self._slots.release()
 
-    def _taken(self) -> Connection | None:
+    def _reusable(self) -> Connection | None:
+        """An idle connection whose server has not hung up: one that says something unasked says that it ends."""
         while True:
             with self._lock:
                 if not self._idle:
                     return None
                 connection = self._idle.pop()
-            if not _has_hung_up(connection):
-                return connection
+            if not connection.closed:
+                unasked = poll()
+                unasked.register(connection.fileno(), POLLIN)
+                if not unasked.poll(0):
+                    return connection
             connection.close()
 
-    def _made(self) -> Connection:
+    def _connect(self) -> Connection:
         """The address decides where it says something: these are for what it leaves open."""
         timeout_ms = str(max(1, int(self._timeout_s * 1_000)))  # 0 would be: no limit
         ours = {"connect_timeout": str(max(2, round(self._timeout_s))), "tcp_user_timeout": timeout_ms}
-        given = conninfo_to_dict(self._conninfo)
+        theirs = conninfo_to_dict(self._conninfo)
         missing = {
-            name: value for name, value in {**ours, "fallback_application_name": "onefold"}.items() if name not in given
-        }
-        conninfo = make_conninfo(self._conninfo, **missing)
-        connection = _Patient.connect(conninfo, autocommit=True)
+            name: value for name, value in {**ours, "fallback_application_name": "onefold"}.items()
+            if name not in theirs
+        }  # fmt: skip
+        connection = _Patient.connect(make_conninfo(self._conninfo, **missing), autocommit=True)
         connection.patience_s = PATIENCE * self._timeout_s
         try:
             settings = (
@@ -188,36 +206,11 @@ class Connections:
             raise
         return connection
 
-    def _give_back(self, connection: Connection) -> None:
-        if connection.closed:
-            self._drop_idle()
-        usable = not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
-        with self._lock:
-            if usable and self._open:
-                self._idle.append(connection)
-                return
-        connection.close()
-
     def _drop_idle(self) -> None:
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except psycopg.Error as error:
-            raise self._meaning(error) from error
-        except UnicodeEncodeError as error:
-            raise BadInput(f"{self.shown} cannot keep the text {error.object!r:.100}") from error
-
-    def _meaning(self, error: psycopg.Error) -> OnefoldError:
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if isinstance(error, psycopg.DataError):
-            return BadInput(f"{self.shown} cannot keep a value: {line}")
-        return StoreFailed(f"{self.shown}: {line}", place=self.shown)
 
 
 class _Patient(psycopg.Connection[tuple[Any, ...]]):
@@ -226,26 +219,19 @@ class _Patient(psycopg.Connection[tuple[Any, ...]]):
     patience_s: float
 
     def wait(self, gen: PQGen[Answer], *args: Any, **kwargs: Any) -> Answer:
-        return super().wait(self._limited(gen, monotonic() + self.patience_s), *args, **kwargs)
+        deadline = monotonic() + self.patience_s
 
-    def _limited(self, gen: PQGen[Answer], deadline: float) -> PQGen[Answer]:
-        """The same, until the time is up; psycopg goes on with it some times a second, whether there is news or not."""
-        try:
-            wanted = next(gen)
-            while True:
-                ready = yield wanted
-                if not ready and monotonic() > deadline:
-                    self.close()  # else whoever ends a transaction would wait for the same server again
-                    raise psycopg.OperationalError(f"no answer within {self.patience_s} s")
-                wanted = gen.send(ready)
-        except StopIteration as stop:
-            return cast(Answer, stop.value)
+        def limited() -> PQGen[Answer]:
+            """The same; psycopg goes on with it some times a second, whether there is news or not."""
+            try:
+                wanted = next(gen)
+                while True:
+                    ready = yield wanted
+                    if not ready and monotonic() > deadline:
+                        self.close()  # else whoever ends a transaction would wait for the same server again
+                        raise psycopg.OperationalError(f"no answer within {self.patience_s} s")
+                    wanted = gen.send(ready)
+            except StopIteration as stop:
+                return cast(Answer, stop.value)
 
-
-def _has_hung_up(connection: Connection) -> bool:
-    """A server that says something unasked says that it ends, or has ended."""
-    if connection.closed:
-        return True
-    unasked = poll()
-    unasked.register(connection.fileno(), POLLIN)
-    return bool(unasked.poll(0))
+        return super().wait(limited(), *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Which settings of a Redis server can lose what it has answered.
+"""A Redis server: its address and options, and which of its settings can lose what it has answered.
 
 By default Redis keeps nothing but now and then a dump: a restart forgets minutes. What a coordinator needs is
 ``appendonly yes`` and ``appendfsync always`` (every answer waits for the disk; ``everysec`` loses up to two seconds),
@@ -12,13 +12,14 @@ Hosted servers often forbid CONFIG; then INFO tells half of it, and what cannot 
 from __future__ import annotations
 
 from typing import Any, cast
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import redis
 
 from onefold.errors import Misuse
 
 TIMEOUT_S = 2.0
+OPTIONS = {"prefix": str, "timeout_s": float, "replicas_min": int}
 # Setting: the value that keeps everything, and what can happen with any other.
 WANTED = {
     "appendonly": ("yes", "after a restart {what} are missing"),
@@ -30,46 +31,37 @@ WANTED = {
 
 def concerns(client: redis.Redis, replicas_min: int, what: str = "claims") -> list[str]:
     """One sentence per setting that can lose what is kept, or that could not be looked at; ``what`` is kept there."""
-    info, hidden = _info(client)
-    found, refusal = _settings(client, info)
-    told = [
-        f"{name} is {found[name]}, should be {wanted}: {harm.format(what=what)}"
-        for name, (wanted, harm) in WANTED.items()
-        if name in found and found[name] != wanted
-    ]
-    unseen = [name for name in WANTED if name not in found]
-    if found.get("appendonly") == "no":  # then how it would be synced does not matter
-        told = [line for line in told if not line.startswith(("appendfsync", "no-appendfsync"))]
-    if unseen:
-        told.append(f"{', '.join(unseen)} could not be checked ({refusal})")
-    replicas = int(info.get("connected_slaves", 0))
-    if hidden:
-        told.append(f"whether it has replicas could not be checked ({hidden})")
-    elif replicas and not replicas_min:
-        told.append(f"it has {replicas} replica(s), replicas_min is 0: {what} may be missing when one takes over")
-    return told
-
-
-def _settings(client: redis.Redis, info: dict[str, Any]) -> tuple[dict[str, str], str]:
-    """What is set, as far as it can be seen, and why the rest cannot."""
-    found: dict[str, str] = {}
+    try:
+        info, hidden = client.info(), ""
+    except redis.ResponseError as error:
+        info, hidden = {}, str(error)
+    values: dict[str, str] = {}
+    refusal = "the server does not know it"
     try:
         for name in WANTED:
-            found |= cast(dict[str, str], client.config_get(name))
+            values |= cast(dict[str, str], client.config_get(name))
     except redis.ResponseError as error:
+        refusal = str(error)
         if "aof_enabled" in info:
-            found["appendonly"] = "yes" if info["aof_enabled"] else "no"
+            values["appendonly"] = "yes" if info["aof_enabled"] else "no"
         if "maxmemory_policy" in info:
-            found["maxmemory-policy"] = info["maxmemory_policy"]
-        return found, str(error)
-    return found, "the server does not know it"
-
-
-def _info(client: redis.Redis) -> tuple[dict[str, Any], str]:
-    try:
-        return client.info(), ""
-    except redis.ResponseError as error:
-        return {}, str(error)
+            values["maxmemory-policy"] = info["maxmemory_policy"]
+    lines = [
+        f"{name} is {values[name]}, should be {wanted}: {harm.format(what=what)}"
+        for name, (wanted, harm) in WANTED.items()
+        if name in values and values[name] != wanted
+    ]
+    if values.get("appendonly") == "no":  # then how it would be synced does not matter
+        lines = [line for line in lines if not line.startswith(("appendfsync", "no-appendfsync"))]
+    unseen = [name for name in WANTED if name not in values]
+    if unseen:
+        lines.append(f"{', '.join(unseen)} could not be checked ({refusal})")
+    replicas = int(info.get("connected_slaves", 0))
+    if hidden:
+        lines.append(f"whether it has replicas could not be checked ({hidden})")
+    elif replicas and not replicas_min:
+        lines.append(f"it has {replicas} replica(s), replicas_min is 0: {what} may be missing when one takes over")
+    return lines
 
 
 def shown(url: str) -> str:
@@ -88,3 +80,25 @@ def shown(url: str) -> str:
     if parts.scheme not in ("redis", "rediss") or not host or not database.isdecimal():
         raise problem
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port or 6379}/{database}"
+
+
+def split_options(url: str) -> tuple[str, dict[str, Any]]:
+    """The address with redis-py's own options alone, those for TLS, and ours: prefix, timeout_s, replicas_min.
+
+    >>> split_options("redis://cache.example/0?prefix=shop&timeout_s=5&ssl_ca_certs=x")
+    ('redis://cache.example/0?ssl_ca_certs=x', {'prefix': 'shop', 'timeout_s': 5.0})
+    """
+    where, parts = shown(url), urlsplit(url)
+    theirs: dict[str, str] = {}
+    ours: dict[str, Any] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name.startswith("ssl_"):
+            theirs[name] = value
+        elif name not in OPTIONS:
+            raise Misuse(f"{where}: no option {name!r}; there are {', '.join(OPTIONS)}, ssl_...", name=name)
+        else:
+            try:
+                ours[name] = OPTIONS[name](value)
+            except ValueError:
+                raise Misuse(f"{where}: {name}={value}: this must be a number", name=name) from None
+    return parts._replace(query=urlencode(theirs)).geturl(), ours

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from os import PathLike, fspath
 from time import monotonic, sleep
 
-from onefold.errors import BadInput, Damaged, Misuse, OnefoldError, StoreFailed
+from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
 
 # A commit is one sync, some milliseconds: this is hundreds of others before us in the queue. (Python's default, too.)
 BUSY_S = 5.0
@@ -37,7 +37,15 @@ class Database:
             self._connection = sqlite3.connect(self.path, timeout=busy_s, isolation_level=None, check_same_thread=False)
         try:
             with self._told():
-                self._make_durable(busy_s)
+                mode = self._ask_for_wal(monotonic() + busy_s)
+                if mode != "wal":
+                    raise Misuse(f"{self.path}: SQLite keeps its journal as {mode!r} here, not as 'wal'", mode=mode)
+                self._connection.execute("pragma synchronous=full")
+                (level,) = self._connection.execute("pragma synchronous").fetchone()
+                if level != SYNCHRONOUS_FULL:
+                    raise Misuse(
+                        f"{self.path}: synchronous is {level}, not {SYNCHRONOUS_FULL} (FULL)", synchronous=level
+                    )
             with self.writing() as db:
                 for statement in schema:
                     db.execute(statement)
@@ -68,16 +76,6 @@ class Database:
         """Let go of the file. May be called twice."""
         self._connection.close()
 
-    def _make_durable(self, busy_s: float) -> None:
-        db = self._connection
-        mode = self._ask_for_wal(monotonic() + busy_s)
-        if mode != "wal":
-            raise Misuse(f"{self.path}: SQLite keeps its journal as {mode!r} here, not as 'wal'", mode=mode)
-        db.execute("pragma synchronous=full")
-        (level,) = db.execute("pragma synchronous").fetchone()
-        if level != SYNCHRONOUS_FULL:
-            raise Misuse(f"{self.path}: synchronous is {level}, not {SYNCHRONOUS_FULL} (FULL)", synchronous=level)
-
     def _ask_for_wal(self, deadline: float) -> str:
         # Two processes that open a new file at once: SQLite does not let the second wait for this, so we do.
         while True:
@@ -96,13 +94,10 @@ class Database:
         except sqlite3.ProgrammingError:
             raise  # our own mistake: a closed connection, a statement that is wrong
         except sqlite3.Error as error:
-            raise self._meaning(error) from error
+            kind = Damaged if _code(error) in _DAMAGED else StoreFailed
+            raise kind(f"{self.path}: {error}", path=self.path) from error
         except UnicodeEncodeError as error:  # half of a surrogate pair
             raise BadInput(f"{self.path} cannot keep the text {error.object!r:.100}") from error
-
-    def _meaning(self, error: sqlite3.Error) -> OnefoldError:
-        told = f"{self.path}: {error}"
-        return (Damaged if _code(error) in _DAMAGED else StoreFailed)(told, path=self.path)
 
 
 def _code(error: sqlite3.Error) -> int:

@@ -70,9 +70,20 @@ def explore(
         raise Misuse(f"plan is {plan!r}, must be one of {', '.join(SHIPPED)}, or 'all'", plan=plan)
     if type(states_max) is not int or states_max < 1:
         raise Misuse(f"states_max is {states_max!r}, must be a whole number from 1 up", states_max=states_max)
-    stage = _stage(handler, key, workers)
-    given = _given(stage, messages)
-    topology = Topology("given", stage.endpoint, (stage,), given, None, crashes, expiries, copies)
+    if hasattr(handler, "handlers"):
+        if key is not None:
+            raise Misuse("key has no effect: the handlers of an endpoint have theirs")
+        handlings = tuple(Handling(queue, each.call, each.key) for queue, each in handler.handlers.items())
+        if not handlings:
+            raise Misuse("the endpoint has no handler")
+        stage = Stage(check_name(str(getattr(handler, "name", "endpoint")), "name"), handlings, workers)
+    elif callable(handler):
+        name = str(getattr(handler, "__name__", "handler")).strip("_<>") or "handler"
+        stage = Stage(name, (Handling(name, handler, (lambda message: "one") if key is None else key),), workers)
+    else:
+        raise Misuse(f"handler is {handler!r:.100}, must be a function (state, message), or an Endpoint")
+    addressed = _addressed(stage, DEFAULT_BODIES if messages is None else messages)
+    topology = Topology("given", stage.endpoint, (stage,), addressed, None, crashes, expiries, copies)
     try:
         parts = [
             explored(topology, SHIPPED[name], states_max=states_max, invariant=invariant, endless=True)
@@ -87,28 +98,11 @@ def explore(
     return parts[0] if len(parts) == 1 else together("all", parts)
 
 
-def _stage(handler: Any, key: Any, workers: int) -> Stage:
-    if hasattr(handler, "handlers"):
-        if key is not None:
-            raise Misuse("key has no effect: the handlers of an endpoint have theirs")
-        handlings = tuple(Handling(queue, each.call, each.key) for queue, each in handler.handlers.items())
-        if not handlings:
-            raise Misuse("the endpoint has no handler")
-        return Stage(check_name(str(getattr(handler, "name", "endpoint")), "name"), handlings, workers)
-    if not callable(handler):
-        raise Misuse(f"handler is {handler!r:.100}, must be a function (state, message), or an Endpoint")
-    name = str(getattr(handler, "__name__", "handler")).strip("_<>") or "handler"
-    return Stage(name, (Handling(name, handler, _one if key is None else key),), workers)
-
-
-def _one(message: Any) -> str:
-    return "one"
-
-
-def _given(stage: Stage, messages: Iterable[Any] | None) -> tuple[tuple[str, Any], ...]:
+def _addressed(stage: Stage, messages: Iterable[Any]) -> tuple[tuple[str, Any], ...]:
+    """Each body with its queue; `Misuse` for those that nobody handles."""
     queues = [handling.queue for handling in stage.handlings]
-    found = []
-    for message in DEFAULT_BODIES if messages is None else messages:
+    pairs = []
+    for message in messages:
         if isinstance(message, tuple) and len(message) == 2:
             queue, body = check_queue(message[0]), message[1]
         elif len(queues) > 1:
@@ -117,7 +111,7 @@ def _given(stage: Stage, messages: Iterable[Any] | None) -> tuple[tuple[str, Any
             queue, body = queues[0], message
         if queue not in queues:
             raise Misuse(f"nobody handles {queue!r} here: there is {', '.join(queues)}")
-        found.append((queue, body))
-    if not found:
+        pairs.append((queue, body))
+    if not pairs:
         raise Misuse("messages is empty: there is nothing to explore")
-    return tuple(found)
+    return tuple(pairs)

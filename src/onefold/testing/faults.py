@@ -4,7 +4,7 @@ A fault is data: the same settings and the same seed give the same faults again.
 network, not a catastrophe; `NONE` is a network that never fails. Settings out of range are `Misuse`, and the text names
 the field and its value.
 
-How many of everything, so that the rows asked for are exactly the rows made.
+A `Plan` says how many of everything, so that the rows asked for are exactly the rows made:
 
     rows = originals + copies + poisoned + malformed          messages = originals + lost
 

@@ -1,19 +1,14 @@
 """Faulty traffic from one seed, with the truth beside it.
 
-Chains of messages are published (`messages`), sent through the faults (`delivery`), some rows are spoilt (`damage`),
-and what arrives is one table in arrival order. Because the faults are ours, the right verdict of every row is known and
-so is every gap (`truth`): a judge is right if it says the same. The same settings make the same traffic, byte for byte.
-
-Cost: about a second per million rows, whatever the number of chains; nothing runs per row in Python.
-
-The messages as they were published, before anything went wrong.
+Chains of messages are published (`publish`), sent through the faults (`deliver`), some rows are spoilt (`spoil`), and
+what arrives is one table in arrival order. Because the faults are ours, the right verdict of every row is known and so
+is every gap (`truth`): a judge is right if it says the same (`score`). The same settings make the same traffic, byte
+for byte.
 
 Messages lie in flat arrays, chain after chain, each chain ascending by (timestamp, sequence); so the predecessor of
-message ``i`` is message ``i - 1`` of the same chain, and nothing here costs Python time per message.
-
-The part that a row plays, and what a judge that is right must say of it.
-
-Damage: rows that must be refused, each for exactly one reason.
+message ``i`` is message ``i - 1`` of the same chain. Every chain has its own constant distance, so without faults its
+messages arrive in order. A late message is delayed on top of that; a copy comes some time after the first delivery,
+never before it. So the row that delivers a message is FIRST, each copy of it REPEAT, and all other rows are damage.
 
 A damaged row began as a copy of a true one, perhaps of one that was lost; then one thing about it was spoilt. It is
 never the delivery of its message. Spoilt is only what the reason names: a row with a negative number has a whole key
@@ -21,45 +16,23 @@ and a believable arrival, so a judge that looks in another order still gives the
 timestamp of 2^43 or more, which is also far in the future; there ``number_out_of_range`` comes first, for such a number
 cannot even be compared once it is packed.
 
-From numpy to Arrow: key columns, number columns and payloads, none of them touched row by row.
-
-A key column has few names, so it is those names taken by index; a payload is 40 characters made from the message's
-index, written as one block of bytes.
-
-The way of the messages: what arrives, when, how often, and what never does.
-
-Every chain has its own constant distance, so without faults its messages arrive in order. A late message is delayed on
-top of that; a copy comes some time after the first delivery, never before it. So the truth is known by construction:
-the row that delivers a message is FIRST, each copy of it REPEAT, and all other rows are damage.
-
-The truth beside the traffic: what a plain set with endless memory would say, and what can be known to be missing.
-
 A lost message is *known* to be missing once a later one arrives that names its predecessor. So of a chain's lost
 messages, each maximal run that such a message follows is one range ``(lower, upper]``; a run at the end of a chain, or
 in a chain that names nothing, leaves no trace.
 
-Made traffic on disk: what arrived and the truth beside it, whole or not at all.
-
-    path/messages/part-00000.parquet ...   or .jsonl, one object per line; in arrival order over all files
-    path/truth/rows.parquet  lost.parquet  missing.parquet  traffic.json
-
-All is written into a temporary directory beside ``path``, which is then renamed.
-
-A run against the truth: was anything counted twice, lost, or missed?
-
-Because the faults were ours, the right answer is known for every row; rows are matched by ``offset``.
+Cost: about a second per million rows, whatever the number of chains; nothing runs per row in Python.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -139,8 +112,8 @@ def spread(rng: np.random.Generator, messages: int, chains: int, skew: float) ->
     weights = np.arange(1, chains + 1) ** -skew
     shares = weights / weights.sum() * (messages - chains)
     lengths = 1 + shares.astype(np.int64)
-    left = messages - int(lengths.sum())
-    largest_remainders = np.argsort(np.floor(shares) - shares, kind="stable")[:left]
+    rest = messages - int(lengths.sum())
+    largest_remainders = np.argsort(np.floor(shares) - shares, kind="stable")[:rest]
     lengths[largest_remainders] += 1
     return lengths if skew == 0 else rng.permutation(lengths)
 
@@ -211,85 +184,41 @@ class TrafficRows:
     texts: dict[str, tuple[Ints, npt.NDArray[np.str_]]] = field(default_factory=dict)
     """Per number column: the rows where it holds text, and which."""
 
-    def has_previous(self, at: Ints) -> Bools:
-        """Which of these rows name a previous number."""
-        return ~self.nulls[PREVIOUS[0]][at]
-
 
 def spoil(rng: np.random.Generator, rows: TrafficRows, part: npt.NDArray[np.int8]) -> None:
     """Damage every row as its part says."""
+    numbers, nulls = rows.numbers, rows.nulls
     damaged = np.flatnonzero(part > TrafficPart.COPY)
-    kinds = part[damaged]
-    for kind, how in _HOW.items():
-        how(rng, rows, damaged[kinds == kind])
-
-
-def _null_key(rng: np.random.Generator, rows: TrafficRows, at: Ints) -> None:
-    column = rng.integers(0, len(KEY), len(at))
-    for i, name in enumerate(KEY):
-        rows.nulls[name][at[column == i]] = True
-
-
-def _null_number(rng: np.random.Generator, rows: TrafficRows, at: Ints) -> None:
-    for name, where in _one_column_each(rng, rows, at):
-        rows.nulls[name][where] = True
-
-
-def _negative_number(rng: np.random.Generator, rows: TrafficRows, at: Ints) -> None:
-    for name, where in _one_column_each(rng, rows, at):
-        rows.numbers[name][where] = -1 - rows.numbers[name][where]
-
-
-def _text_number(rng: np.random.Generator, rows: TrafficRows, at: Ints) -> None:
-    for name, where in _one_column_each(rng, rows, at):
-        rows.texts[name] = where, rng.choice(TEXTS, len(where))
-
-
-def _one_column_each(rng: np.random.Generator, rows: TrafficRows, at: Ints) -> Iterator[tuple[str, Ints]]:
-    """One number column of each row; half a previous number is as bad as half a number."""
-    column = rng.integers(0, np.where(rows.has_previous(at), 4, 2))
-    for i, name in enumerate(NUMBER + PREVIOUS):
-        yield name, at[column == i]
-
-
-def _bad_previous(rng: np.random.Generator, rows: TrafficRows, at: Ints) -> None:
-    for number, previous in zip(NUMBER, PREVIOUS, strict=True):
-        rows.numbers[previous][at] = rows.numbers[number][at] + rng.integers(0, 2, len(at))
-        rows.nulls[previous][at] = False
-
-
-def _far_future(rng: np.random.Generator, rows: TrafficRows, at: Ints) -> None:
-    rows.numbers["timestamp"][at] = FAR_MS + rng.integers(0, YEAR_MS, len(at))
-
-
-def _poisoned(rng: np.random.Generator, rows: TrafficRows, at: Ints) -> None:
-    for number, previous in zip(NUMBER, PREVIOUS, strict=True):
-        rows.numbers[previous][at] = rows.numbers[number][at]
-        rows.nulls[previous][at] = False
-    rows.numbers["sequence"][at] = 0
-    _far_future(rng, rows, at)
-
-
-def _big_sequence(rng: np.random.Generator, rows: TrafficRows, at: Ints) -> None:
-    rows.numbers["sequence"][at] = np.int64(1) << rng.integers(SEQUENCE_BITS, 63, len(at))
-
-
-def _big_timestamp(rng: np.random.Generator, rows: TrafficRows, at: Ints) -> None:
-    rows.numbers["timestamp"][at] = np.int64(1) << rng.integers(63 - SEQUENCE_BITS, 63, len(at))
-
-
-How: TypeAlias = Callable[[np.random.Generator, TrafficRows, Ints], None]
-_HOW: Final[Mapping[TrafficPart, How]] = {
-    TrafficPart.POISONED: _poisoned,
-    TrafficPart.NULL_KEY: _null_key,
-    TrafficPart.NULL_NUMBER: _null_number,
-    TrafficPart.NEGATIVE_NUMBER: _negative_number,
-    TrafficPart.BAD_PREVIOUS: _bad_previous,
-    TrafficPart.FAR_FUTURE: _far_future,
-    TrafficPart.BIG_SEQUENCE: _big_sequence,
-    TrafficPart.BIG_TIMESTAMP: _big_timestamp,
-    TrafficPart.TEXT_NUMBER: _text_number,
-}
+    for kind in REJECTIONS:
+        at = damaged[part[damaged] == kind]
+        if kind in (TrafficPart.POISONED, TrafficPart.BAD_PREVIOUS):
+            for number, previous in zip(NUMBER, PREVIOUS, strict=True):
+                more = rng.integers(0, 2, len(at)) if kind is TrafficPart.BAD_PREVIOUS else 0
+                numbers[previous][at] = numbers[number][at] + more
+                nulls[previous][at] = False
+        if kind is TrafficPart.POISONED:
+            numbers["sequence"][at] = 0
+        if kind in (TrafficPart.POISONED, TrafficPart.FAR_FUTURE):
+            numbers["timestamp"][at] = FAR_MS + rng.integers(0, YEAR_MS, len(at))
+        elif kind is TrafficPart.NULL_KEY:
+            column = rng.integers(0, len(KEY), len(at))
+            for i, name in enumerate(KEY):
+                nulls[name][at[column == i]] = True
+        elif kind is TrafficPart.BIG_SEQUENCE:
+            numbers["sequence"][at] = np.int64(1) << rng.integers(SEQUENCE_BITS, 63, len(at))
+        elif kind is TrafficPart.BIG_TIMESTAMP:
+            numbers["timestamp"][at] = np.int64(1) << rng.integers(63 - SEQUENCE_BITS, 63, len(at))
+        elif kind is not TrafficPart.BAD_PREVIOUS:
+            # One number column of each row; half a previous number is as bad as half a number.
+            column = rng.integers(0, np.where(nulls[PREVIOUS[0]][at], 2, 4))
+            for i, name in enumerate(NUMBER + PREVIOUS):
+                chosen = at[column == i]
+                if kind is TrafficPart.NULL_NUMBER:
+                    nulls[name][chosen] = True
+                elif kind is TrafficPart.NEGATIVE_NUMBER:
+                    numbers[name][chosen] = -1 - numbers[name][chosen]
+                else:
+                    rows.texts[name] = chosen, rng.choice(TEXTS, len(chosen))
 
 
 KEY_FIELDS: Final = tuple(pa.field(name, pa.int32() if name == "partition" else pa.string()) for name in KEY)
@@ -307,7 +236,7 @@ def schema(*, text_numbers: bool = False) -> pa.Schema:
 
 
 def key_columns(chains: int, chain: Ints, nulls: Mapping[str, Bools] | None = None) -> list[pa.Array]:
-    """The four key columns for rows of these chains."""
+    """The four key columns for rows of these chains; each has few names, which are taken by index."""
     columns = []
     for key_field, (names, which) in zip(KEY_FIELDS, keys(chains).values(), strict=True):
         index = pa.array(which[chain], mask=None if nulls is None else nulls[key_field.name])
@@ -318,23 +247,17 @@ def key_columns(chains: int, chain: Ints, nulls: Mapping[str, Bools] | None = No
 def number_columns(rows: TrafficRows, *, text_numbers: bool) -> list[pa.Array]:
     """The two numbers and the two previous ones; as text, with what text was written over them, if asked for."""
     columns = {name: pa.array(rows.numbers[name], mask=rows.nulls[name]) for name in NUMBER + PREVIOUS}
-    if not text_numbers:
-        return list(columns.values())
-    return [_as_text(column, rows, name) for name, column in columns.items()]
-
-
-def _as_text(column: pa.Array, rows: TrafficRows, name: str) -> pa.Array:
-    text = pc.cast(column, pa.string())
-    if name not in rows.texts:
-        return text
-    at, texts = rows.texts[name]
-    mask = np.zeros(len(column), np.bool_)
-    mask[at] = True
-    return pc.replace_with_mask(text, pa.array(mask), pa.array(texts, pa.string()))
+    if text_numbers:
+        columns = {name: pc.cast(column, pa.string()) for name, column in columns.items()}
+        for name, (at, texts) in rows.texts.items():
+            mask = np.zeros(len(columns[name]), np.bool_)
+            mask[at] = True
+            columns[name] = pc.replace_with_mask(columns[name], pa.array(mask), pa.array(texts, pa.string()))
+    return list(columns.values())
 
 
 def payloads(seed: int, ids: Ints) -> pa.Array:
-    """A payload for each id; equal ids have equal payloads."""
+    """40 characters for each id, written as one block of bytes; equal ids have equal payloads."""
     words = np.empty((len(ids), PAYLOAD_CHARS // 2), np.uint16)
     words[:, :4] = np.frombuffer(b"reading=", np.uint16)
     salted = ids.astype(np.uint64) + _mixed(np.array([seed], np.uint64))
@@ -368,74 +291,52 @@ class FaultyDelivery:
 
 
 def deliver(
-    rng: np.random.Generator, sent: TrafficMessages, plan: Plan, faults: Faults, *, text_numbers: bool
+    rng: np.random.Generator, messages: TrafficMessages, plan: Plan, faults: Faults, *, text_numbers: bool
 ) -> FaultyDelivery:
     """Send all messages through the faults."""
-    arrival = _late(rng, sent, faults)
-    heads = _late_heads(rng, sent, plan, faults)
-    _hold_back(rng, heads, arrival, faults)
-    lost = _losses(rng, sent, heads, plan.lost)
+    count, starts, chain = len(messages), messages.starts, messages.chain
+    # When each would arrive first, were none lost.
+    on_time = messages.timestamp + rng.integers(1, DISTANCE_MAX_MS, len(starts), endpoint=True)[chain]
+    late = np.flatnonzero(rng.random(count) < faults.reorder)
+    latest = on_time[late] + faults.reorder_ms
+    successor = np.minimum(late + 1, count - 1)
+    follows = chain[successor] == chain[late]
+    earliest = np.where(follows, np.minimum(on_time[successor] + 1, latest), on_time[late])
+    arrival = on_time.copy()
+    arrival[late] = rng.integers(earliest, latest, endpoint=True)
+    # First messages that arrive after their successors; the losses spare both.
+    able = np.flatnonzero(messages.lengths > 1)
+    head_count = min(round(faults.late_heads * len(starts)), len(able), plan.originals - len(starts))
+    heads = starts[rng.choice(able, head_count, replace=False)]
+    delay = 1 + rng.integers(0, faults.reorder_ms, len(heads), endpoint=True)
+    arrival[heads] = np.maximum(arrival[heads], arrival[heads + 1]) + delay
+    # Each chain keeps at least one message.
+    survivors = starts + rng.integers(0, messages.lengths)
+    survivors[chain[heads]] = heads
+    spared = np.zeros(count, np.bool_)
+    spared[survivors] = True
+    spared[heads + 1] = True
+    lost = np.zeros(count, np.bool_)
+    lost[rng.choice(np.flatnonzero(~spared), plan.lost, replace=False)] = True
     originals = np.flatnonzero(~lost)
-    copies = _copies(rng, originals, plan)
-    victims = rng.choice(len(sent.starts), plan.poisoned, replace=False)
-    poisoned = sent.starts[victims] + rng.integers(0, sent.lengths[victims])
-    malformed = rng.integers(0, len(sent), plan.malformed)
+    copied = rng.choice(originals, plan.copied, replace=False)
+    again = rng.choice(copied, plan.copies - plan.copied) if plan.copies else copied
+    victims = rng.choice(len(starts), plan.poisoned, replace=False)
+    poisoned = starts[victims] + rng.integers(0, messages.lengths[victims])
+    malformed = rng.integers(0, count, plan.malformed)
     kinds = [kind for kind in KINDS if text_numbers or kind is not TrafficPart.TEXT_NUMBER]
-    extra = [
-        np.full(len(copies), TrafficPart.COPY),
+    source = np.concatenate([originals, copied, again, poisoned, malformed])
+    parts = [
+        np.full(len(originals), TrafficPart.ORIGINAL),
+        np.full(len(copied) + len(again), TrafficPart.COPY),
         np.full(len(poisoned), TrafficPart.POISONED),
         np.resize(kinds, len(malformed)),
     ]
-    source = np.concatenate([originals, copies, poisoned, malformed])
-    part = np.concatenate([np.full(len(originals), TrafficPart.ORIGINAL), *extra]).astype(np.int8)
+    part = np.concatenate(parts).astype(np.int8)
     arrivals = arrival[source]
     arrivals[len(originals) :] += rng.integers(0, faults.copy_delay_ms, len(source) - len(originals), endpoint=True)
     order = np.argsort(arrivals, kind="stable")  # stable: at the same ms an original stays before its copies
     return FaultyDelivery(source[order], arrivals[order], part[order], lost)
-
-
-def _late(rng: np.random.Generator, sent: TrafficMessages, faults: Faults) -> Ints:
-    """When each message would arrive first, were none lost."""
-    on_time = sent.timestamp + rng.integers(1, DISTANCE_MAX_MS, len(sent.starts), endpoint=True)[sent.chain]
-    late = np.flatnonzero(rng.random(len(sent)) < faults.reorder)
-    latest = on_time[late] + faults.reorder_ms
-    successor = np.minimum(late + 1, len(sent) - 1)
-    follows = sent.chain[successor] == sent.chain[late]
-    earliest = np.where(follows, np.minimum(on_time[successor] + 1, latest), on_time[late])
-    arrival = on_time.copy()
-    arrival[late] = rng.integers(earliest, latest, endpoint=True)
-    return arrival
-
-
-def _late_heads(rng: np.random.Generator, sent: TrafficMessages, plan: Plan, faults: Faults) -> Ints:
-    """The first messages that shall arrive after their successors; both will be spared by the losses."""
-    able = np.flatnonzero(sent.lengths > 1)
-    chains = len(sent.starts)
-    count = min(round(faults.late_heads * chains), len(able), plan.originals - chains)
-    heads: Ints = sent.starts[rng.choice(able, count, replace=False)]
-    return heads
-
-
-def _hold_back(rng: np.random.Generator, heads: Ints, arrival: Ints, faults: Faults) -> None:
-    delay = 1 + rng.integers(0, faults.reorder_ms, len(heads), endpoint=True)
-    arrival[heads] = np.maximum(arrival[heads], arrival[heads + 1]) + delay
-
-
-def _losses(rng: np.random.Generator, sent: TrafficMessages, heads: Ints, count: int) -> Bools:
-    spared = np.zeros(len(sent), np.bool_)
-    kept = sent.starts + rng.integers(0, sent.lengths)
-    kept[sent.chain[heads]] = heads
-    spared[kept] = True
-    spared[heads + 1] = True
-    lost = np.zeros(len(sent), np.bool_)
-    lost[rng.choice(np.flatnonzero(~spared), count, replace=False)] = True
-    return lost
-
-
-def _copies(rng: np.random.Generator, originals: Ints, plan: Plan) -> Ints:
-    copied = rng.choice(originals, plan.copied, replace=False)
-    again = rng.choice(copied, plan.copies - plan.copied) if plan.copies else copied
-    return np.concatenate([copied, again])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -451,53 +352,36 @@ class Truth:
     ``upper_*`` (the last lost one), both a timestamp and a sequence."""
 
 
-def truth(sent: TrafficMessages, part: npt.NDArray[np.int8], lost: Bools) -> Truth:
-    """All three tables."""
-    return Truth(_rows(part), _lost(sent, lost), _missing(sent, lost))
-
-
-def _rows(part: npt.NDArray[np.int8]) -> pa.Table:
+def truth(messages: TrafficMessages, part: npt.NDArray[np.int8], lost: Bools) -> Truth:
+    """What a plain set with endless memory would say of each row, and what can be known to be missing."""
     delivers = {TrafficPart.ORIGINAL: Verdict.FIRST, TrafficPart.COPY: Verdict.REPEAT}
-    verdicts = [str(delivers.get(p, Verdict.REJECT)) for p in TrafficPart]
-    reasons = [REJECTIONS[p].reason if p in REJECTIONS else None for p in TrafficPart]
-    damages = [p.name.lower() if p in REJECTIONS else None for p in TrafficPart]
-    code = pa.array(part)
-    columns = {
-        "offset": pa.array(np.arange(len(part))),
-        "verdict": pa.array(verdicts, pa.string()).take(code),
-        "reason": pa.array(reasons, pa.string()).take(code),
-        "damage": pa.array(damages, pa.string()).take(code),
+    texts = {
+        "verdict": [str(delivers.get(p, Verdict.REJECT)) for p in TrafficPart],
+        "reason": [REJECTIONS[p].reason if p in REJECTIONS else None for p in TrafficPart],
+        "damage": [p.name.lower() if p in REJECTIONS else None for p in TrafficPart],
     }
-    return pa.table(columns)
+    columns = {name: pa.array(values, pa.string()).take(pa.array(part)) for name, values in texts.items()}
+    rows = pa.table({"offset": pa.array(np.arange(len(part))), **columns})
 
+    def keyed(at: Ints, columns: dict[str, pa.Array]) -> pa.Table:
+        fields = [*KEY_FIELDS, *(pa.field(name, pa.int64()) for name in columns)]
+        keys = key_columns(len(messages.starts), messages.chain[at])
+        return pa.Table.from_arrays([*keys, *columns.values()], schema=pa.schema(fields))
 
-def _lost(sent: TrafficMessages, lost: Bools) -> pa.Table:
-    at = np.flatnonzero(lost)
-    return _keyed(sent, at, {"timestamp": pa.array(sent.timestamp[at]), "sequence": pa.array(sent.sequence[at])})
-
-
-def _missing(sent: TrafficMessages, lost: Bools) -> pa.Table:
+    timestamp, sequence, at = messages.timestamp, messages.sequence, np.flatnonzero(lost)
     # Only a message that is not the first of its chain names one, so its neighbour is of the same chain.
-    upper = np.flatnonzero(lost[:-1] & ~lost[1:] & sent.names_previous[1:])
-    delivered = np.maximum.accumulate(np.where(lost, -1, np.arange(len(sent))))
-    lower = delivered[upper]
-    none = lower < sent.starts[sent.chain[upper]]
-    columns = {
-        "lower_timestamp": pa.array(sent.timestamp[lower], mask=none),
-        "lower_sequence": pa.array(sent.sequence[lower], mask=none),
-        "upper_timestamp": pa.array(sent.timestamp[upper]),
-        "upper_sequence": pa.array(sent.sequence[upper]),
+    upper = np.flatnonzero(lost[:-1] & ~lost[1:] & messages.names_previous[1:])
+    lower = np.maximum.accumulate(np.where(lost, -1, np.arange(len(messages))))[upper]
+    none = lower < messages.starts[messages.chain[upper]]
+    missing = {
+        "lower_timestamp": pa.array(timestamp[lower], mask=none),
+        "lower_sequence": pa.array(sequence[lower], mask=none),
+        "upper_timestamp": pa.array(timestamp[upper]),
+        "upper_sequence": pa.array(sequence[upper]),
     }
-    return _keyed(sent, upper, columns)
+    lost_columns = {"timestamp": pa.array(timestamp[at]), "sequence": pa.array(sequence[at])}
+    return Truth(rows, keyed(at, lost_columns), keyed(upper, missing))
 
-
-def _keyed(sent: TrafficMessages, at: Ints, columns: dict[str, pa.Array]) -> pa.Table:
-    fields = [*KEY_FIELDS, *(pa.field(name, pa.int64()) for name in columns)]
-    keys = key_columns(len(sent.starts), sent.chain[at])
-    return pa.Table.from_arrays([*keys, *columns.values()], schema=pa.schema(fields))
-
-
-__all__ = ["Faults", "Made", "Traffic", "Truth", "make"]
 
 SPAN_MAX_MS: Final = 200_000_000_000
 """Six years: the most that ``rows * interval_ms`` may be, so that the far future stays far."""
@@ -571,39 +455,32 @@ def make(traffic: Traffic) -> Made:
     faults, text_numbers = traffic.faults, traffic.text_numbers
     counts = plan(traffic.rows, traffic.chains, faults)
     lengths = spread(rng, counts.messages, traffic.chains, traffic.skew)
-    sent = publish(rng, lengths, ties=traffic.ties, interval_ms=traffic.interval_ms, no_previous=faults.no_previous)
-    delivery = deliver(rng, sent, counts, faults, text_numbers=text_numbers)
-    rows = _traffic_rows(sent, delivery)
-    spoil(rng, rows, delivery.part)
-    return Made(traffic, _table(traffic, sent, delivery, rows), truth(sent, delivery.part, delivery.lost))
-
-
-def _traffic_rows(sent: TrafficMessages, delivery: FaultyDelivery) -> TrafficRows:
+    messages = publish(rng, lengths, ties=traffic.ties, interval_ms=traffic.interval_ms, no_previous=faults.no_previous)
+    delivery = deliver(rng, messages, counts, faults, text_numbers=text_numbers)
     at = delivery.source
-    no_previous = ~sent.names_previous[at]
+    no_previous = ~messages.names_previous[at]
     before = np.where(no_previous, at, at - 1)
     numbers = {
-        "timestamp": sent.timestamp[at],
-        "sequence": sent.sequence[at],
-        "previous_timestamp": sent.timestamp[before],
-        "previous_sequence": sent.sequence[before],
+        "timestamp": messages.timestamp[at],
+        "sequence": messages.sequence[at],
+        "previous_timestamp": messages.timestamp[before],
+        "previous_sequence": messages.sequence[before],
     }
-    nulls = {name: np.zeros(len(at), np.bool_) for name in (*KEY, "timestamp", "sequence")}
-    nulls |= {name: no_previous.copy() for name in ("previous_timestamp", "previous_sequence")}
-    return TrafficRows(numbers, nulls)
-
-
-def _table(traffic: Traffic, sent: TrafficMessages, delivery: FaultyDelivery, rows: TrafficRows) -> pa.Table:
+    nulls = {name: np.zeros(len(at), np.bool_) for name in KEY + NUMBER}
+    nulls |= {name: no_previous.copy() for name in PREVIOUS}
+    rows = TrafficRows(numbers, nulls)
+    spoil(rng, rows, delivery.part)
     # A poisoned row is no copy: it has a payload of its own.
-    ids = delivery.source + len(sent) * (delivery.part == TrafficPart.POISONED)
+    ids = at + len(messages) * (delivery.part == TrafficPart.POISONED)
     columns = [
-        *key_columns(traffic.chains, sent.chain[delivery.source], rows.nulls),
-        *number_columns(rows, text_numbers=traffic.text_numbers),
+        *key_columns(traffic.chains, messages.chain[at], rows.nulls),
+        *number_columns(rows, text_numbers=text_numbers),
         pa.array(delivery.arrival),
         payloads(traffic.seed, ids),
         pa.array(np.arange(traffic.rows)),
     ]
-    return pa.Table.from_arrays(columns, schema=schema(text_numbers=traffic.text_numbers))
+    table = pa.Table.from_arrays(columns, schema=schema(text_numbers=text_numbers))
+    return Made(traffic, table, truth(messages, delivery.part, delivery.lost))
 
 
 Format: TypeAlias = Literal["parquet", "jsonl"]
@@ -614,10 +491,16 @@ LINES_AT_ONCE: Final = 100_000
 
 
 def write(made: Made, path: str | Path, format: Format = "parquet", files: int = 1) -> None:
-    """Write traffic and truth below ``path``, which must not exist or be empty."""
-    path = Path(path)
-    if format not in _WRITERS:
-        raise Misuse(f"format is {format!r}, must be one of {', '.join(_WRITERS)}", format=format)
+    """Write traffic and truth below ``path``, which must not exist or be empty: whole, or not at all.
+
+        path/messages/part-00000.parquet ...   or .jsonl, one object per line; in arrival order over all files
+        path/truth/rows.parquet  lost.parquet  missing.parquet  traffic.json
+
+    All is written into a temporary directory beside ``path``, which is then renamed.
+    """
+    path, formats = Path(path), get_args(Format)
+    if format not in formats:
+        raise Misuse(f"format is {format!r}, must be one of {', '.join(formats)}", format=format)
     if type(files) is not int or not 1 <= files <= FILE_COUNT_MAX:
         raise Misuse(f"files is {files!r}, must be a whole number between 1 and {FILE_COUNT_MAX}", files=files)
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
@@ -625,55 +508,33 @@ def write(made: Made, path: str | Path, format: Format = "parquet", files: int =
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
         whole = Path(temporary) / path.name  # one level down: the temporary directory itself is for our eyes only
-        _write_messages(made.messages, whole / "messages", format, files)
-        _write_truth(made, whole / "truth")
+        (whole / "messages").mkdir(parents=True)
+        (whole / "truth").mkdir()
+        for i in range(files):
+            begin, end = (len(made.messages) * n // files for n in (i, i + 1))
+            table, file = made.messages.slice(begin, end - begin), whole / "messages" / f"part-{i:05}.{format}"
+            if format == "parquet":
+                pq.write_table(table, file)
+            else:
+                write_jsonl(table, file)
+        for name in ("rows", "lost", "missing"):
+            pq.write_table(getattr(made.truth, name), whole / "truth" / f"{name}.parquet")
+        (whole / "truth" / "traffic.json").write_text(json.dumps(asdict(made.traffic), indent=2) + "\n")
         whole.rename(path)
 
 
-def _write_messages(messages: pa.Table, folder: Path, format: Format, files: int) -> None:
-    folder.mkdir(parents=True)
-    for i in range(files):
-        begin, end = (len(messages) * n // files for n in (i, i + 1))
-        _WRITERS[format](messages.slice(begin, end - begin), folder / f"part-{i:05}.{format}")
-
-
-def _write_truth(made: Made, folder: Path) -> None:
-    folder.mkdir()
-    for name in ("rows", "lost", "missing"):
-        pq.write_table(getattr(made.truth, name), folder / f"{name}.parquet")
-    (folder / "traffic.json").write_text(json.dumps(asdict(made.traffic), indent=2) + "\n")
-
-
-def _write_parquet(table: pa.Table, file: Path) -> None:
-    pq.write_table(table, file)
-
-
-def _write_jsonl(table: pa.Table, file: Path) -> None:
+def write_jsonl(table: pa.Table, file: Path) -> None:
+    """An object per line. Nothing is escaped: traffic makes no quote, backslash or control character."""
     with file.open("wb") as out:
         for batch in table.to_batches(max_chunksize=LINES_AT_ONCE):
-            lines = pc.binary_join_element_wise(*_pieces(batch), "")
+            pieces: list[pa.Array | str] = []  # texts that are the same for all lines, and columns
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                is_text = pa.types.is_string(column.type)
+                values = pc.binary_join_element_wise('"', column, '"', "") if is_text else pc.cast(column, pa.string())
+                pieces += [f'{"," if pieces else "{"}"{name}":', pc.fill_null(values, "null")]
+            lines = pc.binary_join_element_wise(*pieces, "}\n", "")
             every_line = pa.ListArray.from_arrays([0, len(lines)], lines)
             out.write(pc.binary_join(every_line, "")[0].as_buffer())
-
-
-def _pieces(batch: pa.RecordBatch) -> Iterator[pa.Array | str]:
-    """What the lines of this batch are joined from: texts that are the same for all, and columns."""
-    before = "{"
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        yield f'{before}"{name}":'
-        yield _json_values(column)
-        before = ","
-    yield "}\n"
-
-
-def _json_values(column: pa.Array) -> pa.Array:
-    # Nothing is escaped: traffic makes no text that holds a quote, a backslash or a control character.
-    is_text = pa.types.is_string(column.type)
-    values = pc.binary_join_element_wise('"', column, '"', "") if is_text else pc.cast(column, pa.string())
-    return pc.fill_null(values, "null")
-
-
-_WRITERS: Final[Mapping[str, Callable[[pa.Table, Path], None]]] = {"parquet": _write_parquet, "jsonl": _write_jsonl}
 
 
 _RANGE = ("lower_timestamp", "lower_sequence", "upper_timestamp", "upper_sequence")
@@ -703,21 +564,21 @@ class Score:
 
 
 def score(run: Path, truth: Path) -> Score:
-    """Compare a run's folder (strategy drop) with the truth that `write` left beside the traffic."""
+    """Compare a run's folder (strategy drop) with the truth that `write` left beside the traffic, by ``offset``."""
     rows = pq.read_table(truth / "rows.parquet", columns=["offset", "verdict"])
-    said = np.full(rows.num_rows, "", dtype="U6")
+    verdicts = np.full(rows.num_rows, "", dtype="U6")
     for verdict, folder in zip(Verdict, ("firsts", "repeats", "unsure", "rejects"), strict=True):
-        said[pq.read_table(run / folder, columns=["offset"])["offset"].to_numpy()] = str(verdict)
+        verdicts[pq.read_table(run / folder, columns=["offset"])["offset"].to_numpy()] = str(verdict)
     true = rows["verdict"].to_numpy(zero_copy_only=False).astype("U6")
-    found, real = _ranges(pq.read_table(run / "gaps")), _ranges(pq.read_table(truth / "missing.parquet"))
+    reported, real = _ranges(pq.read_table(run / "gaps")), _ranges(pq.read_table(truth / "missing.parquet"))
     return Score(
         rows=rows.num_rows,
-        counted_twice=int(np.sum((true == "REPEAT") & (said == "FIRST"))),
-        lost=int(np.sum((true == "FIRST") & (said != "FIRST"))),
-        accepted=int(np.sum((true == "REJECT") & (said != "REJECT"))),
+        counted_twice=int(np.sum((true == "REPEAT") & (verdicts == "FIRST"))),
+        lost=int(np.sum((true == "FIRST") & (verdicts != "FIRST"))),
+        accepted=int(np.sum((true == "REJECT") & (verdicts != "REJECT"))),
         ranges=len(real),
-        ranges_found=len(found & real),
-        ranges_invented=len(found - real),
+        ranges_found=len(reported & real),
+        ranges_invented=len(reported - real),
     )
 
 

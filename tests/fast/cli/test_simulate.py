@@ -8,7 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from onefold.cli.simulate import simulate as command
-from onefold.testing.traffic import Faults, Traffic
+from onefold.testing.faults import Faults
+from onefold.testing.traffic import Traffic
 
 
 def simulate(folder: Path, *words: str) -> subprocess.CompletedProcess:

@@ -363,7 +363,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
     def full(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("onefold.testing.traffic._write_truth", full)
+    monkeypatch.setattr("onefold.testing.traffic.asdict", full)
     with pytest.raises(OSError, match="disk full"):
         write(make(Traffic(rows=10, chains=1)), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
-from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from onefold.clock import wall_ms
-from onefold.errors import Misuse
 from onefold.lorawan.rules import Claim, Claimed, Counters, Finished, Unfinished
-from onefold.stores.addresses import masked, sqlite_file
+from onefold.stores.addresses import nothing_at, scheme_of
 
 
 class CounterStore(Protocol):
@@ -86,34 +84,19 @@ def open_counters(url: str) -> CounterStore:
     Traceback (most recent call last):
     onefold.errors.Misuse: no counters at http://...; there are some at memory://, sqlite:///file.db, ...
     """
-    scheme, found, rest = url.partition("://")
-    if scheme == "memory" and found and not rest:
-        from onefold.lorawan.stores.memory import MemoryCounters
+    match scheme_of(url):
+        case "memory", _:
+            from onefold.lorawan.stores.memory import MemoryCounters
 
-        return MemoryCounters(wall_ms)
-    if (path := sqlite_file(url)) is not None:
-        from onefold.lorawan.stores.sqlite import SqliteCounters
+            return MemoryCounters(wall_ms)
+        case "sqlite", path:
+            from onefold.lorawan.stores.sqlite import SqliteCounters
 
-        return SqliteCounters(path, wall_ms)
-    if scheme in ("redis", "rediss"):
-        return _open_redis(url)
-    raise Misuse(f"no counters at {masked(url)}; there are some at {KINDS}")
+            return SqliteCounters(path, wall_ms)
+        case (("redis" | "rediss"), _):
+            from onefold.lorawan.stores.redis import RedisCounters
+            from onefold.stores.redis import split_options
 
-
-def _open_redis(url: str) -> CounterStore:
-    from onefold.lorawan.stores.redis import PREFIX, RedisCounters
-    from onefold.stores.redis import TIMEOUT_S, shown
-
-    where = shown(url)
-    options = dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
-    prefix = options.pop("prefix", PREFIX)
-    timeout, replicas = options.pop("timeout_s", str(TIMEOUT_S)), options.pop("replicas_min", "0")
-    for name in options:
-        if not name.startswith("ssl_"):
-            raise Misuse(f"{where}: no option {name!r}; there are prefix, timeout_s, replicas_min, ssl_...", name=name)
-    try:
-        timeout_s, replicas_min = float(timeout), int(replicas)
-    except ValueError:
-        raise Misuse(f"{where}: timeout_s={timeout}, replicas_min={replicas}: these must be numbers") from None
-    plain = urlsplit(url)._replace(query=urlencode(options)).geturl()
-    return RedisCounters(plain, prefix, timeout_s, replicas_min=replicas_min)
+            address, options = split_options(url)
+            return RedisCounters(address, **options)
+    raise nothing_at(url, "counters", KINDS)
