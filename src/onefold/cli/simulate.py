@@ -43,14 +43,9 @@ def simulate(
     from onefold.testing.traffic import Traffic, make, write
 
     faults = Faults(
-        copies=copies,
-        reorder=reorder,
-        losses=losses,
-        late_heads=late_heads,
-        no_previous=no_previous,
-        poisoned=poisoned,
-        malformed=malformed,
-    )
+        copies=copies, reorder=reorder, losses=losses, late_heads=late_heads, no_previous=no_previous,
+        poisoned=poisoned, malformed=malformed,
+    )  # fmt: skip
     traffic = Traffic(seed=seed, rows=rows, chains=chains, skew=skew, text_numbers=text_numbers, faults=faults)
     with people.status(f"making {rows:,} rows"):
         made = make(traffic)
