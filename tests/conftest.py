@@ -25,8 +25,8 @@ LONG = ("test_reading.py", "test_jobs.py", "test_pipeline.py", "test_sinks.py")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--sample", action="store_true", help="of tests/proof only what is marked as its sample")
-    parser.addoption("--proof", action="store_true", help="all of tests/proof and, of other rooms, the laws in full")
+    parser.addoption("--sample", action="store_true", help="without the proofs, but for their sample")
+    parser.addoption("--proof", action="store_true", help="all proofs and, of other rooms, the laws in full")
 
 
 def pytest_configure(config):
@@ -49,9 +49,10 @@ def pytest_collection_modifyitems(config, items):
         return next((room for room in ROOMS if room in item.path.parts), "")
 
     def wanted(item):
+        mark = item.get_closest_marker
         if config.getoption("--sample"):
-            return room(item) != "proof" or item.get_closest_marker("sample")
-        return not config.getoption("--proof") or room(item) == "proof" or item.get_closest_marker("hypothesis")
+            return mark("sample") if room(item) == "proof" else not mark("proof")
+        return not config.getoption("--proof") or room(item) == "proof" or mark("proof") or mark("hypothesis")
 
     def turn(item):
         name = item.path.name

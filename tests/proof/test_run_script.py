@@ -86,8 +86,8 @@ def test_help_lists_every_command_and_installs_nothing(word, tmp_path):
         (["test", "fast"], f"{PYTEST} --sample tests/fast src"),
         (["test", "stores", "spark"], f"{PYTEST} --sample tests/stores tests/spark"),
         (["test", "proof", "-k", "x y"], f"{PYTEST} --sample tests/proof -k x y"),
-        (["proof"], f"{PYTEST} --proof tests/proof tests/fast tests/stores"),
-        (["proof", "-x"], f"{PYTEST} --proof tests/proof tests/fast tests/stores -x"),
+        (["proof"], f"{PYTEST} --proof tests"),
+        (["proof", "-x"], f"{PYTEST} --proof tests -x"),
     ],
 )
 def test_words_go_where_they_belong(tree, words, told):

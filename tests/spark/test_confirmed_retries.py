@@ -60,6 +60,7 @@ def test_retries_after_minutes_are_no_uplinks_and_no_suspects(spark, traffic):
     assert reasons["counted_before"] == len(waits)
 
 
+@pytest.mark.proof
 def test_by_strict_adr_each_retry_after_the_expiry_is_an_uplink_and_a_suspect(spark, traffic):
     made, path = traffic
     retries = int((made.air.sent == 1).sum())
@@ -68,6 +69,7 @@ def test_by_strict_adr_each_retry_after_the_expiry_is_an_uplink_and_a_suspect(sp
     assert found["suspects"]["why"] == {"frame_again": retries}
 
 
+@pytest.mark.proof
 def test_a_replay_of_a_frame_that_asks_for_nothing_is_still_named(spark, traffic, tmp_path):
     dev_addr, fcnt = planted(traffic, tmp_path / "planted.jsonl")
     found = reported(spark, tmp_path / "planted.jsonl")

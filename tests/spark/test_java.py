@@ -194,6 +194,7 @@ print(found.source, found.version, spark.sparkContext._jvm.System.getProperty("j
 """
 
 
+@pytest.mark.proof
 def test_spark_runs_an_arrow_function_on_a_machine_without_java(tmp_path):
     """All programs of this machine but Java, by links: Spark's launcher is a shell script and needs some of them."""
     programs = tmp_path / "bin"

@@ -15,6 +15,7 @@ from onefold.spark.ingest import SourceSpec
 from onefold.tally import Tally
 from onefold.testing.faults import Faults
 from onefold.testing.traffic import Traffic, make, score, write
+from tests.lib.examples import proof
 
 OPEN = ChainsEngine(floor="open", partitions=2)
 OWNS = '{"format": 1, "kind": "run", "owns": {"tally.json": null, "_staging": null}}'
@@ -33,46 +34,60 @@ def run(spark, folder, out, judging=OPEN, **options):
     return jobs.run(spark, source, judging, str(out), say=lambda step: None, **options)
 
 
+@pytest.fixture(scope="module")
+def finished(spark, traffic, tmp_path_factory):
+    """A run of the traffic, and its folder: to be looked at, not changed."""
+    folder = tmp_path_factory.mktemp("finished") / "out"
+    return run(spark, traffic, folder), folder
+
+
+@pytest.fixture
+def again(finished, tmp_path):
+    """A copy of the folder of a finished run, to do something to."""
+    shutil.copytree(finished[1], tmp_path / "out")
+    return tmp_path / "out"
+
+
 def offsets(folder):
     return sorted(pq.read_table(folder, columns=["offset"])["offset"].to_pylist())
 
 
-def test_a_run_finds_the_truth_and_its_books_balance(spark, traffic, tmp_path):
-    result = run(spark, traffic, tmp_path / "out")
-    assert score(tmp_path / "out", traffic / "truth").perfect
+def test_a_run_finds_the_truth_and_its_books_balance(traffic, finished):
+    result, out = finished
+    assert score(out, traffic / "truth").perfect
     assert result.tally.balanced
     assert result.tally.received == 4_000
-    assert Tally.from_dict(json.loads((tmp_path / "out" / "tally.json").read_text())) == result.tally
-    written = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert Tally.from_dict(json.loads((out / "tally.json").read_text())) == result.tally
+    written = json.loads((out / "run.json").read_text())
     assert written["complete"] is True
     assert written["audit"]["agrees"] is True
     assert written["audit"]["fingerprint_source"] == written["audit"]["fingerprint_published"]
     assert written["missing_ranges"] == pq.read_table(traffic / "truth" / "missing.parquet").num_rows
 
 
-def test_every_row_is_published_exactly_once_and_nothing_else_is_left(spark, traffic, tmp_path):
-    run(spark, traffic, tmp_path / "out")
+def test_every_row_is_published_exactly_once_and_nothing_else_is_left(finished):
+    _, out = finished
     folders = ["firsts", "repeats", "unsure", "rejects"]
-    assert sorted(o for name in folders for o in offsets(tmp_path / "out" / name)) == list(range(4_000))
-    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert sorted(o for name in folders for o in offsets(out / name)) == list(range(4_000))
+    names = {path.name for path in out.iterdir()}
     assert names == {*folders, "gaps", "tally.json", "manifest.jsonl", "run.json", "_onefold.json"}
 
 
-def test_running_twice_gives_the_same_output(spark, traffic, tmp_path):
-    first = run(spark, traffic, tmp_path / "out")
-    firsts = offsets(tmp_path / "out" / "firsts")
-    second = run(spark, traffic, tmp_path / "out")
-    assert offsets(tmp_path / "out" / "firsts") == firsts
+def test_running_twice_gives_the_same_output(spark, traffic, finished, again):
+    first, out = finished
+    second = run(spark, traffic, again)
+    assert offsets(again / "firsts") == offsets(out / "firsts")
     assert second.tally == first.tally
 
 
-def test_mark_keeps_every_row_with_its_verdict(spark, traffic, tmp_path):
-    result = run(spark, traffic, tmp_path / "out", strategy="mark")
-    table = pq.read_table(tmp_path / "out" / "messages")
+def test_mark_keeps_every_row_with_its_verdict_and_replaces_the_folders_of_another_strategy(spark, traffic, again):
+    result = run(spark, traffic, again, strategy="mark")
+    table = pq.read_table(again / "messages")
     assert table.num_rows == 4_000
     counts = {row["values"]: row["counts"] for row in table["verdict"].value_counts().to_pylist()}
     assert counts["FIRST"] == result.audit.ids == result.tally.to_dict()["first"]
-    assert not (tmp_path / "out" / "firsts").exists()
+    names = {path.name for path in again.iterdir()}
+    assert names == {"messages", "gaps", "tally.json", "manifest.jsonl", "run.json", "_onefold.json"}
 
 
 def test_none_passes_every_row_on_as_it_came(spark, traffic, tmp_path):
@@ -81,13 +96,6 @@ def test_none_passes_every_row_on_as_it_came(spark, traffic, tmp_path):
     came, went = pq.read_table(traffic / "messages"), pq.read_table(tmp_path / "out" / "messages")
     assert went.schema.names == came.schema.names
     assert went.sort_by("offset").equals(came.sort_by("offset").cast(went.schema))
-
-
-def test_another_strategy_replaces_the_folders_of_the_one_before(spark, traffic, tmp_path):
-    run(spark, traffic, tmp_path / "out")
-    run(spark, traffic, tmp_path / "out", strategy="mark")
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"messages", "gaps", "tally.json", "manifest.jsonl", "run.json", "_onefold.json"}
 
 
 def test_json_lines_with_text_numbers_and_broken_lines_lose_nothing(spark, tmp_path):
@@ -130,10 +138,10 @@ def test_an_empty_source_is_a_complete_run_of_nothing(spark, traffic, tmp_path):
     assert pq.read_table(tmp_path / "out" / "firsts").num_rows == 0
 
 
-def test_check_finds_what_run_finds_and_writes_nothing(spark, traffic, tmp_path):
+def test_check_finds_what_run_finds_and_writes_nothing(spark, traffic, finished):
     source = SourceSpec(path=str(traffic / "messages"))
     checked = jobs.check(spark, source, OPEN, say=lambda step: None)
-    assert checked.tally == run(spark, traffic, tmp_path / "out").tally
+    assert checked.tally == finished[0].tally
     assert checked.path is None
 
 
@@ -172,37 +180,39 @@ def test_a_folder_of_only_such_names_as_a_run_has_is_somebody_elses_without_a_si
     assert listing(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["mine.txt", "messages/x.parquet", "firsts/mine.txt", "gaps/deep/er/mine.txt"])
-def test_what_somebody_puts_into_a_runs_folder_is_named_and_never_removed(spark, traffic, tmp_path, name):
-    run(spark, traffic, tmp_path / "out")
-    file = tmp_path / "out" / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("mine")
-    before = listing(tmp_path / "out")
-    with pytest.raises(Misuse, match=f"holds '{name.removesuffix('/x.parquet')}'"):
-        run(spark, traffic, tmp_path / "out")
-    assert listing(tmp_path / "out") == before
-    file.unlink()
-    if "messages" in name:
-        file.parent.rmdir()
-    assert run(spark, traffic, tmp_path / "out").tally.balanced
+def test_what_somebody_puts_into_a_runs_folder_is_named_and_never_removed(spark, traffic, again):
+    for name in ("mine.txt", "messages/x.parquet", "firsts/mine.txt", "gaps/deep/er/mine.txt"):
+        file = again / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+        before = listing(again)
+        with pytest.raises(Misuse, match=f"holds '{name.removesuffix('/x.parquet')}'"):
+            run(spark, traffic, again)
+        assert listing(again) == before
+        file.unlink()
+        if "messages" in name:
+            file.parent.rmdir()
+    assert run(spark, traffic, again).tally.balanced
 
 
-def test_a_run_of_the_version_that_did_not_sign_is_known_by_its_run_json_and_replaced(spark, traffic, tmp_path):
-    run(spark, traffic, tmp_path / "out")
-    (tmp_path / "out" / "_onefold.json").unlink()
-    run(spark, traffic, tmp_path / "out", strategy="mark")
-    assert not (tmp_path / "out" / "firsts").exists()
-    (tmp_path / "out" / "_onefold.json").unlink()
-    (tmp_path / "out" / "run.json").write_text('{"complete": true}')  # whose this is, nobody knows
+def test_a_run_of_the_version_that_did_not_sign_is_known_by_its_run_json_and_replaced(spark, traffic, again):
+    (again / "_onefold.json").unlink()
+    run(spark, traffic, again, strategy="mark")
+    assert not (again / "firsts").exists()
+    (again / "_onefold.json").unlink()
+    (again / "run.json").write_text('{"complete": true}')  # whose this is, nobody knows
     with pytest.raises(Misuse, match="no run of onefold signed it"):
-        run(spark, traffic, tmp_path / "out")
-    assert (tmp_path / "out" / "messages").exists()
+        run(spark, traffic, again)
+    assert (again / "messages").exists()
 
 
 @pytest.mark.parametrize(
     "left",
-    [{}, {"_onefold.json.new": '{"form'}, {"_onefold.json": OWNS, "_staging/1/rows/part-0": "half", "tally.json": "x"}],
+    [
+        proof({}),
+        proof({"_onefold.json.new": '{"form'}),
+        {"_onefold.json": OWNS, "_staging/1/rows/part-0": "half", "tally.json": "x"},
+    ],
 )
 def test_whenever_the_first_run_died_the_next_one_goes_on(spark, traffic, tmp_path, left):
     (tmp_path / "out").mkdir()
@@ -213,7 +223,7 @@ def test_whenever_the_first_run_died_the_next_one_goes_on(spark, traffic, tmp_pa
     assert not (tmp_path / "out" / "_staging").exists()
 
 
-def test_of_two_runs_at_once_into_one_folder_the_second_is_refused(spark, traffic, tmp_path):
+def test_of_two_runs_at_once_into_one_folder_the_second_is_refused(spark, traffic, finished, tmp_path):
     refused = []
 
     def say(step):
@@ -227,23 +237,21 @@ def test_of_two_runs_at_once_into_one_folder_the_second_is_refused(spark, traffi
     assert refused
     assert result.audit is not None
     assert result.audit.agrees
-    assert run(spark, traffic, tmp_path / "out").tally == result.tally
+    assert finished[0].tally == result.tally
 
 
-def test_a_run_that_fails_is_not_complete(spark, traffic, tmp_path, monkeypatch):
-    run(spark, traffic, tmp_path / "out")
-
+def test_a_run_that_fails_is_not_complete(spark, traffic, again, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("disk full")
 
-    monkeypatch.setattr("onefold.spark.publish.finish", fail)
-    with pytest.raises(OSError, match="disk full"):
-        run(spark, traffic, tmp_path / "out")
-    assert not (tmp_path / "out" / "run.json").exists()
-    assert not (tmp_path / "out" / "_staging").exists()
-    monkeypatch.undo()
-    assert run(spark, traffic, tmp_path / "out").tally.balanced
-    assert (tmp_path / "out" / "run.json").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("onefold.spark.publish.finish", fail)
+        with pytest.raises(OSError, match="disk full"):
+            run(spark, traffic, again)
+    assert not (again / "run.json").exists()
+    assert not (again / "_staging").exists()
+    assert run(spark, traffic, again).tally.balanced
+    assert (again / "run.json").exists()
 
 
 @pytest.mark.parametrize(

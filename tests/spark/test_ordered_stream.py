@@ -129,13 +129,14 @@ def test_a_gap_is_given_up_with_the_first_batch_after_the_wait(bench):
     assert [(r["verdict"], r["reason"]) for r in bench.batches()[2]] == [("UNSURE", "given_up")]
 
 
+@pytest.mark.proof  # the next one of that name is the same after a restart
 def test_with_an_interval_a_wait_ends_although_nothing_comes(bench):
     bench.come(("a", None, 1), ("a", 5, 6))
     stop, told = threading.Event(), []
 
     def tell(progress):
         told.append(progress)
-        if progress.tally.received == 2 or len(told) > 40:
+        if progress.tally.received == 2 or len(told) > 300:
             stop.set()
 
     last = bench.run(300, trigger="200 milliseconds", tell=tell, stop=stop)
@@ -147,7 +148,7 @@ def test_with_an_interval_a_wait_ends_although_nothing_comes(bench):
 
 def test_faulty_traffic_comes_out_once_each_chain_ascending(spark, tmp_path):
     made = make(Traffic(rows=2_000, chains=12, seed=5))
-    write(made, tmp_path / "traffic", files=4)
+    write(made, tmp_path / "traffic", files=3)
     folder = tmp_path / "traffic" / "messages"
     for i, file in enumerate(sorted(Path(folder).glob("*.parquet"))):
         os.utime(file, (1_700_000_000 + i,) * 2)

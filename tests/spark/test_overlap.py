@@ -150,7 +150,8 @@ def test_a_record_that_stays_as_it_is_has_no_owner_and_who_lost_one_is_told(far,
     assert far.names() == [signature.LOCK]  # the other one's, so it stays
 
 
-def test_a_signed_folder_elsewhere_is_kept_as_a_local_one_is(far):
+def test_a_signed_folder_elsewhere_is_kept_as_a_local_one_is(far, monkeypatch):
+    monkeypatch.setattr(signature, "LOOK_S", 0.2)
     with signature.signed(far, "run", ["_staging"]) as folder:
         (far / "_staging" / "rows").make()
         (far / "_staging" / "rows" / "x").write_bytes(b"1")

@@ -12,6 +12,7 @@ from onefold.testing.faults import NONE, Faults
 from onefold.testing.traffic import Traffic, make, write
 from tests.lib import commands
 from tests.lib.commands import here as onefold
+from tests.lib.examples import proof
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -29,8 +30,9 @@ def pipeline(folder, source, extra=""):
     return path
 
 
-def test_the_demo_ends_with_balanced_books_and_the_truth_found(tmp_path):
-    done = commands.process("demo", "--rows", 5_000, "--chains", 50, "--json", cwd=tmp_path)
+@pytest.mark.parametrize("onefold", [commands.here, proof(commands.process)])
+def test_the_demo_ends_with_balanced_books_and_the_truth_found(tmp_path, onefold):
+    done = onefold("demo", "--rows", 5_000, "--chains", 50, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["tally"]["balanced"] is True

@@ -17,78 +17,49 @@ from onefold.spark.audit import AuditFailed
 from onefold.spark.chains import ChainsEngine
 from onefold.spark.columns import ChainColumns
 from onefold.spark.ingest import SourceSpec
-from onefold.spark.stream import Streaming, run_stream
-
-DEVICES = ChainsEngine(
-    columns=ChainColumns(
-        key=("device",), timestamp="ts", sequence=None, previous_timestamp=None, previous_sequence=None, arrival=None
-    ),
-    floor="open",
-    partitions=1,
+from tests.lib.reading import (
+    BAD_FILES,
+    DEVICES,
+    GOOD,
+    GOOD_LINES,
+    ODD,
+    published,
+    put_good,
+    read,
+    run,
+    stream,
+    streamed,
 )
 
 
-def run(spark, folder, out, format="jsonl", judging=DEVICES, **source):
-    where = SourceSpec(path=str(folder), format=format, **source)
-    return jobs.run(spark, where, judging, str(out), strategy="mark", say=lambda step: None)
-
-
-def published(out):
-    return pq.read_table(out / "messages").to_pylist()
-
-
-def reasons(result):
-    return {line["reason"]: line["count"] for line in result.tally.to_dict()["reasons"]}
-
-
-GOOD = ['{"device": "a", "ts": 1}', '{"device": "b", "ts": 1, "only": {"deep": [1, 2]}}', '{"device": "a", "ts": 2}']
-ODD = {
-    "two objects": '{"device": "c", "ts": 1}{"device": "d", "ts": 1}',
-    "two objects with a comma": '{"device": "c", "ts": 1}, {"device": "d", "ts": 1}',
-    "garbage after the object": '{"device": "c", "ts": 1} ?',
-    "a bracket after the object": '{"device": "c", "ts": 1}], "x": [{}',
-    "a brace after the object": '{"device": "c", "ts": 1}, "x": {"y": 1}}',
-    "a key twice": '{"device": "c", "ts": 1, "ts": 2}',
-    "a key twice, deep": '{"device": "c", "ts": 1, "only": {"deep": 1, "deep": 2}}',
-    "a key in two spellings": '{"device": "c", "ts": 1, "note": "x", "Note": "y"}',
-    "a spelling behind an escape": '{"device": "c", "ts": 1, "note": "x", "\\u004eote": "y"}',
-    "not a number": '{"device": "c", "ts": NaN}',
-    "infinity": '{"device": "c", "ts": 1, "value": -Infinity}',
-    "a list": '[{"device": "c", "ts": 1}]',
-    "an empty list": "[]",
-    "a number": "7",
-    "null": "null",
-    "half a line": '{"device": "c", "t',
-    "half a character": '{"device": "c\\ud800", "ts": 1}',
-}
-
-
-@pytest.mark.parametrize("odd", ODD.values(), ids=list(ODD))
-def test_an_odd_line_of_json_is_rejected_with_its_text_and_those_around_it_are_untouched(spark, tmp_path, odd):
+def test_odd_lines_of_json_are_rejected_with_their_text_and_those_around_them_are_untouched(spark, tmp_path):
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "x.jsonl").write_text("\n".join([*GOOD[:2], odd, GOOD[2]]) + "\n")
+    for number, odd in enumerate(ODD.values()):
+        good = [line.replace('"device": "', f'"device": "{number} ') for line in GOOD]
+        (tmp_path / "in" / f"{number}.jsonl").write_text("\n".join([*good[:2], odd, good[2]]) + "\n")
     result = run(spark, tmp_path / "in", tmp_path / "out")
     rows = published(tmp_path / "out")
-    assert {row["_corrupt_record"] for row in rows} == {odd, None}
     bad = [row for row in rows if row["_corrupt_record"] is not None]
-    assert [(row["reason"], row["device"], row["ts"]) for row in bad] == [("malformed", None, None)]
+    assert sorted(row["_corrupt_record"] for row in bad) == sorted(ODD.values())
+    assert {(row["reason"], row["device"], row["ts"]) for row in bad} == {("malformed", None, None)}
     good = sorted((row["device"], row["ts"], row["verdict"]) for row in rows if row["_corrupt_record"] is None)
-    assert good == [("a", "1", "FIRST"), ("a", "2", "FIRST"), ("b", "1", "FIRST")]
-    assert result.tally.received == 4
+    names = [(f"{number} {name}", ts, "FIRST") for number in range(len(ODD)) for name, ts in ("a1", "a2", "b1")]
+    assert good == sorted(names)
+    assert result.tally.received == 4 * len(ODD)
 
 
 def test_bytes_that_are_no_text_spoil_their_own_line_only(spark, tmp_path):
     (tmp_path / "x.jsonl").write_bytes(b'{"device": "a", "ts": 1}\n{"device": "\xff\xfe", "ts": 1}\n')
-    result = run(spark, tmp_path / "x.jsonl", tmp_path / "out")
-    assert reasons(result) == {"new_chain": 1, "malformed": 1}
-    assert '{"device": "��", "ts": 1}' in {row["_corrupt_record"] for row in published(tmp_path / "out")}
+    rows, _ = read(spark, tmp_path / "x.jsonl")
+    assert sorted(row["reason"] for row in rows) == ["malformed", "new_chain"]
+    assert '{"device": "��", "ts": 1}' in {row["_corrupt_record"] for row in rows}
 
 
 def test_two_spellings_of_a_key_in_different_lines_are_one_column(spark, tmp_path):
     lines = ['{"device": "a", "ts": 1, "Note": "x"}', '{"device": "b", "ts": 1, "note": "y"}']
     (tmp_path / "x.jsonl").write_text("\n".join(lines) + "\n")
-    run(spark, tmp_path / "x.jsonl", tmp_path / "out")
-    assert {row["device"]: row["note"] for row in published(tmp_path / "out")} == {"a": "x", "b": "y"}
+    rows, _ = read(spark, tmp_path / "x.jsonl")
+    assert {row["device"]: row["note"] for row in rows} == {"a": "x", "b": "y"}
 
 
 NUMBERS = ["1", "1.0", "1e0", "12345678901234567890.123456789"]
@@ -98,10 +69,10 @@ NUMBERS = ["1", "1.0", "1e0", "12345678901234567890.123456789"]
 @pytest.mark.parametrize("odd", [[], ["{"]], ids=["clean", "with an odd line"])
 def test_keys_keep_their_text_as_it_is_written(spark, tmp_path, odd, keys):
     (tmp_path / "x.jsonl").write_text("\n".join([*(f'{{"device": {key}, "ts": 5}}' for key in keys), *odd]) + "\n")
-    result = run(spark, tmp_path / "x.jsonl", tmp_path / "out")
-    devices = {row["device"] for row in published(tmp_path / "out") if row["_corrupt_record"] is None}
-    assert devices == {key.strip('"') for key in keys}
-    assert result.tally.to_dict()["first"] == len(keys)
+    rows, manifest = read(spark, tmp_path / "x.jsonl")
+    assert {row["device"] for row in rows if row["_corrupt_record"] is None} == {key.strip('"') for key in keys}
+    assert [row["verdict"] for row in rows].count("FIRST") == len(keys)
+    assert manifest.rows == len(rows) == len(keys) + len(odd)
 
 
 @pytest.mark.parametrize("odd", [[], ["{"]], ids=["clean", "with an odd line"])
@@ -109,8 +80,7 @@ def test_columns_of_json_are_those_of_all_lines_with_the_types_that_all_values_h
     lines = [{"device": "a", "ts": 1, "n": 1, "x": 1.5, "mixed": 1, "in": {"k": [{"a": 1}]}, "none": None, "o": {}}]
     lines += [{"device": "b", "ts": 1, "n": 2, "x": 2, "mixed": "two", "in": {"k": [{"b": "t"}]}, "a.b c": True}]
     (tmp_path / "x.jsonl").write_text("\n".join([*map(json.dumps, lines), *odd]) + "\n")
-    run(spark, tmp_path / "x.jsonl", tmp_path / "out")
-    rows = {row["device"]: row for row in published(tmp_path / "out") if row["_corrupt_record"] is None}
+    rows = {row["device"]: row for row in read(spark, tmp_path / "x.jsonl")[0] if row["_corrupt_record"] is None}
     assert (rows["a"]["n"], rows["a"]["x"], rows["a"]["mixed"], rows["a"]["o"]) == (1, 1.5, "1", "{}")
     assert (rows["b"]["n"], rows["b"]["x"], rows["b"]["mixed"], rows["b"]["a.b c"]) == (2, 2.0, "two", True)
     assert rows["a"]["in"] == {"k": [{"a": 1, "b": None}]}
@@ -119,17 +89,16 @@ def test_columns_of_json_are_those_of_all_lines_with_the_types_that_all_values_h
 
 def test_blank_lines_are_no_messages_and_are_counted_apart(spark, tmp_path):
     (tmp_path / "x.jsonl").write_text("\n \t\n" + GOOD[0] + "\r\n\r\n" + GOOD[1] + "\n\n")
-    result = run(spark, tmp_path / "x.jsonl", tmp_path / "out")
-    assert result.tally.received == 2
-    told = result.manifest.to_dict()
-    assert (told["rows"], told["blank"], told["not_counted"]) == (2, 4, None)
+    rows, manifest = read(spark, tmp_path / "x.jsonl")
+    told = manifest.to_dict()
+    assert (len(rows), told["rows"], told["blank"], told["not_counted"]) == (2, 2, 4, None)
 
 
 def test_json_with_several_lines_to_a_value_is_read_as_the_option_says_and_not_counted(spark, tmp_path):
     (tmp_path / "x.json").write_text('[{"device": "a",\n "ts": 1}, {"device": "b", "ts": 1}]')
-    result = run(spark, tmp_path / "x.json", tmp_path / "out", format="json", options={"multiLine": "true"})
-    assert result.tally.received == 2
-    assert "several lines" in result.manifest.to_dict()["not_counted"]
+    rows, manifest = read(spark, tmp_path / "x.json", format="json", options={"multiLine": "true"})
+    assert len(rows) == 2
+    assert "several lines" in manifest.to_dict()["not_counted"]
 
 
 def test_values_of_partition_folders_are_text_unless_they_are_to_be_guessed(spark, tmp_path):
@@ -137,11 +106,10 @@ def test_values_of_partition_folders_are_text_unless_they_are_to_be_guessed(spar
         (tmp_path / "in" / f"device={value}").mkdir(parents=True)
         pq.write_table(pa.table({"ts": [5]}), tmp_path / "in" / f"device={value}" / "x.parquet")
     inferred = spark.conf.get("spark.sql.sources.partitionColumnTypeInference.enabled")
-    text = run(spark, tmp_path / "in", tmp_path / "out", format="parquet")
-    assert {row["device"] for row in published(tmp_path / "out")} == {"001", "1", "01"}
-    assert text.tally.to_dict()["first"] == 3
-    guessed = run(spark, tmp_path / "in", tmp_path / "guessed", format="parquet", partition_types="infer")
-    assert (guessed.tally.to_dict()["first"], guessed.tally.received) == (1, 3)
+    text, _ = read(spark, tmp_path / "in", format="parquet")
+    assert {row["device"]: row["verdict"] for row in text} == dict.fromkeys(["001", "1", "01"], "FIRST")
+    guessed, _ = read(spark, tmp_path / "in", format="parquet", partition_types="infer")
+    assert sorted(row["verdict"] for row in guessed) == ["FIRST", "REPEAT", "REPEAT"]
     assert spark.conf.get("spark.sql.sources.partitionColumnTypeInference.enabled") == inferred
 
 
@@ -151,9 +119,8 @@ def test_values_of_partition_folders_are_text_in_text_formats_too(spark, tmp_pat
         (tmp_path / "in" / f"device={value}").mkdir(parents=True)
         text = '{"ts": 5}\n' if format == "jsonl" else "ts\n5\n"
         (tmp_path / "in" / f"device={value}" / f"x.{format}").write_text(text)
-    result = run(spark, tmp_path / "in", tmp_path / "out", format=format)
-    assert {row["device"] for row in published(tmp_path / "out")} == {"001", "1"}
-    assert result.tally.to_dict()["first"] == 2
+    rows, _ = read(spark, tmp_path / "in", format=format)
+    assert {row["device"]: row["verdict"] for row in rows} == {"001": "FIRST", "1": "FIRST"}
 
 
 def test_each_csv_file_is_read_by_its_own_header(spark, tmp_path):
@@ -161,11 +128,11 @@ def test_each_csv_file_is_read_by_its_own_header(spark, tmp_path):
     (tmp_path / "in" / "1.csv").write_text("device,ts,value\na,1,x\n")
     (tmp_path / "in" / "2.csv").write_text("ts,device\n2,a\n3,b\n")
     (tmp_path / "in" / "3.csv").write_text("\n\ndevice,ts,value\nc,7,z\n\n")
-    result = run(spark, tmp_path / "in", tmp_path / "out", format="csv")
-    rows = sorted((row["device"], row["ts"], row["value"]) for row in published(tmp_path / "out"))
-    assert [row[:2] for row in rows] == [("a", "1"), ("a", "2"), ("b", "3"), ("c", "7")]
-    assert [row[2] for row in rows] == ["x", None, None, "z"]
-    assert (result.tally.received, result.manifest.to_dict()["header"], result.tally.to_dict()["first"]) == (4, 3, 4)
+    rows, manifest = read(spark, tmp_path / "in", format="csv")
+    values = sorted((row["device"], row["ts"], row["value"] or "") for row in rows)
+    assert values == [("a", "1", "x"), ("a", "2", ""), ("b", "3", ""), ("c", "7", "z")]
+    assert (manifest.rows, manifest.to_dict()["header"]) == (4, 3)
+    assert {row["verdict"] for row in rows} == {"FIRST"}
 
 
 def test_csv_options_still_work_and_say_what_they_keep_from_being_counted(spark, tmp_path):
@@ -174,14 +141,12 @@ def test_csv_options_still_work_and_say_what_they_keep_from_being_counted(spark,
         key=("_c0",), timestamp="_c1", sequence=None, previous_timestamp=None, previous_sequence=None, arrival=None
     )
     options = {"sep": ";", "header": "false"}
-    result = run(
-        spark, tmp_path / "semicolons.csv", tmp_path / "out", "csv", ChainsEngine(columns=names), options=options
-    )
-    assert (result.tally.received, result.manifest.rows) == (2, 2)
+    rows, manifest = read(spark, tmp_path / "semicolons.csv", "csv", ChainsEngine(columns=names), options=options)
+    assert (len(rows), manifest.rows) == (2, 2)
     (tmp_path / "notes.csv").write_text('device,ts,note\na,1,"two\nlines"\n')
-    result = run(spark, tmp_path / "notes.csv", tmp_path / "notes", format="csv", options={"multiLine": "true"})
-    assert [row["note"] for row in published(tmp_path / "notes")] == ["two\nlines"]
-    assert result.manifest.rows is None
+    rows, manifest = read(spark, tmp_path / "notes.csv", format="csv", options={"multiLine": "true"})
+    assert [row["note"] for row in rows] == ["two\nlines"]
+    assert manifest.rows is None
     with pytest.raises(Misuse, match="DROPMALFORMED"):
         run(spark, tmp_path / "notes.csv", tmp_path / "not", format="csv", options={"mode": "DROPMALFORMED"})
 
@@ -192,10 +157,9 @@ def test_a_column_that_only_some_files_have_is_kept(spark, tmp_path, write):
     (tmp_path / "in").mkdir()
     write(pa.table({"device": ["a"], "ts": pa.array([1], pa.int32())}), tmp_path / "in" / f"1.{format}")
     write(pa.table({"device": ["b"], "ts": [1 << 40], "extra": [7]}), tmp_path / "in" / f"2.{format}")
-    result = run(spark, tmp_path / "in", tmp_path / "out", format=format)
-    rows = {row["device"]: (row["ts"], row["extra"]) for row in published(tmp_path / "out")}
-    assert rows == {"a": (1, None), "b": (1 << 40, 7)}
-    assert result.manifest.rows == 2
+    rows, manifest = read(spark, tmp_path / "in", format=format)
+    assert {row["device"]: (row["ts"], row["extra"]) for row in rows} == {"a": (1, None), "b": (1 << 40, 7)}
+    assert manifest.rows == 2
 
 
 def test_files_that_disagree_on_a_type_are_refused_by_name(spark, tmp_path):
@@ -208,33 +172,10 @@ def test_files_that_disagree_on_a_type_are_refused_by_name(spark, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def torn(data):
-    return data[: len(data) // 2]
-
-
-GOOD_LINES = ("\n".join(GOOD) + "\n").encode()
-BAD_FILES = {
-    "an empty Parquet file": ("parquet", "bad.parquet", b"", r"it is empty \(0 bytes\)"),
-    "a Parquet file without its end": ("parquet", "bad.parquet", b"PAR1half", "Parquet"),
-    "empty JSON": ("jsonl", "bad.jsonl", b"", r"it is empty \(0 bytes\)"),
-    "half of packed JSON": ("jsonl", "bad.jsonl.gz", torn(gzip.compress(GOOD_LINES * 50)), "end-of-stream"),
-    "JSON that is not packed": ("jsonl", "bad.jsonl.gz", GOOD_LINES, "Not a gzipped file"),
-    "packed JSON by another name": ("jsonl", "bad.jsonl", gzip.compress(GOOD_LINES), "it is gzip, not text"),
-    "JSON in UTF-16": ("jsonl", "bad.jsonl", GOOD_LINES.decode().encode("utf-16"), "it is UTF-16, not text in UTF-8"),
-    "half of packed CSV": ("csv", "bad.csv.gz", torn(gzip.compress(b"device,ts\n" + b"a,1\n" * 99)), "end-of-stream"),
-}
-
-
 @pytest.fixture(params=BAD_FILES.values(), ids=list(BAD_FILES))
 def bad(request, tmp_path):
     format, name, data, why = request.param
-    (tmp_path / "in").mkdir()
-    if format == "parquet":
-        pq.write_table(pa.table({"device": ["a", "b"], "ts": [1, 1]}), tmp_path / "in" / "good.parquet")
-    elif format == "csv":
-        (tmp_path / "in" / "good.csv").write_text("device,ts\na,1\nb,1\n")
-    else:
-        (tmp_path / "in" / "good.jsonl").write_text("\n".join(GOOD[:2]) + "\n")
+    put_good(tmp_path / "in", format)
     (tmp_path / "in" / name).write_bytes(data)
     return format, name, why
 
@@ -247,14 +188,23 @@ def test_a_file_that_cannot_be_read_ends_the_run_and_is_named(spark, tmp_path, b
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_that_cannot_be_read_can_be_set_aside_and_is_a_line_of_the_books(spark, tmp_path, bad):
+def test_a_file_that_cannot_be_read_can_be_set_aside_and_is_named(spark, tmp_path, bad):
     format, name, _ = bad
-    result = run(spark, tmp_path / "in", tmp_path / "out", format=format, bad_files="set_aside")
-    assert (result.tally.received, result.manifest.rows) == (2, 2)
-    (aside,) = json.loads((tmp_path / "out" / "run.json").read_text())["manifest"]["set_aside"]
+    rows, manifest = read(spark, tmp_path / "in", format=format, bad_files="set_aside")
+    assert (len(rows), manifest.rows) == (2, 2)
+    (aside,) = manifest.to_dict()["set_aside"]
     assert aside["path"].endswith(f"/in/{name}")
     assert aside["size"] == (tmp_path / "in" / name).stat().st_size
     assert aside["trouble"]
+
+
+def test_files_that_were_set_aside_are_a_line_of_the_books(spark, tmp_path):
+    put_good(tmp_path / "in", "jsonl")
+    (tmp_path / "in" / "empty.jsonl").touch()
+    result = run(spark, tmp_path / "in", tmp_path / "out", bad_files="set_aside")
+    assert (result.tally.received, result.manifest.rows) == (2, 2)
+    (aside,) = json.loads((tmp_path / "out" / "run.json").read_text())["manifest"]["set_aside"]
+    assert aside["path"].endswith("/in/empty.jsonl")
 
 
 def test_a_page_of_a_parquet_file_that_is_damaged_ends_the_run_and_names_the_file(spark, tmp_path):
@@ -324,17 +274,6 @@ def test_lines_are_counted_the_same_in_whatever_pieces_they_come(pieces, size):
     assert counted(chunks, b" \t") == (len(lines), sum(1 for line in lines if line.strip(b" \t")))
 
 
-def stream(spark, folder, format, **source):
-    streaming = Streaming(checkpoint=str(folder / "checkpoint"), buckets=2)
-    where = SourceSpec(path=str(folder / "in"), format=format, **source)
-    return run_stream(spark, where, DEVICES, streaming, str(folder / "streamed"), strategy="mark")
-
-
-def streamed(folder):
-    files = sorted((folder / "streamed").rglob("messages/*.parquet"))
-    return [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
-
-
 def test_an_odd_line_in_a_stream_is_rejected_with_its_text_also_in_a_file_that_comes_later(spark, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.jsonl").write_text(GOOD_LINES.decode())
@@ -346,15 +285,22 @@ def test_an_odd_line_in_a_stream_is_rejected_with_its_text_also_in_a_file_that_c
     assert progress.tally.received == 3 + len(ODD) + 1
 
 
-def test_a_file_that_cannot_be_read_ends_a_stream_by_name_at_every_start_until_it_is_set_aside(spark, tmp_path, bad):
-    format, name, why = bad
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+def test_files_that_cannot_be_read_end_a_stream_by_name_at_every_start_until_they_are_set_aside(
+    spark, tmp_path, format
+):
+    put_good(tmp_path / "in", format)
+    bad = [(f"{n} {name}", data, why) for n, (kind, name, data, why) in enumerate(BAD_FILES.values()) if kind == format]
+    for name, data, _ in bad:
+        (tmp_path / "in" / name).write_bytes(data)
+    troubles = "|".join(rf"{name}: .*{why}" for name, _, why in bad)
     for _ in range(2):
-        with pytest.raises(OSError, match=rf"cannot read .*/in/{name}: .*{why}") as caught:
+        with pytest.raises(OSError, match=rf"cannot read .*/in/({troubles})") as caught:
             stream(spark, tmp_path, format)
         assert "\n" not in str(caught.value)
     for _ in range(2):
         progress = stream(spark, tmp_path, format, bad_files="set_aside")
-        assert [file["path"].endswith(f"/in/{name}") for file in progress.set_aside] == [True]
+        assert sorted(file["path"].rpartition("/")[2] for file in progress.set_aside) == [name for name, *_ in bad]
         assert progress.tally.received == 2
     assert len(streamed(tmp_path)) == 2
 

@@ -94,10 +94,10 @@ def test_a_stream_of_chirpstack_events_under_none_passes_as_it_came(tmp_path):
     (tmp_path / "air" / "x.json").write_text(json.dumps(event) + "\n" + json.dumps(event | {"fCnt": 5}) + "\n{broken\n")
     head = (
         '[source]\npath = "air"\nformat = "json"\nmode = "{}"\n[judge]\nengine = "lorawan"\n'
-        '[publish]\npath = "{}"\nstrategy = "{}"\n'
+        '[publish]\npath = "{}"\nstrategy = "{}"\n[spark]\npartitions = 2\n'
     )
     for mode, strategy in (("stream", "none"), ("batch", "drop")):
-        (tmp_path / "p.toml").write_text(head.format(mode, mode, strategy))
+        (tmp_path / "p.toml").write_text(head.format(mode, mode, strategy) + "buckets = 2\n" * (mode == "stream"))
         done = here("run", "p.toml", "--json", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         tally = json.loads(done.stdout.splitlines()[-1] if mode == "stream" else done.stdout)["tally"]

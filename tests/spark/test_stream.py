@@ -60,7 +60,22 @@ def test_a_start_goes_on_where_the_last_one_ended_and_a_lost_checkpoint_is_refus
     assert "Traceback" not in lost.stderr
 
 
-def test_it_is_watched_while_it_runs_and_sigterm_ends_it_with_0(folder):
+def refused_beside(folder):
+    """No other stream may have the checkpoint or the output of the one that runs here."""
+    pipeline(folder)
+    for change in (
+        'path = "out"\n',
+        'path = "out"\ncheckpoint = "c"\n',
+        'path = "o"\ncheckpoint = "out.checkpoint"\n',
+    ):
+        text = (folder / "pipeline.toml").read_text().replace('path = "out"\n', change)
+        (folder / "other.toml").write_text(text)
+        done = here("run", "other.toml", cwd=folder)
+        assert done.returncode == 2, done.stderr
+        assert "another" in done.stderr
+
+
+def test_it_is_watched_while_it_runs_nobody_else_has_its_place_and_sigterm_ends_it_with_0(folder):
     pipeline(folder, trigger="1 second")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -70,8 +85,9 @@ def test_it_is_watched_while_it_runs_and_sigterm_ends_it_with_0(folder):
         try:
             assert process.stdout is not None
             assert json.loads(process.stdout.readline())["rows"] == 2_000
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as page:
                 assert "onefold_keys 20.0" in page.read().decode()
+            refused_beside(folder)
             process.send_signal(signal.SIGTERM)
             out, err = process.communicate(timeout=120)
         finally:
@@ -80,23 +96,14 @@ def test_it_is_watched_while_it_runs_and_sigterm_ends_it_with_0(folder):
     assert json.loads(out.splitlines()[-1])["event"] == "stopped"
 
 
+@pytest.mark.proof
 def test_of_two_streams_at_once_on_one_checkpoint_or_output_the_second_is_refused(folder):
     pipeline(folder, trigger="1 second")
     with subprocess.Popen(COMMAND, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
             assert json.loads(process.stdout.readline())["rows"] == 2_000
-            pipeline(folder)
-            for change in (
-                'path = "out"\n',
-                'path = "out"\ncheckpoint = "c"\n',
-                'path = "o"\ncheckpoint = "out.checkpoint"\n',
-            ):
-                text = (folder / "pipeline.toml").read_text().replace('path = "out"\n', change)
-                (folder / "other.toml").write_text(text)
-                done = here("run", "other.toml", cwd=folder)
-                assert done.returncode == 2, done.stderr
-                assert "another" in done.stderr
+            refused_beside(folder)
         finally:
             process.kill()
     done = run(folder)  # killed: at once another one can go on
