@@ -127,5 +127,6 @@ def test_a_pipeline_reads_a_log_and_judges_its_producers(spark, topics, tmp_path
     assert progress.tally == run.tally + grown
 
 
+@pytest.mark.proof
 def test_a_stream_has_each_message_once_while_producers_and_the_server_are_killed(spark, tmp_path):
     assert "each exactly once" in reading(spark, tmp_path, kills=4, lines=400)

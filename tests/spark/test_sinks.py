@@ -81,9 +81,8 @@ class Bench:
 def bench(spark, tmp_path, request):
     def make(format, strategy="mark"):
         if format == "postgres":
-            return Bench(
-                spark, format, f"{request.getfixturevalue('postgres_uri')}#t{os.getpid()}_{next(COUNTER)}", strategy
-            )
+            table = f"t{os.getpid()}_{next(COUNTER)}"  # other processes use this server, too
+            return Bench(spark, format, f"{request.getfixturevalue('postgres_uri')}#{table}", strategy)
         return Bench(spark, format, str(tmp_path / "out"), strategy)
 
     return make
