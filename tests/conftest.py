@@ -1,5 +1,7 @@
 import os
+import signal
 import tempfile
+import threading
 from pathlib import Path
 from uuid import uuid4
 
@@ -14,6 +16,10 @@ IN_CI = os.environ.get("CI") == "true"
 # Without it Java keeps 48 MB for compiled code, which thousands of plans fill: then it dies.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m")
 
+
+# What a shell starts in the background ignores SIGINT, and so does all that it starts: commands are interrupted here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # `onefold publish` keeps a digest with the user's state; tests have none of their own.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="onefold-state-")

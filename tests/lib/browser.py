@@ -86,7 +86,7 @@ class Browser:
         with self._ways:
             self.ask("Browser.close")
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(10)
+            self._process.wait(60)
         self._end()
 
     def _end(self) -> None:

@@ -44,7 +44,7 @@ class Running:
         self.server, self.url = server, server.url
 
     def ask(self, path: str, method: str = "GET", body: str | None = None, **headers: str):
-        at = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=20)
+        at = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=60)
         with contextlib.closing(at):
             at.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
             reply = at.getresponse()
@@ -52,7 +52,7 @@ class Running:
 
     def events(self, **headers: str):
         """The views that are told, as they come."""
-        at = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=20)
+        at = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=60)
         with contextlib.closing(at):
             at.request("GET", "/events", headers=headers)
             reply = at.getresponse()
@@ -67,9 +67,9 @@ def running(watched, explain=None, **settings: Any):
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert server.ready.wait(20)
+        assert server.ready.wait(60)
         yield Running(server)
     finally:
         server.stop()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()

@@ -83,7 +83,7 @@ class Gateway:
         return self._process.pid
 
     def get(self, path: str) -> str:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("GET", path)
             return connection.getresponse().read().decode()

@@ -109,7 +109,7 @@ class FaultyCounters(MemoryCounters):
 
     def _ask(self) -> None:
         self.asked.set()
-        assert self.let_go.wait(20)
+        assert self.let_go.wait(60)
         if self.down:
             raise StoreFailed("nobody is there")
 
@@ -127,7 +127,7 @@ class Running:
         self.server.stop()
 
     def ask(self, path: str) -> tuple[int, Any]:
-        client = http.client.HTTPConnection(self.address, timeout=20)
+        client = http.client.HTTPConnection(self.address, timeout=60)
         with contextlib.closing(client):
             client.request("GET", path, headers={"Authorization": f"Bearer {self.token}"} if self.token else {})
             reply = client.getresponse()
@@ -190,7 +190,7 @@ class Station:
         told = updf(frame, xtime=self.sent, **more) if isinstance(frame, DataUp) else jreq(frame, xtime=self.sent)
         self.send(told)
 
-    def message(self, timeout: float = 20) -> dict[str, Any]:
+    def message(self, timeout: float = 60) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.websocket.recv(timeout=timeout))
         return found
 
@@ -203,7 +203,7 @@ class Station:
         """Wait for the server to close; its code and reason."""
         with contextlib.suppress(ConnectionClosed):
             while True:
-                self.websocket.recv(timeout=20)
+                self.websocket.recv(timeout=60)
         return self.websocket.close_code or 0, self.websocket.close_reason or ""
 
     def sync(self) -> list[dict[str, Any]]:
@@ -225,7 +225,7 @@ def running(
     registry = folder / "devices.toml"
     if devices or not registry.exists():
         write_registry(registry, *(devices or [device()]))
-    gateway = GatewaySettings(limits=limits or GatewayLimits(grace_s=5), **settings)
+    gateway = GatewaySettings(limits=limits or GatewayLimits(grace_s=30), **settings)
     topics = Topics(folder)
     made = GatewayServer(
         folder, registry, topics.topic, GatewayServerSettings(port=0, gateway=gateway, **(server or {})),
@@ -234,11 +234,11 @@ def running(
     thread = threading.Thread(target=made.run)
     thread.start()
     try:
-        assert made.ready.wait(20)
+        assert made.ready.wait(60)
         yield Running(made.url, folder, (server or {}).get("token"), made)
     finally:
         made.stop()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
         topics.close()
     assert made.service is not None
@@ -330,7 +330,7 @@ class Process:
 
     def end(self) -> tuple[int, str]:
         """Wait for it; its exit code and what it said to people."""
-        _, said = self.process.communicate(timeout=30)
+        _, said = self.process.communicate(timeout=60)
         self.alive.remove(self.process)
         return self.process.returncode, said
 

@@ -57,7 +57,7 @@ class _DiskFile:
     def sync(self) -> None:
         disk = self._disk
         disk.held.set()
-        assert disk.let_go.wait(20)
+        assert disk.let_go.wait(60)
         disk.syncs += 1
         if disk.broken or (disk.fail_every and disk.syncs % disk.fail_every == 0):
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -93,7 +93,7 @@ class Running:
     def ask(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Reply:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        client = http.client.HTTPConnection(self.address, timeout=20)
+        client = http.client.HTTPConnection(self.address, timeout=60)
         with contextlib.closing(client):
             client.request(method, path, data, {**sent, **(headers or {})})
             reply = client.getresponse()
@@ -134,14 +134,14 @@ class Socket:
 
     def __init__(self, websocket: ClientConnection):
         self.websocket = websocket
-        self.hello = json.loads(websocket.recv(timeout=20))
+        self.hello = json.loads(websocket.recv(timeout=60))
         self.name, self.epoch = self.hello["name"], self.hello["epoch"]
 
     def send(self, number: int, *messages: tuple[int, bytes]) -> None:
         self.websocket.send(encode_request(number, self.name, self.epoch, messages))
 
     def reply(self) -> BatchReply:
-        data = self.websocket.recv(timeout=20)
+        data = self.websocket.recv(timeout=60)
         assert isinstance(data, bytes)
         return decode_reply(data)
 
@@ -165,14 +165,14 @@ def running(
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert server.ready.wait(20)
+        assert server.ready.wait(60)
         found = Running(server.url, settings.get("token"), disk, server.stop)
         found.folder = folder
         yield found
     finally:
         disk.let_go.set()
         server.stop()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -204,7 +204,7 @@ class Process:
 
     def end(self) -> tuple[int, str]:
         """Wait for it; its exit code and what it said to people."""
-        _, said = self.process.communicate(timeout=30)
+        _, said = self.process.communicate(timeout=60)
         self.alive.remove(self.process)
         return self.process.returncode, said
 

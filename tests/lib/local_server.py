@@ -54,7 +54,7 @@ class LocalServer:
         said = self.folder / "server.log"
         with open(said, "ab") as log:
             self.process = subprocess.Popen(self.words(), cwd=self.folder, stdout=log, stderr=log)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not self._answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(said.read_text())
@@ -87,7 +87,7 @@ class LocalServer:
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as client:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=60) as client:
                 return self.greet(client)
         except OSError:
             return False
@@ -99,5 +99,5 @@ class LocalServer:
     def _end(self, number: int) -> None:
         self._signal(number)
         assert self.process is not None
-        self.process.wait(20)
+        self.process.wait(60)
         self.process = None

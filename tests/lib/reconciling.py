@@ -40,7 +40,7 @@ class Client:
 
     def ask(self, frame: bytes) -> bytes:
         self.channel.send(frame)
-        answer = self.channel.recv(20) if hasattr(self.channel, "recv") else self.channel.receive()
+        answer = self.channel.recv(60) if hasattr(self.channel, "recv") else self.channel.receive()
         assert isinstance(answer, bytes)
         return answer
 
@@ -80,7 +80,7 @@ class Running:
         return connect(self.url, compression=None, max_size=16 << 20, **how)
 
     def get(self, path: str, **headers: str) -> tuple[int, Any]:
-        with contextlib.closing(http.client.HTTPConnection(self.server.url.removeprefix("http://"), timeout=20)) as at:
+        with contextlib.closing(http.client.HTTPConnection(self.server.url.removeprefix("http://"), timeout=60)) as at:
             at.request("GET", path, headers=headers)
             reply = at.getresponse()
             told = reply.read()
@@ -105,9 +105,9 @@ def running(records, **settings: Any):
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert server.ready.wait(20)
+        assert server.ready.wait(60)
         yield Running(server)
     finally:
         server.stop()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()

@@ -82,7 +82,7 @@ def started(words, log, env):
             process.poll()
             if gone(process.pid, seconds):
                 break
-        process.wait(10)
+        process.wait(60)
 
 
 def said(process, log, pattern, seconds=60.0):

@@ -243,10 +243,11 @@ def test_a_claim_whose_answer_was_lost_is_made_again_and_won_again(tmp_path):
 
 def test_a_shutdown_decides_what_is_in_hand(tmp_path):
     counters = FaultyCounters()
-    with running(tmp_path, counters=counters) as server, server.station() as station:
+    patient = GatewayLimits(grace_s=60)
+    with running(tmp_path, counters=counters, limits=patient, rx_delay_s=15) as server, server.station() as station:
         counters.let_go.clear()
         station.hear(uplink(1, confirmed=True))
-        assert counters.asked.wait(20)
+        assert counters.asked.wait(60)
         server.stop()
         counters.let_go.set()
         assert [message["msgtype"] for message in [station.message()]] == ["dnmsg"]

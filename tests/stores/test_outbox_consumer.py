@@ -291,7 +291,7 @@ def test_a_stop_finishes_what_is_in_hand_and_gives_the_rest_back(shop):
     @shop.handler("orders", key=lambda message: "all")
     def slow(state, message):
         begun.set()
-        going_on.wait(10)
+        going_on.wait(60)
         return (state or 0) + 1, []
 
     orders(shop, 10)
@@ -299,11 +299,11 @@ def test_a_stop_finishes_what_is_in_hand_and_gives_the_rest_back(shop):
     consumer = Consumer(shop, Consuming(batch=10), stop=stop)
     consuming = threading.Thread(target=lambda: tallies.append(consumer.run()))
     consuming.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     stop.set()
-    assert consumer.ending.wait(10)
+    assert consumer.ending.wait(60)
     going_on.set()
-    consuming.join(10)
+    consuming.join(60)
     assert str(tallies[0]) == "1 in = 1 first + 0 repeat + 0 unsure + 0 reject"
     assert shop.state("all") == 1
     assert len(shop.world.queue.lease(["orders"], 100, 1_000)) == 9
@@ -369,7 +369,7 @@ def test_figures_and_health_are_answered_on_loopback(shop):
     consumer = Consumer(shop)
 
     def get(path, **headers):
-        connection = HTTPConnection(url.removeprefix("http://"), timeout=10)
+        connection = HTTPConnection(url.removeprefix("http://"), timeout=60)
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
         return answer.status, answer.read()

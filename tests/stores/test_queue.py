@@ -425,22 +425,22 @@ def test_a_dead_letter_may_be_removed_for_good(queue):
 
 def test_who_waits_is_given_what_is_sent_meanwhile(place):
     found: list[Delivery] = []
-    waiter = threading.Thread(target=lambda: found.extend(lease(place.queue, "other", "orders", wait_ms=20_000)))
+    waiter = threading.Thread(target=lambda: found.extend(lease(place.queue, "other", "orders", wait_ms=60_000)))
     began = time.monotonic()
     waiter.start()
     place.again().send(parcels("a"))
-    waiter.join(20)
+    waiter.join(60)
     assert payloads(found) == ["a"]
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
 
 
 def test_who_waits_for_more_queues_than_parcels_sees_them_all(place):
     found: list[Delivery] = []
     names = ["q1", "q2", "q3", "orders"]
-    waiter = threading.Thread(target=lambda: found.extend(lease(place.queue, *names, limit=1, wait_ms=20_000)))
+    waiter = threading.Thread(target=lambda: found.extend(lease(place.queue, *names, limit=1, wait_ms=60_000)))
     waiter.start()
     place.again().send(parcels("a"))
-    waiter.join(20)
+    waiter.join(60)
     assert payloads(found) == ["a"]
 
 
@@ -448,24 +448,24 @@ def test_who_waits_is_given_what_another_one_gives_back(place):
     place.queue.send(parcels("a"))
     held = lease(place.queue)
     found: list[Delivery] = []
-    waiter = threading.Thread(target=lambda: found.extend(lease(place.queue, wait_ms=20_000)))
+    waiter = threading.Thread(target=lambda: found.extend(lease(place.queue, wait_ms=60_000)))
     waiter.start()
     place.queue.release(held)
-    waiter.join(20)
+    waiter.join(60)
     assert [(each.payload, each.times) for each in found] == [(b"a", 2)]
 
 
 def test_nobody_waits_longer_than_asked_for(queue):
     began = time.monotonic()
     assert lease(queue, wait_ms=200) == []
-    assert 0.19 < time.monotonic() - began < 5
+    assert 0.19 < time.monotonic() - began < 30
 
 
 def test_what_there_is_is_not_waited_for(queue):
     queue.send(parcels("a"))
     began = time.monotonic()
-    assert payloads(lease(queue, limit=5, wait_ms=30_000)) == ["a"]
-    assert time.monotonic() - began < 10
+    assert payloads(lease(queue, limit=5, wait_ms=60_000)) == ["a"]
+    assert time.monotonic() - began < 30
 
 
 def test_threads_that_lease_at_once_never_share_a_parcel(place):
@@ -562,7 +562,7 @@ def test_who_waits_is_told_that_the_queue_was_closed(queue):
     waiter = threading.Thread(target=wait)
     waiter.start()
     queue.close()
-    waiter.join(20)
+    waiter.join(60)
     assert [str(error).split(": ")[-1] for error in told] == ["this queue was closed"]
 
 

@@ -67,7 +67,7 @@ def claims_until_killed(server: RedisServer, devices: int, answered_min: int) ->
     for thread in threads:
         thread.start()
     for _ in range(answered_min):
-        assert enough.acquire(timeout=20)
+        assert enough.acquire(timeout=60)
     server.kill()
     for thread in threads:
         thread.join()
@@ -167,12 +167,12 @@ def test_a_server_that_comes_back_is_found_again(server):
 @pytest.mark.parametrize("use", ["claim", "known", "unfinished", "forget", "warnings"])
 def test_without_a_server_everything_fails_at_once_with_one_line_that_holds_no_password(use):
     port = free_port()
-    counters = RedisCounters(f"redis://me:hush@127.0.0.1:{port}/3", timeout_s=5)
+    counters = RedisCounters(f"redis://me:hush@127.0.0.1:{port}/3", timeout_s=60)
     arguments: dict[str, list] = {"claim": [[Claim("d", "a", 1)]], "warnings": []}
     began = time.monotonic()
     with pytest.raises(StoreFailed) as failed:
         getattr(counters, use)(*arguments.get(use, ["d"]))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert re.fullmatch(rf"redis://127\.0\.0\.1:{port}/3: .*refused.*", str(failed.value))
     assert "hush" not in repr(failed.value.values) + repr(counters) + repr(failed.value.__cause__)
 
@@ -187,7 +187,7 @@ def test_a_server_that_says_nothing_is_given_up_after_the_timeout(server):
             began = time.monotonic()
             with pytest.raises(StoreFailed, match=f"redis://127.0.0.1:{server.port}/0: Timeout"):
                 each.claim([Claim("d", "a", 1)])
-            assert 0.25 < time.monotonic() - began < 2
+            assert 0.25 < time.monotonic() - began < 4.5
     finally:
         server.thaw()
 
@@ -245,7 +245,7 @@ def answers_lost(port: int, after: int):
     yield listening.getsockname()[1]
     listening.shutdown(socket.SHUT_RDWR)
     listening.close()
-    thread.join(5)
+    thread.join(60)
 
 
 def test_a_claim_whose_answer_is_lost_is_not_made_again_behind_our_back(server):

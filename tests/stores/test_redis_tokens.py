@@ -73,10 +73,10 @@ def test_a_server_killed_among_its_answers_forgets_no_token_and_brings_none_back
     for thread in threads:
         thread.start()
     for _ in range(200):
-        enough.acquire(timeout=10)
+        enough.acquire(timeout=60)
     server.kill()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     server.start()
     tokens = RedisTokens(server.url)
     for names in answered:
@@ -210,7 +210,7 @@ def test_a_late_answer_is_not_taken_for_that_of_the_next_call(server):
     began = time.monotonic()
     with pytest.raises(StoreFailed, match=f"redis://127.0.0.1:{server.port}/0: Timeout"):
         tokens.holds(["t1"])
-    assert 0.25 < time.monotonic() - began < 2
+    assert 0.25 < time.monotonic() - began < 4.5
     server.thaw()
     assert tokens.holds(["t2", "t3"]) == [False, False]
     tokens.close()
@@ -219,12 +219,12 @@ def test_a_late_answer_is_not_taken_for_that_of_the_next_call(server):
 @pytest.mark.parametrize("verb", [*VERBS, "realm", "warnings"])
 def test_without_a_server_everything_fails_at_once_with_one_line_that_holds_no_password(verb):
     port = free_port()
-    tokens = RedisTokens(f"redis://me:hush@127.0.0.1:{port}/3", timeout_s=5)
+    tokens = RedisTokens(f"redis://me:hush@127.0.0.1:{port}/3", timeout_s=60)
     verbs = {**VERBS, "realm": lambda tokens: tokens.realm, "warnings": lambda tokens: tokens.warnings()}
     began = time.monotonic()
     with pytest.raises(StoreFailed) as failed:
         verbs[verb](tokens)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert re.fullmatch(rf"redis://127\.0\.0\.1:{port}/3: .*refused.*", str(failed.value))
     assert "hush" not in repr(failed.value.values) + repr(tokens) + repr(failed.value.__cause__)
 

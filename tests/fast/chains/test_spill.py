@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onefold.chains.columns import NO_PREVIOUS, ColumnarDetector, TableDetector, refused
 from onefold.chains.rules import ChainSettings
 from onefold.spark.host import KeyColumns, judge_partition
-from tests.lib.examples import examples
+from tests.lib.examples import examples, proof
 
 # Few keys and fewer checks: names that share their first 64 bits, ties in every column, chains that span windows.
 NUMBERS = st.integers(0, 12) | st.just(refused("bad_number"))
@@ -112,11 +112,12 @@ def peak_bytes(rows, rows_in_memory_max):
         tracemalloc.stop()
 
 
-def test_memory_is_bounded_by_the_buffer_and_not_by_the_partition():
-    firsts, peak = peak_bytes(2_000_000, 100_000)
-    assert firsts == 1_900_001
-    assert peak < 40_000_000  # 400 bytes for each row of the buffer; the rows alone are 96 MB
-    assert peak < peak_bytes(2_000_000, 4_000_000)[1] / 4
+@pytest.mark.parametrize(("rows", "buffer"), [(400_000, 50_000), proof(2_000_000, 100_000)])
+def test_memory_is_bounded_by_the_buffer_and_not_by_the_partition(rows, buffer):
+    firsts, peak = peak_bytes(rows, buffer)
+    assert firsts == rows * 19 // 20 + 1
+    assert peak < 400 * buffer  # all rows alone are 48 bytes each
+    assert peak < peak_bytes(rows, 2 * rows)[1] / 4
 
 
 def test_many_runs_need_few_open_files():

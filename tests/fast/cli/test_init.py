@@ -1,16 +1,13 @@
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from onefold.cli.init import template
 from onefold.settings import load
+from tests.lib.commands import Done, here
 
 
-def init(folder: Path, *words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "onefold.cli.main", "init", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=os.environ, check=False)
+def init(folder: Path, *words: str) -> Done:
+    return here("init", *words, cwd=folder)
 
 
 def test_init_writes_a_pipeline_that_loads(tmp_path):

@@ -1,8 +1,5 @@
 import inspect
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -10,11 +7,11 @@ import pyarrow.parquet as pq
 from onefold.cli.simulate import simulate as command
 from onefold.testing.faults import Faults
 from onefold.testing.traffic import Traffic
+from tests.lib.commands import Done, here
 
 
-def simulate(folder: Path, *words: str) -> subprocess.CompletedProcess:
-    line = [sys.executable, "-m", "onefold.cli.main", "simulate", *words]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, env=os.environ, check=False)
+def simulate(folder: Path, *words: str) -> Done:
+    return here("simulate", *words, cwd=folder)
 
 
 def test_the_defaults_are_those_of_the_simulation():

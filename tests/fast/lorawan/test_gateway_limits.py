@@ -89,7 +89,7 @@ def test_stations_too_many_are_told_so(tmp_path):
     ):
         assert server.ask("/healthz") == (503, {"error": "too many connections"})
         host, port = server.address.split(":")
-        with socket.create_connection((host, int(port)), timeout=10) as third:  # it is told before it has asked
+        with socket.create_connection((host, int(port)), timeout=60) as third:  # it is told before it has asked
             assert third.recv(100).startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
         one.hear(uplink(1, confirmed=True))
         assert one.message()["msgtype"] == "dnmsg"

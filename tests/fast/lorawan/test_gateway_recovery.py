@@ -119,7 +119,7 @@ def test_the_log_is_read_in_a_thread_and_stations_are_served_meanwhile(tmp_path,
         threads.append(threading.current_thread().name)
         if unfinished:
             begun.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
         return sort_out(self, unfinished)
 
     monkeypatch.setattr(Recovery, "sort_out", slow)
@@ -129,11 +129,11 @@ def test_the_log_is_read_in_a_thread_and_stations_are_served_meanwhile(tmp_path,
         left_by(counters, uplink(4), number=1)
         async with service(tmp_path, device(1), device(2, gateway="b"), shared=counters) as made:
             made.hear(reception(uplink(5)))
-            assert await asyncio.to_thread(begun.wait, 20)
+            assert await asyncio.to_thread(begun.wait, 60)
             began = time.monotonic()
             made.hear(reception(uplink(5, 2)))
             assert answered(made) == {"other_gateway": 1}
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 30
             go_on.set()
             await made.idle()
             assert answered(made) == {"other_gateway": 1, "new_frame": 1}

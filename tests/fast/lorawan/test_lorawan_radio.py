@@ -79,7 +79,7 @@ def peer():
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(60)
     yield peer
     loop.call_soon_threadsafe(done.set)
     thread.join()

@@ -73,7 +73,7 @@ def test_a_signal_ends_it_in_good_order(folder, number):
     assert consumer.stderr.readline().startswith("figures at http://127.0.0.1:")
     assert consumer.stderr.readline() == "shop consumes orders\n"
     consumer.send_signal(number)
-    _, told = consumer.communicate(timeout=30)
+    _, told = consumer.communicate(timeout=60)
     assert (consumer.returncode, told) == (0, "0 in = 0 first + 0 repeat + 0 unsure + 0 reject\n")
 
 

@@ -34,7 +34,7 @@ class Client:
     def ask(self, method, path, body=None, **headers):
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         sent = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        with contextlib.closing(http.client.HTTPConnection(self.address, timeout=20)) as client:
+        with contextlib.closing(http.client.HTTPConnection(self.address, timeout=60)) as client:
             client.request(method, path, data, {**sent, **headers})
             reply = client.getresponse()
             told = reply.read()
@@ -63,11 +63,11 @@ def running(folder, *, window_s=86_400, queues=None, **settings):
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert server.ready.wait(20)
+        assert server.ready.wait(60)
         yield Client(server.url, settings.get("token"))
     finally:
         server.stop()
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -87,7 +87,7 @@ def working(shop):
     thread.start()
     yield shop
     stop.set()
-    thread.join(20)
+    thread.join(60)
 
 
 def test_a_request_goes_its_way(tmp_path, working):
@@ -213,7 +213,7 @@ def test_there_is_something_to_watch(tmp_path, working):
     }
     with running(tmp_path) as client:
         assert client.ask("POST", client.new(), ORDER, Prefer="wait=20").status == 200
-        until = time.monotonic() + 20  # an answer can be seen a moment before it is in the books
+        until = time.monotonic() + 60  # an answer can be seen a moment before it is in the books
         while not wanted <= set(client.ask("GET", "/metrics").body.decode().splitlines()):
             assert time.monotonic() < until
 
@@ -232,7 +232,7 @@ def test_a_stop_answers_whoever_waits(tmp_path, shop):
         thread.start()
         client.ask("GET", "/healthz")
         begun = time.monotonic()
-    thread.join(20)
+    thread.join(60)
     assert time.monotonic() - begun < 10
     assert replies[0].body["status"] == "submitted"
 
@@ -246,13 +246,13 @@ class Process:
         self.process = subprocess.Popen([*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, self.process.communicate(timeout=20)
+        assert line, self.process.communicate(timeout=60)
         self.told = json.loads(line)
         self.client = Client(self.told["url"])
 
     def end(self, number):
         self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=30)
+        _, said = self.process.communicate(timeout=60)
         return self.process.returncode, said
 
 

@@ -161,9 +161,9 @@ def test_it_follows_the_log(bench):
     thread.start()
     bench.publish_numbers(0, 1)
     bench.publish_numbers(2, 3)
-    assert seen.wait(20)
+    assert seen.wait(60)
     stop.set()
-    thread.join(20)
+    thread.join(60)
     assert bench.numbers() == [0, 1, 2, 3]
 
 
@@ -231,7 +231,7 @@ def test_a_feed_that_follows_can_be_killed_and_ends_well_on_a_signal(bench):
             assert process.poll() is None, process.communicate()
             sleep(0.02)
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
         assert process.returncode == (-number if number == signal.SIGKILL else 0), err
     assert json.loads(out)["mark"] == 79
     assert bench.feed().run().sent == 0

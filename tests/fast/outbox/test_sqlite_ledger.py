@@ -8,7 +8,6 @@ import sys
 import time
 from collections import Counter
 from contextlib import closing
-from functools import partial
 from itertools import count
 from threading import Thread, Timer
 
@@ -200,9 +199,6 @@ def test_who_holds_the_file_too_long_is_not_waited_for(tmp_path):
 
 @pytest.mark.parametrize("verb", ["persist", "finish"])
 def test_who_is_interrupted_while_it_waits_for_the_lock_does_not_keep_it(tmp_path, verb, request):
-    # What a shell starts in the background ignores SIGINT, and so do the tests in it.
-    request.addfinalizer(partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     with closing(SqliteLedger(tmp_path / "x.db")) as ledger:
         ledger.persist([Entity(KEY, 0, 1).keeping("t1", entry("c1"))])
         call = {"persist": lambda: ledger.persist([Entity(KEY, 1, 2)]), "finish": lambda: ledger.finish([STEP])}[verb]

@@ -124,8 +124,8 @@ def test_a_parcel_of_another_process_is_noticed_within_the_polling_time(tmp_path
     waiter.start()
     code = "import sys; from onefold.outbox.ports import Parcel; from onefold.outbox.stores.queues import open_queue; "
     code += "open_queue(sys.argv[1]).send([Parcel('orders', b'a')])"
-    assert process(code, tmp_path / "q.db").wait(20) == 0
-    waiter.join(5)
+    assert process(code, tmp_path / "q.db").wait(60) == 0
+    waiter.join(60)
     assert payloads(found) == ["a"]
     queue.close()
 

@@ -18,7 +18,7 @@ from onefold.producers.log.reader import LogReader
 from onefold.producers.publisher import FilePublisher, producer_name
 from onefold.producers.records import Kind
 from onefold.producers.topic import Topics, TopicSettings
-from tests.lib.examples import examples
+from tests.lib.examples import examples, proof
 
 CHILD = """
 import sys
@@ -237,9 +237,10 @@ def long_file(tmp_path):
     return path
 
 
-def test_killed_ten_times_it_publishes_each_line_once_and_in_order(tmp_path, long_file):
+@pytest.mark.parametrize("kills", [2, proof(10)])
+def test_killed_again_and_again_it_publishes_each_line_once_and_in_order(tmp_path, long_file, kills):
     Topics(tmp_path / "log").topic("t").close()
-    kill_again_and_again(long_file, tmp_path / "log", 10, random.Random(7))
+    kill_again_and_again(long_file, tmp_path / "log", kills, random.Random(7))
     with Topics(tmp_path / "log") as topics:
         assert published(topics) == lines_of(long_file.read_bytes())
 

@@ -236,7 +236,7 @@ def test_what_is_in_flight_is_unsure(tmp_path):
         with server.disk.hold() as disk:
             first = threading.Thread(target=server.publish, args=("t", "p", (1, 1)))
             first.start()
-            assert disk.held.wait(20)
+            assert disk.held.wait(60)
             unsure = server.publish("t", "p", (1, 1))
         first.join()
         assert (unsure.status, verdicts(unsure)) == (503, ["UNSURE in_flight -1"])
@@ -251,7 +251,7 @@ def test_clients_at_the_same_time_share_their_syncs(tmp_path):
             clients = [threading.Thread(target=server.publish, args=("t", f"p{i}", (0, i))) for i in range(20)]
             for client in clients:
                 client.start()
-            assert disk.held.wait(20)
+            assert disk.held.wait(60)
             server.wait_for("onefold_pending", 20)
         for client in clients:
             client.join()

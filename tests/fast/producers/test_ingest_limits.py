@@ -14,7 +14,7 @@ HEAD = b"POST /topics/t/messages HTTP/1.1\r\nHost: localhost\r\n"
 def raw(server, *pieces):
     """Send bytes as they are; all that comes back until the server closes."""
     host, port = server.address.split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as client:
+    with socket.create_connection((host, int(port)), timeout=60) as client:
         for piece in pieces:
             client.sendall(piece)
         answer = b""
@@ -79,7 +79,7 @@ def test_connections_leave_files_to_the_stores(tmp_path, monkeypatch):
     monkeypatch.setattr("resource.getrlimit", lambda _: (8, 8))
     with running(tmp_path, limits=IngestLimits(connections_max=1_000)) as server:
         host, port = server.address.split(":")
-        held = [socket.create_connection((host, int(port)), timeout=20) for _ in range(6)]
+        held = [socket.create_connection((host, int(port)), timeout=60) for _ in range(6)]
         assert server.ask("GET", "/healthz").body == {"error": "too many connections"}
         for client in held:
             client.close()
@@ -112,7 +112,7 @@ def test_bodies_that_are_too_much_together_are_busy(tmp_path):
         with server.disk.hold() as disk:
             waiting = threading.Thread(target=server.publish, args=("t", "p", (0, "x" * 700)))
             waiting.start()
-            assert disk.held.wait(20)
+            assert disk.held.wait(60)
             busy = server.publish("t", "q", (0, "x" * 700))
             assert (busy.status, busy.headers["retry-after"]) == (429, "1")
             session.send(1, (0, b"x" * 700))

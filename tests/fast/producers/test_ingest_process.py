@@ -16,6 +16,7 @@ from onefold.cli.main import main
 from onefold.producers.client import Producer
 from onefold.producers.wire import CONTENT_TYPE, WireStatus, decode_reply, encode_request
 from onefold.verdict import Verdict
+from tests.lib.examples import proof
 from tests.lib.ingesting import Process, Running, stored
 
 
@@ -87,7 +88,7 @@ class Load:
 
     def _over_http(self, name: str) -> int:
         low = self._next(name)
-        client = http.client.HTTPConnection(self.server.address, timeout=20)
+        client = http.client.HTTPConnection(self.server.address, timeout=60)
         with contextlib.closing(client):
             while low < self.count:
                 body = encode_request(low, name, None, self._batch(low))
@@ -124,10 +125,11 @@ def check(load: Load, folder, clients: int) -> None:
         assert kept == list(range(len(kept)))
 
 
-def test_a_server_that_is_killed_under_load_loses_and_doubles_nothing(tmp_path):
+@pytest.mark.parametrize(("kills", "count"), [(1, 150), proof(5, 600)])
+def test_a_server_that_is_killed_under_load_loses_and_doubles_nothing(tmp_path, kills, count):
     process = Process(tmp_path, "--snapshot-entries", "100")
-    load = Load(process.port, clients=4, count=600, batch=3)
-    for kill in range(1, 6):
+    load = Load(process.port, clients=4, count=count, batch=3)
+    for kill in range(1, kills + 1):
         load.wait_for(kill * 300)
         load.up.clear()
         process.process.kill()
@@ -135,11 +137,11 @@ def test_a_server_that_is_killed_under_load_loses_and_doubles_nothing(tmp_path):
         process = Process(tmp_path, "--snapshot-entries", "100", port=process.port)
         load.up.set()
     load.join()
-    assert len(load.acknowledged) == 2_400
+    assert len(load.acknowledged) == 4 * count
     process.process.terminate()
     assert process.end()[0] == 0
     check(load, tmp_path, 4)
-    assert len(stored(tmp_path)) == 2_400
+    assert len(stored(tmp_path)) == 4 * count
 
 
 def test_sigterm_finishes_what_is_in_hand(tmp_path):
@@ -225,7 +227,7 @@ def test_the_help_needs_no_server_packages():
         "import sys; sys.modules.update(dict.fromkeys(['starlette', 'uvicorn', 'websockets', 'prometheus_client']));"
         "from onefold.cli.main import main; main(['serve', 'ingest', '--help'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "--token-file" in done.stdout) == (0, True)
 
 

@@ -75,7 +75,7 @@ def test_after_a_failed_store_nothing_behind_it_is_judged(tmp_path):
             assert socket.reply().status == WireStatus.OK
             with server.disk.hold() as disk:
                 socket.send(1, (1, b"fails"))
-                assert disk.held.wait(20)
+                assert disk.held.wait(60)
                 in_hand = server.figure("onefold_in_hand_bytes")
                 socket.send(2, (2, b"fails"))
                 socket.send(3, (3, b"fails"))
@@ -139,7 +139,7 @@ def test_after_an_unsure_message_the_session_ends(tmp_path):
         with server.disk.hold() as disk:
             other = threading.Thread(target=server.publish, args=("t", "p", (5, 5)), kwargs={"epoch": 1})
             other.start()
-            assert disk.held.wait(20)
+            assert disk.held.wait(60)
             socket.send(1, (5, b"5"))
             reply = socket.reply()
             assert (reply.status, reply.receipts) == (WireStatus.OK, [(Verdict.UNSURE, "in_flight", -1)])
@@ -153,7 +153,7 @@ def test_a_full_queue_is_busy_and_ends_the_session(tmp_path):
             others = [threading.Thread(target=server.publish, args=("t", "q", (0, "x"))),
                       threading.Thread(target=server.publish, args=("t", "r", (0, "x" * 900)))]  # fmt: skip
             others[0].start()
-            assert disk.held.wait(20)
+            assert disk.held.wait(60)
             others[1].start()
             server.wait_for("onefold_queued_bytes", 1_103)
             busy = server.publish("t", "s", (0, "x" * 900))
@@ -222,7 +222,7 @@ def test_at_most_so_many_requests_are_read_ahead(tmp_path):
     with running(tmp_path, limits=IngestLimits(outstanding_max=4)) as server, server.socket("t", "p") as socket:
         with server.disk.hold() as disk:
             socket.send(0, (0, b"x"))
-            assert disk.held.wait(20)
+            assert disk.held.wait(60)
             one = server.figure("onefold_in_hand_bytes")
             for i in range(1, 20):
                 socket.send(i, (i, b"x"))
@@ -255,7 +255,7 @@ def test_shutting_down_answers_what_was_read(tmp_path):
 def test_a_reply_is_what_the_contract_says(server):
     with server.socket("wire", "p") as socket:
         socket.send(258, (0, b""))
-        data = socket.websocket.recv(timeout=20)
+        data = socket.websocket.recv(timeout=60)
         assert isinstance(data, bytes)
         assert data[:13] == b"OFR1\x02\x01\x00\x00\x00\x01\x00\x00\x00"
         assert decode_reply(data).receipts == [(Verdict.FIRST, "new", 1)]

@@ -117,7 +117,7 @@ def test_tail_ends_quietly_when_nobody_reads_any_more(topics):
             child.stdout.readline()
             child.stdout.close()
             topics.topic("orders").publish("other", [(0, b"x" * 10_000)])
-            assert child.wait(20) == 0
+            assert child.wait(60) == 0
             assert child.stderr is not None
             assert child.stderr.read() == b""
         finally:

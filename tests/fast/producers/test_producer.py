@@ -37,7 +37,7 @@ class Gate:
 
     def __call__(self):
         self.reached.set()
-        assert self.open.wait(20)
+        assert self.open.wait(60)
         return wall_ms()
 
     def shut(self):
@@ -183,11 +183,11 @@ def test_who_sends_too_fast_waits_for_room(topics, limits):
         gate.shut()
         thread = threading.Thread(target=work)
         thread.start()
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(60)
         assert not done.wait(0.1)
         assert len(producer._sender.unanswered()) <= 5
         gate.open.set()
-        assert done.wait(20)
+        assert done.wait(60)
         thread.join()
         producer.flush()
         assert len(stored(slow)) == 20
@@ -208,7 +208,7 @@ def test_the_callback_of_an_answer_may_send_but_not_wait(topics):
 
     with Producer("t", at=topics, name="p", limits=ProducerLimits(unanswered_max=1)) as producer:
         producer.send_async(b"one").add_done_callback(answered)
-        assert told.wait(20)
+        assert told.wait(60)
     assert "use send_async" in str(errors[0])
     assert len(stored(topics)) == 4
 

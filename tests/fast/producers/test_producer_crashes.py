@@ -5,8 +5,11 @@ import random
 import subprocess
 import sys
 
+import pytest
+
 from onefold.producers.records import Kind
 from onefold.producers.topic import Topics
+from tests.lib.examples import proof
 
 COUNTING = """
 import sys
@@ -61,10 +64,11 @@ def messages(folder):
         return [(r.sequence, r.payload) for r in log.read(log.start) if r.kind == Kind.MESSAGE]
 
 
-def test_a_program_that_is_killed_goes_on_without_a_duplicate_or_a_hole(tmp_path):
+@pytest.mark.parametrize("kills", [2, proof(5)])
+def test_a_program_that_is_killed_goes_on_without_a_duplicate_or_a_hole(tmp_path, kills):
     chance = random.Random(4)
     last = -1
-    for _ in range(5):
+    for _ in range(kills):
         with subprocess.Popen([sys.executable, "-c", COUNTING, tmp_path], stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             for _ in range(chance.randrange(1, 2_000)):

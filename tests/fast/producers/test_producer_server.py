@@ -19,6 +19,7 @@ from onefold.producers.server import IngestLimits, IngestServer, IngestSettings
 from onefold.producers.topic import Topics, TopicSettings
 from onefold.verdict import Verdict
 from tests.lib.cutting_proxy import CuttingProxy
+from tests.lib.examples import proof
 
 TAKEN = "another producer took this name"
 
@@ -29,7 +30,7 @@ def serving(folder, topic_settings=None, **settings):
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert server.ready.wait(20)
+        assert server.ready.wait(60)
         yield server.url
     finally:
         server.stop()
@@ -77,18 +78,18 @@ def until_cut(proxy, cuts):
         yield i
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_connections_that_are_cut_anywhere_lose_nothing_and_double_nothing(tmp_path, seed):
+@pytest.mark.parametrize(("seed", "cuts"), [(0, 6), proof(0, 20), proof(1, 20)])
+def test_connections_that_are_cut_anywhere_lose_nothing_and_double_nothing(tmp_path, seed, cuts):
     payloads, futures = [], []
     with (
         serving(tmp_path) as url,
-        CuttingProxy(port_of(url), seed, cuts=20) as proxy,
+        CuttingProxy(port_of(url), seed, cuts=cuts) as proxy,
         Producer("t", at=proxy.url, name="p", limits=ProducerLimits(unanswered_max=500)) as producer,
     ):
-        for i in until_cut(proxy, 20):
+        for i in until_cut(proxy, cuts):
             payloads.append(b"%d %s" % (i, b"x" * (i % 97)))
             futures.append(producer.send_async(payloads[-1]))
-    assert proxy.cuts >= 20
+    assert proxy.cuts >= cuts
     assert {future.result().verdict for future in futures} <= {Verdict.FIRST, Verdict.REPEAT}
     assert messages(tmp_path) == [("p", i, payload) for i, payload in enumerate(payloads)]
 
@@ -131,7 +132,8 @@ server.run(lambda url: print(url, flush=True))
 """
 
 
-def test_a_server_that_is_killed_under_load_loses_nothing_and_doubles_nothing(tmp_path):
+@pytest.mark.parametrize("count", [1_500, proof(6_000)])
+def test_a_server_that_is_killed_under_load_loses_nothing_and_doubles_nothing(tmp_path, count):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -148,7 +150,7 @@ def test_a_server_that_is_killed_under_load_loses_nothing_and_doubles_nothing(tm
             "t", at=f"http://127.0.0.1:{port}", name="p", limits=ProducerLimits(unanswered_max=300)
         ) as producer:
             futures = []
-            for i in range(6_000):
+            for i in range(count):
                 futures.append(producer.send_async(b"%d" % i))
                 if i % 1_500 == 1_000:
                     child.kill()
@@ -159,7 +161,7 @@ def test_a_server_that_is_killed_under_load_loses_nothing_and_doubles_nothing(tm
         child.kill()
         child.communicate()
     assert verdicts <= {Verdict.FIRST, Verdict.REPEAT}
-    assert messages(tmp_path) == [("p", i, b"%d" % i) for i in range(6_000)]
+    assert messages(tmp_path) == [("p", i, b"%d" % i) for i in range(count)]
 
 
 def test_a_zombie_is_shut_out_also_if_its_connection_was_lost_meanwhile(tmp_path):

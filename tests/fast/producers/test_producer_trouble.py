@@ -23,7 +23,7 @@ def test_time_without_trouble_does_not_count_as_trouble(tmp_path):
         thread = threading.Thread(target=lambda: made.append(Producer("t", at=tmp_path, retry_s=20)))
         thread.start()
         thread.join(0.2)
-    thread.join(20)
+    thread.join(60)
     assert made[0]._sender._trouble_since is None
     made[0].close()
 
@@ -36,6 +36,6 @@ def test_a_folder_that_another_writes_is_waited_for(tmp_path):
         made: list[Producer] = []
         thread = threading.Thread(target=lambda: made.append(Producer("t", at=tmp_path, retry_s=None)))
         thread.start()
-    thread.join(20)
+    thread.join(60)
     assert made[0].send(b"x").verdict == Verdict.FIRST
     made[0].close()

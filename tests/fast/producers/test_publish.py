@@ -14,12 +14,13 @@ from onefold.producers.log.reader import LogReader
 from onefold.producers.records import Kind
 from onefold.producers.server import IngestServer, IngestSettings
 from onefold.producers.topic import Topics
+from tests.lib.commands import here
 
 COMMAND = [sys.executable, "-m", "onefold.cli.main", "publish"]
 
 
 def publish(folder, *words):
-    return subprocess.run([*COMMAND, *words], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return here("publish", *words, cwd=folder)
 
 
 def payloads(folder):
@@ -110,7 +111,7 @@ def test_it_publishes_to_a_server_with_a_token(folder):
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        assert server.ready.wait(20)
+        assert server.ready.wait(60)
         (folder / "token").write_text("secret\n")
         refused = publish(folder, "f", "--topic", "t", "--to", server.url)
         done = publish(folder, "f", "--topic", "t", "--to", server.url, "--token-file", "token")
@@ -135,7 +136,7 @@ def test_following_it_is_ended_by_ctrl_c_and_says_that_it_can_go_on(folder):
                 file.write(b" lines\n")
             wait_for(lambda: reader.end == 4)
             process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=20)
+            _, err = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == 130
@@ -147,7 +148,7 @@ def test_following_it_is_ended_by_ctrl_c_and_says_that_it_can_go_on(folder):
 def wait_for(condition):
     """Another process does it: all that can be done is to look."""
     pause = threading.Event()
-    for _ in range(2_000):
+    for _ in range(6_000):
         if condition():
             return
         pause.wait(0.01)

@@ -14,6 +14,7 @@ from onefold.producers.log.segments import SegmentLog
 from onefold.producers.rules import SequencesSnapshot
 from tests.lib import rot
 from tests.lib.disk import SimDisk
+from tests.lib.examples import proof
 
 FOLDER = rot.FOLDER
 
@@ -30,12 +31,15 @@ def segment(base: int) -> str:
     return f"{FOLDER}/{name(base, SEGMENT)}"
 
 
-@pytest.mark.parametrize("mark", [True, False], ids=["mark", "no mark"])
-def test_every_cut_and_every_flip_is_refused_at_its_place_or_cuts_the_last_group(mark):
-    whole = rot.specimen(mark=mark)
+@pytest.mark.parametrize(
+    ("mark", "groups", "damages_min"),
+    [(True, 5, 4_000), (False, 5, 4_000), proof(True, 12, 20_000), proof(False, 12, 20_000)],
+)
+def test_every_cut_and_every_flip_is_refused_at_its_place_or_cuts_the_last_group(mark, groups, damages_min):
+    whole = rot.specimen(groups=groups, segment_bytes=50 * groups, mark=mark)
     assert len([path for path in whole.contents if path.endswith(SEGMENT)]) >= 3
     cuts, flips = rot.cut_every_byte(whole), rot.flip_every_byte(whole)
-    assert cuts.total + flips.total >= 20_000
+    assert cuts.total + flips.total >= damages_min
     assert (cuts.cut + flips.cut == 0) == mark
     assert cuts.refused > 8 * len(whole.records)
     assert flips.refused > cuts.refused

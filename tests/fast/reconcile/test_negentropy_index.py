@@ -13,7 +13,7 @@ from onefold.errors import BadInput, Misuse
 from onefold.reconcile import INFINITY, Bounds, ItemSet
 from onefold.reconcile.codec import hashed
 from onefold.reconcile.items import OVERLAY_MIN, between, overlay_max
-from tests.lib.examples import examples
+from tests.lib.examples import examples, proof
 
 ID = bytes(range(32))
 
@@ -144,19 +144,20 @@ def test_records_come_in_order_however_far_apart_times_are_and_however_much_ids_
     assert list(zip(stamps, items.ids(), strict=True)) == sorted((stamp, id) for id, stamp in told.items())
 
 
-def test_a_million_records_with_tied_timestamps_are_built_as_fast_as_with_distinct_ones():
-    """63 % of a million share their timestamp with another one. CPU time, the best of five, each by turns."""
-    grow, count = np.random.default_rng(8), 1_000_000
+@pytest.mark.parametrize(("count", "factor"), [(100_000, 3), proof(1_000_000, 1.5)])
+def test_records_with_tied_timestamps_are_built_as_fast_as_with_distinct_ones(count, factor):
+    """63 % of them share their timestamp with another one. CPU time, the best of five, each by turns."""
+    grow = np.random.default_rng(8)
     ids = np.frombuffer(grow.bytes(32 * count), dtype=np.uint8).reshape(count, 32)
     tied = grow.integers(0, count, count)
-    assert 0.63 < np.mean(np.bincount(tied)[tied] > 1) < 0.64
+    assert 0.62 < np.mean(np.bincount(tied)[tied] > 1) < 0.64
     best = {"distinct": 9.0, "tied": 9.0}
     for _ in range(5):
         for name, stamps in (("distinct", grow.permutation(10 * count)[:count]), ("tied", tied)):
             start = process_time()
             ItemSet.from_arrays(stamps, ids).seal()
             best[name] = min(best[name], process_time() - start)
-    assert best["tied"] < 1.5 * best["distinct"], best
+    assert best["tied"] < factor * best["distinct"], best
 
 
 def test_a_separating_bound_is_as_short_as_it_can_be():

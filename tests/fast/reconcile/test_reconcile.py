@@ -54,7 +54,7 @@ def serving(folder, *words, stop=signal.SIGTERM):
         yield json.loads(line)
     finally:
         process.send_signal(stop)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=60)
     assert process.returncode == (0 if stop == signal.SIGTERM else -stop), said
 
 

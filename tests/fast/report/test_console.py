@@ -220,7 +220,7 @@ def test_questions_go_to_complete_runs_one_at_a_time(tmp_path):
         if words == "wrong":
             raise BadInput("no such thing")
         begun.set()
-        assert go.wait(20)
+        assert go.wait(60)
         return {"words": words, "run": folder.name}
 
     with running([Folder(tmp_path / "a"), Folder(tmp_path / "later")], explain) as console:
@@ -231,7 +231,7 @@ def test_questions_go_to_complete_runs_one_at_a_time(tmp_path):
         answers = []
         asking = threading.Thread(target=lambda: answers.append(console.ask("/explain?run=0&words=a%20b")))
         asking.start()
-        assert begun.wait(20)
+        assert begun.wait(60)
         assert console.ask("/explain?run=0&words=c")[0] == 429
         go.set()
         asking.join()
