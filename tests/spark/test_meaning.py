@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -68,7 +69,7 @@ def columns(judging, **change):
     return dataclasses.replace(judging, columns=dataclasses.replace(judging.columns, **change))
 
 
-OTHERS = {
+OTHERS: dict[Any, list[tuple[Any, dict[str, int], str]]] = {
     CHAINS: [
         (columns(CHAINS, key=KEY[::-1]), {}, "key = 'device string, site string', not 'site string, device str"),
         (columns(CHAINS, timestamp="m"), {}, "timestamp = 'n bigint', not 'm bigint'"),

@@ -42,9 +42,9 @@ def test_odd_lines_of_json_are_rejected_with_their_text_and_those_around_them_ar
     bad = [row for row in rows if row["_corrupt_record"] is not None]
     assert sorted(row["_corrupt_record"] for row in bad) == sorted(ODD.values())
     assert {(row["reason"], row["device"], row["ts"]) for row in bad} == {("malformed", None, None)}
-    good = sorted((row["device"], row["ts"], row["verdict"]) for row in rows if row["_corrupt_record"] is None)
+    others = sorted((row["device"], row["ts"], row["verdict"]) for row in rows if row["_corrupt_record"] is None)
     names = [(f"{number} {name}", ts, "FIRST") for number in range(len(ODD)) for name, ts in ("a1", "a2", "b1")]
-    assert good == sorted(names)
+    assert others == sorted(names)
     assert result.tally.received == 4 * len(ODD)
 
 
