@@ -251,7 +251,7 @@ class Way:
     def __init__(self) -> None:
         self.sent: list[Downlink] = []
 
-    def send(self, downlink: Downlink) -> bool:
+    def __call__(self, downlink: Downlink) -> bool:
         self.sent.append(downlink)
         return True
 

@@ -65,7 +65,7 @@ class Ear:
         """Send a downlink back to where the first one came from."""
         back = self.heard[0].back
         assert back is not None
-        return back.send(downlink)
+        return back(downlink)
 
     async def until(self, *, heard: int = 0, refused: int = 0) -> None:
         """Wait for so many."""

@@ -437,7 +437,7 @@ def test_the_address_of_a_broker_is_read():
     assert parse_address("mqtts://h").context() is not None
 
 
-def read(event: Any) -> events.MqttFrame | None:
+def read(event: Any) -> events.UplinkEvent | None:
     return events.read_heard(json.dumps(event).encode(), STATION, EU868)
 
 
@@ -519,7 +519,7 @@ def test_a_broker_that_is_not_there_is_a_problem_of_the_server(tmp_path):
 
 def test_what_protobuf_leaves_out_is_zero():
     event = {**V4, "rxInfo": {"gatewayId": STATION.upper()}, "phyPayload": b64(JOIN.phy)}
-    assert read(event) == events.MqttFrame(JOIN, Radio(868_300_000, 5, None, 0.0, None), 4, b"", 0, 0)
+    assert read(event) == events.UplinkEvent(JOIN, Radio(868_300_000, 5, None, 0.0, None), 4, b"", 0, 0)
 
 
 def test_without_a_context_there_is_no_way_back():

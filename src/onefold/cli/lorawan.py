@@ -1,16 +1,9 @@
-"""``onefold lorawan``: what an operator of radio gateways asks for; a file per command.
-
-``onefold lorawan devices``: is the registry right, and what does it say? Keys are checked, and never shown.
-
-``onefold lorawan simulate`` and ``play``: radio traffic of which the truth is known, and stations that send it.
-
-``onefold lorawan report``: what stored receptions tell of devices, gateways and the window.
-"""
+"""``onefold lorawan``: what an operator of radio gateways asks for. Keys of devices are checked, and never shown."""
 
 import asyncio
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
 
@@ -18,10 +11,6 @@ from onefold.cli.output import AsJson, emit_json, people, progress
 from onefold.errors import Misuse
 from onefold.report import lorawan_text
 from onefold.testing.radio import RadioPlan
-
-if TYPE_CHECKING:
-    from onefold.testing.radio import RadioTraffic
-    from onefold.testing.stations import Counts
 
 
 def devices(
@@ -34,35 +23,32 @@ def devices(
     from onefold.lorawan.registry import read_registry
 
     registry = read_registry(path)
-    rows = [_row(entry) for _, entry in sorted(registry.by_eui.items())]
+    rows = [
+        {
+            "dev_eui": f"{entry.device.dev_eui:016x}",
+            "dev_addr": None if entry.device.dev_addr is None else f"{entry.device.dev_addr:08x}",
+            "strategy": str(entry.device.strategy),
+            "gateway": entry.device.gateway,
+            "class": entry.device.device_class,
+            "activation": entry.device.activation,
+            "relaxed": entry.device.relaxed,
+            "fcnt_up": entry.fcnt_up,
+            "keys": [name for name in ("nwk_skey", "app_skey", "app_key") if getattr(entry, name) is not None],
+        }
+        for _, entry in sorted(registry.by_eui.items())
+    ]
     shared = sum(len(group) > 1 for group in registry.by_address.values())
     if as_json:
         emit_json({"path": str(path), "devices": rows, "shared_addresses": shared})
         return
     table = Table("device", "address", "strategy", "server", "class", "activation", "keys", box=None)
     for row in rows:
-        gateway = row["gateway"] or "any"
-        how = row["activation"] + (", relaxed" if row["relaxed"] else "")
-        cells = row["dev_eui"], row["dev_addr"] or "-", row["strategy"], gateway, row["class"], how
-        table.add_row(*cells, ", ".join(row["keys"]))
+        server, how = row["gateway"] or "any", row["activation"] + (", relaxed" if row["relaxed"] else "")
+        keys = ", ".join(row["keys"])
+        table.add_row(row["dev_eui"], row["dev_addr"] or "-", row["strategy"], server, row["class"], how, keys)
     people.print(table)
-    told = f"{len(rows):,} devices" + (f", {shared:,} addresses belong to several" if shared else "")
-    people.print(told, markup=False)
-
-
-def _row(entry: Any) -> dict[str, Any]:
-    device = entry.device
-    return {
-        "dev_eui": f"{device.dev_eui:016x}",
-        "dev_addr": None if device.dev_addr is None else f"{device.dev_addr:08x}",
-        "strategy": str(device.strategy),
-        "gateway": device.gateway,
-        "class": device.device_class,
-        "activation": device.activation,
-        "relaxed": device.relaxed,
-        "fcnt_up": entry.fcnt_up,
-        "keys": [name for name in ("nwk_skey", "app_skey", "app_key") if getattr(entry, name) is not None],
-    }
+    several = f", {shared:,} addresses belong to several" if shared else ""
+    people.print(f"{len(rows):,} devices{several}", markup=False)
 
 
 Share: TypeAlias = float
@@ -103,7 +89,7 @@ def simulate(
     FOLDER/receptions.jsonl is what the gateways heard, FOLDER/devices.toml the registry of the devices, FOLDER/truth
     what every reception is, and how many uplinks of every device were sent and lost.
     """
-    from onefold.testing.radio import make
+    from onefold.testing.radio import FrameKind, make
     from onefold.testing.radio_files import write
 
     plan = RadioPlan(
@@ -113,10 +99,26 @@ def simulate(
         resets=resets, shared=shared,
     )  # fmt: skip
     with people.status(f"making {frames:,} uplinks"):
-        made = make(plan)
-        write(made, folder)
-    summary = _made(made, folder)
-    people.print(_told(summary), markup=False, soft_wrap=True)
+        traffic = make(plan)
+        write(traffic, folder)
+    truth = traffic.truth
+    summary: dict[str, Any] = {
+        "folder": str(folder),
+        "seed": seed,
+        "receptions": len(traffic),
+        "kinds": {kind.name.lower(): truth.count(kind) for kind in FrameKind},
+        "devices": len(truth.devices),
+        "gateways": len(traffic.world.gateways),
+        **{name: sum(getattr(device, name) for device in truth.devices) for name in ("sent", "heard", "lost", "joins")},
+    }
+    kind_counts = " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in summary["kinds"].items())
+    people.print(
+        f"{len(traffic):,} receptions by {summary['gateways']:,} gateways are in {folder}/receptions.jsonl\n"
+        f"they are {kind_counts}\n"
+        f"{summary['devices']:,} devices sent {summary['sent']:,} uplinks, {summary['lost']:,} of which nobody heard\n"
+        f"the registry is {folder}/devices.toml, the truth is in {folder}/truth",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
     if as_json:
         emit_json(summary)
 
@@ -141,88 +143,54 @@ def play(
     """
     from onefold.cli.options import read_token
     from onefold.testing.radio_files import DEVICES, read
-    from onefold.testing.stations import Ring, doubled
+    from onefold.testing.stations import Counts, Fleet, Ring, doubled
 
     if not all(server.startswith(("ws://", "wss://")) for server in servers):
         raise Misuse(f"{', '.join(servers)}: must be ws://HOST:PORT or wss://HOST:PORT")
     ring, token = Ring.read(folder / DEVICES), read_token(token_file)
     stations = sorted({heard.station for heard in read(folder)})
     places = {station: servers[i % len(servers)] for i, station in enumerate(stations)}
+
+    async def fleet_counts() -> Counts:
+        async with Fleet(places, ring, token=token) as fleet:
+            await fleet.play(read(folder), rate=rate)
+            await fleet.quiet(quiet_s)
+            return fleet.counts
+
     began = perf_counter()
-    counts = asyncio.run(_played(folder, places, ring, token, rate, quiet_s))
-    summary = _played_summary(counts, len(places), perf_counter() - began - quiet_s)
-    summary["acknowledged_by_two"] = len(doubled(counts.acks))
-    people.print(_told_play(summary), markup=False, soft_wrap=True)
+    counts = asyncio.run(fleet_counts())
+    waits = sorted(ack.waited_s * 1000 for ack in counts.acks)
+    names = ("sent", "unsent", "connects", "received", "transmitted", "timesyncs")
+    summary: dict[str, Any] = {
+        "stations": len(places),
+        **{name: getattr(counts, name) for name in names},
+        "acknowledged": len(counts.acks),
+        "uplinks_acknowledged": len({(ack.device, ack.uplink, ack.mic) for ack in counts.acks}),
+        "seconds": round(perf_counter() - began - quiet_s, 3),
+        "ack_ms": {name: round(waits[int(len(waits) * q)], 2) for name, q in (("p50", 0.5), ("p99", 0.99)) if waits},
+        "problems": counts.problems,
+        "acknowledged_by_two": len(doubled(counts.acks)),
+    }
+    people.print(_play_lines(summary), markup=False, soft_wrap=True)
     if as_json:
         emit_json(summary)
     return 1 if summary["problems"] or summary["acknowledged_by_two"] or summary["unsent"] else 0
 
 
-async def _played(
-    folder: Path, places: dict[str, str], ring: Any, token: str | None, rate: float | None, quiet_s: float
-) -> "Counts":
-    from onefold.testing.radio_files import read
-    from onefold.testing.stations import Fleet
-
-    async with Fleet(places, ring, token=token) as fleet:
-        await fleet.play(read(folder), rate=rate)
-        await fleet.quiet(quiet_s)
-        return fleet.counts
-
-
-def _made(made: "RadioTraffic", folder: Path) -> dict[str, Any]:
-    from onefold.testing.radio import FrameKind
-
-    devices = made.truth.devices
-    return {
-        "folder": str(folder),
-        "seed": made.plan.seed,
-        "receptions": len(made),
-        "kinds": {kind.name.lower(): made.truth.count(kind) for kind in FrameKind},
-        "devices": len(devices),
-        "gateways": len(made.world.gateways),
-        **{name: sum(getattr(device, name) for device in devices) for name in ("sent", "heard", "lost", "joins")},
-    }
-
-
-def _told(made: dict[str, Any]) -> str:
-    kinds = " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in made["kinds"].items())
-    return (
-        f"{made['receptions']:,} receptions by {made['gateways']:,} gateways are in {made['folder']}/receptions.jsonl\n"
-        f"they are {kinds}\n"
-        f"{made['devices']:,} devices sent {made['sent']:,} uplinks, {made['lost']:,} of which nobody heard\n"
-        f"the registry is {made['folder']}/devices.toml, the truth is in {made['folder']}/truth"
-    )
-
-
-def _played_summary(counts: "Counts", stations: int, seconds: float) -> dict[str, Any]:
-    names = ("sent", "unsent", "connects", "received", "transmitted", "timesyncs")
-    waits = sorted(ack.waited_s * 1000 for ack in counts.acks)
-    return {
-        "stations": stations,
-        **{name: getattr(counts, name) for name in names},
-        "acknowledged": len(counts.acks),
-        "uplinks_acknowledged": len({(ack.device, ack.uplink, ack.mic) for ack in counts.acks}),
-        "seconds": round(seconds, 3),
-        "ack_ms": {name: round(waits[int(len(waits) * q)], 2) for name, q in (("p50", 0.5), ("p99", 0.99)) if waits},
-        "problems": counts.problems,
-    }
-
-
-def _told_play(said: dict[str, Any]) -> str:
-    per_second = said["sent"] / said["seconds"] if said["seconds"] else 0
+def _play_lines(summary: dict[str, Any]) -> str:
+    per_second = summary["sent"] / summary["seconds"] if summary["seconds"] else 0
     lines = [
-        f"{said['stations']:,} stations sent {said['sent']:,} messages"
-        f" in {said['seconds']:.1f} s ({per_second:,.0f} a second)",
-        f"{said['acknowledged']:,} acknowledgements came for {said['uplinks_acknowledged']:,} uplinks",
+        f"{summary['stations']:,} stations sent {summary['sent']:,} messages"
+        f" in {summary['seconds']:.1f} s ({per_second:,.0f} a second)",
+        f"{summary['acknowledged']:,} acknowledgements came for {summary['uplinks_acknowledged']:,} uplinks",
     ]
-    if said["ack_ms"]:
-        lines[-1] += f", after {said['ack_ms']['p50']:g} ms (median), {said['ack_ms']['p99']:g} ms (99 %)"
-    if said["unsent"]:
-        lines.append(f"{said['unsent']:,} messages were lost: there was no connection")
-    if said["acknowledged_by_two"]:
-        lines.append(f"{said['acknowledged_by_two']:,} uplinks were acknowledged by two servers")
-    return "\n".join([*lines, *said["problems"]])
+    if summary["ack_ms"]:
+        lines[-1] += f", after {summary['ack_ms']['p50']:g} ms (median), {summary['ack_ms']['p99']:g} ms (99 %)"
+    if summary["unsent"]:
+        lines.append(f"{summary['unsent']:,} messages were lost: there was no connection")
+    if summary["acknowledged_by_two"]:
+        lines.append(f"{summary['acknowledged_by_two']:,} uplinks were acknowledged by two servers")
+    return "\n".join([*lines, *summary["problems"]])
 
 
 StrictAdr: TypeAlias = Annotated[
@@ -273,14 +241,20 @@ def report(
     json: AsJson = False,
 ) -> None:
     """Loss, overlap, delays, replays, other windows. Exit 1 if frames were lost, may be replayed or cannot be read."""
-    from onefold.spark.receptions import report as reception_report
+    from onefold.spark.receptions.report import report as reception_report
     from onefold.spark.session import session
 
+    ours: set[str] | None = None
+    if devices is not None:  # what receptions may call the devices of the registry
+        from onefold.lorawan.registry import read_registry
+
+        entries = [entry.device for entry in read_registry(devices).by_eui.values()]
+        ours = {f"{device.dev_eui:016x}" for device in entries}
+        ours |= {f"{device.dev_addr:08x}" for device in entries if device.dev_addr is not None}
     with progress(people) as say:
         say("starting Spark")
-        spark = session(master)
-        found = reception_report.report(
-            spark,
+        document = reception_report(
+            session(master),
             path,
             format=format,
             shape=shape,
@@ -290,24 +264,16 @@ def report(
             strategy=strategy,
             clock_off_ms=clock_off_ms,
             top=top,
-            devices=None if devices is None else _names(devices),
+            devices=ours,
             say=say,
         )
-    findings = lorawan_text.findings(found)
+    findings = lorawan_text.findings(document)
     if json:
-        emit_json({**found, "findings": findings})
-    people.print(lorawan_text.report(found))
+        emit_json({**document, "findings": findings})
+    people.print(lorawan_text.report(document))
     people.print(f"found: {', '.join(findings)}" if findings else "clean: nothing is lost, nothing is suspect")
     if findings:
         raise typer.Exit(1)
-
-
-def _names(path: Path) -> set[str]:
-    """What receptions may call the devices of a registry."""
-    from onefold.lorawan.registry import read_registry
-
-    ours = [entry.device for entry in read_registry(path).by_eui.values()]
-    return {f"{one.dev_eui:016x}" for one in ours} | {f"{one.dev_addr:08x}" for one in ours if one.dev_addr is not None}
 
 
 __all__ = ["devices", "play", "report", "simulate"]

@@ -141,13 +141,23 @@ def gateway(
     LoRa Basics Stations connect by websocket (tc.uri: ws://HOST:PORT). Ctrl-C and SIGTERM stop it: what is in hand is
     decided, stored and answered. SIGHUP reads the registry again; a change of its file does, too.
     """
-    _check(name, coordinator, mqtt)  # what is wrong is told before anything is opened
+    # What is wrong is told before anything is opened.
+    if coordinator is not None and name is None:
+        raise Misuse(
+            "--coordinator needs a --name: of two servers with one name each takes what the other has won for its own, "
+            "and both answer the device"
+        )
+    if mqtt is not None:
+        from onefold.lorawan.links.mqtt import parse_address
+
+        parse_address(mqtt)
     us915 = region == "US915" or None
     for option, value, other, there in (
         ("--when-down", when_down, "--coordinator", coordinator), ("--sub-band", sub_band, "--region US915", us915),
         ("--udp-host", udp_host, "--udp", udp), ("--udp-allow", udp_allow, "--udp", udp),
     ):  # fmt: skip
-        _needs(option, value, other, there)
+        if value and there is None:
+            raise Misuse(f"{option} is {value}, but without {other} it has no effect")
     from onefold.lorawan.flow import GatewayLimits, GatewaySettings
     from onefold.lorawan.radio import region as plan
     from onefold.lorawan.server import GatewayServer, GatewayServerSettings
@@ -170,33 +180,11 @@ def gateway(
             folder, devices, topics.topic, settings,
             links=lambda to: _links(to, udp_host or host, udp, udp_allow or [], mqtt),
         )  # fmt: skip
-        _run(server, folder, as_json=json)
-
-
-def _check(name: str | None, coordinator: str | None, mqtt: str | None) -> None:
-    if coordinator is not None and name is None:
-        raise Misuse(
-            "--coordinator needs a --name: of two servers with one name each takes what the other has won for its own, "
-            "and both answer the device"
-        )
-    if mqtt is not None:
-        from onefold.lorawan.links.mqtt import parse_address
-
-        parse_address(mqtt)
-
-
-def _needs(option: str, value: object, other: str, there: object) -> None:
-    """Refuse an option that would have no effect."""
-    if value and there is None:
-        raise Misuse(f"{option} is {value}, but without {other} it has no effect")
-
-
-def _run(server: "GatewayServer", folder: Path, *, as_json: bool) -> None:
-    for line in server.warnings():
-        people.print(f"warning: {line}", markup=False, soft_wrap=True)
-    sys.setswitchinterval(SWITCH_S)
-    gc.freeze()  # the registry and all code are here to stay: to look for garbage in them would hold up frames
-    server.run(lambda url: _say(server, url, folder, as_json=as_json))
+        for line in server.warnings():
+            people.print(f"warning: {line}", markup=False, soft_wrap=True)
+        sys.setswitchinterval(SWITCH_S)
+        gc.freeze()  # the registry and all code are here to stay: to look for garbage in them would hold up frames
+        server.run(lambda url: _say(server, url, folder, as_json=json))
 
 
 def _links(
@@ -216,8 +204,12 @@ def _links(
 
 def _say(server: "GatewayServer", url: str, folder: Path, *, as_json: bool) -> None:
     settings = server.settings
-    shared = _shown(settings.coordinator)
-    told = {
+    shared = settings.coordinator
+    if shared is not None and shared.startswith(("redis://", "rediss://")):
+        from onefold.stores.redis import shown
+
+        shared = shown(shared)  # the address without what may be secret in it
+    start = {
         "url": url,
         "folder": str(folder),
         "name": settings.gateway.name,
@@ -229,20 +221,12 @@ def _say(server: "GatewayServer", url: str, folder: Path, *, as_json: bool) -> N
         "token": settings.token is not None,
     }
     where = [f"{url} (Basics Station: {url.replace('http', 'ws', 1)})"]
-    where += [f"UDP port {told['udp']}"] * (told["udp"] is not None) + [f"{told['mqtt']}"] * (told["mqtt"] is not None)
+    where += [f"UDP port {start['udp']}"] * (start["udp"] is not None)
+    where += [f"{start['mqtt']}"] * (start["mqtt"] is not None)
     line = (
-        f"server {told['name']}: taking frames of {told['devices']:,} devices for {folder} at {', '.join(where)}; "
-        f"{told['region']}; coordinator: {shared or 'none, this is the only server'}"
+        f"server {start['name']}: taking frames of {start['devices']:,} devices for {folder} at {', '.join(where)}; "
+        f"{start['region']}; coordinator: {shared or 'none, this is the only server'}"
     )
     people.print(line, markup=False, soft_wrap=True)
     if as_json:
-        print(jsons.dumps(told), flush=True)
-
-
-def _shown(coordinator: str | None) -> str | None:
-    """The address without what may be secret in it."""
-    if coordinator is None or not coordinator.startswith(("redis://", "rediss://")):
-        return coordinator
-    from onefold.stores.redis import shown
-
-    return shown(coordinator)
+        print(jsons.dumps(start), flush=True)

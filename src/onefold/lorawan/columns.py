@@ -71,7 +71,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onefold.errors import BadInput, Misuse
-from onefold.lorawan import rules as A
+from onefold.lorawan import rules
 
 Int64s: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
@@ -86,7 +86,7 @@ TIME_MS_MAX: Final = 253_402_300_799_999
 NEVER: Final = -(1 << 62)
 """Before all times, and far enough from them that differences do not overflow."""
 
-CODES: Final = {answer.reason: code for code, answer in enumerate(A.ANSWERS)}
+CODES: Final = {answer.reason: code for code, answer in enumerate(rules.ANSWERS)}
 _NEW_FRAME, _NEW_JOIN = CODES["new_frame"], CODES["new_join"]
 _RESUBMITTED, _ECHOED, _OTHER_STATION = CODES["resubmitted"], CODES["echoed"], CODES["other_station"]
 _JOIN_REPEATED = CODES["join_repeated"]
@@ -152,41 +152,41 @@ def begins(*names: Int64s) -> Bools:
     return np.concatenate(([True], changes))[: len(names[0])]
 
 
-def judge(rows: ReceptionRows, known: KnownFrames, windows: Windows) -> tuple[Codes, KnownFrames]:
+def judge(rows: ReceptionRows, memory: KnownFrames, windows: Windows) -> tuple[Codes, KnownFrames]:
     """The code of each row, and the last window of each frame after it.
 
-    ``known`` has a line for each frame of the rows, in their order; no row may be older than its frame's ``last``.
+    ``memory`` has a line for each frame of the rows, in their order; no row may be older than its frame's ``last``.
     """
     if not len(rows.time):
-        return np.empty(0, np.int8), known
-    all_rows, made_up = _with_known(rows, known, windows.sliding)
-    older, each = np.flatnonzero(known.last != NEVER), 1 if windows.sliding else 2
+        return np.empty(0, np.int8), memory
+    all_rows, made_up = _with_known(rows, memory, windows.sliding)
+    older, each = np.flatnonzero(memory.last != NEVER), 1 if windows.sliding else 2
     own = all_rows.time.copy()
-    own[made_up[each - 1 :: each]] = known.own[older]
+    own[made_up[each - 1 :: each]] = memory.own[older]
     judged = classify(all_rows, own, windows)
     ends = np.append(np.flatnonzero(all_rows.begins)[1:], len(own)) - 1
     opened = judged.opener[ends]
     since = all_rows.time[opened]
     if windows.sliding:  # there the made-up row is the last sighting, not the opener
         still = made_up == opened[older]
-        since[older[still]] = known.since[older[still]]
+        since[older[still]] = memory.since[older[still]]
     after = KnownFrames(all_rows.station[opened], since, all_rows.time[ends], own[judged.own[ends]])
     return np.delete(judged.codes, made_up), after
 
 
-def _with_known(rows: ReceptionRows, known: KnownFrames, sliding: bool) -> tuple[ReceptionRows, Int64s]:
+def _with_known(rows: ReceptionRows, memory: KnownFrames, sliding: bool) -> tuple[ReceptionRows, Int64s]:
     """The rows with what is known of their frames among them, and where that came to stand."""
-    older = np.flatnonzero(known.last != NEVER)
+    older = np.flatnonzero(memory.last != NEVER)
     if not len(older):
         return rows, older
     each = 1 if sliding else 2
     firsts = np.flatnonzero(rows.begins)[older]
     before = np.repeat(firsts, each)
-    last = known.last[older]
+    last = memory.last[older]
     both = ReceptionRows(
         np.insert(rows.begins, before, np.arange(len(before)) % each == 0),
-        np.insert(rows.station, before, np.repeat(known.station[older], each)),
-        np.insert(rows.time, before, last if sliding else np.stack((known.since[older], last), axis=1).ravel()),
+        np.insert(rows.station, before, np.repeat(memory.station[older], each)),
+        np.insert(rows.time, before, last if sliding else np.stack((memory.since[older], last), axis=1).ravel()),
         np.insert(rows.join, before, False),
     )
     both.begins[firsts + each * np.arange(1, len(firsts) + 1)] = False
@@ -207,13 +207,13 @@ def classify(rows: ReceptionRows, own: Int64s, windows: Windows) -> JudgedColumn
     """What each row is; ``own``: of rows of a window's station, when it heard the frame last."""
     pause = np.diff(rows.time, prepend=rows.time[:1])
     opens = _openers(rows.begins, pause, windows)
-    place = np.arange(len(opens))
-    opener = np.maximum.accumulate(np.where(opens, place, 0))
+    index = np.arange(len(opens))
+    opener = np.maximum.accumulate(np.where(opens, index, 0))
     same = rows.station == rows.station[opener]
     codes = np.where(same, np.int8(_RESUBMITTED), np.int8(_OTHER_STATION))
-    last_own = np.maximum.accumulate(np.where(same, place, 0))
+    last_own = np.maximum.accumulate(np.where(same, index, 0))
     if windows.echo_ms:
-        before = own[last_own[np.maximum(place - 1, 0)]]
+        before = own[last_own[np.maximum(index - 1, 0)]]
         codes[same & (rows.time - before < windows.echo_ms)] = _ECHOED
     codes[opens] = _NEW_FRAME
     if rows.join.any():
@@ -232,11 +232,11 @@ def _openers(begins: Bools, pause: Int64s, windows: Windows) -> Bools:
     long = axis[ends - 1] - axis[starts] >= windows.expiry_ms
     rows = np.flatnonzero(np.repeat(long, ends - starts))
     steps = np.searchsorted(axis[rows], axis[rows] + windows.expiry_ms).tolist()
-    found, at = [], 0
+    firsts, at = [], 0
     while at < len(steps):  # over the end of a stretch, the first row beyond is the start of the next
-        found.append(at)
+        firsts.append(at)
         at = steps[at]
-    opens[rows[found]] = True
+    opens[rows[firsts]] = True
     return opens
 
 
@@ -255,7 +255,7 @@ class ColumnarStations:
 
     >>> columns = ColumnarStations(Windows())
     >>> device, frame, data, time = *np.zeros((3, 4), np.int64), np.array([0, 1_000, 2_000, 62_000])
-    >>> [A.ANSWERS[code].reason for code in columns.judge(device, time, data, np.array([7, 8, 7, 7]), frame, frame)]
+    >>> [rules.ANSWERS[code].reason for code in columns.judge(device, time, data, np.array([7, 8, 7, 7]), frame, frame)]
     ['new_frame', 'other_station', 'resubmitted', 'counted_before']
     """
 
@@ -311,20 +311,20 @@ class ColumnarStations:
         return codes
 
     def _recall(self, chain: Int64s, frame: Int64s, frame_check: Int64s) -> KnownFrames:
-        known = KnownFrames.nothing(len(chain))
+        memory = KnownFrames.nothing(len(chain))
         if self._open:
             for i in np.flatnonzero(chain == self._chain):
                 if before := self._open.get((int(frame[i]), int(frame_check[i]))):
-                    for column, value in zip(known, before, strict=True):
+                    for column, value in zip(memory, before, strict=True):
                         column[i] = value
-        return known
+        return memory
 
     def _remember(self, frame: Int64s, frame_check: Int64s, after: KnownFrames, newest: int) -> None:
         """What the rows of this chain may still meet, if more of them come."""
         names = zip(frame.tolist(), frame_check.tolist(), strict=True)
         self._open.update(zip(names, zip(*(column.tolist() for column in after), strict=True), strict=True))
-        place = KnownFrames._fields.index("last")
-        for name in [name for name, known in self._open.items() if newest - known[place] >= self._windows.expiry_ms]:
+        last = KnownFrames._fields.index("last")
+        for name in [name for name, window in self._open.items() if newest - window[last] >= self._windows.expiry_ms]:
             del self._open[name]
 
     def _know_again(self, codes: Codes, chain: Int64s, frame: Int64s, frame_check: Int64s) -> None:
@@ -397,8 +397,10 @@ class _Chains:
         there = np.flatnonzero(at >= 0)
         chain = np.concatenate((there, np.cumsum(first) - 1))
         key, key_check, time = (
-            np.concatenate((known, column))
-            for known, column in zip(self.columns[2:, at[there]], (rows.key, rows.key_check, rows.time), strict=True)
+            np.concatenate((column_before, column))
+            for column_before, column in zip(
+                self.columns[2:, at[there]], (rows.key, rows.key_check, rows.time), strict=True
+            )
         )
         order = np.lexsort((np.arange(len(chain)), time, chain))  # of one time, what was known before comes first
         again = np.zeros(len(chain), np.bool_)
@@ -418,11 +420,11 @@ def find(names: Int64s, checks: Int64s, name: Int64s, check: Int64s) -> Int64s:
     if not len(names):
         return np.full(len(name), -1, np.int64)
     at = np.minimum(np.searchsorted(names, name), len(names) - 1)
-    found = np.where(names[at] == name, at, -1).astype(np.int64)
-    for i in np.flatnonzero((found >= 0) & (checks[at] != check)):  # two names, one first half
-        same = range(int(found[i]), int(np.searchsorted(names, name[i], "right")))
-        found[i] = next((j for j in same if checks[j] == check[i]), -1)
-    return found
+    places = np.where(names[at] == name, at, -1).astype(np.int64)
+    for i in np.flatnonzero((places >= 0) & (checks[at] != check)):  # two names, one first half
+        same = range(int(places[i]), int(np.searchsorted(names, name[i], "right")))
+        places[i] = next((j for j in same if checks[j] == check[i]), -1)
+    return places
 
 
 class FrameBank:
@@ -459,18 +461,18 @@ class FrameBank:
         frame = np.cumsum(first) - 1
         names = receptions.key[first], receptions.key_check[first]
         at = find(self._key, self._key_check, *names)
-        known = self._recall(at)
-        codes = self._judge_late(receptions, frame, at < 0, known)
+        memory = self._recall(at)
+        codes = self._judge_late(receptions, frame, at < 0, memory)
         codes[self._no_room(receptions.take(np.flatnonzero(first)), at, frame, codes < 0)[frame] & (codes < 0)] = (
             _STATE_FULL
         )
         live = np.flatnonzero(codes < 0)
         rows = receptions.take(live).rows()
         heard = frame[live][rows.begins]
-        codes[live], after = judge(rows, known.take(heard), self._windows)
-        for column, values in zip(known, after, strict=True):
+        codes[live], after = judge(rows, memory.take(heard), self._windows)
+        for column, values in zip(memory, after, strict=True):
             column[heard] = values
-        self._learn(names, at, known)
+        self._learn(names, at, memory)
         if self._chains is not None:
             self._chains.know_again(codes, receptions)
         self._newest = max(self._newest, int(receptions.time.max()))
@@ -478,22 +480,22 @@ class FrameBank:
         return codes
 
     def _recall(self, at: Int64s) -> KnownFrames:
-        known = KnownFrames.nothing(len(at))
+        memory = KnownFrames.nothing(len(at))
         there = np.flatnonzero(at >= 0)
-        for column, values in zip(known, self._known, strict=True):
+        for column, values in zip(memory, self._known, strict=True):
             column[there] = values[at[there]]
-        return known
+        return memory
 
-    def _judge_late(self, receptions: ReceptionArrays, frame: Int64s, new: Bools, known: KnownFrames) -> Codes:
+    def _judge_late(self, receptions: ReceptionArrays, frame: Int64s, new: Bools, memory: KnownFrames) -> Codes:
         """The codes of the rows that come before what is known, -1 of all others; they may move an opener back."""
         time, expiry, echo = receptions.time, self._windows.expiry_ms, self._windows.echo_ms
         codes = np.full(len(time), -1, np.int8)
         codes[new[frame] & (time < self._given_up + expiry)] = _LATE
-        behind = np.flatnonzero(time < known.last[frame])
+        behind = np.flatnonzero(time < memory.last[frame])
         if not len(behind):
             return codes
         rank, time, frame = frame, time[behind], frame[behind]
-        station, since, _, own = known.take(frame)
+        station, since, _, own = memory.take(frame)
         hit = time > since - expiry
         codes[behind] = np.where(hit, np.int8(_OTHER_STATION), np.int8(_LATE))
         same = np.flatnonzero(hit & (receptions.station[behind] == station))
@@ -501,10 +503,10 @@ class FrameBank:
         near = np.abs(time - own) < echo  # its own sighting: the window's beginning may be of another station by now
         near[1:] |= (frame[1:] == frame[:-1]) & (np.diff(time) < echo)
         codes[behind[same]] = np.where(near, np.int8(_ECHOED), np.int8(_RESUBMITTED))
-        np.maximum.at(known.own, frame, time)
+        np.maximum.at(memory.own, frame, time)
         codes[behind[hit & receptions.join[behind]]] = _JOIN_REPEATED
         if self._windows.sliding:
-            np.minimum.at(known.since, rank[behind[hit]], receptions.time[behind[hit]])
+            np.minimum.at(memory.since, rank[behind[hit]], receptions.time[behind[hit]])
         return codes
 
     def _no_room(self, frames: ReceptionArrays, at: Int64s, frame: Int64s, live: Bools) -> Bools:
@@ -516,8 +518,10 @@ class FrameBank:
         wants[frame[live]] = True
         new = np.flatnonzero(wants & (at < 0))
         if self._chains is not None:
-            known = find(self._chains.columns[0], self._chains.columns[1], frames.chain[new], frames.chain_check[new])
-            strange = new[known < 0]
+            chain_at = find(
+                self._chains.columns[0], self._chains.columns[1], frames.chain[new], frames.chain_check[new]
+            )
+            strange = new[chain_at < 0]
             by_chain = strange[np.lexsort((frames.chain_check[strange], frames.chain[strange]))]
             nth = np.cumsum(begins(frames.chain[by_chain], frames.chain_check[by_chain]))
             refused[by_chain[nth > self._frames_max - len(self._chains)]] = True
@@ -526,28 +530,28 @@ class FrameBank:
         refused[by_name[max(0, self._frames_max - len(self)) :]] = True
         return refused
 
-    def _learn(self, names: tuple[Int64s, Int64s], at: Int64s, known: KnownFrames) -> None:
+    def _learn(self, names: tuple[Int64s, Int64s], at: Int64s, memory: KnownFrames) -> None:
         old = np.flatnonzero(at >= 0)
-        for column, values in zip(self._known, known, strict=True):
+        for column, values in zip(self._known, memory, strict=True):
             column[at[old]] = values[old]
-        new = np.flatnonzero((at < 0) & (known.last != NEVER))
+        new = np.flatnonzero((at < 0) & (memory.last != NEVER))
         new = new[np.argsort(names[0][new], kind="stable")]
-        place = np.searchsorted(self._key, names[0][new])
+        slots = np.searchsorted(self._key, names[0][new])
         self._key, self._key_check = (
-            np.insert(column, place, name[new])
+            np.insert(column, slots, name[new])
             for column, name in zip((self._key, self._key_check), names, strict=True)
         )
         self._known = KnownFrames(
-            *(np.insert(column, place, values[new]) for column, values in zip(self._known, known, strict=True))
+            *(np.insert(column, slots, values[new]) for column, values in zip(self._known, memory, strict=True))
         )
 
     def _give_up(self) -> None:
         """Drop the windows that nothing can meet any more but what is later than ``late_ms``."""
-        gone = self._newest - self._known.last >= self._windows.expiry_ms + self._late_ms
-        if gone.any():
-            self._given_up = max(self._given_up, int(self._known.last[gone].max()))
-            kept = np.flatnonzero(~gone)
-            self._key, self._key_check, self._known = self._key[kept], self._key_check[kept], self._known.take(kept)
+        expired = self._newest - self._known.last >= self._windows.expiry_ms + self._late_ms
+        if expired.any():
+            self._given_up = max(self._given_up, int(self._known.last[expired].max()))
+            rest = np.flatnonzero(~expired)
+            self._key, self._key_check, self._known = self._key[rest], self._key_check[rest], self._known.take(rest)
 
     def snapshot(self) -> bytes:
         """All that is remembered, as bytes; the settings are not in it."""
@@ -567,23 +571,23 @@ class FrameBank:
 
     def resume(self, data: bytes) -> FrameBank:
         """Go on where another bank's snapshot was taken, with the settings of this one; else `BadInput`."""
-        head, found = _HEADS[self._format], int.from_bytes(data[4:6], "little")
-        if data[:4] == _MAGIC and found != self._format and found in _HEADS:
-            strict = str(found == STRICT_FORMAT).lower()
+        head, format_ = _HEADS[self._format], int.from_bytes(data[4:6], "little")
+        if data[:4] == _MAGIC and format_ != self._format and format_ in _HEADS:
+            strict = str(format_ == STRICT_FORMAT).lower()
             raise BadInput(
-                f"this memory is of format {found}, kept with strict_adr = {strict} (or by a version that had no other "
-                "way): go on with that, or begin a new checkpoint",
+                f"this memory is of format {format_}, kept with strict_adr = {strict} (or by a version that had no "
+                "other way): go on with that, or begin a new checkpoint",
                 offset=4,
             )
-        if len(data) < head.size or data[:4] != _MAGIC or found != self._format:
+        if len(data) < head.size or data[:4] != _MAGIC or format_ != self._format:
             raise BadInput(f"not a bank of frames of format {self._format}: begins {data[:6].hex()}", offset=0)
         _, _, newest, given_up, count, *chains, checksum = head.unpack_from(data)
         columns, frames_end = data[head.size :], 48 * count
         if len(columns) != frames_end + 40 * sum(chains) or zlib.crc32(columns) != checksum:
             raise BadInput(f"a damaged bank of frames: {len(columns)} bytes of {count} frames", offset=head.size)
         numbers = np.frombuffer(columns, "<i8").astype(np.int64)
-        self._key, self._key_check, *known = numbers[: 6 * count].reshape(6, -1)
-        self._known = KnownFrames(*known)
+        self._key, self._key_check, *windows = numbers[: 6 * count].reshape(6, -1)
+        self._known = KnownFrames(*windows)
         if self._chains is not None:
             self._chains = _Chains(numbers[6 * count :].reshape(5, -1))
         self._newest, self._given_up = newest, given_up

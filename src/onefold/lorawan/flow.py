@@ -146,11 +146,11 @@ class Latency:
 
     def buckets(self) -> list[tuple[str, int]]:
         """How many took at most so long, by bound."""
-        found, total = [], 0
+        buckets, total = [], 0
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
-            found.append((bound, total))
-        return found
+            buckets.append((bound, total))
+        return buckets
 
 
 OUTSTANDING_MAX: Final = 100_000
@@ -196,7 +196,7 @@ class Downlinks:
             number=self.next_number,
         )
         self.next_number += 1
-        if reception.back is None or not reception.back.send(downlink):
+        if reception.back is None or not reception.back(downlink):
             self.gone += 1
             return False
         self.sent += 1
@@ -301,10 +301,10 @@ def record(server: str, reception: Reception, dev_eui: int | None, judged: Judge
     return _encode(row).encode()
 
 
-def refused(server: str, station: str, received_ms: int, verdict: str, reason: str, told: str) -> bytes:
+def refused(server: str, station: str, received_ms: int, verdict: str, reason: str, problem: str) -> bytes:
     """Something that was no reception."""
     row = {"v": FORMAT, "kind": None, "server": server, "station": station, "received_ms": received_ms,
-           "verdict": verdict, "reason": reason, "told": told}  # fmt: skip
+           "verdict": verdict, "reason": reason, "told": problem}  # fmt: skip
     return _encode(row).encode()
 
 
@@ -825,14 +825,14 @@ class GatewayService:
         counters = await desk.ask(lookup)
         for each in same:  # who waits first goes on first: so the others find it done
             each.lookup = None
-        for each, known in zip(same, counters or [None] * len(same), strict=True):
+        for each, stored in zip(same, counters or [None] * len(same), strict=True):
             home = desk is self._home(each)
             each.asked.add(desk.name)
             if home:
                 each.asked_at = monotonic()
-                self._begin_again(each, fcnt, known)
+                self._begin_again(each, fcnt, stored)
             if counters is not None:
-                each.learn(known, self.settings.name, home=home)
+                each.learn(stored, self.settings.name, home=home)
                 each.loaded = each.loaded or home
         return counters is None and desk is self._home(same[0])
 

@@ -240,22 +240,23 @@ def parse_down(phy: bytes) -> DataDown:
 
 def _kind(phy: bytes) -> int:
     if not DATA_BYTES_MIN <= len(phy) <= PHY_BYTES_MAX:
-        told = f"a frame of {len(phy)} bytes: there must be {DATA_BYTES_MIN} to {PHY_BYTES_MAX}"
-        raise BadInput(told, length=len(phy))
+        raise BadInput(
+            f"a frame of {len(phy)} bytes: there must be {DATA_BYTES_MIN} to {PHY_BYTES_MAX}", length=len(phy)
+        )
     if phy[0] & MAJOR_BITS:
         raise BadInput(f"byte 0 is 0x{phy[0]:02x}: major version {phy[0] & 3}, only 0 is known", offset=0, value=phy[0])
     return phy[0] & TYPE_BITS
 
 
-def _data(made: type[_Data], phy: bytes) -> _Data:
+def _data(cls: type[_Data], phy: bytes) -> _Data:
     mhdr, dev_addr, fctrl, fcnt = _DATA.unpack_from(phy)
     end, port = len(phy) - 4, _DATA.size + (fctrl & FOPTS_BITS)
     if port > end:
-        told = f"byte 5 is 0x{fctrl:02x}: {fctrl & FOPTS_BITS} bytes of options, but there are {end - _DATA.size}"
-        raise BadInput(told, offset=5, value=fctrl)
+        problem = f"byte 5 is 0x{fctrl:02x}: {fctrl & FOPTS_BITS} bytes of options, but there are {end - _DATA.size}"
+        raise BadInput(problem, offset=5, value=fctrl)
     fport, payload = (phy[port], phy[port + 1 : end]) if port < end else (None, b"")
     fopts, (mic,) = phy[_DATA.size : port], _MIC.unpack_from(phy, end)
-    return made(mhdr, dev_addr, fctrl, fcnt, bytes(fopts), fport, bytes(payload), mic)
+    return cls(mhdr, dev_addr, fctrl, fcnt, bytes(fopts), fport, bytes(payload), mic)
 
 
 def _raw(mhdr: int, dev_addr: int, fctrl: int, fcnt: int, fopts: bytes, fport: int | None, payload: bytes) -> bytes:

@@ -79,11 +79,11 @@ def find_owner(devices: Iterable[tuple[bytes, int | None]], frame: DataUp) -> tu
     ((1, 7, 2), (0, None, 3))
     """
     raw, dev_addr, mic, tried = frame.raw, frame.dev_addr, frame.mic, 0
-    for place, (nwk_skey, last) in enumerate(devices):
+    for at, (nwk_skey, last) in enumerate(devices):
         for counter in candidates(last, frame.fcnt):
             tried += 1
             if data_mic(nwk_skey, raw, dev_addr, counter) == mic:
-                return place, counter, tried
+                return at, counter, tried
     return 0, None, tried
 
 

@@ -1,27 +1,25 @@
-"""What a link hands to the service: one frame as one station heard it, and the way back to that station.
+"""Radio: what a link hands to the service, how it reads what gateways write, and the plans of the regions.
 
 Three protocols bring receptions in: Basics Station over websockets, Semtech's UDP, ChirpStack's events over MQTT.
 Behind this page nothing knows which: a station is the lower-case hex EUI of the gateway, and the way back is a `Back`.
 
-Reading what gateways write: JSON from a stranger, field by field, each within its range.
+JSON from a stranger is read field by field, each within its range. Every reader names the field and the value that is
+wrong (`BadInput`), shortened, because a stranger chose it too. Times are the exception: a gateway without a good clock
+still hears well, so a time that cannot be read is no time.
 
-Every reader names the field and the value that is wrong (`BadInput`), shortened, because a stranger chose it too.
-Times are the exception: a gateway without a good clock still hears well, so a time that cannot be read is no time.
-
-The radio plans: which data rates and channels a region has, and where a device listens for an answer.
-
-From the LoRaWAN regional parameters (RP002) and, for what a station is told, from the LNS protocol of Basics Station:
-``DRs`` are 16 triples of spreading factor (0: FSK, -1: none), bandwidth in kHz, and whether it is for down frames only;
-``sx1301_conf`` places two radios and tunes eight channels, one fast LoRa channel and one FSK channel relative to them.
+The regions are from the LoRaWAN regional parameters (RP002) and, for what a station is told, from the LNS protocol of
+Basics Station: ``DRs`` are 16 triples of spreading factor (0: FSK, -1: none), bandwidth in kHz, and whether it is for
+down frames only; ``sx1301_conf`` places two radios and tunes eight channels, one fast LoRa channel and one FSK channel
+relative to them.
 """
 
 import base64
 import binascii
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
@@ -55,12 +53,9 @@ class Downlink(NamedTuple):
     """Unique in this server: the station names it when it has transmitted."""
 
 
-class Back(Protocol):
-    """The way back to the station, with what its protocol needs to know of the uplink (its clock, its antenna)."""
-
-    def send(self, downlink: Downlink) -> bool:
-        """Hand it to the station, which transmits it; False: the station is gone. Never blocks, never raises."""
-        ...
+Back: TypeAlias = Callable[[Downlink], bool]
+"""The way back to the station, with what its protocol needs to know of the uplink (its clock, its antenna): has the
+station transmit the frame; False: the station is gone. Never blocks, never raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +100,16 @@ def shown(value: object) -> str:
     """
     if isinstance(value, dict | list):  # its text may be long, and deep
         return f"{'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
-    told = repr(value) if not isinstance(value, int) or abs(value) < 10**SHOWN_MAX else "a giant number"
-    return told if len(told) <= SHOWN_MAX else told[:SHOWN_MAX] + "..."
+    line = repr(value) if not isinstance(value, int) or abs(value) < 10**SHOWN_MAX else "a giant number"
+    return line if len(line) <= SHOWN_MAX else line[:SHOWN_MAX] + "..."
 
 
 def document(data: bytes, what: str) -> dict[str, Any]:
     """The JSON object that these bytes are."""
-    found = read_json(data, what)
-    if not isinstance(found, dict):
-        raise BadInput(f"{what} is {shown(found)}, must be a JSON object")
-    return found
+    value = read_json(data, what)
+    if not isinstance(value, dict):
+        raise BadInput(f"{what} is {shown(value)}, must be a JSON object")
+    return value
 
 
 def integer(source: Mapping[str, Any], name: str, low: int, high: int) -> int:
@@ -128,7 +123,6 @@ def integer(source: Mapping[str, Any], name: str, low: int, high: int) -> int:
 
 
 def number(source: Mapping[str, Any], name: str, low: float, high: float) -> float:
-    """A number of this range."""
     value = source.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise BadInput(f"{name} is {shown(value)}, must be a number of {low:g} to {high:g}", field=name)
@@ -141,7 +135,6 @@ def decibels(source: Mapping[str, Any], name: str) -> float | None:
 
 
 def text(source: Mapping[str, Any], name: str) -> str:
-    """A string."""
     value = source.get(name)
     if not isinstance(value, str):
         raise BadInput(f"{name} is {shown(value)}, must be a string", field=name)
@@ -149,7 +142,6 @@ def text(source: Mapping[str, Any], name: str) -> str:
 
 
 def part(source: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An object inside the object."""
     value = source.get(name)
     if not isinstance(value, dict):
         raise BadInput(f"{name} is {shown(value)}, must be an object", field=name)
@@ -176,11 +168,11 @@ def moment_ms(source: Mapping[str, Any], name: str) -> int | None:
     >>> moment_ms({"time": "1970-01-01T00:00:08Z"}, "time") is None
     True
     """
-    said = source.get(name)
-    if not isinstance(said, str):
+    value = source.get(name)
+    if not isinstance(value, str):
         return None
     try:
-        read = datetime.fromisoformat(said)
+        read = datetime.fromisoformat(value)
         since = (read if read.tzinfo else read.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None
@@ -193,10 +185,10 @@ def gps_ms(source: Mapping[str, Any], name: str) -> int | None:
     >>> gps_ms({"tmms": 1_384_000_018_000}, "tmms"), gps_ms({"tmms": "soon"}, "tmms")
     (1699964800000, None)
     """
-    said = source.get(name)
-    if isinstance(said, bool) or not isinstance(said, int | float) or not 0 <= said <= TIME_MS_MAX:
+    value = source.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= TIME_MS_MAX:
         return None
-    return trusted_ms(GPS_EPOCH_MS + math.floor(said) - GPS_LEAP_MS)
+    return trusted_ms(GPS_EPOCH_MS + math.floor(value) - GPS_LEAP_MS)
 
 
 def trusted_ms(time_ms: int) -> int | None:

@@ -76,11 +76,11 @@ class Registry:
 
     def __init__(self, entries: Iterable[RegistryEntry] = ()) -> None:
         self.by_eui = {entry.device.dev_eui: entry for entry in entries}
-        found: dict[int, list[RegistryEntry]] = {}
+        groups: dict[int, list[RegistryEntry]] = {}
         for entry in self.by_eui.values():
             if entry.device.dev_addr is not None and entry.nwk_skey is not None:
-                found.setdefault(entry.device.dev_addr, []).append(entry)
-        self.by_address = {address: tuple(group) for address, group in found.items()}
+                groups.setdefault(entry.device.dev_addr, []).append(entry)
+        self.by_address = {address: tuple(group) for address, group in groups.items()}
 
     def __len__(self) -> int:
         return len(self.by_eui)
@@ -90,15 +90,15 @@ class Registry:
         return self.by_address.get(dev_addr, ())
 
 
-def registry_of(rows: Iterable[Mapping[str, Any]], place: str) -> Registry:
+def registry_of(rows: Iterable[Mapping[str, Any]], source: str) -> Registry:
     """Read the rows of a file or table; `BadInput` names the first thing that is wrong."""
     entries: dict[int, RegistryEntry] = {}
     for number, row in enumerate(rows, 1):
-        told = row.get("dev_eui")
-        where = f"{place}: device {number}" + (f" ({told})" if isinstance(told, str) and len(told) < 40 else "")
+        eui = row.get("dev_eui")
+        where = f"{source}: device {number}" + (f" ({eui})" if isinstance(eui, str) and len(eui) < 40 else "")
         entry = _entry(_Row(row, where))
         if entry.device.dev_eui in entries:
-            raise BadInput(f"{where}: dev_eui is there twice", dev_eui=told)
+            raise BadInput(f"{where}: dev_eui is there twice", dev_eui=eui)
         entries[entry.device.dev_eui] = entry
     return Registry(entries.values())
 
@@ -161,9 +161,9 @@ class _Row:
 
     def choice(self, name: str, *names: T, default: T) -> T:
         value = self.values.get(name, default)
-        for known in names:
-            if isinstance(value, str) and value.lower() == known.lower():
-                return known
+        for option in names:
+            if isinstance(value, str) and value.lower() == option.lower():
+                return option
         raise self.wrong(name, f"one of {', '.join(names)}")
 
     def flag(self, name: str) -> bool:
@@ -258,14 +258,14 @@ class RegistryFile:
 
     def _look(self) -> tuple[tuple[int, int, int], ...]:
         """What changes when the file does; of SQLite also its write-ahead log."""
-        found = []
+        stamps = []
         for path in (self.path, Path(f"{self.path}-wal")):
             try:
-                told = os.stat(path)
+                status = os.stat(path)
             except OSError:
                 continue
-            found.append((told.st_ino, told.st_size, told.st_mtime_ns))
-        return tuple(found)
+            stamps.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        return tuple(stamps)
 
 
 BEHIND_MAX: Final = 16
@@ -349,10 +349,10 @@ class Sessions:
     def use(self, registry: Registry) -> None:
         """Another registry: devices keep what is known of them as long as they keep their keys."""
         self.registry = registry
-        kept = {}
+        sessions = {}
         for entry in registry.by_eui.values():
             session = self._found.get(entry.session)
             if session is not None:
                 session.entry = entry
-                kept[entry.session] = session
-        self._found = kept
+                sessions[entry.session] = session
+        self._found = sessions

@@ -332,10 +332,10 @@ class Sightings:
         return now_ms
 
     def _evict(self) -> None:
-        _, gone = self._heard.popitem(last=False)
+        _, oldest = self._heard.popitem(last=False)
         self.evicted += 1
         # The front one expires first, and those that went before it had expired earlier still.
-        self._forgot_until_ms = self._expires_ms(gone)
+        self._forgot_until_ms = self._expires_ms(oldest)
 
     def _expires_ms(self, sighting: Sighting) -> int:
         return (sighting.last_ms if self.sliding else sighting.since_ms) + self.expiry_ms
@@ -556,16 +556,20 @@ class Unfinished(NamedTuple):
     body: str
 
 
-def won_before(kept: Unfinished | None, claim: Claim) -> bool:
-    """Is ``kept``, what the outbox has under the claim's number, the message of this very claim?
+def won_before(unfinished: Unfinished | None, claim: Claim) -> bool:
+    """Is ``unfinished``, what the outbox has under the claim's number, the message of this very claim?
 
     Then it was won, its answer was lost, and it is made again. It is still won, also where a later frame was counted
     since, or its message would wait in the outbox for a server that thinks it lost. Only a downlink is not given twice.
     """
-    return kept is not None and bool(claim.body) and (kept.device, kept.fcnt_up) == (claim.device, claim.fcnt_up)
+    return (
+        unfinished is not None
+        and bool(claim.body)
+        and (unfinished.device, unfinished.fcnt_up) == (claim.device, claim.fcnt_up)
+    )
 
 
-def decide(known: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
+def decide(counters: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
     """What is known after a claim, and what became of it. A store says "won" to a lost one that was `won_before`.
 
     >>> known, a = decide(None, Claim("d", "a", 7, wants_down=True))
@@ -581,23 +585,25 @@ def decide(known: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
     >>> anew.won, two.won, copy.won, known.fcnt_up
     (True, True, False, 2)
     """
-    previous = None if known is None or known.server == claim.server else known.server
-    if known is not None and _begins_anew(known, claim):
-        known = None
-    if known is not None and (
-        claim.fcnt_up < known.fcnt_up or (claim.fcnt_up == known.fcnt_up and claim.server != known.server)
+    previous = None if counters is None or counters.server == claim.server else counters.server
+    if counters is not None and _begins_anew(counters, claim):
+        counters = None
+    if counters is not None and (
+        claim.fcnt_up < counters.fcnt_up or (claim.fcnt_up == counters.fcnt_up and claim.server != counters.server)
     ):
-        return known, Claimed(False, known.server, known.fcnt_up, 0, None)
-    fcnt_down = claim.fcnt_down if known is None else max(known.fcnt_down, claim.fcnt_down)
+        return counters, Claimed(False, counters.server, counters.fcnt_up, 0, None)
+    fcnt_down = claim.fcnt_down if counters is None else max(counters.fcnt_down, claim.fcnt_down)
     if claim.wants_down:
         fcnt_down += 1
-    same = known is not None and known.fcnt_up == claim.fcnt_up
-    after = Counters(claim.fcnt_up, fcnt_down, claim.server, claim.frame or (known.frame if known and same else ""))
+    same = counters is not None and counters.fcnt_up == claim.fcnt_up
+    after = Counters(
+        claim.fcnt_up, fcnt_down, claim.server, claim.frame or (counters.frame if counters and same else "")
+    )
     return after, Claimed(True, claim.server, claim.fcnt_up, fcnt_down if claim.wants_down else 0, previous)
 
 
-def decide_join(known: Counters | None, claim: Claim, *, used: bool) -> Claimed:
-    """What becomes of a claim with a nonce. ``used``: its device has joined with it; ``known``: who did it of late.
+def decide_join(counters: Counters | None, claim: Claim, *, used: bool) -> Claimed:
+    """What becomes of a claim with a nonce. ``used``: its device has joined with it; ``counters``: who did it of late.
 
     A store says "won" to a lost one that was `won_before`. Who lost and is told no server lost to nobody of now: the
     request is replayed.
@@ -608,22 +614,22 @@ def decide_join(known: Counters | None, claim: Claim, *, used: bool) -> Claimed:
     >>> decide_join(Counters(0, 0, "a"), claim, used=True).server
     'a'
     """
-    if used or known is not None:
-        return Claimed(False, "" if known is None else known.server, claim.fcnt_up, 0, None)
+    if used or counters is not None:
+        return Claimed(False, "" if counters is None else counters.server, claim.fcnt_up, 0, None)
     return Claimed(True, claim.server, claim.fcnt_up, 0, None)
 
 
-def _begins_anew(known: Counters, claim: Claim) -> bool:
+def _begins_anew(counters: Counters, claim: Claim) -> bool:
     """Is this the first that the store hears of the device's beginning again?"""
     after = claim.restarted_after
-    if after is None or claim.fcnt_up >= known.fcnt_up:
+    if after is None or claim.fcnt_up >= counters.fcnt_up:
         return False
-    if known.server == claim.server:  # which tells in order what it hears
+    if counters.server == claim.server:  # which tells in order what it hears
         return True
     # After 0 and 1 alone nobody can tell: the 1 of another server may be the one that follows the 0 claimed here.
-    if known.fcnt_up <= FIRST_MESSAGE_MAX:
+    if counters.fcnt_up <= FIRST_MESSAGE_MAX:
         return False
-    return known.fcnt_up >= after or known.fcnt_up - claim.fcnt_up > LATE_MAX
+    return counters.fcnt_up >= after or counters.fcnt_up - claim.fcnt_up > LATE_MAX
 
 
 JOIN_KEEP_MS: Final = 300_000

@@ -209,9 +209,9 @@ class GatewayServer(HttpServer):
         service.tally.check()
 
     def _problems(self) -> dict[str, str]:
-        found = {} if self.registry.problem is None else {"registry": self.registry.problem}
-        found |= {name: link.problem for name, link in self.links.items() if link.problem is not None}
-        return found | (self.service.problems() if self.service is not None else {})
+        problems = {} if self.registry.problem is None else {"registry": self.registry.problem}
+        problems |= {name: link.problem for name, link in self.links.items() if link.problem is not None}
+        return problems | (self.service.problems() if self.service is not None else {})
 
     async def _watch(self, service: GatewayService) -> None:
         """Use the registry again when its file has changed."""

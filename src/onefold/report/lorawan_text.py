@@ -30,46 +30,44 @@ NAME_MAX: Final = 20
 """An EUI has 16 digits; longer names are cut."""
 
 
-def report(found: Mapping[str, Any]) -> Group:
-    """All of it."""
-    tally = Tally.from_dict(found["tally"])
+def report(document: Mapping[str, Any]) -> Group:
+    tally = Tally.from_dict(document["tally"])
     return Group(
-        summary(found),
+        summary(document),
         Text(),
-        text.books(tally, found["engine"]),
+        text.books(tally, document["engine"]),
         text.banner(tally),
-        *_part("devices that lost most", devices(found)),
-        *_part("gateways", gateways(found)),
-        *_part("suspects of a replay", suspects(found)),
-        *_part("what another window would have caught", windows(found)),
+        *_part("devices that lost most", devices(document)),
+        *_part("gateways", gateways(document)),
+        *_part("suspects of a replay", suspects(document)),
+        *_part("what another window would have caught", windows(document)),
     )
 
 
-def findings(found: Mapping[str, Any]) -> list[str]:
+def findings(document: Mapping[str, Any]) -> list[str]:
     """What is not as it should be, one line each; nothing if all is clean."""
-    tally = Tally.from_dict(found["tally"])
+    tally = Tally.from_dict(document["tally"])
     what: Iterable[tuple[int, str]] = (
-        (found["lost"], "lost uplinks"),
-        (found["suspects"]["count"], "suspects of a replay"),
+        (document["lost"], "lost uplinks"),
+        (document["suspects"]["count"], "suspects of a replay"),
         (tally.count(Verdict.REJECT), "receptions that cannot be used"),
     )
     return [f"{count:,} {name}" for count, name in what if count]
 
 
-def summary(found: Mapping[str, Any]) -> Text:
-    """The figures that are asked for first."""
-    n = {name: f"{value:,}" for name, value in found.items() if isinstance(value, int)}
-    losses = found["losses"]
+def summary(document: Mapping[str, Any]) -> Text:
+    n = {name: f"{value:,}" for name, value in document.items() if isinstance(value, int)}
+    losses = document["losses"]
     lines = [
         f"{n['rows']} rows: {n['receptions']} receptions, {n['not_receptions']} rows that are none",
         f"{n['uplinks']} uplinks, {n['devices']} devices, {n['gateways']} gateways; {n['joins']} join requests of "
         f"{n['joining_devices']} devices",
         f"{n['shared_uplinks']} heard by more than one gateway, {n['doubled_uplinks']} in which one gateway appears "
         "more than once",
-        f"{n['lost']} lost by their counters ({_percent(found['loss_share'])}), in {losses['gaps']:,} gaps; "
+        f"{n['lost']} lost by their counters ({_percent(document['loss_share'])}), in {losses['gaps']:,} gaps; "
         f"{losses['resets']:,} resets and {losses['roll_overs']:,} roll-overs are no losses",
     ]
-    if found["foreign_devices"]:
+    if document["foreign_devices"]:
         lines.append(
             f"{n['foreign_uplinks']} uplinks are of {n['foreign_devices']} devices that are not ours: what they lost "
             "is not counted, nor are they suspects"
@@ -77,10 +75,9 @@ def summary(found: Mapping[str, Any]) -> Text:
     return Text("\n".join(lines))
 
 
-def devices(found: Mapping[str, Any]) -> RenderableType:
-    """Those that lost most."""
-    shown = [row for row in found["losses"]["shown"] if row["lost"] or row["resets"] or row["suspects"]]
-    if not shown:
+def devices(document: Mapping[str, Any]) -> RenderableType:
+    rows = [row for row in document["losses"]["shown"] if row["lost"] or row["resets"] or row["suspects"]]
+    if not rows:
         return Text("none lost anything", style="green")
     names = ("device", "uplinks", "lost", "share", "gaps", "longest", "resets", "roll-overs", "suspects")
     cells: list[Cells] = [
@@ -88,21 +85,21 @@ def devices(found: Mapping[str, Any]) -> RenderableType:
             text.foreign(row["device"]), *_whole(row, "uplinks", "lost"), _percent(row["loss_share"]),
             *_whole(row, "gaps", "longest_gap", "resets", "roll_overs", "suspects"),
         )
-        for row in shown
+        for row in rows
     ]  # fmt: skip
     return _table(names, cells)
 
 
-def gateways(found: Mapping[str, Any]) -> RenderableType:
+def gateways(document: Mapping[str, Any]) -> RenderableType:
     """What each heard, how well and how soon; and how often twice, and by which clock."""
-    shown = found["gateways_shown"]
+    rows = document["gateways_shown"]
     heard = _table(
         ("gateway", "receptions", "uplinks", "shared", "best", "first", "p50 ms", "p95 ms", "p99 ms"),
         (
             (_station(row), *_whole(row, "receptions", "uplinks"),
              *(_percent(row[name]) for name in ("overlap_share", "best_share", "first_share")),
              *_whole(row["behind_first_ms"], "p50", "p95", "p99"))
-            for row in shown
+            for row in rows
         ),
     )  # fmt: skip
     twice = _table(
@@ -110,12 +107,12 @@ def gateways(found: Mapping[str, Any]) -> RenderableType:
         (
             (_station(row), *_whole(row, "repeated_uplinks", "echoes", "resubmissions", "own_clock"),
              *_whole(row, "clock_not_believed"), _span(row["clock_off_max_ms"]))
-            for row in shown
+            for row in rows
         ),
     )  # fmt: skip
     return Group(
         heard,
-        *_more(found["gateways"] - len(shown)),
+        *_more(document["gateways"] - len(rows)),
         _note("shared: of its uplinks, how many others heard too; best: in how many its signal was the best"),
         _note("first: how often none was sooner, then how far behind the first it was; only among those with a clock"),
         Text(),
@@ -124,9 +121,9 @@ def gateways(found: Mapping[str, Any]) -> RenderableType:
     )
 
 
-def suspects(found: Mapping[str, Any]) -> RenderableType:
+def suspects(document: Mapping[str, Any]) -> RenderableType:
     """Uplinks that may be replays, and why."""
-    about = found["suspects"]
+    about = document["suspects"]
     if not about["count"]:
         return Text("none", style="green")
     cells: list[Cells] = [
@@ -140,15 +137,15 @@ def suspects(found: Mapping[str, Any]) -> RenderableType:
     return Group(_table(names, cells), *_more(about["count"] - len(cells)))
 
 
-def windows(found: Mapping[str, Any]) -> RenderableType:
+def windows(document: Mapping[str, Any]) -> RenderableType:
     """How many uplinks there would be if frames were remembered for longer, or not so long."""
-    chosen = found["settings"]["expiry_ms"]
+    chosen = document["settings"]["expiry_ms"]
     cells = [
         (
             f"[bold]{_seconds(row['window_ms'])}[/]" if row["window_ms"] == chosen else _seconds(row["window_ms"]),
             *_whole(row, "uplinks", "repeats", "uplinks_own_clock"),
         )
-        for row in found["windows"]
+        for row in document["windows"]
     ]  # fmt: skip
     return Group(
         _table(("window", "uplinks", "repeats caught", "uplinks, own clock"), cells),
@@ -157,15 +154,15 @@ def windows(found: Mapping[str, Any]) -> RenderableType:
     )
 
 
-def _part(title: str, shown: RenderableType) -> tuple[RenderableType, ...]:
-    return Text(), Text(title, style="bold"), shown
+def _part(title: str, content: RenderableType) -> tuple[RenderableType, ...]:
+    return Text(), Text(title, style="bold"), content
 
 
 def _table(names: Sequence[str], rows: Iterable[Cells]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for number, name in enumerate(names):
-        left = number == 0 or name in ("time", "because")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+        is_text = number == 0 or name in ("time", "because")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table

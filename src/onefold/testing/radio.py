@@ -1,45 +1,27 @@
 """Radio traffic from one seed: the world is drawn, then the air, then who hears it; the truth follows from these.
 
-The same plan makes the same traffic, byte for byte. Cost: some 10 us per distinct frame (its integrity code) and 5 us
-per reception when it is written; nothing else runs row by row in Python.
+The same plan makes the same traffic, byte for byte.
 
-What radio traffic to make: how many of everything, and how often which thing goes wrong.
+- `RadioWorld`: gateways stand anywhere in a square; a device stands in the range of one that is drawn for it, and
+  whoever else is near enough hears it too. Strangers are devices of other networks, and in no registry.
+- `Air`: a *frame* is what a device makes once, with its counter; a *transmission* is a frame on the air at some time:
+  the first one, a retry because no acknowledgement came, or a replay by somebody else. Both lie in flat arrays:
 
-The defaults are a small town on a bad day. `QUIET` is the same town when nothing goes wrong: every gateway hears every
-frame once. Settings out of range are `Misuse`, and the text names the field and its value.
+      frames          uplinks (device after device, each device's in order) | forged | foreign | join requests
+      transmissions   one of each frame | retries of confirmed uplinks | replays
 
-Who is there: devices with their keys, gateways with a place, a range and a delay.
-
-Gateways stand anywhere in a square; a device stands in the range of one that is drawn for it, and whoever else is near
-enough hears it too. Strangers are devices of other networks: they have an address and a key, and are in no registry.
-
-What is sent: frames, and the transmissions that carry them.
-
-A *frame* is what a device makes once, with its counter; a *transmission* is a frame on the air at some time: the first
-one, a retry because no acknowledgement came, or a replay by somebody else. Both lie in flat arrays; uplinks come first
-among the frames, device after device, each device's in order.
-
-    frames          uplinks | forged | foreign | join requests
-    transmissions   one of each frame | retries of confirmed uplinks | replays
+- `RadioReceptions`: a gateway in range hears a transmission unless it fades; sometimes it has it twice, the second time
+  as a mirror image on another frequency, 30 dB down or more. Every gateway has its own way to the server, one is slow.
+- `RadioTruth`: the *first* reception of a frame is the one that reaches the server first. Of the others, one of the
+  same transmission is by another gateway (or a mirror image by the same); one of a later transmission is a retry, or a
+  replay if it was not the device that sent it.
 
 Two things are arranged so that the truth can be told from the air alone. What a replay or a restart is judged by is
 *sure* to be heard: the uplink after a replayed one, and those around a restart. And devices that may restart their
 counter are not replayed: of such a device nobody can tell a replay from a restart.
 
-Who heard what: transmissions become receptions, in the order in which they reach the server.
-
-A gateway in range hears a transmission unless it fades; sometimes it has it twice, the second time as a mirror image on
-another frequency, 30 dB down or more. Every gateway has its own way to the server, and one of them is slow.
-
-Frames as they are on the air: counter, payload and integrity code in bytes.
-
-Cost: some 10 us per distinct frame, nearly all of it AES; copies share their frame.
-
-What every reception really is, and how many uplinks of every device were sent, heard and lost.
-
-The *first* reception of a frame is the one that reaches the server first. Of the others, one of the same transmission
-is by another gateway (or a mirror image by the same); one of a later transmission is a retry, or a replay if it was not
-the device that sent it.
+Cost: some 10 us per distinct frame (its integrity code; copies share their frame) and 5 us per reception when it is
+written; nothing else runs row by row in Python.
 """
 
 from __future__ import annotations
@@ -70,7 +52,7 @@ RECEPTIONS_MAX: Final = 20_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RadioPlan:
-    """What to make; a share is one of uplinks unless said otherwise.
+    """What to make; a share is one of uplinks unless said otherwise. The defaults are a small town on a bad day.
 
     >>> RadioPlan(devices=5, frames=4)
     Traceback (most recent call last):
@@ -243,15 +225,14 @@ class RadioWorld:
 
 
 def build(rng: np.random.Generator, plan: RadioPlan) -> RadioWorld:
-    """Draw the world."""
     people = plan.devices + STRANGERS
     devices = _devices(rng, plan)
     where = rng.uniform(0, plan.side_m, (plan.gateways, 2))
     home = rng.integers(plan.gateways, size=people)
     reach = min(plan.range_m, plan.side_m) * np.sqrt(rng.random(people))  # the root: evenly over the disc
     angle = rng.uniform(0, 2 * np.pi, people)
-    place = where[home] + reach[:, None] * np.column_stack([np.cos(angle), np.sin(angle)])
-    distance = np.hypot(*(place[:, None, :] - where[None, :, :]).transpose(2, 0, 1))
+    position = where[home] + reach[:, None] * np.column_stack([np.cos(angle), np.sin(angle)])
+    distance = np.hypot(*(position[:, None, :] - where[None, :, :]).transpose(2, 0, 1))
     delay = rng.uniform(0.5, 1.5, plan.gateways) * plan.delay_ms
     if plan.gateways > 1:
         delay[-1] = plan.slow_ms
@@ -267,7 +248,8 @@ def build(rng: np.random.Generator, plan: RadioPlan) -> RadioWorld:
 
 def _devices(rng: np.random.Generator, plan: RadioPlan) -> list[SimDevice]:
     people = plan.devices + STRANGERS
-    addresses = _addresses(rng, people)
+    low = rng.choice(1 << 24, size=people, replace=False)
+    addresses = [PREFIXES[i % 2] | int(value) for i, value in enumerate(low)]
     shared = round(plan.shared * plan.devices)
     for i in rng.permutation(plan.devices)[:shared]:
         addresses[int(i)] = addresses[int(rng.integers(plan.devices))]
@@ -290,12 +272,6 @@ def _devices(rng: np.random.Generator, plan: RadioPlan) -> list[SimDevice]:
         )
         for i in range(people)
     ]
-
-
-def _addresses(rng: np.random.Generator, count: int) -> list[int]:
-    """So many different ones."""
-    low = rng.choice(1 << 24, size=count, replace=False)
-    return [PREFIXES[i % 2] | int(value) for i, value in enumerate(low)]
 
 
 BEGIN_MS: Final = 1_704_067_200_000
@@ -345,7 +321,7 @@ class Air:
 @dataclass(slots=True)
 class _Uplinks:
     device: Ints
-    place: Ints
+    ordinal: Ints
     """In its device's row of uplinks, from 0."""
     count: Ints
     """How many uplinks its device has."""
@@ -358,7 +334,6 @@ class _Uplinks:
 
 
 def transmit(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> Air:
-    """Draw what is sent."""
     up = _uplinks(rng, plan, world)
     replayed, replay_ms = _replays(rng, plan, world, up)
     up.lost &= ~up.sure
@@ -395,19 +370,19 @@ def _uplinks(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> _U
     counts = np.full(plan.devices, each) + (np.arange(plan.devices) < more)
     device = np.repeat(np.arange(plan.devices), counts)
     starts = np.cumsum(counts) - counts
-    place = np.arange(plan.frames) - starts[device]
+    ordinal = np.arange(plan.frames) - starts[device]
     count = counts[device]
     confirmed = rng.random(plan.frames) < plan.confirmed
     again = confirmed & (rng.random(plan.frames) < plan.retries)
     retries = np.where(again, rng.integers(1, RETRIES_MAX + 1, plan.frames), 0)
-    counter, restart = _counters(rng, world, device, place, count)
+    counter, restart = _counters(rng, world, device, ordinal, count)
     gap = rng.uniform(0.5, 1.5, plan.frames) * plan.interval_ms
     gap = np.maximum(gap, plan.quiet_ms) + np.concatenate([[0], retries[:-1]]) * plan.retry_range_ms[1]
     time = np.cumsum(gap)
     time += (rng.random(plan.devices) * plan.interval_ms - time[starts])[device]  # each device begins when it likes
     return _Uplinks(
         device=device,
-        place=place,
+        ordinal=ordinal,
         count=count,
         counter=counter,
         confirmed=confirmed,
@@ -419,14 +394,16 @@ def _uplinks(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> _U
 
 
 def _counters(
-    rng: np.random.Generator, world: RadioWorld, device: Ints, place: Ints, count: Ints
+    rng: np.random.Generator, world: RadioWorld, device: Ints, ordinal: Ints, count: Ints
 ) -> tuple[Ints, Bools]:
     """The counter of each uplink, and which is the first after a restart."""
     rolls = np.array([d.rolls_over for d in world.devices])[device]
     resets = np.array([d.resets for d in world.devices])[device] & (count >= 2 * RESET_AFTER)
     epoch = np.array([d.epoch for d in world.devices])[device]
-    counter = np.where(rolls, ((epoch + 1) << 16) - (count + 1) // 2, device % 2) + place  # devices begin at 0 or at 1
-    life = place - count // 2
+    counter = (
+        np.where(rolls, ((epoch + 1) << 16) - (count + 1) // 2, device % 2) + ordinal
+    )  # devices begin at 0 or at 1
+    life = ordinal - count // 2
     counter = np.where(resets & (life >= 0), life + device % 2, counter)
     return counter.astype(np.int64), resets & (life == 0)
 
@@ -444,7 +421,7 @@ def _retries(rng: np.random.Generator, plan: RadioPlan, up: _Uplinks) -> tuple[I
 def _replays(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld, up: _Uplinks) -> tuple[Ints, Ints]:
     """The uplinks that somebody sends again, and when: after the device's next one was heard."""
     fixed = ~np.array([d.resets for d in world.devices])[up.device]
-    could = np.flatnonzero(fixed & (up.place < up.count - 1))
+    could = np.flatnonzero(fixed & (up.ordinal < up.count - 1))
     count = min(round(plan.replays * plan.frames), len(could))
     chosen = rng.choice(could, count, replace=False)
     up.sure[chosen] = True  # who replays it has heard it, and so has the network
@@ -455,7 +432,7 @@ def _replays(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld, up: _
 
 def _joins(rng: np.random.Generator, world: RadioWorld, up: _Uplinks) -> tuple[Ints, Ints, Ints]:
     """Who asks to join, with which nonce, and when: once or twice before its first uplink."""
-    first_ms = up.time_ms[up.place == 0]
+    first_ms = up.time_ms[up.ordinal == 0]
     joining = np.flatnonzero([d.joins for d in world.devices])
     twice = joining[rng.random(len(joining)) < 0.3]
     nonce = rng.integers(0, 65_000, len(joining))
@@ -522,26 +499,18 @@ def receive(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld, air: A
         snr=np.round(np.clip(level - NOISE_DBM, -20, 10), 1),
         frequency_hz=frequency[which] + mirror * IMAGE_HZ,
         data_rate=rng.integers(DATA_RATES, size=len(device))[transmission[which]],
-        xtime=_xtime(air.time_ms[transmission[which]], gateway[which]),
+        xtime=(air.time_ms[transmission[which]] - BEGIN_MS) * 1_000
+        + np.arange(len(which)) % 1_000  # within a millisecond they are counted
+        + (gateway[which] + 1 << 48),
     )
-
-
-def _xtime(time_ms: Ints, gateway: Ints) -> Ints:
-    """Microseconds of the air, the gateway above bit 48; within a millisecond they are counted."""
-    micros: Ints = (time_ms - BEGIN_MS) * 1_000 + np.arange(len(time_ms)) % 1_000
-    return micros + (gateway + 1 << 48)
 
 
 PAYLOAD_BYTES: Final = (1, 24)
 FPORT_MAX: Final = 223
 
 
-def sign(rng: np.random.Generator, world: RadioWorld, air: Air) -> list[Frame]:
+def sign(rng: np.random.Generator, world: RadioWorld, air: Air) -> Iterator[Frame]:
     """Every frame of the air, by its number."""
-    return list(_signed(rng, world, air))
-
-
-def _signed(rng: np.random.Generator, world: RadioWorld, air: Air) -> Iterator[Frame]:
     count = len(air.kind)
     lengths = rng.integers(*PAYLOAD_BYTES, count)
     ends = np.cumsum(lengths).tolist()
@@ -609,7 +578,6 @@ class RadioTruth:
 
 
 def tell(world: RadioWorld, air: Air, heard: RadioReceptions) -> RadioTruth:
-    """Work the truth out."""
     frame = air.frame[heard.transmission]
     genuine = (air.sent[heard.transmission] != SentFrame.REPLAY) & np.isin(
         air.kind[frame], (Frames.UPLINK, Frames.JOIN)
@@ -639,11 +607,11 @@ def _true_devices(world: RadioWorld, air: Air, heard: Bools) -> list[DeviceTruth
     count = sum(not device.stranger for device in world.devices)
     uplink = air.kind == Frames.UPLINK
     device, counter, got = air.device[uplink], air.counter[uplink], heard[uplink]
-    place = np.arange(len(device))
+    index = np.arange(len(device))
     low, high = np.full(count, len(device)), np.full(count, -1)
-    np.minimum.at(low, device[got], place[got])
-    np.maximum.at(high, device[got], place[got])
-    between = ~got & (place > low[device]) & (place < high[device])
+    np.minimum.at(low, device[got], index[got])
+    np.maximum.at(high, device[got], index[got])
+    between = ~got & (index > low[device]) & (index < high[device])
     same = device[1:] == device[:-1]
     back = same & (counter[1:] < counter[:-1])
     rolled = same & (counter[1:] >> 16 > counter[:-1] >> 16)
@@ -667,7 +635,6 @@ class RadioTraffic:
     truth: RadioTruth
 
     def __len__(self) -> int:
-        """How many receptions there are."""
         return len(self.receptions)
 
 
@@ -682,4 +649,4 @@ def make(plan: RadioPlan) -> RadioTraffic:
     world = build(rng, plan)
     air = transmit(rng, plan, world)
     heard = receive(rng, plan, world, air)
-    return RadioTraffic(plan, world, air, sign(rng, world, air), heard, tell(world, air, heard))
+    return RadioTraffic(plan, world, air, list(sign(rng, world, air)), heard, tell(world, air, heard))

@@ -8,14 +8,9 @@
 
 All is written into a temporary directory beside the folder, which is then renamed.
 
-The truth about receptions as lines: one for every reception, in the same order as the traffic's lines.
-
-The devices as a registry in TOML, which a gateway server reads. Its keys are as made up as its devices.
-
-Receptions as the messages of a Basics Station: ``updf`` and ``jreq``, in JSON.
-
-Stations say addresses and integrity codes as *signed* 32-bit numbers, ids with dashes, a missing port as -1. Lines are
-put together from text: the part that is the frame's is made once per frame, and nothing in it needs escaping.
+Receptions are messages of a Basics Station, ``updf`` and ``jreq``. Stations write addresses and integrity codes as
+*signed* 32-bit numbers, ids with dashes, a missing port as -1. Lines are put together from text: the part that is the
+frame's is made once per frame, and nothing in it needs escaping.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from onefold.errors import BadInput, Misuse
 from onefold.lorawan.frames import DataUp, Frame
@@ -50,16 +45,17 @@ class TruthLine(NamedTuple):
     join: bool
 
 
-def truth_lines(made: RadioTraffic) -> Iterator[TruthLine]:
-    """All of them."""
-    keys = [frame.key.hex() for frame in made.frames]
-    names = [f"{device.dev_eui:016x}" for device in made.world.devices]
-    owners, counters = (column.tolist() for column in (made.air.device, made.air.counter))
-    joins = [not hasattr(frame, "fcnt") for frame in made.frames]
+def truth_lines(traffic: RadioTraffic) -> Iterator[TruthLine]:
+    keys = [frame.key.hex() for frame in traffic.frames]
+    names = [f"{device.dev_eui:016x}" for device in traffic.world.devices]
+    owners, counters = (column.tolist() for column in (traffic.air.device, traffic.air.counter))
+    joins = [not hasattr(frame, "fcnt") for frame in traffic.frames]
     kinds = list(FrameKind)
-    rows = zip(*(c.tolist() for c in (made.receptions.gateway, made.truth.kind, made.truth.frame)), strict=True)
+    rows = zip(
+        *(c.tolist() for c in (traffic.receptions.gateway, traffic.truth.kind, traffic.truth.frame)), strict=True
+    )
     for gateway, kind, frame in rows:
-        station, device = made.world.gateways[gateway], names[owners[frame]]
+        station, device = traffic.world.gateways[gateway], names[owners[frame]]
         yield TruthLine(station, keys[frame], kinds[kind], frame, device, counters[frame], joins[frame])
 
 
@@ -85,10 +81,10 @@ def read_truth(file: Path) -> list[TruthLine]:
     return lines
 
 
-def registry(made: RadioTraffic) -> Iterator[str]:
+def registry(traffic: RadioTraffic) -> Iterator[str]:
     """The text of the registry, device by device; strangers are not in it."""
-    starts = first_counters(made)
-    for i, device in enumerate(made.world.devices):
+    starts = first_counters(traffic)
+    for i, device in enumerate(traffic.world.devices):
         if not device.stranger:
             yield entry(device, starts[i])
 
@@ -112,22 +108,22 @@ def entry(device: SimDevice, start: int = 0) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def first_counters(made: RadioTraffic) -> dict[int, int]:
+def first_counters(traffic: RadioTraffic) -> dict[int, int]:
     """The first counter that each device uses, by its number."""
-    uplinks = made.air.kind == Frames.UPLINK
-    pairs = zip(made.air.device[uplinks].tolist(), made.air.counter[uplinks].tolist(), strict=True)
+    uplinks = traffic.air.kind == Frames.UPLINK
+    pairs = zip(traffic.air.device[uplinks].tolist(), traffic.air.counter[uplinks].tolist(), strict=True)
     starts: dict[int, int] = {}
     for device, counter in pairs:
         starts.setdefault(device, counter)
     return starts
 
 
-def messages(made: RadioTraffic) -> Iterator[tuple[int, int, str]]:
+def messages(traffic: RadioTraffic) -> Iterator[tuple[int, int, str]]:
     """Gateway, arrival in ms and LNS message of every reception, in order of arrival."""
-    heard = made.receptions
-    said = [_frame(frame) for frame in made.frames]
-    times = made.air.time_ms[heard.transmission]
-    columns = (made.truth.frame, heard.gateway, heard.at_ms, times, heard.rssi, heard.snr)
+    heard = traffic.receptions
+    texts = [_frame(frame) for frame in traffic.frames]
+    times = traffic.air.time_ms[heard.transmission]
+    columns = (traffic.truth.frame, heard.gateway, heard.at_ms, times, heard.rssi, heard.snr)
     numbers = (heard.frequency_hz, heard.data_rate, heard.xtime)
     rows = zip(*(column.tolist() for column in columns + numbers), strict=True)
     for frame, gateway, at_ms, time_ms, rssi, snr, frequency, data_rate, xtime in rows:
@@ -135,7 +131,7 @@ def messages(made: RadioTraffic) -> Iterator[tuple[int, int, str]]:
         yield (
             gateway,
             at_ms,
-            f'{said[frame]},"RefTime":{seconds},"DR":{data_rate},"Freq":{frequency},"upinfo":{{"rctx":0,'
+            f'{texts[frame]},"RefTime":{seconds},"DR":{data_rate},"Freq":{frequency},"upinfo":{{"rctx":0,'
             f'"xtime":{xtime},"gpstime":0,"fts":-1,"rssi":{rssi},"snr":{snr},"rxtime":{seconds}}}}}',
         )
 
@@ -190,7 +186,7 @@ class HeardFrame(NamedTuple):
     """The station's own clock in it: whoever answers the frame says it again."""
 
 
-def write(made: RadioTraffic, folder: str | Path) -> None:
+def write(traffic: RadioTraffic, folder: str | Path) -> None:
     """Write traffic, registry and truth into a folder that must not exist or be empty."""
     folder = Path(folder)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
@@ -199,18 +195,22 @@ def write(made: RadioTraffic, folder: str | Path) -> None:
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         whole = Path(temporary) / folder.name
         (whole / "truth").mkdir(parents=True)
-        _write(whole / RECEPTIONS, _lines(made))
-        _write(whole / DEVICES, registry(made))
-        _write(whole / TRUTH, map(as_json, truth_lines(made)))
-        _write(whole / "truth/devices.jsonl", map(_device, made.truth.devices))
-        _write(whole / "truth/plan.json", [json.dumps(asdict(made.plan), indent=2), "\n"])
+        lines = (
+            f'{{"station":"{line.station}","at_ms":{line.at_ms},"message":{line.message}}}\n' for line in heard(traffic)
+        )
+        _write(whole / RECEPTIONS, lines)
+        _write(whole / DEVICES, registry(traffic))
+        _write(whole / TRUTH, map(as_json, truth_lines(traffic)))
+        devices = ({**row._asdict(), "dev_eui": f"{row.dev_eui:016x}"} for row in traffic.truth.devices)
+        _write(whole / "truth/devices.jsonl", (json.dumps(row) + "\n" for row in devices))
+        _write(whole / "truth/plan.json", [json.dumps(asdict(traffic.plan), indent=2), "\n"])
         whole.rename(folder)
 
 
-def heard(made: RadioTraffic) -> Iterator[HeardFrame]:
+def heard(traffic: RadioTraffic) -> Iterator[HeardFrame]:
     """The lines of the traffic, without a file."""
-    for (gateway, at_ms, message), xtime in zip(messages(made), made.receptions.xtime.tolist(), strict=True):
-        yield HeardFrame(made.world.gateways[gateway], at_ms, message, xtime)
+    for (gateway, at_ms, message), xtime in zip(messages(traffic), traffic.receptions.xtime.tolist(), strict=True):
+        yield HeardFrame(traffic.world.gateways[gateway], at_ms, message, xtime)
 
 
 def read(folder: str | Path) -> Iterator[HeardFrame]:
@@ -232,15 +232,6 @@ def read(folder: str | Path) -> Iterator[HeardFrame]:
                 yield HeardFrame(station, at_ms, message.decode() if message else json.dumps(line["message"]), xtime)
             except (ValueError, TypeError, KeyError) as error:
                 raise BadInput(f"{file}:{number}: is no reception: {text[:80]!r}") from error
-
-
-def _lines(made: RadioTraffic) -> Iterator[str]:
-    for station, at_ms, message, _ in heard(made):
-        yield f'{{"station":"{station}","at_ms":{at_ms},"message":{message}}}\n'
-
-
-def _device(row: Any) -> str:
-    return json.dumps({**row._asdict(), "dev_eui": f"{row.dev_eui:016x}"}) + "\n"
 
 
 def _write(file: Path, texts: Iterable[str]) -> None:

@@ -8,9 +8,6 @@
 
 A station that loses its server connects again, from the discovery on; what it hears meanwhile is lost, as with real
 stations, and counted (`Counts.unsent`). Every ``dnmsg`` is parsed, its integrity code checked, and kept as an `Ack`.
-
-Acknowledgements as the devices see them: whose they are, which uplink they answer, and whether they are genuine.
-
 A down frame names an address and its own counter, nothing more. Which device is meant, only the integrity code tells,
 for devices may share an address. Which uplink it answers the station knows: a server says its clock value again.
 """
@@ -204,14 +201,11 @@ class Station:
             self._socket = None
             if not again:
                 return
-            socket = await self._reconnected()
-
-    async def _reconnected(self) -> ClientConnection:
-        while True:
-            try:
-                return await self._connected()
-            except (OSError, WebSocketException, OnefoldError, TimeoutError):
-                await asyncio.sleep(AGAIN_S)
+            while self._socket is None:
+                try:
+                    socket = await self._connected()
+                except (OSError, WebSocketException, OnefoldError, TimeoutError):
+                    await asyncio.sleep(AGAIN_S)
 
     async def _connected(self) -> ClientConnection:
         uri = await self._discovered()
@@ -232,12 +226,12 @@ class Station:
         url = f"{self.at}/router-info"
         async with await self._open(url) as socket:
             await socket.send(json.dumps({"router": dashed(int(self.eui, 16))}))
-            said = _object(url, await asyncio.wait_for(socket.recv(), OPEN_S))
-        if said.get("error"):
-            raise Misuse(f"{url}: {said['error']}")
-        if not isinstance(said.get("uri"), str):
-            raise BadInput(f"{url}: said {str(said)[:200]}, must name a uri")
-        return str(said["uri"])
+            reply = _object(url, await asyncio.wait_for(socket.recv(), OPEN_S))
+        if reply.get("error"):
+            raise Misuse(f"{url}: {reply['error']}")
+        if not isinstance(reply.get("uri"), str):
+            raise BadInput(f"{url}: said {str(reply)[:200]}, must name a uri")
+        return str(reply["uri"])
 
     async def _open(self, url: str) -> ClientConnection:
         try:
@@ -278,8 +272,8 @@ class Station:
         device, counter, is_ack = self._ring.answer(bytes.fromhex(message["pdu"]))
         self._counts.transmitted += 1
         if is_ack:
-            said = json.loads(uplink)
-            ack = Ack(device, said["FCnt"], said["MIC"], counter, self.eui, self.at, now - began)
+            frame = json.loads(uplink)
+            ack = Ack(device, frame["FCnt"], frame["MIC"], counter, self.eui, self.at, now - began)
             self._counts.acks.append(ack)
         done = {"msgtype": "dntxed", "diid": message["diid"], "DevEui": message["DevEui"]}
         done |= {"rctx": message.get("rctx", 0), "xtime": message["xtime"], "txtime": time(), "gpstime": 0}
@@ -347,11 +341,11 @@ class Fleet:
         await asyncio.gather(*(station.close() for station in self.stations.values()))
 
 
-def _object(place: str, text: str | bytes) -> dict[str, Any]:
+def _object(source: str, text: str | bytes) -> dict[str, Any]:
     try:
-        said = json.loads(text)
+        message = json.loads(text)
     except ValueError as error:
-        raise BadInput(f"{place}: said what is no JSON: {str(text)[:200]}") from error
-    if not isinstance(said, dict):
-        raise BadInput(f"{place}: said {str(text)[:200]}, must be a JSON object")
-    return said
+        raise BadInput(f"{source}: said what is no JSON: {str(text)[:200]}") from error
+    if not isinstance(message, dict):
+        raise BadInput(f"{source}: said {str(text)[:200]}, must be a JSON object")
+    return message

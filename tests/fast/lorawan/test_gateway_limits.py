@@ -275,7 +275,7 @@ def test_a_log_that_cannot_be_written_is_tried_again_and_nothing_is_acknowledged
 class Deaf:
     """A station that takes downlinks and never says that it transmitted one."""
 
-    def send(self, downlink: Downlink) -> bool:
+    def __call__(self, downlink: Downlink) -> bool:
         return True
 
 

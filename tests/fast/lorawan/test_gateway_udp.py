@@ -226,7 +226,7 @@ def test_a_gateway_that_will_not_transmit_is_asked_for_the_second_window_once():
 
 def test_a_device_of_class_c_is_sent_its_second_try_at_once():
     at = wire.window(ANSWER._replace(device_class="C"), 5, second=True)
-    assert at == wire.TokenWindow(None, 869_525_000, 0)
+    assert at == wire.TransmitTime(None, 869_525_000, 0)
     sent = wire.transmit(2, b"ab", b"x", at, EU868, 14)
     assert json.loads(sent[4:])["txpk"]["imme"] is True
     assert "tmst" not in json.loads(sent[4:])["txpk"]
@@ -298,8 +298,8 @@ def test_joins_fsk_several_antennas_and_gps_time_are_understood():
     fast = {"tmst": 1, "freq": 868.8, "stat": 1, "modu": "FSK", "datr": 50_000, "data": b64(JOIN.phy).rstrip("=")}
     antennas = [{"ant": 0, "rssic": -80, "lsnr": 2.5}, {"ant": 1, "rssic": -90, "lsnr": 7}]
     got = wire.read_heard({**fast, "rsig": antennas, "tmms": 1_384_000_018_000}, EU868)
-    assert got == wire.UdpFrame(JOIN, Radio(868_800_000, 7, -90, 7, 315_964_800_000 + 1_384_000_000_000), 1)
-    assert wire.read_heard(fast, EU868) == wire.UdpFrame(JOIN, Radio(868_800_000, 7), 1)
+    assert got == wire.Rxpk(JOIN, Radio(868_800_000, 7, -90, 7, 315_964_800_000 + 1_384_000_000_000), 1)
+    assert wire.read_heard(fast, EU868) == wire.Rxpk(JOIN, Radio(868_800_000, 7), 1)
 
 
 def test_fsk_over_several_antennas_has_no_snr():
@@ -325,7 +325,7 @@ def test_a_time_that_cannot_be_read_is_no_time_and_the_packet_counts(time, tmms)
 
 
 def test_a_down_frame_in_fsk_has_its_crc():
-    sent = json.loads(wire.transmit(2, b"ab", b"x", wire.TokenWindow(1, 868_800_000, 7), EU868, 14)[4:])["txpk"]
+    sent = json.loads(wire.transmit(2, b"ab", b"x", wire.TransmitTime(1, 868_800_000, 7), EU868, 14)[4:])["txpk"]
     assert (sent["modu"], sent["datr"], sent["fdev"]) == ("FSK", 50_000, 25_000)
     assert "ncrc" not in sent
 
@@ -335,7 +335,7 @@ def test_the_data_rates_of_the_region_count():
     got = wire.read_heard({**PACKET, "datr": "SF8BW500"}, us915)
     assert got is not None
     assert got.radio.data_rate == 4
-    sent = wire.transmit(2, b"ab", b"x", wire.TokenWindow(1, 923_300_000, 8), us915, 20)
+    sent = wire.transmit(2, b"ab", b"x", wire.TransmitTime(1, 923_300_000, 8), us915, 20)
     assert json.loads(sent[4:])["txpk"]["datr"] == "SF12BW500"
 
 

@@ -8,19 +8,14 @@
                      propdf, rmtsh and all others    counted, and nothing else
 
 What is not JSON, or has no msgtype, ends the connection: whoever speaks there is no station. A frame whose fields are
-wrong is refused and counted; the station goes on. A station that comes again takes the place of its old connection,
-which may be half open still.
-
-The 64-bit names of stations and devices, in all the ways in which they are written.
-
-Basics Station writes an EUI with dashes (``00-16-C0-01-FF-10-A2-35``) or as ID6, four groups as in an IPv6 address
-(``16:c001:ff10:a235``, ``::1``), perhaps behind ``router-``, or as a number, which may be signed. Here it is a number.
-
-The messages of the LNS protocol, decoded: every field of its type and in its range, or an error that names it.
+wrong is refused and counted, by an error that names the field; the station goes on. A station that comes again takes
+the place of its old connection, which may be half open still.
 
 Stations send DevAddr and MIC as signed 32-bit numbers (their code casts them), and the protocol's text does not say so:
 both signs are taken. FPort is -1 where the frame has none. FCtrl says how long FOpts is; a message whose two disagree
-cannot be put back into the frame that was on the air, so its MIC could not be checked.
+cannot be put back into the frame that was on the air, so its MIC could not be checked. An EUI is written with dashes
+(``00-16-C0-01-FF-10-A2-35``) or as ID6, four groups as in an IPv6 address (``16:c001:ff10:a235``, ``::1``), perhaps
+behind ``router-``, or as a number, which may be signed. Here it is a number.
 """
 
 import asyncio
@@ -30,7 +25,8 @@ import re
 from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
-from time import monotonic, time
+from functools import partial
+from time import time
 from typing import Any, Final
 
 from starlette.requests import HTTPConnection
@@ -41,6 +37,7 @@ from onefold.decoding import read_json
 from onefold.errors import BadInput, Busy
 from onefold.lorawan.flow import GatewayLimits, GatewayService
 from onefold.lorawan.frames import DataUp, JoinRequest
+from onefold.lorawan.links.receiving import Complaints
 from onefold.lorawan.radio import (
     GPS_EPOCH_MS,
     GPS_LEAP_MS,
@@ -77,9 +74,8 @@ def parse_eui(value: object, field: str) -> int:
         text = value.removeprefix("router-")
         if PLAIN.fullmatch(text):
             return int(text.replace("-", "").replace(":", ""), 16)
-        found = _id6(text)
-        if found is not None:
-            return found
+        if (number := _id6(text)) is not None:
+            return number
     raise BadInput(f"{field} is {shown(value)}, must be an EUI, such as 00-16-C0-01-FF-10-A2-35 or 16:c001:ff10:a235")
 
 
@@ -143,13 +139,13 @@ INT64: Final = 2**63
 
 def read_message(text: str) -> tuple[str, dict[str, Any]]:
     """What kind of message it is, and its fields."""
-    found = read_json(text, "the message")
-    if type(found) is not dict:
-        raise BadInput(f"the message is {shown(found)}, must be a JSON object")
-    kind = found.get("msgtype")
+    fields = read_json(text, "the message")
+    if type(fields) is not dict:
+        raise BadInput(f"the message is {shown(fields)}, must be a JSON object")
+    kind = fields.get("msgtype")
     if type(kind) is not str:
-        raise BadInput(f"msgtype is {_shown(found, 'msgtype')}, must be a text")
-    return kind, found
+        raise BadInput(f"msgtype is {_shown(fields, 'msgtype')}, must be a text")
+    return kind, fields
 
 
 def data_up(fields: Mapping[str, Any]) -> DataUp:
@@ -204,8 +200,12 @@ def read_radio(fields: Mapping[str, Any], region: Region) -> tuple[Radio, int, i
         raise BadInput(f"upinfo is {_shown(fields, 'upinfo')}, must be an object")
     xtime = whole(info, "xtime", -INT64, INT64 - 1)
     rctx = whole(info, "rctx", -INT64, INT64 - 1)
-    heard = Radio(frequency, rate, _level(info, "rssi"), _level(info, "snr"), _time_ms(info))
-    return heard, xtime, rctx
+    time_ms, gps_us, rxtime = None, info.get("gpstime"), info.get("rxtime")
+    if type(gps_us) is int and 0 < gps_us < INT64:  # from GPS where the station has it, microseconds since 1980
+        time_ms = trusted_ms(gps_us // 1_000 + GPS_EPOCH_MS - GPS_LEAP_MS)
+    elif isinstance(rxtime, int | float) and 0 < rxtime < 2**40:  # else from its own idea of UTC, in seconds
+        time_ms = trusted_ms(round(rxtime * 1_000))
+    return Radio(frequency, rate, _level(info, "rssi"), _level(info, "snr"), time_ms), xtime, rctx
 
 
 def whole(fields: Mapping[str, Any], name: str, low: int, high: int) -> int:
@@ -238,17 +238,6 @@ def _level(info: Mapping[str, Any], name: str) -> float | None:
     return float(value)
 
 
-def _time_ms(info: Mapping[str, Any]) -> int | None:
-    """From GPS where the station has it (microseconds since 1980), else from its own idea of UTC (seconds)."""
-    gps = info.get("gpstime")
-    if type(gps) is int and 0 < gps < INT64:
-        return trusted_ms(gps // 1_000 + GPS_EPOCH_MS - GPS_LEAP_MS)
-    own = info.get("rxtime")
-    if isinstance(own, int | float) and 0 < own < 2**40:
-        return trusted_ms(round(own * 1_000))
-    return None
-
-
 def _shown(fields: Mapping[str, Any], name: str) -> str:
     return shown(fields[name]) if name in fields else "missing"
 
@@ -258,8 +247,6 @@ OTHER: Final = "other"
 NORMAL, REPLACED, BAD_DATA, OUR_ERROR, RESTART = 1000, 1008, 1007, 1011, 1012
 REASON_BYTES_MAX: Final = 123
 """What a websocket's close frame can hold."""
-TELL_S: Final = 10.0
-"""One line on what a station does wrong, this often at most."""
 log: Final = logging.getLogger("onefold.gateway")
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -287,15 +274,15 @@ class Lns:
 
     def _direction(self, text: str | None, scope: Scope) -> dict[str, Any]:
         try:
-            asked = read_json(text or "", "the query")
+            query = read_json(text or "", "the query")
         except BadInput:
             return {"error": "the query is not JSON"}
-        if not isinstance(asked, dict):
-            return {"error": f"the query is {shown(asked)}, must be a JSON object"}
+        if not isinstance(query, dict):
+            return {"error": f"the query is {shown(query)}, must be a JSON object"}
         try:
-            eui = parse_eui(asked.get("router"), "router")
+            eui = parse_eui(query.get("router"), "router")
         except BadInput as error:
-            return {"router": shown(asked.get("router")), "error": str(error)}
+            return {"router": shown(query.get("router")), "error": str(error)}
         here = f"{scope.get('scheme', 'ws')}://{HTTPConnection(scope).headers.get('host', 'localhost')}"
         uri = f"{self._public_url or here}/router/{station_name(eui)}"
         return {"router": id6(eui), "muxs": "muxs-::1", "uri": uri}
@@ -343,13 +330,20 @@ class StationConnection:
         self._end: tuple[int, str] | None = None
         self._ended = asyncio.Event()
         self._tasks: tuple[asyncio.Task[None], ...] = ()
-        self._told_at = -TELL_S
+        self._complaints = Complaints()
 
     async def run(self) -> None:
         """Read and write until the end."""
         reader, writer = self._tasks = asyncio.create_task(self._read()), asyncio.create_task(self._write())
+
+        def ended(task: asyncio.Task[None]) -> None:
+            """Close the connection when its reader or writer fails."""
+            if not task.cancelled() and (error := task.exception()):
+                log.error("station %s: unexpected: %s: %s", self.station, type(error).__name__, error)
+                self.close(OUR_ERROR, "an error of the server")
+
         for task in self._tasks:
-            task.add_done_callback(self._task_ended)
+            task.add_done_callback(ended)
         try:
             await self._ended.wait()
             reader.cancel()
@@ -359,12 +353,6 @@ class StationConnection:
             if not writer.done():
                 writer.cancel()
                 self._abort()
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """Nobody stays connected whom nobody reads, or writes to."""
-        if not task.cancelled() and (error := task.exception()):
-            log.error("station %s: unexpected: %s: %s", self.station, type(error).__name__, error)
-            self.close(OUR_ERROR, "an error of the server")
 
     def stop_reading(self) -> None:
         """Take no more from it."""
@@ -443,7 +431,7 @@ class StationConnection:
         except BadInput as error:
             self._refuse(f"{kind}: {error}")
             return
-        reception = Reception(frame, self.station, radio, LnsWay(self, xtime, rctx), wall_ms())
+        reception = Reception(frame, self.station, radio, partial(self._transmit, xtime, rctx), wall_ms())
         while True:
             try:
                 self._service.hear(reception)
@@ -470,30 +458,15 @@ class StationConnection:
                 name = "diid" if "diid" in fields else "seqno"  # the older name
                 self._service.transmitted(whole(fields, name, -(2**63), 2**63 - 1))
         except BadInput as error:
-            self._tell(f"{kind}: {error}")
+            self._complaints.tell(self.station, f"{kind}: {error}")
 
-    def _refuse(self, told: str) -> None:
-        self._service.refuse(self.station, MALFORMED, told)
-        self._tell(told)
+    def _refuse(self, problem: str) -> None:
+        self._service.refuse(self.station, MALFORMED, problem)
+        self._complaints.tell(self.station, problem)
 
-    def _tell(self, told: str) -> None:
-        now = monotonic()
-        if now - self._told_at >= TELL_S:
-            self._told_at = now
-            log.error("station %s: %s", self.station, told)
-
-
-class LnsWay:
-    """The way back after one uplink: with the station's own time and antenna of it."""
-
-    __slots__ = ("_connection", "_rctx", "_xtime")
-
-    def __init__(self, connection: StationConnection, xtime: int, rctx: int) -> None:
-        self._connection, self._xtime, self._rctx = connection, xtime, rctx
-
-    def send(self, downlink: Downlink) -> bool:
-        """Hand it to the station; False: it is gone."""
-        return self._connection.send(dnmsg(downlink, self._xtime, self._rctx))
+    def _transmit(self, xtime: int, rctx: int, downlink: Downlink) -> bool:
+        """The way back after an uplink, with the station's own time and antenna of it."""
+        return self.send(dnmsg(downlink, xtime, rctx))
 
 
 def dnmsg(downlink: Downlink, xtime: int, rctx: int) -> str:

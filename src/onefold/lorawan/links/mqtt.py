@@ -1,18 +1,15 @@
-"""The ChirpStack gateway bridge (or MQTT forwarder) through an MQTT broker.
+"""The ChirpStack gateway bridge (or MQTT forwarder) through an MQTT broker: ``mqtt://user:password@host:1883/prefix``.
 
 Whoever may publish on a gateway's topic at the broker is that gateway; so the broker's users and access list are the
-authentication here, and an event that names another gateway than its topic is refused. Events are read in the JSON of
-versions 3 and 4 (`chirpstack_events`); protobuf is refused with a hint.
+authentication here, and an event that names another gateway than its topic is refused.
 
 Subscriptions and commands have QoS 1. That reaches as far as this process: what is in its hands when it dies, or is
 published while it is not connected, is lost to this server, as for a gateway that is off the air (other servers at the
 same broker hear it too). A connection that breaks is made again, with a growing wait. All queues are bounded: an event
 that finds its queue full is dropped and counted, and a command that is too late to transmit is not sent.
 
-The JSON of the ChirpStack gateway bridge, versions 3 and 4: events to receptions, downlinks to commands.
-
-Both are protobuf messages (``gw.proto``) in their JSON form, on topics ``[PREFIX/]gateway/ID/event/up`` and
-``.../command/down``. Bytes are base64. What differs:
+Events and commands are protobuf messages (``gw.proto``) in their JSON form, of version 3 or 4, on the topics
+``[PREFIX/]gateway/ID/event/up`` and ``.../command/down``; protobuf itself is refused with a hint. Bytes are base64.
 
     version    gateway              modulation                             bandwidth    rx time    timing
     3          gatewayID, base64    "LORA" and loRaModulationInfo {...}    kHz          time       "DELAY", ...
@@ -21,10 +18,6 @@ Both are protobuf messages (``gw.proto``) in their JSON form, on topics ``[PREFI
 Version 4 leaves out what is zero, as protobuf does: no ``snr`` is an SNR of 0 dB. A command is written in the version
 that the gateway spoke, and offers both windows; the gateway transmits in at most one. The ``context`` of an uplink is
 the gateway's own note of its clock, and goes back as it came.
-
-Where the broker is: ``mqtt://user:password@host:1883/topic-prefix``, or ``mqtts://`` for TLS.
-
-A connection to an MQTT broker: aiomqtt, with bounds, without noise, and with an end that leaves nothing behind.
 """
 
 import asyncio
@@ -39,6 +32,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -46,7 +40,7 @@ import aiomqtt
 
 from onefold.clock import wall_ms
 from onefold.errors import BadInput, Busy, Misuse
-from onefold.lorawan import radio as fields
+from onefold.lorawan import radio
 from onefold.lorawan.frames import Frame, parse
 from onefold.lorawan.links.receiving import Complaints, Receiver, power_dbm
 from onefold.lorawan.radio import Downlink, Radio, Reception, Region
@@ -69,7 +63,7 @@ class MqttTopic(NamedTuple):
     event: str
 
 
-class MqttFrame(NamedTuple):
+class UplinkEvent(NamedTuple):
     """One uplink, and what the way back needs to know of it."""
 
     frame: Frame
@@ -92,33 +86,59 @@ def read_topic(text: str) -> MqttTopic | None:
     return MqttTopic("/".join(levels[:-2]), levels[-3].lower(), levels[-1])
 
 
-def read_heard(payload: bytes, station: str, region: Region) -> MqttFrame | None:
+def read_heard(payload: bytes, station: str, region: Region) -> UplinkEvent | None:
     """An uplink that came on the topic of this station; None: its CRC is wrong."""
     event = read(payload)
-    tx, rx = fields.part(event, "txInfo"), fields.part(event, "rxInfo")
+    tx, rx = radio.part(event, "txInfo"), radio.part(event, "rxInfo")
     version = 3 if isinstance(tx.get("modulation"), str) else 4
     named = _gateway(rx, version)
     if named != station:  # what the broker guards is the topic
         raise BadInput(f"the event names gateway {named}, but came on the topic of {station}", gateway=named)
     if rx.get("crcStatus") in BAD_CRC:
         return None
-    spreading, bandwidth_khz = _rate_3(tx) if version == 3 else _rate_4(tx)
-    radio = Radio(
-        fields.integer(tx, "frequency", 1, fields.FREQUENCY_HZ_MAX),
-        region.data_rate(spreading, bandwidth_khz),
-        fields.decibels(rx, "rssi"),
-        fields.decibels(rx, "loRaSNR") if version == 3 else fields.decibels({"snr": 0.0, **rx}, "snr"),
-        fields.moment_ms(rx, "gwTime") or fields.moment_ms(rx, "time"),  # early ones of version 4 still say time
+    heard = Radio(
+        radio.integer(tx, "frequency", 1, radio.FREQUENCY_HZ_MAX),
+        region.data_rate(*_rate(tx, version)),
+        radio.decibels(rx, "rssi"),
+        radio.decibels(rx, "loRaSNR") if version == 3 else radio.decibels({"snr": 0.0, **rx}, "snr"),
+        radio.moment_ms(rx, "gwTime") or radio.moment_ms(rx, "time"),  # early ones of version 4 still say time
     )
-    context = fields.octets(rx, "context", CONTEXT_BYTES_MAX) if rx.get("context") is not None else b""
-    board, antenna = (fields.integer({name: 0, **rx}, name, 0, 255) for name in ("board", "antenna"))
-    return MqttFrame(parse(fields.octets(event, "phyPayload")), radio, version, context, board, antenna)
+    context = radio.octets(rx, "context", CONTEXT_BYTES_MAX) if rx.get("context") is not None else b""
+    board, antenna = (radio.integer({name: 0, **rx}, name, 0, 255) for name in ("board", "antenna"))
+    return UplinkEvent(parse(radio.octets(event, "phyPayload")), heard, version, context, board, antenna)
+
+
+def _gateway(rx: Mapping[str, Any], version: int) -> str:
+    name = "gatewayID" if "gatewayID" in rx else "gatewayId"
+    value = radio.text(rx, name)
+    if STATION.fullmatch(value):
+        return value.lower()
+    if version == 3 and len(eui := radio.octets(rx, name, 8)) == 8:
+        return eui.hex()
+    raise BadInput(f"{name} is {radio.shown(value)}, must be an EUI", field=name)
+
+
+def _rate(tx: Mapping[str, Any], version: int) -> tuple[int, int]:
+    """Spreading factor and bandwidth in kHz; zeros: FSK."""
+    if version == 3:
+        if tx["modulation"] not in ("FSK", "LORA"):
+            raise BadInput(f"modulation is {radio.shown(tx['modulation'])}, must be LORA or FSK")
+        is_fsk, source, fsk, lora = tx["modulation"] == "FSK", tx, "fskModulationInfo", "loRaModulationInfo"
+        bandwidths, unit = (1, 2_000), 1
+    else:
+        source, fsk, lora = radio.part(tx, "modulation"), "fsk", "lora"
+        is_fsk, bandwidths, unit = "fsk" in source, (1_000, 2_000_000), 1_000
+    if is_fsk:
+        radio.integer(radio.part(source, fsk), "datarate", FSK_BITS_PER_S, FSK_BITS_PER_S)
+        return 0, 0
+    how = radio.part(source, lora)
+    return radio.integer(how, "spreadingFactor", 5, 12), radio.integer(how, "bandwidth", *bandwidths) // unit
 
 
 def read(payload: bytes) -> dict[str, Any]:
     """The JSON of an event; whoever sends protobuf is told how to change that."""
     try:
-        return fields.document(payload, "the event")
+        return radio.document(payload, "the event")
     except BadInput as error:
         raise BadInput(f"{error}; {HINT}") from None
 
@@ -133,37 +153,27 @@ def outcome(payload: bytes) -> tuple[int | None, bool]:
     ack = read(payload)
     items = ack.get("items") or []
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise BadInput(f"items is {fields.shown(items)}, must be an array of objects")
+        raise BadInput(f"items is {radio.shown(items)}, must be an array of objects")
     named = None
     if ack.get("downlinkID") is not None:
-        named = int.from_bytes(fields.octets(ack, "downlinkID", 16)) % 2**32
+        named = int.from_bytes(radio.octets(ack, "downlinkID", 16)) % 2**32
     elif ack.get("downlinkId") is not None:
-        named = fields.integer(ack, "downlinkId", 0, 2**32 - 1)
+        named = radio.integer(ack, "downlinkId", 0, 2**32 - 1)
     if not items:  # bridges before 3.9 knew one window
         return named, not ack.get("error")
     return named, any(item.get("status") in ("OK", 1) for item in items)
 
 
-def command(station: str, uplink: MqttFrame, downlink: Downlink, region: Region, power_dbm: int) -> bytes:
+def command(station: str, uplink: UplinkEvent, downlink: Downlink, region: Region, power_dbm: int) -> bytes:
     """``command/down``: both windows, in the version of the uplink; one of class C need not wait for its second."""
-    delay_s = downlink.rx_delay_s
+    old, delay_s = uplink.version == 3, downlink.rx_delay_s
     windows = [(downlink.rx1, delay_s), (downlink.rx2, None if downlink.device_class == "C" else delay_s + 1)]
-    items = [
-        {
-            "phyPayload": _base64(downlink.pdu),
-            "txInfo": {
-                "frequency": frequency,
-                "power": power_dbm,
-                **(_how_3 if uplink.version == 3 else _how_4)(*region.modulation(data_rate)),
-                "board": uplink.board,
-                "antenna": uplink.antenna,
-                **(_when_3 if uplink.version == 3 else _when_4)(after_s),
-                "context": _base64(uplink.context),
-            },
-        }
-        for (frequency, data_rate), after_s in windows
-    ]
-    if uplink.version == 3:
+    items = []
+    for (frequency, data_rate), after_s in windows:
+        tx = {"frequency": frequency, "power": power_dbm, **_modulation(*region.modulation(data_rate), old=old)}
+        tx |= {"board": uplink.board, "antenna": uplink.antenna, **_timing(after_s, old=old)}
+        items.append({"phyPayload": _base64(downlink.pdu), "txInfo": {**tx, "context": _base64(uplink.context)}})
+    if old:
         ids = {
             "gatewayID": _base64(bytes.fromhex(station)),
             "token": downlink.number % 2**16,
@@ -174,65 +184,20 @@ def command(station: str, uplink: MqttFrame, downlink: Downlink, region: Region,
     return json.dumps({**ids, "items": items}, separators=(",", ":")).encode()
 
 
-def _gateway(rx: Mapping[str, Any], version: int) -> str:
-    name = "gatewayID" if "gatewayID" in rx else "gatewayId"
-    value = fields.text(rx, name)
-    if STATION.fullmatch(value):
-        return value.lower()
-    if version == 3 and len(eui := fields.octets(rx, name, 8)) == 8:
-        return eui.hex()
-    raise BadInput(f"{name} is {fields.shown(value)}, must be an EUI", field=name)
-
-
-def _rate_3(tx: Mapping[str, Any]) -> tuple[int, int]:
-    if tx["modulation"] == "FSK":
-        return _fsk(fields.part(tx, "fskModulationInfo"))
-    if tx["modulation"] != "LORA":
-        raise BadInput(f"modulation is {fields.shown(tx['modulation'])}, must be LORA or FSK")
-    lora = fields.part(tx, "loRaModulationInfo")
-    return fields.integer(lora, "spreadingFactor", 5, 12), fields.integer(lora, "bandwidth", 1, 2_000)
-
-
-def _rate_4(tx: Mapping[str, Any]) -> tuple[int, int]:
-    how = fields.part(tx, "modulation")
-    if "fsk" in how:
-        return _fsk(fields.part(how, "fsk"))
-    lora = fields.part(how, "lora")
-    return fields.integer(lora, "spreadingFactor", 5, 12), fields.integer(lora, "bandwidth", 1_000, 2_000_000) // 1_000
-
-
-def _fsk(how: Mapping[str, Any]) -> tuple[int, int]:
-    fields.integer(how, "datarate", FSK_BITS_PER_S, FSK_BITS_PER_S)
-    return 0, 0
-
-
-def _how_3(spreading: int, bandwidth_khz: int) -> dict[str, Any]:
+def _modulation(spreading: int, bandwidth_khz: int, *, old: bool) -> dict[str, Any]:
     if not spreading:
-        return {"modulation": "FSK", "fskModulationInfo": _fsk_down()}
-    lora = {"bandwidth": bandwidth_khz, "spreadingFactor": spreading, "codeRate": "4/5", "polarizationInversion": True}
-    return {"modulation": "LORA", "loRaModulationInfo": lora}
+        fsk = {"datarate": FSK_BITS_PER_S, "frequencyDeviation": FSK_BITS_PER_S // 2}
+        return {"modulation": "FSK", "fskModulationInfo": fsk} if old else {"modulation": {"fsk": fsk}}
+    lora = {"bandwidth": bandwidth_khz * (1 if old else 1_000), "spreadingFactor": spreading}
+    lora |= {"codeRate": "4/5" if old else "CR_4_5", "polarizationInversion": True}
+    return {"modulation": "LORA", "loRaModulationInfo": lora} if old else {"modulation": {"lora": lora}}
 
 
-def _how_4(spreading: int, bandwidth_khz: int) -> dict[str, Any]:
-    if not spreading:
-        return {"modulation": {"fsk": _fsk_down()}}
-    hertz = bandwidth_khz * 1_000
-    lora = {"bandwidth": hertz, "spreadingFactor": spreading, "codeRate": "CR_4_5", "polarizationInversion": True}
-    return {"modulation": {"lora": lora}}
-
-
-def _fsk_down() -> dict[str, int]:
-    return {"datarate": FSK_BITS_PER_S, "frequencyDeviation": FSK_BITS_PER_S // 2}
-
-
-def _when_3(after_s: int | None) -> dict[str, Any]:
+def _timing(after_s: int | None, *, old: bool) -> dict[str, Any]:
     if after_s is None:
-        return {"timing": "IMMEDIATELY", "immediatelyTimingInfo": {}}
-    return {"timing": "DELAY", "delayTimingInfo": {"delay": f"{after_s}s"}}
-
-
-def _when_4(after_s: int | None) -> dict[str, Any]:
-    return {"timing": {"immediately": {}} if after_s is None else {"delay": {"delay": f"{after_s}s"}}}
+        return {"timing": "IMMEDIATELY", "immediatelyTimingInfo": {}} if old else {"timing": {"immediately": {}}}
+    delay = {"delay": f"{after_s}s"}
+    return {"timing": "DELAY", "delayTimingInfo": delay} if old else {"timing": {"delay": delay}}
 
 
 def _base64(data: bytes) -> str:
@@ -279,23 +244,23 @@ def parse_address(url: str) -> MqttAddress:
     ('mqtts://broker.example:8883/eu868', 'p@ss')
     """
     try:
-        found = urlsplit(url)
-        port = found.port
+        parts = urlsplit(url)
+        port = parts.port
     except ValueError:
         raise Misuse("the URL of the MQTT broker cannot be read; it is like mqtt://user:password@host:1883") from None
-    if found.scheme not in PORTS or not found.hostname:
-        raise Misuse("the URL of the MQTT broker must begin with mqtt://HOST or mqtts://HOST", scheme=found.scheme)
-    if found.query or found.fragment:
+    if parts.scheme not in PORTS or not parts.hostname:
+        raise Misuse("the URL of the MQTT broker must begin with mqtt://HOST or mqtts://HOST", scheme=parts.scheme)
+    if parts.query or parts.fragment:
         raise Misuse("the URL of the MQTT broker has a ? or a #; in a password they are written %3F and %23")
-    prefix = unquote(found.path).strip("/")
+    prefix = unquote(parts.path).strip("/")
     if set(prefix) & set("+#\0"):
         raise Misuse(f"the topic prefix {prefix!r} of the MQTT broker's URL must be plain, without + and #")
     return MqttAddress(
-        host=found.hostname,
-        port=port or PORTS[found.scheme],
-        tls=found.scheme == "mqtts",
-        user=None if found.username is None else unquote(found.username),
-        password=None if found.password is None else unquote(found.password),
+        host=parts.hostname,
+        port=port or PORTS[parts.scheme],
+        tls=parts.scheme == "mqtts",
+        user=None if parts.username is None else unquote(parts.username),
+        password=None if parts.password is None else unquote(parts.password),
         prefix=prefix,
     )
 
@@ -331,6 +296,18 @@ async def connection(
     address: MqttAddress, limits: MqttLimits, count: Callable[[str], None]
 ) -> AsyncIterator[aiomqtt.Client]:
     """A client that is connected and subscribed; `aiomqtt.MqttError` or `OSError` when that fails, or breaks."""
+
+    class Events(asyncio.Queue[aiomqtt.Message]):
+        """What the broker sent, within the limits; aiomqtt's own would drop in silence."""
+
+        def put_nowait(self, item: aiomqtt.Message) -> None:
+            if len(item.payload) > limits.event_bytes_max:
+                count("oversize")
+            elif self.full():
+                count("queue_full")
+            else:
+                super().put_nowait(item)
+
     client = aiomqtt.Client(
         address.host,
         address.port,
@@ -339,7 +316,7 @@ async def connection(
         tls_context=address.context(),
         logger=QUIET,
         timeout=limits.answer_s,
-        queue_type=_queue(limits.event_bytes_max, count),
+        queue_type=Events,
         max_queued_incoming_messages=limits.events_max,
     )
     try:
@@ -354,43 +331,11 @@ async def connection(
         client._client.disconnect()
 
 
-def _queue(event_bytes_max: int, count: Callable[[str], None]) -> type[asyncio.Queue[aiomqtt.Message]]:
-    class Events(asyncio.Queue[aiomqtt.Message]):
-        """What the broker sent, within the limits; aiomqtt's own would drop in silence."""
-
-        def put_nowait(self, item: aiomqtt.Message) -> None:
-            if len(item.payload) > event_bytes_max:
-                count("oversize")
-            elif self.full():
-                count("queue_full")
-            else:
-                super().put_nowait(item)
-
-    return Events
-
-
 BUSY_STEP_S: Final = 0.01
 FIGURES: Final = (
-    "connects",
-    "disconnects",
-    "events",
-    "not_protocol",
-    "retained",
-    "oversize",
-    "queue_full",
-    "frames",
-    "crc_failed",
-    "malformed",
-    "busy",
-    "failed",
-    "stats",
-    "other_events",
-    "downlinks",
-    "undeliverable",
-    "late",
-    "tx_ok",
-    "tx_failed",
-)
+    "connects", "disconnects", "events", "not_protocol", "retained", "oversize", "queue_full", "frames", "crc_failed",
+    "malformed", "busy", "failed", "stats", "other_events", "downlinks", "undeliverable", "late", "tx_ok", "tx_failed",
+)  # fmt: skip
 log: Final = logging.getLogger("onefold.gateway")
 
 
@@ -443,7 +388,7 @@ class ChirpstackMqtt:
         """What happened so far, by name, and whether there is a broker now."""
         return {**self._counts, "connected": int(self.connected.is_set())}
 
-    def transmit(self, topic: MqttTopic, uplink: MqttFrame, downlink: Downlink, heard_s: float) -> bool:
+    def transmit(self, topic: MqttTopic, uplink: UplinkEvent, heard_s: float, downlink: Downlink) -> bool:
         """Have a command sent; False: there is no broker, or too much is waiting."""
         try:
             if not self.connected.is_set():
@@ -467,9 +412,16 @@ class ChirpstackMqtt:
                     wait_s = self._limits.wait_min_s
                     await self._serve(client)
             except (aiomqtt.MqttError, OSError) as error:
-                self._lost(str(error) or type(error).__name__)
+                why = str(error) or type(error).__name__
             except Exception as error:  # of whatever kind: it is no reason to end for ever
-                self._lost(f"unexpected: {type(error).__name__}: {error}")
+                why = f"unexpected: {type(error).__name__}: {error}"
+            else:
+                why = None
+            if why is not None:
+                self._count("disconnects")
+                if why != self.problem:  # once for each cause, however often it is tried again
+                    log.error("no connection to %s: %s", self.address, why)
+                self.problem = why
             await asyncio.sleep(wait_s * random.uniform(0.5, 1))  # not all servers at the same time
             wait_s = min(2 * wait_s, self._limits.wait_max_s)
 
@@ -496,12 +448,6 @@ class ChirpstackMqtt:
             for sender in senders:
                 sender.cancel()
             await asyncio.gather(*senders, return_exceptions=True)
-
-    def _lost(self, why: str) -> None:
-        self._count("disconnects")
-        if why != self.problem:  # once for each cause, however often it is tried again
-            log.error("no connection to %s: %s", self.address, why)
-        self.problem = why
 
     async def _send(self, client: aiomqtt.Client) -> None:
         while True:
@@ -538,7 +484,7 @@ class ChirpstackMqtt:
         if heard is None:
             self._count("crc_failed")
             return
-        back = MqttWay(self, topic, heard) if heard.context else None
+        back = partial(self.transmit, topic, heard, time.monotonic()) if heard.context else None
         reception = Reception(heard.frame, topic.station, heard.radio, back, self._clock_ms())
         deadline = time.monotonic() + self._limits.busy_s
         self._receiver.arrive()
@@ -578,17 +524,3 @@ class ChirpstackMqtt:
 
     def _count(self, name: str) -> None:
         self._counts[name] += 1
-
-
-class MqttWay:
-    """The way back after one uplink."""
-
-    __slots__ = ("_heard", "_heard_s", "_link", "_topic")
-
-    def __init__(self, link: ChirpstackMqtt, topic: MqttTopic, heard: MqttFrame) -> None:
-        self._link, self._topic, self._heard = link, topic, heard
-        self._heard_s = time.monotonic()
-
-    def send(self, downlink: Downlink) -> bool:
-        """Hand it to the gateway, by way of the broker."""
-        return self._link.transmit(self._topic, self._heard, downlink, self._heard_s)

@@ -23,7 +23,7 @@ class Receiver(Protocol):
         """Take it, at once; `Busy`: the queue is full, and nothing was taken."""
         ...
 
-    def refuse(self, station: str, answer: Answer, told: str) -> None:
+    def refuse(self, station: str, answer: Answer, problem: str) -> None:
         """Something came from this station that is not a reception."""
         ...
 
@@ -48,9 +48,8 @@ class Complaints:
     def __init__(self) -> None:
         self._next_s = 0.0
 
-    def tell(self, station: str, told: str) -> None:
-        """Say it, if it is time to."""
+    def tell(self, station: str, problem: str) -> None:
         now_s = time.monotonic()
         if now_s >= self._next_s:
             self._next_s = now_s + TELL_S
-            log.error("station %s: %s", station, told)
+            log.error("station %s: %s", station, problem)

@@ -2,43 +2,20 @@
 
 **It has no authentication and no encryption.** Who reaches the port can claim to be any gateway, and who is on the way
 can read and change everything. A forged *frame* still fails its integrity code, and a copied one is a repeat; but where
-a gateway is, is only its own word (`udp_gateways`). So this listens on loopback, for a forwarder on the same machine or
-at the end of a tunnel, unless a list says which gateways or networks to believe (`udp_allow`).
+a gateway is, is only its own word. So this listens on loopback, for a forwarder on the same machine or at the end of a
+tunnel, unless a list says which gateways or networks to believe (`Allow`).
 
-PUSH_DATA is acknowledged at once, as the protocol wants, then its packets are taken one by one: a malformed one is
-refused, the others count. Downlinks go to where the gateway polls from (PULL_DATA). A gateway of version 2 says whether
-it will transmit (TX_ACK); only if it will not, the second window is tried: no uplink is answered twice on the air.
-
-The datagrams of Semtech's packet forwarder, protocol versions 1 and 2: bytes to receptions, downlinks to bytes.
-
-All begin with four bytes: the version, a token of two that the answer repeats, and what it is. What a gateway sends
-goes on with its EUI (eight bytes, big-endian) and, in PUSH_DATA and TX_ACK, a JSON object:
+The protocol has versions 1 and 2 (PROTOCOL.TXT in Semtech's repository ``packet_forwarder``). All datagrams begin with
+four bytes: the version, a token of two that the answer repeats, and what it is. What a gateway sends goes on with its
+EUI (eight bytes, big-endian) and, in PUSH_DATA and TX_ACK, a JSON object:
 
     gateway to server    PUSH_DATA 0 {"rxpk": [...], "stat": {...}}    PULL_DATA 2    TX_ACK 5 {"txpk_ack": {...}}
     server to gateway    PUSH_ACK 1                                    PULL_ACK 4     PULL_RESP 3 {"txpk": {...}}
 
-Version 1 knows no TX_ACK, and the token of its PULL_RESP is unused. The rules are those of PROTOCOL.TXT in Semtech's
-repository ``packet_forwarder``.
-
-Which gateways may speak UDP to this server.
-
-The protocol has no authentication: whoever reaches the port can claim any EUI. So the server only listens on loopback
-unless it is told whom to believe, entry by entry; one that fits is enough:
-
-- ``10.0.0.0/8``: any gateway of this network (the strongest that the protocol allows: a private network or a VPN),
-- ``0016c001ff10a235``: this gateway from anywhere, which keeps out strays, not liars,
-- ``0016c001ff10a235@10.1.2.3``: this gateway, and from there only.
-
-The downlinks that a gateway did not answer yet: what it takes to try the second window when it refuses the first.
-
-Where the gateways are, as far as their PULL_DATA says: the way back through whatever NAT lies between.
-
-Each polls every few seconds (10 by default, the forwarder calls it the keepalive); the last address is where its
-downlinks go. Nobody proves who he is, so the first comer is believed while he goes on polling: another *host* with the
-same EUI gets nothing until the first was silent for ``silent_s``. Another port of the same host is a NAT that moved, or
-a restart.
-
-How much the packet forwarder's link takes, and remembers.
+PUSH_DATA is acknowledged at once, as the protocol wants, then its packets are taken one by one: a malformed one is
+refused, the others count. Downlinks go to where the gateway polls from (PULL_DATA). A gateway of version 2 says whether
+it will transmit (TX_ACK); only if it will not, the second window is tried: no uplink is answered twice on the air.
+Version 1 knows no TX_ACK, and the token of its PULL_RESP is unused.
 """
 
 import asyncio
@@ -53,14 +30,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 from onefold.clock import wall_ms
 from onefold.errors import BadInput, Busy, Misuse
-from onefold.lorawan import radio as field
+from onefold.lorawan import radio
 from onefold.lorawan.frames import Frame, parse
 from onefold.lorawan.links.receiving import Complaints, Receiver, power_dbm
-from onefold.lorawan.radio import Downlink, Radio, Reception, Region, document, station_name
+from onefold.lorawan.radio import Downlink, Radio, Reception, Region, station_name
 from onefold.lorawan.rules import BUSY, MALFORMED
 from onefold.net.http import is_loopback
 
@@ -86,15 +64,15 @@ class Datagram(NamedTuple):
     body: bytes
 
 
-class UdpFrame(NamedTuple):
-    """One ``rxpk``: the frame, how it came in, and the concentrator's clock when it ended."""
+class Rxpk(NamedTuple):
+    """One packet of a PUSH_DATA: the frame, how it came in, and the concentrator's clock when it ended."""
 
     frame: Frame
     radio: Radio
     ticks: int
 
 
-class TokenWindow(NamedTuple):
+class TransmitTime(NamedTuple):
     """When to transmit: at a tick of the concentrator's clock, or (None) at once; and how."""
 
     ticks: int | None
@@ -125,64 +103,82 @@ def answer(to: Datagram) -> bytes:
 
 def read_packets(push: Mapping[str, Any], packets_max: int) -> list[Any]:
     """The ``rxpk`` of a PUSH_DATA, at most so many; none if it only brings the gateway's statistics."""
-    found = push.get("rxpk", [])
-    if not isinstance(found, list):
-        raise BadInput(f"rxpk is {field.shown(found)}, must be an array")
-    if len(found) > packets_max:
-        raise BadInput(f"rxpk has {len(found)} packets, the limit is {packets_max}", packets=len(found))
-    return found
+    packets = push.get("rxpk", [])
+    if not isinstance(packets, list):
+        raise BadInput(f"rxpk is {radio.shown(packets)}, must be an array")
+    if len(packets) > packets_max:
+        raise BadInput(f"rxpk has {len(packets)} packets, the limit is {packets_max}", packets=len(packets))
+    return packets
 
 
-def read_heard(packet: object, region: Region) -> UdpFrame | None:
+def read_heard(packet: object, region: Region) -> Rxpk | None:
     """One ``rxpk``; None: it has no CRC that is right, so its bytes are not to be trusted."""
     if not isinstance(packet, dict):
-        raise BadInput(f"a packet of rxpk is {field.shown(packet)}, must be an object")
-    if packet.get("stat") is None or field.integer(packet, "stat", -1, 1) != CRC_OK:
+        raise BadInput(f"a packet of rxpk is {radio.shown(packet)}, must be an object")
+    if packet.get("stat") is None or radio.integer(packet, "stat", -1, 1) != CRC_OK:
         return None
-    ticks = field.integer(packet, "tmst", 0, TICKS - 1)
-    megahertz = field.number(packet, "freq", 0.000_001, field.FREQUENCY_HZ_MAX / 1e6)
-    data_rate = region.data_rate(*_rate(packet))
+    ticks = radio.integer(packet, "tmst", 0, TICKS - 1)
+    megahertz = radio.number(packet, "freq", 0.000_001, radio.FREQUENCY_HZ_MAX / 1e6)
+    spreading = bandwidth_khz = 0  # FSK
+    if packet.get("modu") == "FSK":
+        radio.integer(packet, "datr", FSK_BITS_PER_S, FSK_BITS_PER_S)
+    elif packet.get("modu") != "LORA":
+        raise BadInput(f"modu is {radio.shown(packet.get('modu'))}, must be LORA or FSK")
+    elif rate := LORA_RATE.fullmatch(radio.text(packet, "datr")):
+        spreading, bandwidth_khz = int(rate[1]), int(rate[2])
+    else:
+        raise BadInput(f"datr is {radio.shown(packet['datr'])}, must be like SF7BW125")
+    data_rate = region.data_rate(spreading, bandwidth_khz)
     rssi, snr = _levels(packet)
-    phy = field.octets(packet, "data")
-    if "size" in packet and field.integer(packet, "size", 0, field.PHY_BYTES_MAX) != len(phy):
+    phy = radio.octets(packet, "data")
+    if "size" in packet and radio.integer(packet, "size", 0, radio.PHY_BYTES_MAX) != len(phy):
         raise BadInput(f"size is {packet['size']}, but data has {len(phy)} bytes", size=packet["size"])
-    return UdpFrame(parse(phy), Radio(round(megahertz * 1e6), data_rate, rssi, snr, _time_ms(packet)), ticks)
+    time_ms = radio.moment_ms(packet, "time")
+    if time_ms is None:
+        time_ms = radio.gps_ms(packet, "tmms")
+    return Rxpk(parse(phy), Radio(round(megahertz * 1e6), data_rate, rssi, snr, time_ms), ticks)
+
+
+def _levels(packet: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """RSSI and SNR; of several antennas the one that heard best. FSK has no SNR."""
+    antennas = packet.get("rsig")
+    if not antennas or "rssi" in packet:
+        return radio.decibels(packet, "rssi"), radio.decibels(packet, "lsnr")
+    if not isinstance(antennas, list) or not all(isinstance(antenna, dict) for antenna in antennas):
+        raise BadInput(f"rsig is {radio.shown(antennas)}, must be an array of objects")
+    levels = [(radio.number(antenna, "rssic", -1_000, 1_000), radio.decibels(antenna, "lsnr")) for antenna in antennas]
+    return max(levels, key=lambda level: (-math.inf if level[1] is None else level[1], level[0]))
 
 
 def failure(ack: Datagram) -> str | None:
     """Why the gateway will not transmit, as its TX_ACK says; None: it will."""
     if not ack.body.strip(b"\0 "):  # an empty body is a success, and some forwarders send the zero that ends a string
         return None
-    told = field.part(field.document(ack.body, "TX_ACK"), "txpk_ack")
-    if told.get("error") is None:  # newer forwarders warn of a power that they cannot reach, and transmit
+    outcome = radio.part(radio.document(ack.body, "TX_ACK"), "txpk_ack")
+    if outcome.get("error") is None:  # newer forwarders warn of a power that they cannot reach, and transmit
         return None
-    error = field.text(told, "error")
+    error = radio.text(outcome, "error")
     return None if error == "NONE" else error
 
 
-def window(downlink: Downlink, ticks: int, *, second: bool) -> TokenWindow:
+def window(downlink: Downlink, ticks: int, *, second: bool) -> TransmitTime:
     """The first or the second receive window after an uplink that ended at this tick.
 
     One of class C listens to its second window all the time, so that need not be waited for.
     """
     if second and downlink.device_class == "C":
-        return TokenWindow(None, *downlink.rx2)
+        return TransmitTime(None, *downlink.rx2)
     delay_s = downlink.rx_delay_s + second
-    return TokenWindow((ticks + delay_s * 1_000_000) % TICKS, *(downlink.rx2 if second else downlink.rx1))
+    return TransmitTime((ticks + delay_s * 1_000_000) % TICKS, *(downlink.rx2 if second else downlink.rx1))
 
 
-def transmit(version: int, token: bytes, pdu: bytes, at: TokenWindow, region: Region, power_dbm: int) -> bytes:
+def transmit(version: int, token: bytes, pdu: bytes, at: TransmitTime, region: Region, power_dbm: int) -> bytes:
     """PULL_RESP: transmit this, then. A downlink in LoRa has inverted polarity and no CRC: no gateway hears it."""
     spreading, bandwidth_khz = region.modulation(at.data_rate)
     when = {"imme": True} if at.ticks is None else {"imme": False, "tmst": at.ticks}
     if spreading:
-        how = {
-            "modu": "LORA",
-            "datr": f"SF{spreading}BW{bandwidth_khz}",
-            "codr": "4/5",
-            "ipol": True,
-            "ncrc": True,
-        }
+        rate = f"SF{spreading}BW{bandwidth_khz}"
+        how = {"modu": "LORA", "datr": rate, "codr": "4/5", "ipol": True, "ncrc": True}
     else:
         how = {"modu": "FSK", "datr": FSK_BITS_PER_S, "fdev": FSK_BITS_PER_S // 2}
     packet = {
@@ -198,34 +194,6 @@ def transmit(version: int, token: bytes, pdu: bytes, at: TokenWindow, region: Re
     return head + json.dumps({"txpk": packet}, separators=(",", ":")).encode()
 
 
-def _rate(packet: Mapping[str, Any]) -> tuple[int, int]:
-    if packet.get("modu") == "FSK":
-        field.integer(packet, "datr", FSK_BITS_PER_S, FSK_BITS_PER_S)
-        return 0, 0
-    if packet.get("modu") != "LORA":
-        raise BadInput(f"modu is {field.shown(packet.get('modu'))}, must be LORA or FSK")
-    found = LORA_RATE.fullmatch(field.text(packet, "datr"))
-    if found is None:
-        raise BadInput(f"datr is {field.shown(packet['datr'])}, must be like SF7BW125")
-    return int(found[1]), int(found[2])
-
-
-def _levels(packet: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """RSSI and SNR; of several antennas the one that heard best. FSK has no SNR."""
-    antennas = packet.get("rsig")
-    if not antennas or "rssi" in packet:
-        return field.decibels(packet, "rssi"), field.decibels(packet, "lsnr")
-    if not isinstance(antennas, list) or not all(isinstance(antenna, dict) for antenna in antennas):
-        raise BadInput(f"rsig is {field.shown(antennas)}, must be an array of objects")
-    levels = [(field.number(antenna, "rssic", -1_000, 1_000), field.decibels(antenna, "lsnr")) for antenna in antennas]
-    return max(levels, key=lambda level: (-math.inf if level[1] is None else level[1], level[0]))
-
-
-def _time_ms(packet: Mapping[str, Any]) -> int | None:
-    time_ms = field.moment_ms(packet, "time")
-    return field.gps_ms(packet, "tmms") if time_ms is None else time_ms
-
-
 EUI: Final = re.compile(r"[0-9a-fA-F]{16}")
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -233,7 +201,11 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Allow:
-    """The list; an empty one lets everybody speak, which is for loopback only.
+    """Which gateways may speak, entry by entry; one that fits is enough. None at all is for loopback only.
+
+    - ``10.0.0.0/8``: any gateway of this network (the strongest that the protocol allows: a private network or a VPN),
+    - ``0016c001ff10a235``: this gateway from anywhere, which keeps out strays, not liars,
+    - ``0016c001ff10a235@10.1.2.3``: this gateway, and from there only.
 
     >>> allow = Allow(["10.0.0.0/8", "0016c001ff10a235@192.0.2.7"])
     >>> allow.admits(1, "10.1.2.3"), allow.admits(0x0016C001FF10A235, "192.0.2.7"), allow.admits(1, "192.0.2.7")
@@ -241,7 +213,19 @@ class Allow:
     """
 
     def __init__(self, entries: Iterable[str] = ()) -> None:
-        self._entries = [_entry(text) for text in entries]
+        self._entries: list[tuple[int | None, Network | None]] = []
+        for entry in entries:
+            eui, at, host = entry.strip().partition("@")
+            if not at and EUI.fullmatch(eui) is None:
+                eui, host = "", eui
+            try:
+                if eui and EUI.fullmatch(eui) is None:
+                    raise ValueError
+                network = ipaddress.ip_network(host) if at or not eui else None
+            except ValueError:
+                kinds = "an EUI of 16 hex digits, a network like 10.0.0.0/8, or EUI@network"
+                raise Misuse(f"--udp-allow {entry!r}: must be {kinds}", entry=entry) from None
+            self._entries.append((int(eui, 16) if eui else None, network))
         self._euis = {eui for eui, network in self._entries if network is None}
 
     def __bool__(self) -> bool:
@@ -254,8 +238,8 @@ class Allow:
         where = address(host)
         return any(
             network is not None and where in network
-            for known, network in self._entries
-            if known is None or known == eui
+            for gateway, network in self._entries
+            if gateway is None or gateway == eui
         )
 
 
@@ -265,23 +249,9 @@ def address(host: str) -> Address:
     >>> address("::ffff:10.1.2.3")
     IPv4Address('10.1.2.3')
     """
-    found = ipaddress.ip_address(host.partition("%")[0])
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return mapped or found
-
-
-def _entry(text: str) -> tuple[int | None, Network | None]:
-    eui, at, place = text.strip().partition("@")
-    if not at and EUI.fullmatch(eui) is None:
-        eui, place = "", eui
-    try:
-        if eui and EUI.fullmatch(eui) is None:
-            raise ValueError
-        network = ipaddress.ip_network(place) if at or not eui else None
-    except ValueError:
-        told = "must be an EUI of 16 hex digits, a network like 10.0.0.0/8, or EUI@network"
-        raise Misuse(f"--udp-allow {text!r}: {told}", entry=text) from None
-    return (int(eui, 16) if eui else None), network
+    peer = ipaddress.ip_address(host.partition("%")[0])
+    mapped = peer.ipv4_mapped if isinstance(peer, ipaddress.IPv6Address) else None
+    return mapped or peer
 
 
 class SentDownlink(NamedTuple):
@@ -296,7 +266,9 @@ class SentDownlink(NamedTuple):
 
 
 class Unanswered:
-    """By gateway and token. Bounded: what waits too long, or is too much, waits no more."""
+    """The downlinks that a gateway did not answer yet, by gateway and token: to try the second window if it refuses.
+
+    Bounded: what waits too long, or is too much, waits no more."""
 
     def __init__(self, *, unanswered_max: int, unanswered_s: float) -> None:
         self._max = unanswered_max
@@ -313,14 +285,14 @@ class Unanswered:
             token = secrets.token_bytes(2)
         return token
 
-    def wait(self, eui: int, token: bytes, sent: SentDownlink) -> None:
+    def wait(self, eui: int, token: bytes, downlink: SentDownlink) -> None:
         """An answer is expected."""
         while self._sent:
             oldest = next(iter(self._sent.values()))
-            if len(self._sent) < self._max and sent.at_s - oldest.at_s <= self._wait_s:
+            if len(self._sent) < self._max and downlink.at_s - oldest.at_s <= self._wait_s:
                 break
             self._sent.popitem(last=False)
-        self._sent[eui, token] = sent
+        self._sent[eui, token] = downlink
 
     def waits(self, eui: int, token: bytes) -> bool:
         """Is an answer expected under this token?"""
@@ -341,7 +313,13 @@ class Gateway(NamedTuple):
 
 
 class Gateways:
-    """The gateways that poll. Bounded: when it is full a new one is not taken while all others are alive."""
+    """Where the gateways are, as far as their PULL_DATA says: the way back through whatever NAT lies between.
+
+    Each polls every few seconds (10 by default, the forwarder calls it the keepalive); the last address is where its
+    downlinks go. Nobody proves who he is, so the first comer is believed while he goes on polling: another *host* with
+    the same EUI gets nothing until the first was silent for ``silent_s``. Another port of the same host is a NAT that
+    moved, or a restart. Bounded: when it is full a new one is not taken while all others are alive.
+    """
 
     def __init__(self, *, gateways_max: int = 1_000, silent_s: float = 30, expiry_s: float = 60) -> None:
         self._gateways_max = gateways_max
@@ -355,10 +333,10 @@ class Gateways:
     def poll(self, eui: int, peer: tuple[str | int, ...], version: int, now_s: float) -> str | None:
         """This gateway polled from there; None: noted, else why not: ``moved`` or ``full``."""
         self._expire(now_s)
-        known = self._known.get(eui)
-        if known is None and len(self._known) >= self._gateways_max:
+        gateway = self._known.get(eui)
+        if gateway is None and len(self._known) >= self._gateways_max:
             return "full"
-        if known is not None and not _same_host(known.peer, peer) and now_s - known.last_s < self._silent_s:
+        if gateway is not None and not _same_host(gateway.peer, peer) and now_s - gateway.last_s < self._silent_s:
             return "moved"
         self._known[eui] = Gateway(peer, version, now_s)
         self._known.move_to_end(eui)
@@ -371,8 +349,8 @@ class Gateways:
 
     def is_at(self, eui: int, peer: tuple[str | int, ...], now_s: float) -> bool:
         """Does this come from the host that polls for it?"""
-        known = self.find(eui, now_s)
-        return known is not None and _same_host(known.peer, peer)
+        gateway = self.find(eui, now_s)
+        return gateway is not None and _same_host(gateway.peer, peer)
 
     def _expire(self, now_s: float) -> None:
         while self._known:
@@ -409,26 +387,9 @@ PORT: Final = 1700
 BURST_BYTES: Final = 1 << 20
 """What the system is asked to keep for us while we are busy: about a thousand datagrams; it may give less."""
 FIGURES: Final = (
-    "datagrams",
-    "not_protocol",
-    "not_allowed",
-    "pushes",
-    "polls",
-    "moved",
-    "full",
-    "frames",
-    "crc_failed",
-    "malformed",
-    "busy",
-    "failed",
-    "stats",
-    "downlinks",
-    "undeliverable",
-    "tx_ok",
-    "tx_failed",
-    "not_asked",
-    "send_errors",
-)
+    "datagrams", "not_protocol", "not_allowed", "pushes", "polls", "moved", "full", "frames", "crc_failed", "malformed",
+    "busy", "failed", "stats", "downlinks", "undeliverable", "tx_ok", "tx_failed", "not_asked", "send_errors",
+)  # fmt: skip
 
 
 class SemtechUdp(asyncio.DatagramProtocol):
@@ -449,10 +410,11 @@ class SemtechUdp(asyncio.DatagramProtocol):
         """There is none that it would know of."""
         self._allow = Allow(allow)
         if not self._allow and not is_loopback(host):
-            told = (
-                "UDP has no token, so to listen on more than loopback needs a list of gateways or networks to believe"
+            raise Misuse(
+                f"host is {host!r}: UDP has no token, so to listen on more than loopback needs a list of gateways or "
+                "networks to believe",
+                host=host,
             )
-            raise Misuse(f"host is {host!r}: {told}", host=host)
         self._receiver = receiver
         self._region = region
         self._where = (host, port)
@@ -486,7 +448,6 @@ class SemtechUdp(asyncio.DatagramProtocol):
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         if self._transport is None:
             raise Misuse("the UDP link is not started")
         return int(self._transport.get_extra_info("sockname")[1])
@@ -496,11 +457,9 @@ class SemtechUdp(asyncio.DatagramProtocol):
         return {**self._counts, "gateways": len(self._gateways)}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is open."""
         self._transport = cast(asyncio.DatagramTransport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed."""
         if self._closed is not None and not self._closed.done():
             self._closed.set_result(None)
 
@@ -509,7 +468,6 @@ class SemtechUdp(asyncio.DatagramProtocol):
         self._held_up = True
 
     def resume_writing(self) -> None:
-        """It does again."""
         self._held_up = False
 
     def error_received(self, exc: Exception) -> None:
@@ -520,33 +478,35 @@ class SemtechUdp(asyncio.DatagramProtocol):
         """One datagram, from anybody."""
         self._count("datagrams")
         try:
-            self._take(data, addr)
+            try:
+                if len(data) > self._limits.datagram_bytes_max:
+                    raise BadInput(f"the datagram has {len(data)} bytes")
+                datagram = read(data)
+            except BadInput:  # nobody to name, and nothing to answer: a port scan must not fill the books
+                self._count("not_protocol")
+                return
+            if not self._allow.admits(datagram.eui, str(addr[0])):
+                self._count("not_allowed")
+            elif datagram.kind == PUSH_DATA:
+                self._push(datagram, addr)
+            elif datagram.kind == PULL_DATA:
+                self._count("polls")
+                problem = self._gateways.poll(datagram.eui, addr, datagram.version, time.monotonic())
+                if problem is None:
+                    self._send(answer(datagram), addr)
+                else:
+                    self._count(problem)
+            else:
+                self._answered(datagram, addr)
         except Exception as error:  # whatever it is, the next datagram is another one
             self._fail(str(addr[0]), error)
-
-    def _take(self, data: bytes, addr: tuple[str | Any, int]) -> None:
-        try:
-            if len(data) > self._limits.datagram_bytes_max:
-                raise BadInput(f"the datagram has {len(data)} bytes, the limit is {self._limits.datagram_bytes_max}")
-            datagram = read(data)
-        except BadInput:  # nobody to name, and nothing to answer: a port scan must not fill the books
-            self._count("not_protocol")
-            return
-        if not self._allow.admits(datagram.eui, str(addr[0])):
-            self._count("not_allowed")
-        elif datagram.kind == PUSH_DATA:
-            self._push(datagram, addr)
-        elif datagram.kind == PULL_DATA:
-            self._poll(datagram, addr)
-        else:
-            self._answered(datagram, addr)
 
     def _push(self, datagram: Datagram, addr: tuple[str | Any, int]) -> None:
         self._count("pushes")
         self._send(answer(datagram), addr)
         station = station_name(datagram.eui)
         try:
-            push = document(datagram.body, "PUSH_DATA")
+            push = radio.document(datagram.body, "PUSH_DATA")
             packets = read_packets(push, self._limits.packets_max)
         except BadInput as error:
             self._refuse(station, error)
@@ -556,55 +516,42 @@ class SemtechUdp(asyncio.DatagramProtocol):
         for packet in packets:
             try:
                 heard = read_heard(packet, self._region)
+                if heard is None:
+                    self._count("crc_failed")
+                    continue
+                back = partial(self.transmit, datagram.eui, heard.ticks)
+                self._receiver.arrive()
+                self._receiver.hear(Reception(heard.frame, station, heard.radio, back, self._clock_ms()))
+                self._count("frames")
             except BadInput as error:
                 self._refuse(station, error)
-                continue
-            if heard is None:
-                self._count("crc_failed")
-            else:
-                self._hear(datagram.eui, station, heard)
-
-    def _hear(self, eui: int, station: str, heard: UdpFrame) -> None:
-        back = UdpWay(self, eui, heard.ticks)
-        try:
-            self._receiver.arrive()
-            self._receiver.hear(Reception(heard.frame, station, heard.radio, back, self._clock_ms()))
-            self._count("frames")
-        except Busy as busy:
-            self._count("busy")
-            self._receiver.refuse(station, BUSY, str(busy))
-        except Exception as error:  # the other packets of the datagram are none the worse
-            self._fail(station, error)
-
-    def _poll(self, datagram: Datagram, addr: tuple[str | Any, int]) -> None:
-        self._count("polls")
-        refused = self._gateways.poll(datagram.eui, addr, datagram.version, _now_s())
-        if refused is None:
-            self._send(answer(datagram), addr)
-        else:
-            self._count(refused)
+            except Busy as busy:
+                self._count("busy")
+                self._receiver.refuse(station, BUSY, str(busy))
+            except Exception as error:  # the other packets of the datagram are none the worse
+                self._fail(station, error)
 
     def _answered(self, datagram: Datagram, addr: tuple[str | Any, int]) -> None:
         """TX_ACK. Only the host that polls is believed: a second transmission is nothing for a stranger to ask for."""
-        asked = self._unanswered.waits(datagram.eui, datagram.token)
-        if not asked or not self._gateways.is_at(datagram.eui, addr, _now_s()):
+        eui, token = datagram.eui, datagram.token
+        if not (self._unanswered.waits(eui, token) and self._gateways.is_at(eui, addr, time.monotonic())):
             self._count("not_asked")
             return
-        sent = self._unanswered.answered(datagram.eui, datagram.token)
+        first = self._unanswered.answered(eui, token)
         try:
-            failed = failure(datagram)
+            problem = failure(datagram)
         except BadInput as error:  # whether it transmits is not known, so it is not asked again
-            self._refuse(station_name(datagram.eui), error)
+            self._refuse(station_name(eui), error)
             return
-        self._count("tx_ok" if failed is None else "tx_failed")
-        if failed is None:
-            self._receiver.transmitted(sent.downlink.number)
-        elif not sent.second:
-            self.transmit(datagram.eui, sent.ticks, sent.downlink, second=True)
+        self._count("tx_ok" if problem is None else "tx_failed")
+        if problem is None:
+            self._receiver.transmitted(first.downlink.number)
+        elif not first.second:
+            self.transmit(eui, first.ticks, first.downlink, second=True)
 
     def transmit(self, eui: int, ticks: int, downlink: Downlink, *, second: bool = False) -> bool:
         """Ask the gateway to transmit, in the first or second window after an uplink that ended at this tick."""
-        now_s = _now_s()
+        now_s = time.monotonic()
         gateway = self._gateways.find(eui, now_s)
         token = self._unanswered.token(eui)
         try:
@@ -639,20 +586,3 @@ class SemtechUdp(asyncio.DatagramProtocol):
 
     def _count(self, name: str) -> None:
         self._counts[name] += 1
-
-
-class UdpWay:
-    """The way back after one uplink."""
-
-    __slots__ = ("_eui", "_link", "_ticks")
-
-    def __init__(self, link: SemtechUdp, eui: int, ticks: int) -> None:
-        self._link, self._eui, self._ticks = link, eui, ticks
-
-    def send(self, downlink: Downlink) -> bool:
-        """Hand it to the gateway; False: it does not poll."""
-        return self._link.transmit(self._eui, self._ticks, downlink)
-
-
-def _now_s() -> float:
-    return time.monotonic()

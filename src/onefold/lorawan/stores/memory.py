@@ -70,15 +70,15 @@ class MemoryCounters:
         return len(self._kept) + len(self._nonces)
 
     def _claim(self, claim: Claim, now_ms: int) -> Claimed:
-        known, entry = self._find(claim.entry, now_ms), claim.entry
+        before, entry = self._find(claim.entry, now_ms), claim.entry
         if claim.nonce is None:
-            counters, claimed = decide(known, claim)
+            counters, claimed = decide(before, claim)
         else:
             counters = Counters(claim.fcnt_up, 0, claim.server)
-            claimed = decide_join(known, claim, used=claim.nonce in self._nonces.get(claim.device, ()))
+            claimed = decide_join(before, claim, used=claim.nonce in self._nonces.get(claim.device, ()))
         if not claimed.won:
-            kept = self._outboxes.get(claim.server, {}).get(claim.number)
-            return claimed._replace(won=won_before(kept, claim))
+            unfinished = self._outboxes.get(claim.server, {}).get(claim.number)
+            return claimed._replace(won=won_before(unfinished, claim))
         until = now_ms + claim.keep_ms if claim.keep_ms else None
         self._kept[entry] = counters, until
         if claim.nonce is not None:

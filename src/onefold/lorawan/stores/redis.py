@@ -101,14 +101,14 @@ class RedisCounters:
         outbox = self._outbox(server)
         with self._asking():
             messages = cast(dict[bytes, bytes], self._client.hgetall(outbox))
-        found = []
+        unfinished = []
         try:
             for number, message in messages.items():
                 device, fcnt_up, body = json.loads(message)
-                found.append(Unfinished(int(number), device, fcnt_up, body))
+                unfinished.append(Unfinished(int(number), device, fcnt_up, body))
         except (TypeError, ValueError, RecursionError):
             raise StoreFailed(f"{self.url}: {outbox} holds something else than messages", server=server) from None
-        return sorted(found)
+        return sorted(unfinished)
 
     def known(self, devices: Sequence[str]) -> list[Counters | None]:
         """What is kept of each device."""
@@ -122,9 +122,9 @@ class RedisCounters:
     def _counters(self, device: str, value: bytes | None) -> Counters | None:
         if value is None:
             return None
-        if not (found := _COUNTERS.fullmatch(value.decode(errors="replace"))):
+        if not (fields := _COUNTERS.fullmatch(value.decode(errors="replace"))):
             raise StoreFailed(f"{self.url}: {self._prefix}{device} holds something else than counters", device=device)
-        return Counters(int(found[1]), int(found[2]), found[4], found[3] or "")
+        return Counters(int(fields[1]), int(fields[2]), fields[4], fields[3] or "")
 
     def forget(self, device: str) -> None:
         """As if it had never been heard."""
@@ -153,13 +153,13 @@ class RedisCounters:
             servers.setdefault(server, [server]).append(str(number))
         keys = [self._prefix + claim.entry for claim in claims] + [self._outbox(server) for server in servers]
         # JSON: as twelve words and numbers a claim takes redis-py 28 microseconds of our time, so it takes 7.
-        asked: list[list[object]] = []
+        rows: list[list[object]] = []
         for claim in claims:
             if claim.nonce is not None:
                 keys.append(self._nonces(claim.device))
-            asked.append([*claim._replace(number=0), len(keys)])
-            asked[-1][_NUMBER] = str(claim.number)
-        words: list[str | int] = [len(keys), *keys, json.dumps([asked, list(servers.values())])]
+            rows.append([*claim._replace(number=0), len(keys)])
+            rows[-1][_NUMBER] = str(claim.number)
+        words: list[str | int] = [len(keys), *keys, json.dumps([rows, list(servers.values())])]
         try:
             answers = self._send("evalsha", self._sha, *words)
         except redis.exceptions.NoScriptError:  # nothing was done; EVAL also leaves the script there for the next
@@ -175,8 +175,8 @@ class RedisCounters:
         pipeline.wait(self._replicas_min, max(1, int(self._timeout_s * 500)))
         answers, reached = pipeline.execute()
         if reached < self._replicas_min:
-            told = f"{self.url}: {reached} replicas have it, replicas_min is {self._replicas_min}"
-            raise StoreFailed(told, reached=reached, replicas_min=self._replicas_min)
+            problem = f"{self.url}: {reached} replicas have it, replicas_min is {self._replicas_min}"
+            raise StoreFailed(problem, reached=reached, replicas_min=self._replicas_min)
         return cast(bytes, answers)
 
     @contextmanager

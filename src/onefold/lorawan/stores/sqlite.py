@@ -117,16 +117,16 @@ class SqliteCounters:
 
     def known(self, devices: Sequence[str]) -> list[Counters | None]:
         """What is kept of each device."""
-        found: dict[str, Counters] = {}
+        counters: dict[str, Counters] = {}
         with self._lock:
             self._check_open()
             now_ms = self._clock_ms()
             for at in range(0, len(devices), KNOWN_MAX):
                 part = devices[at : at + KNOWN_MAX]
-                asked = _KNOWN.format(", ".join("?" * len(part)))
+                query = _KNOWN.format(", ".join("?" * len(part)))
                 with self._database.reading() as db:
-                    found |= {device: Counters(*row) for device, *row in db.execute(asked, [now_ms, *part])}
-        return [found.get(device) for device in devices]
+                    counters |= {device: Counters(*row) for device, *row in db.execute(query, [now_ms, *part])}
+        return [counters.get(device) for device in devices]
 
     def forget(self, device: str) -> None:
         """As if it had never been heard."""
@@ -152,13 +152,14 @@ class SqliteCounters:
 
 
 def _claim(db: sqlite3.Connection, claim: Claim, now_ms: int) -> Claimed:
-    known = _find(db, claim.entry, now_ms)
+    row = db.execute(_FIND, [claim.entry, now_ms]).fetchone()
+    before = Counters(*row) if row else None
     if claim.nonce is None:
-        counters, claimed = decide(known, claim)
+        counters, claimed = decide(before, claim)
     else:
         counters = Counters(claim.fcnt_up, 0, claim.server)
         used = db.execute(_USED, [claim.device, claim.nonce]).fetchone() is not None
-        claimed = decide_join(known, claim, used=used)
+        claimed = decide_join(before, claim, used=used)
     if not claimed.won:
         row = db.execute(_KEPT, [claim.server, claim.number]).fetchone() if claim.body else None
         return claimed._replace(won=won_before(Unfinished(*row) if row else None, claim))
@@ -169,8 +170,3 @@ def _claim(db: sqlite3.Connection, claim: Claim, now_ms: int) -> Claimed:
     if claim.body:
         db.execute(_PUT, [claim.server, claim.number, claim.device, claim.fcnt_up, claim.body])
     return claimed
-
-
-def _find(db: sqlite3.Connection, device: str, now_ms: int) -> Counters | None:
-    row = db.execute(_FIND, [device, now_ms]).fetchone()
-    return Counters(*row) if row else None

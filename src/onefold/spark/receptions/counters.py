@@ -95,13 +95,13 @@ def _length() -> Column:
     return F.when((falls | (move > LATE_MAX)) & (F.size(after) > 0), length)
 
 
-def _is_over(place: Column) -> Column:
+def _is_over(index: Column) -> Column:
     """Whether the frame at this place after the first one of an excursion goes on with the line."""
     first, line, size, after = (F.col(OWN + name) for name in ("n", "before", "m", "after"))
-    here, then = F.get(after, place), F.get(after, place + 1)
-    last = F.when(place == 0, first).otherwise(F.get(after, place - 1))
+    here, then = F.get(after, index), F.get(after, index + 1)
+    last = F.when(index == 0, first).otherwise(F.get(after, index - 1))
     on, back = apart(line, here, size), F.abs(apart(last, here, size))
-    nearer = F.when(place == 0, back > on).otherwise(back > 2 * on + LATE_MAX)
+    nearer = F.when(index == 0, back > on).otherwise(back > 2 * on + LATE_MAX)
     below = (apart(here, first, size) > LATE_MAX) & F.coalesce(apart(then, first, size) > 0, F.lit(True))
     return on.between(1, GAP_MAX) & nearer & (below | (F.col(OWN + "move") < 0))
 
@@ -168,8 +168,8 @@ def _placed(rows: DataFrame, own: list[Column]) -> DataFrame:
     rows = rows.withColumn(OWN + "line", F.sum(F.col(OWN + "break").cast("long")).over(by_time))
     of_line = Window.partitionBy(*own, n.isNull(), OWN + "line")
     goes = F.when(off, 0).when(F.col(OWN + "break") | move.isNull(), n).otherwise(move)
-    place = F.sum(goes).over(of_line.orderBy(OWN + "t", OWN + "n")) + F.when(off, move).otherwise(0)
-    rows = rows.withColumn(OWN + "place", F.when(n.isNotNull(), place))
+    position = F.sum(goes).over(of_line.orderBy(OWN + "t", OWN + "n")) + F.when(off, move).otherwise(0)
+    rows = rows.withColumn(OWN + "place", F.when(n.isNotNull(), position))
     rows = rows.withColumn(OWN + "stray", off & ~_within(of_line))
     by_place = Window.partitionBy(*own, n.isNull(), OWN + "line", OWN + "stray").orderBy(OWN + "place", OWN + "t")
     below = F.when(F.col(OWN + "stray"), F.col(OWN + "before")).otherwise(F.lag(OWN + "n").over(by_place))
@@ -179,21 +179,21 @@ def _placed(rows: DataFrame, own: list[Column]) -> DataFrame:
 
 def _within(of_line: WindowSpec) -> Column:
     """Whether a frame of an excursion has its place in the line: not below it, and not far ahead nor above it."""
-    place, move = F.col(OWN + "place"), F.col(OWN + "move")
-    true = F.when(~F.col(OWN + OFF), place)
-    early = (move <= BACKLOG_MAX) & (place < F.max(true).over(of_line))
-    return F.when(move > 0, early).otherwise(place >= F.min(true).over(of_line))
+    position, move = F.col(OWN + "place"), F.col(OWN + "move")
+    true = F.when(~F.col(OWN + OFF), position)
+    early = (move <= BACKLOG_MAX) & (position < F.max(true).over(of_line))
+    return F.when(move > 0, early).otherwise(position >= F.min(true).over(of_line))
 
 
 def _step() -> Column:
-    place, low, size = F.col(OWN + "place"), F.col(OWN + "low"), F.col(OWN + "m")
+    position, low, size = F.col(OWN + "place"), F.col(OWN + "low"), F.col(OWN + "m")
     return (
         F.when(F.col(OWN + "n").isNull(), F.when(F.col(OWN + "c").isNotNull(), F.lit("again")))
         .when(F.col(OWN + "stray"), F.lit("stray"))
         .when(low.isNull(), F.when(F.col(OWN + "line") > 0, F.lit("reset")))
-        .when(place == low, F.lit("again"))
-        .when(F.floor(place / size) > F.floor(low / size), F.lit("roll_over"))
-        .when(place == low + 1, F.lit("next"))
+        .when(position == low, F.lit("again"))
+        .when(F.floor(position / size) > F.floor(low / size), F.lit("roll_over"))
+        .when(position == low + 1, F.lit("next"))
         .otherwise(F.lit("gap"))
     )
 

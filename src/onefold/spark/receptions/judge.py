@@ -330,8 +330,8 @@ def status(strategy: Strategy) -> Column:
         "counted_before": Status.RESUBMISSION,
     }
     repeat = F.lit(str(Status.DUPLICATE))
-    for reason, known in by_reason.items():
-        repeat = F.when(F.col(REASON) == reason, F.lit(str(known))).otherwise(repeat)
+    for reason, status_ in by_reason.items():
+        repeat = F.when(F.col(REASON) == reason, F.lit(str(status_))).otherwise(repeat)
     counts = F.col(VERDICT).isin("FIRST", "UNSURE")  # what cannot be known is not kept back as a duplicate
     return F.when(counts, F.lit(str(Status.NOT_DUPLICATE))).when(F.col(VERDICT) == "REPEAT", repeat)
 

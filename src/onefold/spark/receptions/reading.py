@@ -166,13 +166,13 @@ def eui(text: Column) -> Column:
 def _odd_eui(text: Column) -> Column:
     low = F.lower(text)
     digits = F.regexp_replace(low, "^router-", "")
-    known = (
+    recognised = (
         F.when(digits.rlike("^([0-9a-f]{2}[-:]){7}[0-9a-f]{2}$"), F.regexp_replace(digits, "[-:]", ""))
         .when(digits.rlike("^[0-9a-f]{16}$"), digits)
         .when(digits.rlike(_GROUPS), _groups(digits))
         .when(text.rlike("^[A-Za-z0-9+/]{11}=$"), F.lower(F.hex(octets(text))))
     )
-    return F.coalesce(known, F.when(low != "", low))
+    return F.coalesce(recognised, F.when(low != "", low))
 
 
 def _groups(low: Column) -> Column:
@@ -215,13 +215,13 @@ EUI: Final = "^([0-9A-Fa-f]{2}-){7}[0-9A-Fa-f]{2}$"
 _U32: Final = 0xFFFF_FFFF
 
 
-def with_frames(rows: DataFrame, phy: Column, said: Column) -> DataFrame:
+def with_frames(rows: DataFrame, phy: Column, message: Column) -> DataFrame:
     """Add what the frame of a PHYPayload (bytes) or of a station's message (JSON) is: ``phy`` and ``lns``.
 
     Both are structs; null where there is none, so all other rows cost nothing. The kind of a message that is no frame
     is null, that of a frame that no device sent is "other".
     """
-    rows = rows.withColumns({"bytes": phy, "up": F.from_json(said, LNS)})
+    rows = rows.withColumns({"bytes": phy, "up": F.from_json(message, LNS)})
     rows = rows.withColumns({"mhdr": _byte(F.col("bytes"), 0), "fctrl": _byte(F.col("bytes"), 5)})
     rows = rows.withColumns({"type": _phy_type(), "bits": _lns_bits()})
     return rows.withColumns({"phy": _phy(), "lns": _lns()}).drop("bytes", "up", "mhdr", "fctrl", "type", "bits")
@@ -279,8 +279,8 @@ def _lns_bits() -> Column:
     join_eui, dev_eui = (F.replace(F.col(f"up.{name}"), F.lit("-"), F.lit("")) for name in ("JoinEui", "DevEui"))
     join = F.concat(swapped(join_eui, 8), swapped(dev_eui, 8), little(nonce, 2))
     named = F.col("up.JoinEui").rlike(EUI) & F.col("up.DevEui").rlike(EUI)
-    asked = named & nonce.between(0, 0xFFFF) & (mhdr == JOIN_REQUEST) & mic.isNotNull()
-    return F.when(F.col("up.msgtype") == "updf", F.when(right, data)).otherwise(F.when(asked, join))
+    right_join = named & nonce.between(0, 0xFFFF) & (mhdr == JOIN_REQUEST) & mic.isNotNull()
+    return F.when(F.col("up.msgtype") == "updf", F.when(right, data)).otherwise(F.when(right_join, join))
 
 
 def _lns() -> Column:
@@ -572,14 +572,14 @@ def receptions(df: DataFrame, shape: str = "auto", *, clock_off_ms: int = CLOCK_
     ahead of the server's by more than ``clock_off_ms`` is not believed, nor one behind it by more than `LATE_MS` (or by
     ``clock_off_ms``, where that is more).
     """
-    found = recognised(df, shape, clock_off_ms=clock_off_ms)
-    return found.where(F.col("source") != NOT_RECEPTION).select(*TYPES)
+    rows = recognised(df, shape, clock_off_ms=clock_off_ms)
+    return rows.where(F.col("source") != NOT_RECEPTION).select(*TYPES)
 
 
 def not_receptions(df: DataFrame, shape: str = "auto") -> DataFrame:
     """The rows that are no receptions, as ``text``."""
-    found = recognised(df, shape)
-    return found.where(F.col("source") == NOT_RECEPTION).select("text")
+    rows = recognised(df, shape)
+    return rows.where(F.col("source") == NOT_RECEPTION).select("text")
 
 
 def recognised(df: DataFrame, shape: str = "auto", *, clock_off_ms: int = CLOCK_OFF_MS) -> DataFrame:
@@ -595,8 +595,8 @@ def recognised(df: DataFrame, shape: str = "auto", *, clock_off_ms: int = CLOCK_
         return _table(df)
     text, stored_ms = _text(df)
     rows, row = opened(df.select(text.alias("text"), stored_ms.alias("stored_ms")))
-    told = _told(rows, row, list(SHAPES.values()) if shape == "auto" else [SHAPES[shape]])
-    return _normal(_each(told), clock_off_ms)
+    rows_read = _told(rows, row, list(SHAPES.values()) if shape == "auto" else [SHAPES[shape]])
+    return _normal(_each(rows_read), clock_off_ms)
 
 
 def _told(rows: DataFrame, row: StoredReceptions, shapes: list[Shape]) -> DataFrame:
@@ -607,10 +607,10 @@ def _told(rows: DataFrame, row: StoredReceptions, shapes: list[Shape]) -> DataFr
         source = F.when(shape.known(row), named).otherwise(source)
     broken = row.fields.none & F.from_json("text", "map<string,string>").isNull()
     rows = rows.withColumn("source", F.when(broken, F.lit(MALFORMED)).otherwise(source))
-    said = F.lit(None)
+    texts = F.lit(None)
     for shape in shapes:
-        said = F.when(F.col("source") == shape.name, _same_names(shape.read(row))).otherwise(said)
-    return rows.select("text", "stored_ms", "source", "listed", said.alias("said")).select(
+        texts = F.when(F.col("source") == shape.name, _same_names(shape.read(row))).otherwise(texts)
+    return rows.select("text", "stored_ms", "source", "listed", texts.alias("said")).select(
         "text", "stored_ms", "source", "listed", "said.*"
     )
 
@@ -625,12 +625,12 @@ def _each(rows: DataFrame) -> DataFrame:
     listed = F.when(F.col("source").isin(*LISTED), F.col("listed"))
     rows = rows.withColumns({"device": device, "fcnt": fcnt, "whole": whole, "listed": listed})
     # In a list that can be read, an entry that cannot stands for itself: the text need not be carried for each of them.
-    kept = F.when(F.coalesce(~F.col("whole") | (F.array_size("listed") == 0), F.lit(True)), F.col("text"))
-    rows = rows.withColumn("text", kept)
+    kept_text = F.when(F.coalesce(~F.col("whole") | (F.array_size("listed") == 0), F.lit(True)), F.col("text"))
+    rows = rows.withColumn("text", kept_text)
     rows = rows.select("*", F.posexplode_outer("listed").alias(ROW, "rx")).drop("listed")
     rx = Fields(RX_NAMES, "_rx")
-    said = {name: F.coalesce(text, F.col(name)) for name, text in heard_by(rx).items()}
-    return rx.of(rows, "rx").withColumns(said)
+    texts = {name: F.coalesce(text, F.col(name)) for name, text in heard_by(rx).items()}
+    return rx.of(rows, "rx").withColumns(texts)
 
 
 def _normal(rows: DataFrame, clock_off_ms: int) -> DataFrame:
@@ -649,7 +649,7 @@ def _normal(rows: DataFrame, clock_off_ms: int) -> DataFrame:
     believed = F.when(as_said, F.coalesce(F.col("own_time").try_cast("boolean"), F.lit(True)))
     believed = believed.otherwise(own.isNotNull() & near)
     whole = F.col("whole") & (as_said | F.col("station").isNotNull())
-    made = {
+    columns = {
         "confirmed": F.when(judged, yes(F.col("confirmed"))),
         "time_ms": F.when(as_said | believed, own).otherwise(F.col("received_ms")),
         "own_time": F.when(judged, believed),
@@ -659,7 +659,7 @@ def _normal(rows: DataFrame, clock_off_ms: int) -> DataFrame:
         CORRUPT: F.when(judged & ~whole, F.coalesce("text", "rx")),
         "text": F.when(~judged, F.col("text")),
     }
-    return rows.withColumns(made).select(*TYPES, ROW, "text")
+    return rows.withColumns(columns).select(*TYPES, ROW, "text")
 
 
 def _same_names(read: Mapping[str, Column]) -> Column:
@@ -674,12 +674,12 @@ def _table(df: DataFrame) -> DataFrame:
     usual = {"kind": F.lit("data"), "own_time": F.lit(True)}
     columns = []
     for name, kind in TYPES.items():
-        said = F.lit(None).cast(kind)
+        column = F.lit(None).cast(kind)
         if name == "source":
-            said = F.lit(TABLE)  # whatever theirs is, ours says how the row was read
+            column = F.lit(TABLE)  # whatever theirs is, ours says how the row was read
         elif name in df.columns:
-            said = _said(df, name)
-        columns.append((F.coalesce(said, usual[name]) if name in usual else said).alias(name))
+            column = _said(df, name)
+        columns.append((F.coalesce(column, usual[name]) if name in usual else column).alias(name))
     null = F.lit(None)
     return df.select(*columns, null.cast("int").alias(ROW), null.cast("string").alias("text"))
 
@@ -688,8 +688,8 @@ def _said(df: DataFrame, name: str) -> Column:
     """A column as the normal form has it, or `Misuse` that says why it cannot be."""
     column = column_of(df, name)
     if column is None:
-        found, wanted = df.schema[name].dataType.simpleString(), _MAY_BE[_meaning(name)][1]
-        raise Misuse(f"column {name!r} is {found}, must be {wanted}", column=name)
+        type_name, wanted = df.schema[name].dataType.simpleString(), _MAY_BE[_meaning(name)][1]
+        raise Misuse(f"column {name!r} is {type_name}, must be {wanted}", column=name)
     return column
 
 
@@ -727,8 +727,8 @@ def _text(df: DataFrame) -> tuple[Column, Column]:
     types = {kind.name: kind.dataType for kind in df.schema.fields}
 
     def stored(name: str) -> Column:
-        known = isinstance(types.get(name), STAMPS)
-        return (believable(milliseconds(df, name)) if known else F.lit(None)).cast("long")
+        is_time = isinstance(types.get(name), STAMPS)
+        return (believable(milliseconds(df, name)) if is_time else F.lit(None)).cast("long")
 
     for name, time, kinds in (
         ("payload", "time", (T.BinaryType,)),
@@ -772,8 +772,8 @@ def read_rows(
     except AnalysisException as error:
         raise Misuse(f"cannot read {path} as {kind}: {first_line(error)}", path=path, format=kind) from error
     except Py4JJavaError as error:  # such as a format that is not there
-        said = str(error.java_exception.getMessage()).splitlines()[0]
-        raise Misuse(f"cannot read {path} as {kind}: {said}", path=path, format=kind) from error
+        reason = str(error.java_exception.getMessage()).splitlines()[0]
+        raise Misuse(f"cannot read {path} as {kind}: {reason}", path=path, format=kind) from error
 
 
 def found_format(spark: SparkSession, path: str) -> str:
@@ -798,5 +798,5 @@ def _unpacked(name: str) -> str:
 
 
 def _is_folder(spark: SparkSession, path: str) -> bool:
-    place = Place(spark, path)
-    return place.names() != [str(place).rsplit("/", 1)[-1]]
+    folder = Place(spark, path)
+    return folder.names() != [str(folder).rsplit("/", 1)[-1]]

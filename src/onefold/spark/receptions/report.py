@@ -1,11 +1,8 @@
 """``onefold lorawan report``: what stored receptions tell an operator, as one plain document.
 
-The receptions are read, judged and numbered once, into a temporary folder; every figure is then an aggregate over that.
-Lists are cut at ``top``; what they are cut from is counted in full.
-
-What an operator asks of receptions, as native aggregates: nothing but sums and short lists leaves Spark.
-
-All of them are over receptions that were judged, with their ``window`` (see `uplinks.with_window`).
+The receptions are read, judged and numbered once, into a temporary folder; every figure is then a native aggregate over
+that (with its ``window``, see `with_window`), so nothing but sums and short lists leaves Spark. Lists are cut at
+``top``; what they are cut from is counted in full.
 """
 
 import shutil
@@ -56,15 +53,14 @@ WINDOWS_MS: Final = (
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 OURS: Final = "ours"
 _UPLINK: Final = ("frame", WINDOW)
-_SUSPECT: Final = "why"
+SUSPECT: Final = "why"
 
 
 def count(condition: Column) -> Column:
-    """How many rows."""
     return F.coalesce(F.sum(F.coalesce(condition, F.lit(False)).cast("long")), F.lit(0))
 
 
-def figure_uplinks(rows: DataFrame) -> DataFrame:
+def per_uplink(rows: DataFrame) -> DataFrame:
     """One narrow row per uplink; ``copies``: how often it came again after the expiry though it asks for no answer."""
     copied = (F.col(REASON) == "counted_before") & ~F.coalesce("confirmed", F.lit(False))
     return rows.groupBy(*_UPLINK).agg(
@@ -77,21 +73,20 @@ def figure_uplinks(rows: DataFrame) -> DataFrame:
     )
 
 
-def with_ours(found: DataFrame, devices: Collection[str] | None) -> DataFrame:
+def with_ours(uplinks: DataFrame, devices: Collection[str] | None) -> DataFrame:
     """The uplinks with ``ours``: whether the device is among these; None: all are."""
     if devices is None:
-        return found.withColumn(OURS, F.lit(True))
-    names = found.sparkSession.createDataFrame(
+        return uplinks.withColumn(OURS, F.lit(True))
+    names = uplinks.sparkSession.createDataFrame(
         [(name, True) for name in sorted(set(devices))], f"device string, {OURS} boolean"
     )
-    found = found.join(F.broadcast(names), "device", "left")
-    return found.withColumn(OURS, F.coalesce(OURS, F.lit(False)))
+    uplinks = uplinks.join(F.broadcast(names), "device", "left")
+    return uplinks.withColumn(OURS, F.coalesce(OURS, F.lit(False)))
 
 
-def figure_totals(found: DataFrame) -> dict[str, Any]:
-    """Of all uplinks."""
+def uplink_totals(uplinks: DataFrame) -> dict[str, Any]:
     data, join, foreign = F.col("kind") == "data", F.col("kind") == "join", ~F.col(OURS)
-    row = found.agg(
+    row = uplinks.agg(
         count(data).alias("uplinks"),
         F.count_distinct(F.when(data, F.col("device"))).alias("devices"),
         count(data & (F.col("stations") > 1)).alias("shared_uplinks"),
@@ -105,7 +100,7 @@ def figure_totals(found: DataFrame) -> dict[str, Any]:
     return row.asDict()
 
 
-def figure_gateways(rows: DataFrame, top: int) -> tuple[int, list[dict[str, Any]]]:
+def gateway_figures(rows: DataFrame, top: int) -> tuple[int, list[dict[str, Any]]]:
     """How many there are, and what those with most receptions heard."""
     again = F.col("time_ms") - F.lag("time_ms").over(Window.partitionBy(*_UPLINK, "station").orderBy("time_ms"))
     off = F.col("clock_off_ms")
@@ -151,33 +146,28 @@ def _by_gateway(each: DataFrame, top: int) -> tuple[int, list[dict[str, Any]]]:
         F.max("clock_off_max_ms").alias("clock_off_max_ms"),
     )
     rows = by_station.select("*", F.count(F.lit(1)).over(Window.partitionBy()).alias("all"))
-    shown = [row.asDict() for row in rows.orderBy(F.desc("receptions"), "station").limit(top).collect()]
-    total = shown[0]["all"] if shown else by_station.count()
-    return total, [_gateway(row) for row in shown]
-
-
-def _gateway(row: dict[str, Any]) -> dict[str, Any]:
-    behind = dict(zip(QUANTILES, row.pop("behind_ms") or [None] * len(QUANTILES), strict=True))
-    del row["all"]
-    return {
-        **row,
-        "overlap_share": _share(row["shared"], row["uplinks"]),
-        "best_share": _share(row["best"], row["uplinks"]),
-        "first_share": _share(row["first"], row["timed"]),
-        "behind_first_ms": behind,
-    }
+    busiest = [row.asDict() for row in rows.orderBy(F.desc("receptions"), "station").limit(top).collect()]
+    total = busiest[0]["all"] if busiest else by_station.count()
+    for row in busiest:
+        del row["all"]
+        behind_ms = row.pop("behind_ms") or [None] * len(QUANTILES)
+        row["overlap_share"] = _share(row["shared"], row["uplinks"])
+        row["best_share"] = _share(row["best"], row["uplinks"])
+        row["first_share"] = _share(row["first"], row["timed"])
+        row["behind_first_ms"] = dict(zip(QUANTILES, behind_ms, strict=True))
+    return total, busiest
 
 
 def _share(part: int, whole: int) -> float | None:
     return round(part / whole, 4) if whole else None
 
 
-def steps(found: DataFrame) -> DataFrame:
+def steps(uplinks: DataFrame) -> DataFrame:
     """The uplinks of our devices with their counters' steps, and with what makes one a suspect of a replay."""
-    told = F.col("device").isNotNull() & F.col("fcnt").isNotNull()
-    data = found.where((F.col("kind") == "data") & F.col(OURS) & told)
+    counted = F.col("device").isNotNull() & F.col("fcnt").isNotNull()
+    data = uplinks.where((F.col("kind") == "data") & F.col(OURS) & counted)
     rows = counter_steps(data, ["device"], "fcnt", "order_ms", frame=["frame"])
-    return rows.withColumn(_SUSPECT, _why()).drop(AHEAD, TO_NEXT, NEXT_STEP)
+    return rows.withColumn(SUSPECT, _why()).drop(AHEAD, TO_NEXT, NEXT_STEP)
 
 
 def _why() -> Column:
@@ -204,7 +194,7 @@ def _why() -> Column:
     )
 
 
-def figure_losses(stepped: DataFrame, top: int) -> dict[str, Any]:
+def loss_figures(stepped: DataFrame, top: int) -> dict[str, Any]:
     """What the counters say was lost, in all and of the devices that lost most."""
     step = F.col(STEP)
     by_device = stepped.groupBy("device").agg(
@@ -214,24 +204,24 @@ def figure_losses(stepped: DataFrame, top: int) -> dict[str, Any]:
         F.max(LOST).alias("longest_gap"),
         count(step == "reset").alias("resets"),
         count(step == "roll_over").alias("roll_overs"),
-        count(F.col(_SUSPECT).isNotNull()).alias("suspects"),
+        count(F.col(SUSPECT).isNotNull()).alias("suspects"),
     )
     summed = ("lost", "gaps", "resets", "roll_overs", "suspects")
     row = by_device.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in summed)).head()
     assert row is not None
     worst = by_device.orderBy(F.desc("lost"), F.desc("resets"), F.desc("uplinks"), "device").limit(top).collect()
-    shown = [{**w.asDict(), "loss_share": _share(w["lost"], w["uplinks"] + w["lost"])} for w in worst]
-    return {**row.asDict(), "shown": shown}
+    rows = [{**w.asDict(), "loss_share": _share(w["lost"], w["uplinks"] + w["lost"])} for w in worst]
+    return {**row.asDict(), "shown": rows}
 
 
-def figure_suspects(stepped: DataFrame, top: int) -> dict[str, Any]:
+def suspect_figures(stepped: DataFrame, top: int) -> dict[str, Any]:
     """How many uplinks may be replays, why, and the first of them."""
-    found = stepped.where(F.col(_SUSPECT).isNotNull())
-    why = {row[_SUSPECT]: row["count"] for row in found.groupBy(_SUSPECT).count().collect()}
-    names = ("device", "fcnt", "first_ms", "receptions", "stations", _SUSPECT)
-    first = found.select(*names).orderBy("first_ms", "device", "fcnt").limit(top)
-    shown = [row.asDict() for row in first.collect()] if why else []
-    return {"count": sum(why.values()), "why": dict(sorted(why.items())), "shown": shown}
+    suspects = stepped.where(F.col(SUSPECT).isNotNull())
+    why = {row[SUSPECT]: row["count"] for row in suspects.groupBy(SUSPECT).count().collect()}
+    names = ("device", "fcnt", "first_ms", "receptions", "stations", SUSPECT)
+    first = suspects.select(*names).orderBy("first_ms", "device", "fcnt").limit(top)
+    rows = [row.asDict() for row in first.collect()] if why else []
+    return {"count": sum(why.values()), "why": dict(sorted(why.items())), "shown": rows}
 
 
 def what_if(rows: DataFrame, windows_ms: Sequence[int], *, sliding: bool) -> tuple[int, list[tuple[int, int]]]:
@@ -239,8 +229,8 @@ def what_if(rows: DataFrame, windows_ms: Sequence[int], *, sliding: bool) -> tup
 
     Of all of them, and of those with a clock of their own alone.
     """
-    made = _sliding(rows, windows_ms) if sliding else _fixed(rows, windows_ms)
-    row = made.head()
+    counts = _sliding(rows, windows_ms) if sliding else _fixed(rows, windows_ms)
+    row = counts.head()
     assert row is not None
     return row["n"], [(row[f"all_{window}"], row[f"own_{window}"]) for window in windows_ms]
 
@@ -254,8 +244,8 @@ def _sliding(rows: DataFrame, windows_ms: Sequence[int]) -> DataFrame:
         (F.col("time_ms") - F.lag("time_ms").over(by_clock)).alias("own"),
     )
     sums = [
-        count(told & (F.col(name).isNull() | (F.col(name) >= window))).alias(f"{name}_{window}")
-        for name, told in (("all", F.lit(True)), ("own", F.col("own_time")))
+        count(condition & (F.col(name).isNull() | (F.col(name) >= window))).alias(f"{name}_{window}")
+        for name, condition in (("all", F.lit(True)), ("own", F.col("own_time")))
         for window in windows_ms
     ]
     return lags.agg(F.count(F.lit(1)).alias("n"), *sums)
@@ -318,29 +308,56 @@ def report(
     judge = judge_receptions(expiry_ms=expiry_ms, sliding=sliding, strict_adr=strict_adr, strategy=strategy)
     if top < 0:
         raise Misuse(f"top is {top}, must be at least 0", top=top)
+    settings = {
+        "expiry_ms": expiry_ms, "sliding": sliding, "strict_adr": strict_adr, "strategy": strategy,
+        "clock_off_ms": clock_off_ms,
+    }  # fmt: skip
     folder = tempfile.mkdtemp(prefix="onefold-lorawan-")
     try:
         say("reading receptions")
         rows = recognised(read_rows(spark, path, format=format), shape, clock_off_ms=clock_off_ms)
         rows = _kept(rows, f"{folder}/rows")
-        read = _read(rows)
-        if not read["receptions"]:
-            raise Misuse(f"{path} has no receptions: {_what(read)}", path=path)
+        contents = _contents(rows)
+        if not contents["receptions"]:
+            shapes = f"{contents['rows']:,} rows, none of a shape that is known ({', '.join(SHAPES)})"
+            raise Misuse(f"{path} has no receptions: {shapes if contents['rows'] else 'it is empty'}", path=path)
         say("judging")
         judged = rows.where(F.col("source") != NOT_RECEPTION).select(*TYPES).transform(judge)
         judged = _kept(with_window(judged).select(*_NARROW, VERDICT, REASON, STATUS, WINDOW), f"{folder}/judged")
-        books = _books(judged, read["receptions"])
+        books = _books(judged, contents["receptions"])
         heard = judged.where(F.col(WINDOW).isNotNull())
-        settings = {
-            "expiry_ms": expiry_ms, "sliding": sliding, "strict_adr": strict_adr, "strategy": strategy,
-            "clock_off_ms": clock_off_ms,
-        }  # fmt: skip
-        found = _figures(heard, devices, folder, top, settings, say)
+        say("merging uplinks")
+        uplinks = _kept(with_ours(per_uplink(heard), devices), f"{folder}/uplinks")
+        totals = uplink_totals(uplinks)
+        say("looking at counters")
+        stepped = _kept(steps(uplinks), f"{folder}/steps")
+        losses, suspects = loss_figures(stepped, top), suspect_figures(stepped, top)
+        say("looking at gateways")
+        gateways, busiest = gateway_figures(heard, top)
+        say("trying other windows")
+        lengths = sorted({*WINDOWS_MS, expiry_ms})
+        receptions, counts = what_if(heard.where(F.col("kind") == "data"), lengths, sliding=sliding)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    place = path if "://" in path else Place(spark, path).shown
-    took = round(monotonic() - started, 3)
-    return {"format": FORMAT, "path": place, **read, **books, **found, "settings": settings, "seconds": took}
+    return {
+        "format": FORMAT,
+        "path": path if "://" in path else Place(spark, path).shown,
+        **contents,
+        **books,
+        **totals,
+        "gateways": gateways,
+        "lost": losses["lost"],
+        "loss_share": _share(losses["lost"], max(1, totals["uplinks"] - totals["foreign_uplinks"] + losses["lost"])),
+        "losses": losses,
+        "suspects": suspects,
+        "gateways_shown": busiest,
+        "windows": [
+            {"window_ms": n, "uplinks": every, "repeats": receptions - every, "uplinks_own_clock": timed}
+            for n, (every, timed) in zip(lengths, counts, strict=True)
+        ],
+        "settings": settings,
+        "seconds": round(monotonic() - started, 3),
+    }
 
 
 def _kept(rows: DataFrame, folder: str) -> DataFrame:
@@ -349,71 +366,25 @@ def _kept(rows: DataFrame, folder: str) -> DataFrame:
     return rows.sparkSession.read.parquet(f"file:{folder}")
 
 
-def _read(rows: DataFrame) -> dict[str, Any]:
+def _contents(rows: DataFrame) -> dict[str, Any]:
     """How many rows there are, and what they are."""
-    place = F.coalesce(F.col(ROW), F.lit(0)) == 0
-    found = rows.groupBy("source").agg(F.count(F.lit(1)).alias("n"), count(place).alias("rows")).collect()
-    sources = {row["source"]: row["n"] for row in found}
+    leads = F.coalesce(F.col(ROW), F.lit(0)) == 0
+    groups = rows.groupBy("source").agg(F.count(F.lit(1)).alias("n"), count(leads).alias("rows")).collect()
+    sources = {row["source"]: row["n"] for row in groups}
     others = sources.pop(NOT_RECEPTION, 0)
     return {
-        "rows": sum(row["rows"] for row in found),
+        "rows": sum(row["rows"] for row in groups),
         "not_receptions": others,
         "receptions": sum(sources.values()),
         "sources": dict(sorted(sources.items())),
     }
 
 
-def _what(read: dict[str, Any]) -> str:
-    shapes = ", ".join(SHAPES)
-    return f"{read['rows']:,} rows, none of a shape that is known ({shapes})" if read["rows"] else "it is empty"
-
-
-def _books(judged: DataFrame, came_in: int) -> dict[str, Any]:
+def _books(judged: DataFrame, received: int) -> dict[str, Any]:
     """The tally by verdict and reason, checked, and the counts by status."""
     counts, statuses = Counter[Answer](), Counter[str]()
     for row in judged.groupBy(VERDICT, REASON, STATUS).count().collect():
         counts[Answer(Verdict(row[VERDICT]), row[REASON])] += row["count"]
         statuses[row[STATUS] or "rejected"] += row["count"]
-    tally = Tally(came_in, counts).check()
+    tally = Tally(received, counts).check()
     return {"engine": "lorawan", "tally": tally.to_dict(), "statuses": dict(sorted(statuses.items()))}
-
-
-def _figures(
-    heard: DataFrame,
-    devices: Collection[str] | None,
-    folder: str,
-    top: int,
-    settings: dict[str, Any],
-    say: Say,
-) -> dict[str, Any]:
-    say("merging uplinks")
-    uplinks = _kept(with_ours(figure_uplinks(heard), devices), f"{folder}/uplinks")
-    totals = figure_totals(uplinks)
-    say("looking at counters")
-    stepped = _kept(steps(uplinks), f"{folder}/steps")
-    losses, suspects = figure_losses(stepped, top), figure_suspects(stepped, top)
-    say("looking at gateways")
-    gateways, shown = figure_gateways(heard, top)
-    say("trying other windows")
-    lost = losses["lost"]
-    return {
-        **totals,
-        "gateways": gateways,
-        "lost": lost,
-        "loss_share": round(lost / max(1, totals["uplinks"] - totals["foreign_uplinks"] + lost), 4),
-        "losses": losses,
-        "suspects": suspects,
-        "gateways_shown": shown,
-        "windows": _report_windows(heard, settings),
-    }
-
-
-def _report_windows(heard: DataFrame, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """What other windows would have made of the data frames: all of them, and those with a clock of their own."""
-    lengths = sorted({*WINDOWS_MS, settings["expiry_ms"]})
-    data = heard.where(F.col("kind") == "data")
-    receptions, counts = what_if(data, lengths, sliding=settings["sliding"])
-    return [
-        {"window_ms": n, "uplinks": every, "repeats": receptions - every, "uplinks_own_clock": timed}
-        for n, (every, timed) in zip(lengths, counts, strict=True)
-    ]
