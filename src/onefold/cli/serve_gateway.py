@@ -141,23 +141,12 @@ def gateway(
     LoRa Basics Stations connect by websocket (tc.uri: ws://HOST:PORT). Ctrl-C and SIGTERM stop it: what is in hand is
     decided, stored and answered. SIGHUP reads the registry again; a change of its file does, too.
     """
-    # What is wrong is told before anything is opened.
-    if coordinator is not None and name is None:
-        raise Misuse(
-            "--coordinator needs a --name: of two servers with one name each takes what the other has won for its own, "
-            "and both answer the device"
-        )
-    if mqtt is not None:
-        from onefold.lorawan.links.mqtt import parse_address
-
-        parse_address(mqtt)
-    us915 = region == "US915" or None
-    for option, value, other, there in (
-        ("--when-down", when_down, "--coordinator", coordinator), ("--sub-band", sub_band, "--region US915", us915),
-        ("--udp-host", udp_host, "--udp", udp), ("--udp-allow", udp_allow, "--udp", udp),
-    ):  # fmt: skip
-        if value and there is None:
-            raise Misuse(f"{option} is {value}, but without {other} it has no effect")
+    _check(
+        name, coordinator, mqtt,
+        ("--when-down", when_down, "--coordinator", coordinator is not None),
+        ("--sub-band", sub_band, "--region US915", region == "US915"),
+        ("--udp-host", udp_host, "--udp", udp is not None), ("--udp-allow", udp_allow, "--udp", udp is not None),
+    )  # fmt: skip
     from onefold.lorawan.flow import GatewayLimits, GatewaySettings
     from onefold.lorawan.radio import region as plan
     from onefold.lorawan.server import GatewayServer, GatewayServerSettings
@@ -185,6 +174,24 @@ def gateway(
         sys.setswitchinterval(SWITCH_S)
         gc.freeze()  # the registry and all code are here to stay: to look for garbage in them would hold up frames
         server.run(lambda url: _say(server, url, folder, as_json=json))
+
+
+def _check(
+    name: str | None, coordinator: str | None, mqtt: str | None, *options: tuple[str, object, str, bool]
+) -> None:
+    """Refuse what cannot be right before anything is opened; ``options``: option, value, what it needs, is that so?"""
+    if coordinator is not None and name is None:
+        raise Misuse(
+            "--coordinator needs a --name: of two servers with one name each takes what the other has won for its own, "
+            "and both answer the device"
+        )
+    if mqtt is not None:
+        from onefold.lorawan.links.mqtt import parse_address
+
+        parse_address(mqtt)
+    for option, value, other, is_there in options:
+        if value and not is_there:
+            raise Misuse(f"{option} is {value}, but without {other} it has no effect")
 
 
 def _links(

@@ -285,20 +285,10 @@ _NARROW: Final = [name for name in TYPES if name not in ("payload", CORRUPT)]
 
 
 def report(
-    spark: SparkSession,
-    path: str,
-    *,
-    format: str = "auto",
-    shape: str = "auto",
-    expiry_ms: int = 60_000,
-    sliding: bool = True,
-    strict_adr: bool = False,
-    strategy: str = "none",
-    clock_off_ms: int = CLOCK_OFF_MS,
-    top: int = TOP,
-    devices: Collection[str] | None = None,
-    say: Say = print,
-) -> dict[str, Any]:
+    spark: SparkSession, path: str, *, format: str = "auto", shape: str = "auto", expiry_ms: int = 60_000,
+    sliding: bool = True, strict_adr: bool = False, strategy: str = "none", clock_off_ms: int = CLOCK_OFF_MS,
+    top: int = TOP, devices: Collection[str] | None = None, say: Say = print,
+) -> dict[str, Any]:  # fmt: skip
     """All figures of the receptions at a path, ready for JSON.
 
     ``devices``: those that are ours, as the receptions call them (DevEUI or DevAddr, in lower-case digits). Anybody's
@@ -317,10 +307,7 @@ def report(
         say("reading receptions")
         rows = recognised(read_rows(spark, path, format=format), shape, clock_off_ms=clock_off_ms)
         rows = _kept(rows, f"{folder}/rows")
-        contents = _contents(rows)
-        if not contents["receptions"]:
-            shapes = f"{contents['rows']:,} rows, none of a shape that is known ({', '.join(SHAPES)})"
-            raise Misuse(f"{path} has no receptions: {shapes if contents['rows'] else 'it is empty'}", path=path)
+        contents = _contents(rows, path)
         say("judging")
         judged = rows.where(F.col("source") != NOT_RECEPTION).select(*TYPES).transform(judge)
         judged = _kept(with_window(judged).select(*_NARROW, VERDICT, REASON, STATUS, WINDOW), f"{folder}/judged")
@@ -335,8 +322,7 @@ def report(
         say("looking at gateways")
         gateways, busiest = gateway_figures(heard, top)
         say("trying other windows")
-        lengths = sorted({*WINDOWS_MS, expiry_ms})
-        receptions, counts = what_if(heard.where(F.col("kind") == "data"), lengths, sliding=sliding)
+        windows = _other_windows(heard.where(F.col("kind") == "data"), expiry_ms, sliding=sliding)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return {
@@ -351,10 +337,7 @@ def report(
         "losses": losses,
         "suspects": suspects,
         "gateways_shown": busiest,
-        "windows": [
-            {"window_ms": n, "uplinks": every, "repeats": receptions - every, "uplinks_own_clock": timed}
-            for n, (every, timed) in zip(lengths, counts, strict=True)
-        ],
+        "windows": windows,
         "settings": settings,
         "seconds": round(monotonic() - started, 3),
     }
@@ -366,14 +349,17 @@ def _kept(rows: DataFrame, folder: str) -> DataFrame:
     return rows.sparkSession.read.parquet(f"file:{folder}")
 
 
-def _contents(rows: DataFrame) -> dict[str, Any]:
-    """How many rows there are, and what they are."""
+def _contents(rows: DataFrame, path: str) -> dict[str, Any]:
+    """How many rows there are, and what they are; `Misuse` if none is a reception."""
     leads = F.coalesce(F.col(ROW), F.lit(0)) == 0
     groups = rows.groupBy("source").agg(F.count(F.lit(1)).alias("n"), count(leads).alias("rows")).collect()
     sources = {row["source"]: row["n"] for row in groups}
-    others = sources.pop(NOT_RECEPTION, 0)
+    others, count_all = sources.pop(NOT_RECEPTION, 0), sum(row["rows"] for row in groups)
+    if not sources:
+        shapes = f"{count_all:,} rows, none of a shape that is known ({', '.join(SHAPES)})"
+        raise Misuse(f"{path} has no receptions: {shapes if count_all else 'it is empty'}", path=path)
     return {
-        "rows": sum(row["rows"] for row in groups),
+        "rows": count_all,
         "not_receptions": others,
         "receptions": sum(sources.values()),
         "sources": dict(sorted(sources.items())),
@@ -388,3 +374,13 @@ def _books(judged: DataFrame, received: int) -> dict[str, Any]:
         statuses[row[STATUS] or "rejected"] += row["count"]
     tally = Tally(received, counts).check()
     return {"engine": "lorawan", "tally": tally.to_dict(), "statuses": dict(sorted(statuses.items()))}
+
+
+def _other_windows(data: DataFrame, expiry_ms: int, *, sliding: bool) -> list[dict[str, Any]]:
+    """What other windows would have made of the data frames: all of them, and those with a clock of their own."""
+    lengths = sorted({*WINDOWS_MS, expiry_ms})
+    receptions, counts = what_if(data, lengths, sliding=sliding)
+    return [
+        {"window_ms": n, "uplinks": every, "repeats": receptions - every, "uplinks_own_clock": timed}
+        for n, (every, timed) in zip(lengths, counts, strict=True)
+    ]
