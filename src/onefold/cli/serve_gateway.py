@@ -169,11 +169,7 @@ def gateway(
             folder, devices, topics.topic, settings,
             links=lambda to: _links(to, udp_host or host, udp, udp_allow or [], mqtt),
         )  # fmt: skip
-        for line in server.warnings():
-            people.print(f"warning: {line}", markup=False, soft_wrap=True)
-        sys.setswitchinterval(SWITCH_S)
-        gc.freeze()  # the registry and all code are here to stay: to look for garbage in them would hold up frames
-        server.run(lambda url: _say(server, url, folder, as_json=json))
+        _run(server, folder, as_json=json)
 
 
 def _check(
@@ -207,6 +203,14 @@ def _links(
 
         links["mqtt"] = ChirpstackMqtt(service, service.region, mqtt)
     return links
+
+
+def _run(server: "GatewayServer", folder: Path, *, as_json: bool) -> None:
+    for line in server.warnings():
+        people.print(f"warning: {line}", markup=False, soft_wrap=True)
+    sys.setswitchinterval(SWITCH_S)
+    gc.freeze()  # the registry and all code are here to stay: to look for garbage in them would hold up frames
+    server.run(lambda url: _say(server, url, folder, as_json=as_json))
 
 
 def _say(server: "GatewayServer", url: str, folder: Path, *, as_json: bool) -> None:
