@@ -23,7 +23,7 @@ def devices(
     from onefold.lorawan.registry import read_registry
 
     registry = read_registry(path)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "dev_eui": f"{entry.device.dev_eui:016x}",
             "dev_addr": None if entry.device.dev_addr is None else f"{entry.device.dev_addr:08x}",

@@ -1,98 +1,19 @@
-"""Both levels put together, without the I/O between them.
-
-::
+"""The rules of LoRaWAN deduplication (ADR 007 of the Azure starter kit), both levels, without the I/O between them.
 
     MIC (find_counter) -> uplink: owner -> level 1 -> validation -> claim -> [the store decides] -> settle
 
 A frame comes in with its MIC verified: a forged one never gets here, and so changes nothing. `NetworkServer.uplink`
 gives a judgement, which is final when it has no claim. Else the claim is made, and `settle` says what came of it.
 
+- *Level 1* (`Stations`, one server): nobody heard the frame before, another station did, or the same station did. That
+  is its *status*. With the *strategy* of its device it says where the frame goes (`TABLE`).
+- *Validation* (`check`): may this counter be, after the last one of its device? What is refused is taken back from
+  level 1. In the deployed code it stays there, and the copy of a refused frame from a second station passes as a soft
+  duplicate, which is not validated.
+- *Level 2* (`decide`, several servers): who counts it, and who answers the device. It does not change the status.
+
 The frame of a device that was counted last is known for ever, by its key, and so is every DevNonce that a device has
 joined with. The ADR forgets the one after the expiry and the other after five minutes; ``strict_adr`` does so, too.
-
-What validation refuses is taken back from level 1. In the deployed code it stays there, and the copy of a refused frame
-from a second station passes as a soft duplicate, which is not validated.
-
-Every answer the lorawan engine can give, and the rule behind each in one sentence.
-
-The position in ``ANSWERS`` is the answer's code wherever answers travel in columns. New answers go to the end. The
-verdict says whether a reception counts; where it goes, up or down, is a matter of the strategy (`routing`).
-
-The words of the ADR: what to do with duplicates, and what a frame is at one network server.
-
-The *strategy* is a property of a device. The *status* is what level 1 (one server, its own memory) makes of a frame:
-nobody heard it before, another station did, or the same station did. Status, strategy, "asks for a confirmation" and
-"first message" together say where the frame goes (`routing`). Level 2, between servers, does not change the status.
-
-Where a frame goes: the decision of the ADR as one table.
-
-*Up* is to the application, *down* is the confirmation that the device asked for. Read it next to "Further processing of
-messages based on their duplication status": one line here is one line there.
-
-The deployed code marks soft duplicates under None too. The ADR says that None passes them "without marking them", and
-so does this table: marked is what is not the first under Mark, and nothing else.
-
-Who heard a key: the memory of level 1.
-
-An entry says which station was first, and when it was heard first and last. It expires: *sliding*, when it was not
-heard for ``expiry_ms`` (each hit begins the time anew, as in the ADR); or *fixed*, ``expiry_ms`` after it was first
-heard. A key that comes at the very moment of expiry is new.
-
-Entries stand in the order in which they expire, so what is expired is in front and is dropped as time goes. When there
-is no more room the front one goes before its time: then a miss may be a mistake until it would have expired, and
-`forgot` says so. Time never falls: an earlier one counts as the latest that was seen.
-
-Cost: O(1) amortised, some 300 bytes per entry.
-
-Level 1: one network server, several stations ("Deduplication on the network server level").
-
-The first station that heard a frame is remembered with its key. The same key from the same station is a resubmission:
-the device missed its confirmation, or was restarted, or somebody replays. From another station it is a duplicate under
-Drop and a soft duplicate else. A join request is only known or not known. What is not remembered is new.
-
-Not in the ADR: what is expired is new to it, and a device whose confirmation was lost for longer than the expiry counts
-twice. Devices wait for minutes before they try again, so ``last``, the key of the frame that was counted last, is known
-for ever: it is a resubmission, from whatever station. (For a minute after that it is known as any other.) Likewise a
-join request whose nonce was ``used``. Without these two, this is the ADR.
-
-Another thing is not in the ADR and is off unless asked for: a station with two antennas, or one that hears a strong
-signal on an image frequency too, reports one transmission twice within milliseconds. With ``echo_ms`` that is no
-resubmission, or the device would be answered twice.
-
-Request validation: may this counter be, after the last one of its device?
-
-A step of its own, between the two levels, as in the ADR. A counter must rise, by no more than ``gap_max``. Equal to the
-last it may be if the device asks for a confirmation that it missed, three times. Below it may be if the device is
-allowed to begin again. What does not pass changes nothing.
-
-Level 2: several network servers ("Deduplication between different network servers").
-
-Per device the shared store keeps the last counter, the server that counted it, and the last counter that went down. A
-server that wants to count a frame makes a *claim*. It wins with a higher counter, or with the same one if it has that
-already (it does its work again after a crash). All others lose. Only the winner gets a counter to send down with.
-
-`decide` is what the store does in one atomic step. The deployed system takes a lock with an expiry, reads, and writes:
-a server that is held up between two of these steps wins what another has won. Here there is nothing to hold.
-
-With the counter stands the key of the frame. So the last frame of a device is known for ever, however late its copy
-comes: after a restart, too. Older ones are told by their counters. And of each join request the DevNonce is kept for
-ever (`decide_join`): a device uses each once, and whoever recorded the request can send it again years later. There are
-65,536 at most, and only requests whose MIC is right get here, so no stranger can fill the store.
-
-Counters have 32 bits. With the 16 of the air, a device that reaches 65,536 looks like one that fell back to 0, and
-nothing of it counts for the next 65,535 frames.
-
-A device that began again sends 0, then 1. Each server notices for itself, some later than others, and the first one
-begins anew in the store. The copies of the others must not do so once more: they would win what is counted, and shut
-out what the device sends now. So such a claim says what this server heard last before (`Claim.restarted_after`). If the
-store is behind that, it has begun again already; unless it is so far ahead of the claim that no server can be so late.
-Then this server had heard what never reached the store, or nothing of a whole life of the device between.
-
-Between winning a claim and storing its message upstream a server can die, and by then every other server has lost that
-frame: under Drop nobody would ever store it. So a claim may carry the message (`Claim.body`), and in the step in which
-it wins the store keeps it as *unfinished*. When it is stored upstream the server says so along with its next claims
-(`Finished`); what it finds when it starts again (`Unfinished`) it has to store first. None is lost, and one is stored
-twice only if the server died between storing it and saying so.
 """
 
 from collections import OrderedDict
@@ -161,6 +82,8 @@ RULES: Final = {
 }
 
 ANSWERS: Final = tuple(RULES)
+"""The position is the answer's code wherever answers travel in columns: new ones go to the end. The verdict says if
+a reception counts; where it goes, up or down, is a matter of the strategy (`TABLE`)."""
 
 
 class Strategy(StrEnum):
@@ -229,6 +152,9 @@ TABLE: Final[dict[tuple[Status, Strategy, bool, bool], Route]] = {
     for confirmed in confirmations
     for first in firsts
 }
+"""The decision of the ADR: read it next to "Further processing of messages based on their duplication status", one line
+here is one line there. The deployed code marks soft duplicates under None too. The ADR says that None passes them
+"without marking them", and so does this table: marked is what is not the first under Mark, and nothing else."""
 
 LOST: Final = {DROP: NOWHERE, MARK: _MARKED, NONE: _UP}
 """Level 2, "Upstream Processing"; down goes only the answer of the server that was first."""
@@ -266,7 +192,17 @@ class Sighting(NamedTuple):
 
 
 class Sightings:
-    """The keys that were heard and are not expired.
+    """Who heard a key: the memory of level 1.
+
+    An entry says which station was first, and when it was heard first and last. It expires: *sliding*, when it was not
+    heard for ``expiry_ms`` (each hit begins the time anew, as in the ADR); or *fixed*, ``expiry_ms`` after it was first
+    heard. A key that comes at the very moment of expiry is new.
+
+    Entries stand in the order in which they expire, so what is expired is in front and is dropped as time goes. When
+    there is no more room the front one goes before its time: then a miss may be a mistake until it would have expired,
+    and `forgot` says so. Time never falls: an earlier one counts as the latest that was seen.
+
+    Cost: O(1) amortised, some 300 bytes per entry.
 
     >>> sightings = Sightings(expiry_ms=60_000)
     >>> sightings.see(b"key", "a", 0), sightings.see(b"key", "b", 59_999).station, sightings.see(b"key", "b", 119_999)
@@ -295,17 +231,27 @@ class Sightings:
     def see(self, key: bytes, station: str, now_ms: int) -> Sighting | None:
         """What was remembered of this key before now; None if it is new. From now on it is remembered."""
         clock_ms = now_ms
-        now_ms = self._pass_time(now_ms)
-        before = self._heard.get(key)
+        if self._now_ms is not None and now_ms < self._now_ms:
+            now_ms = self._now_ms
+        self._now_ms = now_ms
+        heard = self._heard
+        while heard:  # drop what is expired
+            oldest = next(iter(heard))
+            if self._expires_ms(heard[oldest]) > now_ms:
+                break
+            del heard[oldest]
+        before = heard.get(key)
         if before is None:
-            if len(self._heard) >= self.entries_max:
-                self._evict()
-            self._heard[key] = Sighting(station, now_ms, now_ms, clock_ms)
+            if len(heard) >= self.entries_max:
+                # The front one expires first, and those that went before it had expired earlier still.
+                self._forgot_until_ms = self._expires_ms(heard.popitem(last=False)[1])
+                self.evicted += 1
+            heard[key] = Sighting(station, now_ms, now_ms, clock_ms)
             return None
         own_ms = clock_ms if station == before.station else before.own_ms
-        self._heard[key] = Sighting(before.station, before.since_ms, now_ms, own_ms)
+        heard[key] = Sighting(before.station, before.since_ms, now_ms, own_ms)
         if self.sliding:
-            self._heard.move_to_end(key)
+            heard.move_to_end(key)
         return before
 
     def forget(self, key: bytes) -> None:
@@ -318,31 +264,24 @@ class Sightings:
             return False
         return max(now_ms, self._now_ms or now_ms) < self._forgot_until_ms
 
-    def _pass_time(self, now_ms: int) -> int:
-        """Drop what is expired. All that is left has not."""
-        if self._now_ms is not None and now_ms < self._now_ms:
-            now_ms = self._now_ms
-        self._now_ms = now_ms
-        heard = self._heard
-        while heard:
-            key = next(iter(heard))
-            if self._expires_ms(heard[key]) > now_ms:
-                break
-            del heard[key]
-        return now_ms
-
-    def _evict(self) -> None:
-        _, oldest = self._heard.popitem(last=False)
-        self.evicted += 1
-        # The front one expires first, and those that went before it had expired earlier still.
-        self._forgot_until_ms = self._expires_ms(oldest)
-
     def _expires_ms(self, sighting: Sighting) -> int:
         return (sighting.last_ms if self.sliding else sighting.since_ms) + self.expiry_ms
 
 
 class Stations:
-    """What the stations of one server have heard.
+    """Level 1: one network server, several stations ("Deduplication on the network server level").
+
+    The first station that heard a frame is remembered with its key. The same key from the same station is a
+    resubmission: the device missed its confirmation, or was restarted, or somebody replays. From another station it is
+    a duplicate under Drop and a soft duplicate else. A join request is only known or not known.
+
+    Not in the ADR: what is expired is new to it, and a device whose confirmation was lost for longer than the expiry
+    counts twice. Devices wait for minutes before they try again, so ``last``, the key of the frame that was counted
+    last, is known for ever: it is a resubmission, from whatever station. Likewise a join request whose nonce was used.
+
+    Not in the ADR either, and off unless asked for: a station with two antennas, or one that hears a strong signal on
+    an image frequency too, reports one transmission twice within milliseconds. With ``echo_ms`` that is no
+    resubmission, or the device would be answered twice.
 
     >>> stations = Stations()
     >>> for station in ("a", "a", "b"):
@@ -449,7 +388,10 @@ def check(
     gap_max: int = GAP_MAX,
     resubmits_max: int = RESUBMITS_MAX,
 ) -> Checked:
-    """May this counter (32 bit) be? ``known``: level 1 had the frame from the same station. Updates ``heard`` if so.
+    """May this counter (32 bit) be? It must rise, by no more than ``gap_max``. Equal to the last one if the device
+    asks for a confirmation that it missed, three times; below it if the device is allowed to begin again.
+
+    ``known``: level 1 had the frame from the same station. Updates ``heard`` if it passes, else nothing changes.
 
     >>> heard = Heard(fcnt_up=5)
     >>> [check(Device(dev_eui=1), heard, 6, confirmed=True, known=n > 0).problem for n in range(5)][-2:]
@@ -547,7 +489,14 @@ class Finished(NamedTuple):
 
 
 class Unfinished(NamedTuple):
-    """A message that its server won and has not finished."""
+    """A message that its server won and has not finished.
+
+    Between winning a claim and storing its message upstream a server can die, and by then every other server has lost
+    that frame: under Drop nobody would ever store it. So a claim may carry the message (`Claim.body`), and in the step
+    in which it wins the store keeps it. When it is stored upstream the server says so along with its next claims
+    (`Finished`); what it finds when it starts again it has to store first. None is lost, and one is stored twice only
+    if the server died between storing it and saying so.
+    """
 
     number: int
     """Of the claim."""
@@ -570,7 +519,19 @@ def won_before(unfinished: Unfinished | None, claim: Claim) -> bool:
 
 
 def decide(counters: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
-    """What is known after a claim, and what became of it. A store says "won" to a lost one that was `won_before`.
+    """Level 2: what is known after a claim, and what became of it ("Deduplication between different network servers").
+
+    Per device the shared store keeps the last counter, the server that counted it, and the last counter that went down.
+    A claim wins with a higher counter, or with the same one if its server has that already (it does its work again
+    after a crash). All others lose. Only the winner gets a counter to send down with. A store says "won" to a lost one
+    that was `won_before`.
+
+    The store does this in one atomic step. The deployed system takes a lock with an expiry, reads, and writes: a server
+    that is held up between two of these steps wins what another has won. Here there is nothing to hold.
+
+    Counters have 32 bits. With the 16 of the air, a device that reaches 65,536 looks like one that fell back to 0, and
+    nothing of it counts for the next 65,535 frames. With the counter stands the key of the frame, so the last frame of
+    a device is known for ever, however late its copy comes: after a restart, too. Older ones are told by counter.
 
     >>> known, a = decide(None, Claim("d", "a", 7, wants_down=True))
     >>> known, b = decide(known, Claim("d", "b", 7, wants_down=True))
@@ -603,7 +564,9 @@ def decide(counters: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
 
 
 def decide_join(counters: Counters | None, claim: Claim, *, used: bool) -> Claimed:
-    """What becomes of a claim with a nonce. ``used``: its device has joined with it; ``counters``: who did it of late.
+    """What becomes of a claim with a nonce, which is kept for ever: a device uses each once, and whoever recorded the
+    request can send it again years later. There are 65,536 at most, and only requests whose MIC is right get here, so
+    no stranger can fill the store. ``used``: its device has joined with it; ``counters``: who did it of late.
 
     A store says "won" to a lost one that was `won_before`. Who lost and is told no server lost to nobody of now: the
     request is replayed.
@@ -620,7 +583,14 @@ def decide_join(counters: Counters | None, claim: Claim, *, used: bool) -> Claim
 
 
 def _begins_anew(counters: Counters, claim: Claim) -> bool:
-    """Is this the first that the store hears of the device's beginning again?"""
+    """Is this the first that the store hears of the device's beginning again?
+
+    Such a device sends 0, then 1. Each server notices for itself, some later than others, and the first one begins anew
+    in the store. The copies of the others must not do so once more: they would win what is counted, and shut out what
+    the device sends now. So the claim says what this server heard last before. If the store is behind that, it has
+    begun again already; unless it is so far ahead of the claim that no server can be so late. Then this server had
+    heard what never reached the store, or nothing of a whole life of the device between.
+    """
     after = claim.restarted_after
     if after is None or claim.fcnt_up >= counters.fcnt_up:
         return False

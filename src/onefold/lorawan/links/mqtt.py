@@ -188,7 +188,7 @@ def _modulation(spreading: int, bandwidth_khz: int, *, old: bool) -> dict[str, A
     if not spreading:
         fsk = {"datarate": FSK_BITS_PER_S, "frequencyDeviation": FSK_BITS_PER_S // 2}
         return {"modulation": "FSK", "fskModulationInfo": fsk} if old else {"modulation": {"fsk": fsk}}
-    lora = {"bandwidth": bandwidth_khz * (1 if old else 1_000), "spreadingFactor": spreading}
+    lora: dict[str, Any] = {"bandwidth": bandwidth_khz * (1 if old else 1_000), "spreadingFactor": spreading}
     lora |= {"codeRate": "4/5" if old else "CR_4_5", "polarizationInversion": True}
     return {"modulation": "LORA", "loRaModulationInfo": lora} if old else {"modulation": {"lora": lora}}
 
@@ -416,12 +416,11 @@ class ChirpstackMqtt:
             except Exception as error:  # of whatever kind: it is no reason to end for ever
                 why = f"unexpected: {type(error).__name__}: {error}"
             else:
-                why = None
-            if why is not None:
-                self._count("disconnects")
-                if why != self.problem:  # once for each cause, however often it is tried again
-                    log.error("no connection to %s: %s", self.address, why)
-                self.problem = why
+                why = "the connection was closed"
+            self._count("disconnects")
+            if why != self.problem:  # once for each cause, however often it is tried again
+                log.error("no connection to %s: %s", self.address, why)
+            self.problem = why
             await asyncio.sleep(wait_s * random.uniform(0.5, 1))  # not all servers at the same time
             wait_s = min(2 * wait_s, self._limits.wait_max_s)
 

@@ -42,20 +42,17 @@ class MemoryCounters:
             return [self._claim(claim, now_ms) for claim in claims]
 
     def unfinished(self, server: str) -> list[Unfinished]:
-        """What this server won and has not finished."""
         with self._lock:
             self._check_open()
             return sorted(self._outboxes.get(server, {}).values())
 
     def known(self, devices: Sequence[str]) -> list[Counters | None]:
-        """What is kept of each device."""
         with self._lock:
             self._check_open()
             now_ms = self._clock_ms()
             return [self._find(device, now_ms) for device in devices]
 
     def forget(self, device: str) -> None:
-        """As if it had never been heard."""
         with self._lock:
             self._check_open()
             self._kept.pop(device, None)

@@ -97,7 +97,6 @@ class RedisCounters:
         return answers
 
     def unfinished(self, server: str) -> list[Unfinished]:
-        """What this server won and has not finished."""
         outbox = self._outbox(server)
         with self._asking():
             messages = cast(dict[bytes, bytes], self._client.hgetall(outbox))
@@ -111,7 +110,6 @@ class RedisCounters:
         return sorted(unfinished)
 
     def known(self, devices: Sequence[str]) -> list[Counters | None]:
-        """What is kept of each device."""
         values: list[bytes | None] = []
         with self._asking():
             for at in range(0, len(devices), CLAIMS_MAX):
@@ -127,7 +125,6 @@ class RedisCounters:
         return Counters(int(fields[1]), int(fields[2]), fields[4], fields[3] or "")
 
     def forget(self, device: str) -> None:
-        """As if it had never been heard."""
         with self._asking():
             self._client.delete(self._prefix + device, self._nonces(device))
 
@@ -137,7 +134,6 @@ class RedisCounters:
             return [f"{self.url}: {concern}" for concern in concerns(self._client, self._replicas_min)]
 
     def close(self) -> None:
-        """Close all connections."""
         self._open = False
         self._client.close()
 

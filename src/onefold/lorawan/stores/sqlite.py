@@ -109,14 +109,12 @@ class SqliteCounters:
                 return [_claim(db, claim, now_ms) for claim in claims]
 
     def unfinished(self, server: str) -> list[Unfinished]:
-        """What this server won and has not finished."""
         with self._lock:
             self._check_open()
             with self._database.reading() as db:
                 return [Unfinished(*row) for row in db.execute(_UNFINISHED, [server])]
 
     def known(self, devices: Sequence[str]) -> list[Counters | None]:
-        """What is kept of each device."""
         counters: dict[str, Counters] = {}
         with self._lock:
             self._check_open()
@@ -129,7 +127,6 @@ class SqliteCounters:
         return [counters.get(device) for device in devices]
 
     def forget(self, device: str) -> None:
-        """As if it had never been heard."""
         with self._lock:
             self._check_open()
             with self._database.writing() as db:
@@ -137,7 +134,6 @@ class SqliteCounters:
                 db.execute("delete from lorawan_nonces where device = ?", [device])
 
     def close(self) -> None:
-        """Let go of the file."""
         with self._lock:
             self._open = False
             self._database.close()
