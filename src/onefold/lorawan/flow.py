@@ -830,7 +830,8 @@ class GatewayService:
             each.asked.add(desk.name)
             if home:
                 each.asked_at = monotonic()
-                self._begin_again(each, fcnt, stored)
+                if stored is not None and fcnt is not None and self._began_elsewhere(each, fcnt, stored):
+                    each.begin_again(stored)
             if counters is not None:
                 each.learn(stored, self.settings.name, home=home)
                 each.loaded = each.loaded or home
@@ -845,13 +846,12 @@ class GatewayService:
                     return desk, True
         return home, False
 
-    def _begin_again(self, session: DeviceSession, fcnt: int | None, counters: Counters | None) -> None:
+    def _began_elsewhere(self, session: DeviceSession, fcnt: int, counters: Counters) -> bool:
         """Has another server heard that it began again? Then a frame that was too low for us goes on from there."""
         last, server = session.heard.fcnt_up, self.settings.name
-        if counters is None or last is None or fcnt is None or not session.entry.device.relaxed or session.claims:
-            return
-        if counters.server != server and counters.fcnt_up < last and expected(counters, server) < fcnt <= last:
-            session.begin_again(counters)
+        if last is None or not session.entry.device.relaxed or session.claims or counters.server == server:
+            return False
+        return counters.fcnt_up < last and expected(counters, server) < fcnt <= last
 
     def _home(self, session: DeviceSession) -> ClaimDesk:
         return self._shared if session.entry.device.gateway is None else self._local

@@ -15,10 +15,7 @@
 
 The SQLite table is called ``devices``, with columns of these names. Several devices may share an address: the integrity
 code tells them apart. An error names the file, the device, the key and the value, but never what a secret key is.
-
-Where a registry is kept: a TOML file, or an SQLite database with a table ``devices``; and whether it has changed.
-
-What this server knows of its devices while it runs, and the receptions that are on their way.
+`Sessions` is what a server knows of these devices while it runs.
 """
 
 import logging
@@ -86,7 +83,6 @@ class Registry:
         return len(self.by_eui)
 
     def at(self, dev_addr: int) -> tuple[RegistryEntry, ...]:
-        """The devices that have this address."""
         return self.by_address.get(dev_addr, ())
 
 
@@ -96,40 +92,33 @@ def registry_of(rows: Iterable[Mapping[str, Any]], source: str) -> Registry:
     for number, row in enumerate(rows, 1):
         eui = row.get("dev_eui")
         where = f"{source}: device {number}" + (f" ({eui})" if isinstance(eui, str) and len(eui) < 40 else "")
-        entry = _entry(_Row(row, where))
-        if entry.device.dev_eui in entries:
+        fields = _Row(row, where)
+        if unknown := fields.values.keys() - set(FIELDS):
+            raise BadInput(f"{where}: there is no key {min(unknown)!r}, only {', '.join(FIELDS)}")
+        address = fields.number("dev_addr", 4)
+        secrets = {name: fields.secret(name) for name in SECRETS}
+        if (address is None) != (secrets["nwk_skey"] is None):
+            raise BadInput(f"{where}: dev_addr and nwk_skey belong together, and one of them is missing")
+        if address is None and secrets["app_key"] is None:
+            raise BadInput(
+                f"{where}: has neither dev_addr and nwk_skey nor an app_key, so nothing of it can be checked"
+            )
+        device = Device(
+            dev_eui=fields.number("dev_eui", 8, needed=True) or 0,
+            dev_addr=address,
+            strategy=Strategy(fields.choice("strategy", "drop", "mark", "none", default="none")),
+            gateway=fields.gateway(),
+            activation=fields.choice("activation", "abp", "otaa", default="abp"),
+            relaxed=fields.flag("relaxed"),
+            device_class=fields.choice("class", "A", "C", default="A"),
+        )
+        if device.dev_eui in entries:
             raise BadInput(f"{where}: dev_eui is there twice", dev_eui=eui)
-        entries[entry.device.dev_eui] = entry
+        entries[device.dev_eui] = RegistryEntry(device, **secrets, fcnt_up=fields.counter("fcnt_up"))
     return Registry(entries.values())
 
 
-def _entry(row: "_Row") -> RegistryEntry:
-    unknown = row.values.keys() - set(FIELDS)
-    if unknown:
-        raise BadInput(f"{row.where}: there is no key {min(unknown)!r}, only {', '.join(FIELDS)}")
-    address = row.number("dev_addr", 4)
-    secrets = {name: row.secret(name) for name in SECRETS}
-    if (address is None) != (secrets["nwk_skey"] is None):
-        raise BadInput(f"{row.where}: dev_addr and nwk_skey belong together, and one of them is missing")
-    if address is None and secrets["app_key"] is None:
-        raise BadInput(
-            f"{row.where}: has neither dev_addr and nwk_skey nor an app_key, so nothing of it can be checked"
-        )
-    device = Device(
-        dev_eui=row.number("dev_eui", 8, needed=True) or 0,
-        dev_addr=address,
-        strategy=Strategy(row.choice("strategy", "drop", "mark", "none", default="none")),
-        gateway=row.gateway(),
-        activation=row.choice("activation", "abp", "otaa", default="abp"),
-        relaxed=row.flag("relaxed"),
-        device_class=row.choice("class", "A", "C", default="A"),
-    )
-    return RegistryEntry(device, **secrets, fcnt_up=row.counter("fcnt_up"))
-
-
 class _Row:
-    """One device as it is written down."""
-
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values = {name: value for name, value in values.items() if value is not None}
         self.where = where
@@ -194,13 +183,10 @@ log: Final = logging.getLogger("onefold.gateway")
 def read_registry(path: Path) -> Registry:
     """All devices of a file; whether it is TOML or SQLite, it says itself."""
     with path.open("rb") as file:
-        head = file.read(len(SQLITE))
-        if head != SQLITE:
-            return registry_of(_toml(path, head + file.read(BYTES_MAX)), str(path))
-    return registry_of(_table(path), str(path))
-
-
-def _toml(path: Path, data: bytes) -> list[dict[str, Any]]:
+        data = file.read(len(SQLITE))
+        if data == SQLITE:
+            return registry_of(_table(path), str(path))
+        data += file.read(BYTES_MAX)
     if len(data) > BYTES_MAX:
         raise BadInput(f"{path}: has more than {BYTES_MAX:,} bytes, the limit", path=str(path))
     try:
@@ -212,7 +198,7 @@ def _toml(path: Path, data: bytes) -> list[dict[str, Any]]:
         raise BadInput(f"{path}: there is no {min(document)!r}, only [[device]]", path=str(path))
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise BadInput(f"{path}: device must be a list of tables: [[device]]", path=str(path))
-    return rows
+    return registry_of(rows, str(path))
 
 
 def _table(path: Path) -> Iterator[dict[str, Any]]:
@@ -336,11 +322,9 @@ class Sessions:
         return len(self._found)
 
     def at(self, dev_addr: int) -> list[DeviceSession]:
-        """Those that have this address."""
         return [self.of(entry) for entry in self.registry.at(dev_addr)]
 
     def of(self, entry: RegistryEntry) -> DeviceSession:
-        """What is known of a device."""
         session = self._found.get(entry.session)
         if session is None:
             session = self._found[entry.session] = DeviceSession(entry)

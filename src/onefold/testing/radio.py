@@ -585,22 +585,17 @@ def tell(world: RadioWorld, air: Air, heard: RadioReceptions) -> RadioTruth:
     first = np.full(len(air.kind), len(frame))
     lines = np.flatnonzero(genuine)
     np.minimum.at(first, frame[lines], lines)
-    kind = _kinds(air, heard, frame, first)
-    return RadioTruth(kind, frame, _true_devices(world, air, first < len(frame)))
-
-
-def _kinds(air: Air, heard: RadioReceptions, frame: Ints, first: Ints) -> Ints:
-    line = np.arange(len(frame))
     of_first = np.append(heard.transmission, -1)[first[frame]]
     conditions = {
         FrameKind.FORGED: air.kind[frame] == Frames.FORGED,
         FrameKind.FOREIGN: air.kind[frame] == Frames.FOREIGN,
         FrameKind.REPLAY: air.sent[heard.transmission] == SentFrame.REPLAY,
-        FrameKind.FIRST: line == first[frame],
+        FrameKind.FIRST: np.arange(len(frame)) == first[frame],
         FrameKind.MIRROR: heard.mirror,
         FrameKind.OTHER_GATEWAY: heard.transmission == of_first,
     }
-    return np.select(list(conditions.values()), [int(kind) for kind in conditions], int(FrameKind.RETRY))
+    kind = np.select(list(conditions.values()), [int(kind) for kind in conditions], int(FrameKind.RETRY))
+    return RadioTruth(kind, frame, _true_devices(world, air, first < len(frame)))
 
 
 def _true_devices(world: RadioWorld, air: Air, heard: Bools) -> list[DeviceTruth]:

@@ -7,18 +7,15 @@ in the order of time, as *lines* that rise by one from frame to frame:
                 two a device has is seen from its highest number
     late        the number falls by 16 or less, well above zero or just over the edge: stations' clocks differ. The
                 frame takes its place in the line
-    excursion   at most 16 frames are elsewhere, behind the line or ahead of it, and then it goes on where it was (see
-                `counter_excursions`): a gateway that kept them, a replay, another device with the same address. Those
-                within the line take their place in it; all others are *strays*, and no part of any line
+    excursion   at most 16 frames are elsewhere, behind the line or ahead of it, and then it goes on where it was: a
+                gateway that kept them, a replay, another device with the same address. Those within the line take
+                their place in it; all others are *strays*, and no part of any line
     reset       the number falls otherwise, or jumps by more than 16,384 (MAX_FCNT_GAP of LoRaWAN 1.0), or would have
                 rolled over with hundreds lost only to be heard again right behind the edge: the device was restarted or
                 joined again. A new line; what was lost around it cannot be known
 
 Within a line the frames are then compared with their neighbours by number, so a late one fills the gap it left.
-
-Cost: one shuffle of the uplinks by device, and a handful of sorts of them.
-
-Excursions of a frame counter: a few frames that are elsewhere, until the line goes on where it was.
+An excursion:
 
     1000 1001 | 5 6 | 1002          old frames, replayed or kept somewhere
     30 31 | 9000 | 32 33            a forged one
@@ -27,9 +24,9 @@ Excursions of a frame counter: a few frames that are elsewhere, until the line g
 An excursion begins where the counter falls, or jumps ahead by more than 16, and is over at the first frame, at most 16
 later, that goes on with the line: it is ahead of the line's last number, and much nearer to it than to the frame before
 it (of an excursion of one frame, nearer). So a device that was restarted and counts on from there, until it is past
-what it had reached before, is on no excursion.
+what it had reached before, is on no excursion. Of excursions within others only the outer one counts.
 
-Of excursions within others only the outer one counts.
+Cost: one shuffle of the uplinks by device, and a handful of sorts of them.
 """
 
 from collections.abc import Sequence
@@ -134,8 +131,10 @@ def counter_steps(
     negative: behind), ``to_next`` (how far the one after it is ahead of it), both over the edge if that is shorter, and
     ``next_step`` (the step of that one).
     """
-    own = [F.col(quoted(name)) for name in device]
-    rows = uplinks.withColumns({OWN + "t": milliseconds(uplinks, time), OWN + "c": _counter(uplinks, fcnt)})
+    own, counter = [F.col(quoted(name)) for name in device], whole(uplinks, fcnt)
+    rows = uplinks.withColumns(
+        {OWN + "t": milliseconds(uplinks, time), OWN + "c": F.when(counter.between(0, _BITS_32 - 1), counter)}
+    )
     width = F.when(F.max(OWN + "c").over(Window.partitionBy(*own)) >= _BITS_16, _BITS_32).otherwise(_BITS_16)
     rows = rows.withColumn(OWN + "m", width.cast("long"))
     seen = F.lit(False)
@@ -147,11 +146,6 @@ def counter_steps(
     steps = _among_neighbours(_placed(with_excursions(rows, own), own), device)
     added = (PREVIOUS, STEP, LOST, AHEAD, TO_NEXT, NEXT_STEP)
     return steps.select(*(F.col(quoted(name)) for name in uplinks.columns), *added)
-
-
-def _counter(uplinks: DataFrame, fcnt: str) -> Column:
-    number = whole(uplinks, fcnt)
-    return F.when(number.between(0, _BITS_32 - 1), number)
 
 
 def _placed(rows: DataFrame, own: list[Column]) -> DataFrame:
@@ -174,7 +168,8 @@ def _placed(rows: DataFrame, own: list[Column]) -> DataFrame:
     by_place = Window.partitionBy(*own, n.isNull(), OWN + "line", OWN + "stray").orderBy(OWN + "place", OWN + "t")
     below = F.when(F.col(OWN + "stray"), F.col(OWN + "before")).otherwise(F.lag(OWN + "n").over(by_place))
     rows = rows.withColumns({PREVIOUS: F.when(n.isNotNull(), below), OWN + "low": F.lag(OWN + "place").over(by_place)})
-    return rows.withColumns({STEP: _step(), LOST: _lost()})
+    lost = F.when(~F.col(OWN + "stray"), F.col(OWN + "place") - F.col(OWN + "low") - 1)
+    return rows.withColumns({STEP: _step(), LOST: F.coalesce(F.greatest(lost, F.lit(0)), F.lit(0)).cast("long")})
 
 
 def _within(of_line: WindowSpec) -> Column:
@@ -196,11 +191,6 @@ def _step() -> Column:
         .when(position == low + 1, F.lit("next"))
         .otherwise(F.lit("gap"))
     )
-
-
-def _lost() -> Column:
-    lost = F.when(~F.col(OWN + "stray"), F.col(OWN + "place") - F.col(OWN + "low") - 1)
-    return F.coalesce(F.greatest(lost, F.lit(0)), F.lit(0)).cast("long")
 
 
 def _among_neighbours(rows: DataFrame, device: Sequence[str]) -> DataFrame:

@@ -3,9 +3,21 @@
     kind frame device fcnt confirmed station time_ms own_time rssi snr payload source
     _corrupt_record received_ms clock_off_ms
 
-Which shape a row has is decided row by row (`reception_shapes`). Three things can come of a row:
+Which shape a row has is decided row by row, by a field that only this shape has, so rows of several may be mixed:
 
-* receptions, one or several: an event may list all gateways that heard it;
+====================  =============================================  ==============================================
+shape                 a row is                                       frames are told apart by
+====================  =============================================  ==============================================
+``onefold``           a record of our own log                        the level-1 key, which it carries
+``bridge``            an uplink event of a gateway bridge            the level-1 key, from the PHYPayload
+``lns``               a Basics Station message, updf or jreq         the level-1 key, from the fields
+``chirpstack``        an application event (v3, v4) with rxInfo[]    device, counter, port, payload: there is no MIC
+``table``             a reception in the normal form                 what the table says
+====================  =============================================  ==============================================
+
+Three things can come of a row:
+
+* receptions, one or several: an event may list all gateways that heard it (`rxInfo`);
 * nothing, if it is none (a status event, a station's hello): `not_receptions` has it, and it is counted, not judged;
 * a reception that should be one and cannot be read: it is kept, with its text in ``_corrupt_record``, to be rejected.
 
@@ -17,38 +29,14 @@ then the time is when the server received it, as it is where there is no clock; 
 time, and a reception without any is rejected as ``bad_time``. Rows that are in the normal form already, in columns or
 as JSON, are believed as they stand.
 
-What a field of a stored reception says: text, read as a number, a time, an address. All native column logic.
-
-Whatever a foreign system stored arrives as text, so that a value that cannot be read spoils its own reception and
-nothing else: it is null here, and no expression of this file ever ends a job.
-
-Radio frames inside Spark: device, counter and level-1 key of a frame, without a byte of it leaving the JVM.
-
-The keys are those of `engines.lorawan.keys`, byte for byte: SHA-256 over DevAddr, MIC, the frame without its MIC, and
-the counter; of a join request over JoinEUI, DevEUI and DevNonce. Numbers are hashed as they are on the air, lowest byte
-first, so the key of a PHYPayload is made of nothing but slices of it. What can be read is what `engines.lorawan.frames`
-can read.
+All of it is native column logic: no byte leaves the JVM. Whatever a foreign system stored arrives as text, so that a
+value that cannot be read spoils its own reception and nothing else: it is null here, and no expression of this file
+ever ends a job. The keys are those of `onefold.lorawan.frames`, byte for byte, and what can be read is what that can
+read: SHA-256 over DevAddr, MIC, the frame without its MIC, and the counter; of a join request over JoinEUI, DevEUI and
+DevNonce. Numbers are hashed as they are on the air, lowest byte first, so the key is made of slices of the PHYPayload:
 
     data     MHDR 1 | DevAddr 4 | FCtrl 1 | FCnt 2 | FOpts 0-15 | [FPort 1 | FRMPayload] | MIC 4
     join     MHDR 1 | JoinEUI 8 | DevEUI 8 | DevNonce 2 | MIC 4
-
-The shapes in which receptions are stored, and how each is read. One entry of `SHAPES` a shape.
-
-A shape is known by a field that only it has, so rows of several shapes may be mixed. What it says of a row comes as
-columns of text, which `receptions` reads all alike; ``whole`` says whether all else is there that a row must have. Two
-shapes have a list of those who heard the frame, `rxInfo`: what that says is read once for each of them.
-
-====================  =============================================  ==============================================
-shape                 a row is                                       frames are told apart by
-====================  =============================================  ==============================================
-``onefold``           a record of our own log (lorawan)              the level-1 key, which it carries
-``bridge``            an uplink event of a gateway bridge            the level-1 key, from the PHYPayload
-``lns``               a Basics Station message, updf or jreq         the level-1 key, from the fields
-``chirpstack``        an application event (v3, v4) with rxInfo[]    device, counter, port, payload: there is no MIC
-``table``             a reception in the normal form                 what the table says
-====================  =============================================  ==============================================
-
-Reading receptions from a file or folder: JSON lines as text, whole; everything else as Spark reads it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -301,8 +289,8 @@ def _lns() -> Column:
 
 
 def _is_data(mhdr: Column) -> Column:
-    known = mhdr.bitwiseAND(F.lit(TYPE_BITS)).isin(UNCONFIRMED_UP, CONFIRMED_UP)
-    return known & (mhdr.bitwiseAND(F.lit(MAJOR_BITS)) == 0)
+    is_up = mhdr.bitwiseAND(F.lit(TYPE_BITS)).isin(UNCONFIRMED_UP, CONFIRMED_UP)
+    return is_up & (mhdr.bitwiseAND(F.lit(MAJOR_BITS)) == 0)
 
 
 def _cut(data: Column, start: int, size: int) -> Column:
@@ -385,7 +373,7 @@ class Shape(NamedTuple):
     """How to know a shape, how to know what is no reception in it, and how to read the rest."""
 
     name: str
-    known: Callable[[StoredReceptions], Column]
+    matches: Callable[[StoredReceptions], Column]
     is_reception: Callable[[StoredReceptions], Column]
     read: Callable[[StoredReceptions], Mapping[str, Column]]
 
@@ -399,11 +387,17 @@ def opened(rows: DataFrame) -> tuple[DataFrame, StoredReceptions]:
             "info": F.from_json(fields["deviceInfo"], "devEui string"),
         }
     )
-    rows = rows.withColumn("listed", F.filter("entries", lambda entry: ~_damaged(entry)))
+
+    def is_good(entry: Column) -> Column:
+        """Unless the gateway itself says that what it heard is not what was sent: then it heard no frame."""
+        status = F.when(entry.contains("crcStatus"), F.get_json_object(entry, "$.crcStatus"))
+        return ~F.coalesce(status.isin("BAD_CRC", "1"), F.lit(False))
+
+    rows = rows.withColumn("listed", F.filter("entries", is_good))
     none_left = (F.array_size("listed") == 0) & (F.array_size("entries") > 0)
     rows = rows.withColumn("damaged", F.coalesce(none_left, F.lit(False))).drop("entries")
-    said = F.coalesce(fields["message"], F.when(fields["msgtype"].isNotNull(), F.col("text")))
-    rows = with_frames(rows, octets(fields["phyPayload"]), said)
+    message = F.coalesce(fields["message"], F.when(fields["msgtype"].isNotNull(), F.col("text")))
+    rows = with_frames(rows, octets(fields["phyPayload"]), message)
     return rows, StoredReceptions(fields, *(F.col(name) for name in StoredReceptions._fields[1:]))
 
 
@@ -417,12 +411,6 @@ def heard_by(rx: Fields) -> dict[str, Column]:
         # Version 4 leaves out what is zero.
         "snr": F.coalesce(rx.first("snr", "loRaSNR"), F.when(rx["gatewayId"].isNotNull(), F.lit("0"))),
     }
-
-
-def _damaged(entry: Column) -> Column:
-    """Whether a gateway itself says that what it heard is not what was sent: then it heard no frame."""
-    status = F.when(entry.contains("crcStatus"), F.get_json_object(entry, "$.crcStatus"))
-    return F.coalesce(status.isin("BAD_CRC", "1"), F.lit(False))
 
 
 def _onefold(row: StoredReceptions) -> dict[str, Column]:
@@ -462,10 +450,10 @@ def _lns_shape(row: StoredReceptions) -> dict[str, Column]:
 
 
 def _chirpstack(row: StoredReceptions) -> dict[str, Column]:
-    fields, said, data = row.fields, row.fields["fCnt"], row.fields["data"]
+    fields, counter, data = row.fields, row.fields["fCnt"], row.fields["data"]
     # A join event of version 3 has receptions too, and no counter. Version 4 leaves out what is zero or empty.
-    join = row.info.isNull() & F.coalesce(said, data).isNull()
-    fcnt = F.when(~join, F.coalesce(said, F.lit("0")))
+    join = row.info.isNull() & F.coalesce(counter, data).isNull()
+    fcnt = F.when(~join, F.coalesce(counter, F.lit("0")))
     kind = F.when(join, F.lit("join")).otherwise(F.lit("data"))
     device = F.coalesce(row.info["devEui"], fields.first("devEUI", "devEui"))
     return {
@@ -595,21 +583,26 @@ def recognised(df: DataFrame, shape: str = "auto", *, clock_off_ms: int = CLOCK_
         return _table(df)
     text, stored_ms = _text(df)
     rows, row = opened(df.select(text.alias("text"), stored_ms.alias("stored_ms")))
-    rows_read = _told(rows, row, list(SHAPES.values()) if shape == "auto" else [SHAPES[shape]])
-    return _normal(_each(rows_read), clock_off_ms)
+    rows = _texts(rows, row, list(SHAPES.values()) if shape == "auto" else [SHAPES[shape]])
+    return _normal(_each(rows), clock_off_ms)
 
 
-def _told(rows: DataFrame, row: StoredReceptions, shapes: list[Shape]) -> DataFrame:
-    """What the rows say, each by its own shape: texts under the same names."""
+def _texts(rows: DataFrame, row: StoredReceptions, shapes: list[Shape]) -> DataFrame:
+    """What the rows say, each by its own shape: texts under all the names that there are."""
+
+    def same_names(read: Mapping[str, Column]) -> Column:
+        columns = [read.get(name, F.lit(None)).cast("string").alias(name) for name in TEXTS]
+        return F.struct(*columns, F.coalesce(read["whole"], F.lit(False)).alias("whole"))
+
     source = F.lit(NOT_RECEPTION)
     for shape in reversed(shapes):
         named = F.when(shape.is_reception(row), F.lit(shape.name)).otherwise(F.lit(NOT_RECEPTION))
-        source = F.when(shape.known(row), named).otherwise(source)
+        source = F.when(shape.matches(row), named).otherwise(source)
     broken = row.fields.none & F.from_json("text", "map<string,string>").isNull()
     rows = rows.withColumn("source", F.when(broken, F.lit(MALFORMED)).otherwise(source))
     texts = F.lit(None)
     for shape in shapes:
-        texts = F.when(F.col("source") == shape.name, _same_names(shape.read(row))).otherwise(texts)
+        texts = F.when(F.col("source") == shape.name, same_names(shape.read(row))).otherwise(texts)
     return rows.select("text", "stored_ms", "source", "listed", texts.alias("said")).select(
         "text", "stored_ms", "source", "listed", "said.*"
     )
@@ -662,13 +655,6 @@ def _normal(rows: DataFrame, clock_off_ms: int) -> DataFrame:
     return rows.withColumns(columns).select(*TYPES, ROW, "text")
 
 
-def _same_names(read: Mapping[str, Column]) -> Column:
-    """What a shape says, under all the names that there are."""
-    nothing = F.lit(None)
-    texts = [read.get(name, nothing).cast("string").alias(name) for name in TEXTS]
-    return F.struct(*texts, F.coalesce(read["whole"], F.lit(False)).alias("whole"))
-
-
 def _table(df: DataFrame) -> DataFrame:
     """A table that has the columns already: those that it lacks are null, or what a reception usually is."""
     usual = {"kind": F.lit("data"), "own_time": F.lit(True)}
@@ -678,19 +664,14 @@ def _table(df: DataFrame) -> DataFrame:
         if name == "source":
             column = F.lit(TABLE)  # whatever theirs is, ours says how the row was read
         elif name in df.columns:
-            column = _said(df, name)
+            found_column = column_of(df, name)
+            if found_column is None:
+                type_name, wanted = df.schema[name].dataType.simpleString(), _MAY_BE[_meaning(name)][1]
+                raise Misuse(f"column {name!r} is {type_name}, must be {wanted}", column=name)
+            column = found_column
         columns.append((F.coalesce(column, usual[name]) if name in usual else column).alias(name))
     null = F.lit(None)
     return df.select(*columns, null.cast("int").alias(ROW), null.cast("string").alias("text"))
-
-
-def _said(df: DataFrame, name: str) -> Column:
-    """A column as the normal form has it, or `Misuse` that says why it cannot be."""
-    column = column_of(df, name)
-    if column is None:
-        type_name, wanted = df.schema[name].dataType.simpleString(), _MAY_BE[_meaning(name)][1]
-        raise Misuse(f"column {name!r} is {type_name}, must be {wanted}", column=name)
-    return column
 
 
 def column_of(df: DataFrame, name: str) -> Column | None:
@@ -765,7 +746,8 @@ def read_rows(
     if kind == LOG:
         log_source.register_log(spark)
     reader = spark.read.format(LINES.get(kind, kind)).options(**(options or {}))
-    if kind in LINES and format == "auto" and _is_folder(spark, path):
+    folder = Place(spark, path)
+    if kind in LINES and format == "auto" and folder.names() != [str(folder).rsplit("/", 1)[-1]]:
         reader = reader.option("pathGlobFilter", _GLOB)  # beside them may lie a registry, a plan, a read-me
     try:
         return reader.load(path)
@@ -785,18 +767,9 @@ def found_format(spark: SparkSession, path: str) -> str:
     if "topic.json" in names:
         return LOG
     for name in [path, *names]:
+        for packed in _PACKED:
+            name = name.removesuffix(packed)  # may be packed twice
         for ending, kind in _ENDINGS.items():
-            if _unpacked(name).endswith(ending):
+            if name.endswith(ending):
                 return kind
     return "parquet"
-
-
-def _unpacked(name: str) -> str:
-    for ending in _PACKED:
-        name = name.removesuffix(ending)
-    return name
-
-
-def _is_folder(spark: SparkSession, path: str) -> bool:
-    folder = Place(spark, path)
-    return folder.names() != [str(folder).rsplit("/", 1)[-1]]
