@@ -706,8 +706,8 @@ class GatewayService:
                 if judged.route.up:  # the store keeps it until it is upstream, whatever becomes of us
                     record = self._record(reception, session, judged)
                     claim = claim._replace(body=record.decode())
-                if claiming := claim.frame:  # a join request has none
-                    self._copies.setdefault(claiming, Reply())
+                if (claiming := claim.frame) and claiming not in self._copies:  # a join request has none
+                    self._copies[claiming] = Reply()
                 desk = self._home(session)  # the device may belong elsewhere when it has to be finished
                 session.claims += 1
                 number, claimed = await desk.claim(claim)

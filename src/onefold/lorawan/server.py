@@ -182,7 +182,9 @@ class GatewayServer(HttpServer):
         lns = Lns(service, public_url=settings.public_url)
 
         def health() -> dict[str, Any]:
-            problems = self._problems()
+            problems = {} if self.registry.problem is None else {"registry": self.registry.problem}
+            problems |= {name: link.problem for name, link in self.links.items() if link.problem is not None}
+            problems |= service.problems()
             return {"problems": problems} if problems else {"stations": len(lns.stations)}
 
         async def drain() -> None:
@@ -207,11 +209,6 @@ class GatewayServer(HttpServer):
                 beside=[self._watch(service), _tend(service)],
             )
         service.tally.check()
-
-    def _problems(self) -> dict[str, str]:
-        problems = {} if self.registry.problem is None else {"registry": self.registry.problem}
-        problems |= {name: link.problem for name, link in self.links.items() if link.problem is not None}
-        return problems | (self.service.problems() if self.service is not None else {})
 
     async def _watch(self, service: GatewayService) -> None:
         """Use the registry again when its file has changed."""

@@ -208,7 +208,16 @@ class Station:
                     await asyncio.sleep(AGAIN_S)
 
     async def _connected(self) -> ClientConnection:
-        uri = await self._discovered()
+        """Ask where to go, go there, and say who we are."""
+        url = f"{self.at}/router-info"
+        async with await self._open(url) as socket:
+            await socket.send(json.dumps({"router": dashed(int(self.eui, 16))}))
+            reply = _object(url, await asyncio.wait_for(socket.recv(), OPEN_S))
+        if reply.get("error"):
+            raise Misuse(f"{url}: {reply['error']}")
+        if not isinstance(reply.get("uri"), str):
+            raise BadInput(f"{url}: said {str(reply)[:200]}, must name a uri")
+        uri = str(reply["uri"])
         socket = await self._open(uri)
         version = {"msgtype": "version", "station": "onefold", "firmware": None, "package": None, "model": "simulated"}
         await socket.send(json.dumps(version | {"protocol": 2, "features": ""}))
@@ -220,18 +229,6 @@ class Station:
         self._socket = socket
         self._counts.connects += 1
         return socket
-
-    async def _discovered(self) -> str:
-        """Ask where to go."""
-        url = f"{self.at}/router-info"
-        async with await self._open(url) as socket:
-            await socket.send(json.dumps({"router": dashed(int(self.eui, 16))}))
-            reply = _object(url, await asyncio.wait_for(socket.recv(), OPEN_S))
-        if reply.get("error"):
-            raise Misuse(f"{url}: {reply['error']}")
-        if not isinstance(reply.get("uri"), str):
-            raise BadInput(f"{url}: said {str(reply)[:200]}, must name a uri")
-        return str(reply["uri"])
 
     async def _open(self, url: str) -> ClientConnection:
         try:

@@ -91,7 +91,13 @@ def read_heard(payload: bytes, station: str, region: Region) -> UplinkEvent | No
     event = read(payload)
     tx, rx = radio.part(event, "txInfo"), radio.part(event, "rxInfo")
     version = 3 if isinstance(tx.get("modulation"), str) else 4
-    named = _gateway(rx, version)
+    field_name = "gatewayID" if "gatewayID" in rx else "gatewayId"
+    named = radio.text(rx, field_name).lower()
+    if not STATION.fullmatch(named):
+        eui = radio.octets(rx, field_name, 8) if version == 3 else b""
+        if len(eui) != 8:
+            raise BadInput(f"{field_name} is {radio.shown(rx[field_name])}, must be an EUI", field=field_name)
+        named = eui.hex()
     if named != station:  # what the broker guards is the topic
         raise BadInput(f"the event names gateway {named}, but came on the topic of {station}", gateway=named)
     if rx.get("crcStatus") in BAD_CRC:
@@ -106,16 +112,6 @@ def read_heard(payload: bytes, station: str, region: Region) -> UplinkEvent | No
     context = radio.octets(rx, "context", CONTEXT_BYTES_MAX) if rx.get("context") is not None else b""
     board, antenna = (radio.integer({name: 0, **rx}, name, 0, 255) for name in ("board", "antenna"))
     return UplinkEvent(parse(radio.octets(event, "phyPayload")), heard, version, context, board, antenna)
-
-
-def _gateway(rx: Mapping[str, Any], version: int) -> str:
-    name = "gatewayID" if "gatewayID" in rx else "gatewayId"
-    value = radio.text(rx, name)
-    if STATION.fullmatch(value):
-        return value.lower()
-    if version == 3 and len(eui := radio.octets(rx, name, 8)) == 8:
-        return eui.hex()
-    raise BadInput(f"{name} is {radio.shown(value)}, must be an EUI", field=name)
 
 
 def _rate(tx: Mapping[str, Any], version: int) -> tuple[int, int]:
@@ -469,10 +465,18 @@ class ChirpstackMqtt:
             self._count("retained")
         elif topic.event == "up":
             await self._up(topic, bytes(payload))
-        elif topic.event in ("ack", "txack"):
-            self._acked(topic, bytes(payload))
-        else:
+        elif topic.event not in ("ack", "txack"):
             self._count("stats" if topic.event == "stats" else "other_events")
+        else:
+            try:
+                name, is_used = outcome(bytes(payload))
+            except BadInput as error:
+                self._refuse(topic.station, error)
+                return
+            self._count("tx_ok" if is_used else "tx_failed")
+            number = self._outstanding.pop(name, None) if name is not None else None
+            if is_used and number is not None:
+                self._receiver.transmitted(number)
 
     async def _up(self, topic: MqttTopic, payload: bytes) -> None:
         try:
@@ -503,17 +507,6 @@ class ChirpstackMqtt:
             else:
                 self._count("frames")
             return
-
-    def _acked(self, topic: MqttTopic, payload: bytes) -> None:
-        try:
-            name, done = outcome(payload)
-        except BadInput as error:
-            self._refuse(topic.station, error)
-            return
-        self._count("tx_ok" if done else "tx_failed")
-        number = self._outstanding.pop(name, None) if name is not None else None
-        if done and number is not None:
-            self._receiver.transmitted(number)
 
     def _refuse(self, station: str, error: BadInput) -> None:
         self._count("malformed")
