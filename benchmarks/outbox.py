@@ -27,10 +27,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' servers
 
 from onefold.outbox import PLANS, Handled, Key, Message, Outgoing, Taken, pack, sourced_at_once
+from onefold.outbox.plans import Birth, unpack_message
 from onefold.outbox.ports import EntityStore, Parcel, TokenStore
-from onefold.outbox.runner import Job, RunnerWorld, run
-from onefold.outbox.steps import Birth, unpack_message
-from onefold.outbox.stores.sqlite_queue import SqliteQueue
+from onefold.outbox.runner import Job, World, run
+from onefold.outbox.stores.sqlite import SqliteQueue
 from onefold.verdict import Verdict
 
 BATCHES = (1, 10, 100)
@@ -87,7 +87,7 @@ def handle(state: Any, sends: bool = True) -> Handled:
 
 def onefold(entities: EntityStore, tokens: TokenStore, plan: str) -> Process:
     """Our way: the real plans, led in step."""
-    world = RunnerWorld(entities, tokens, Nowhere())  # type: ignore[arg-type] # only these two verbs are asked for
+    world = World(entities, tokens, Nowhere())  # type: ignore[arg-type] # only these two verbs are asked for
     attempt = PLANS[plan]
 
     def process(first: int, count: int) -> None:
@@ -341,7 +341,7 @@ def space_of_tokens(path: Path, messages: int, batch: int) -> None:
     from onefold.outbox.stores.sqlite import SqliteLedger
 
     ledger, queue = SqliteLedger(path), Kept()
-    world = RunnerWorld(ledger, ledger, queue)  # type: ignore[arg-type] # only two verbs are asked for
+    world = World(ledger, ledger, queue)  # type: ignore[arg-type] # only two verbs are asked for
     attempt = PLANS["transactional"]
     for first in range(0, messages // 2, batch // 2):
         outgoing = tuple(Outgoing("bench", {"n": n}) for n in range(first, first + batch // 2))

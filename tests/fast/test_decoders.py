@@ -39,10 +39,8 @@ from onefold.lorawan.links import mqtt as chirpstack_events
 from onefold.lorawan.links import udp as semtech_packets
 from onefold.lorawan.radio import EU868
 from onefold.lorawan.registry import read_registry
-from onefold.outbox import Entry, Key, Message, Outgoing, pack_entry, unpack_entry
-from onefold.outbox.desk import _json as desk_body
-from onefold.outbox.steps import pack_message, unpack_message
-from onefold.outbox.stores.packing import read_entry, unpack
+from onefold.outbox import Entity, Entry, Key, Message, Outgoing, pack_entry, unpack_entry
+from onefold.outbox.plans import pack_message, stored_entry, unpack_message
 from onefold.producers import Sequences, documents
 from onefold.producers import wire as batch
 from onefold.producers.client import _greeted
@@ -296,8 +294,10 @@ DECODERS: dict[str, Decoder] = {
     "negentropy: server": Decoder(lambda data: session().reconcile(data), [session().initiate()]),
     "outbox: message": Decoder(unpack_message, [pack_message(Message("t1", "orders", {"a": [1]}, realm="r"))]),
     "outbox: entry": Decoder(text(unpack_entry), [ENTRY.encode()]),
-    "stores: entry": Decoder(text(lambda data: read_entry(KEY, "t1", data)), [ENTRY.encode()], (Damaged,)),
-    "stores: entity": Decoder(text(lambda data: unpack(KEY, 1, data, {})), as_json({"paid": [20]}), (Damaged,)),
+    "stores: entry": Decoder(text(lambda data: stored_entry(KEY, "t1", data)), [ENTRY.encode()], (Damaged,)),
+    "stores: entity": Decoder(
+        text(lambda data: Entity.unpacked(KEY, 1, data, {})), as_json({"paid": [20]}), (Damaged,)
+    ),
     "log: frames": Decoder(
         lambda data: frames.decode(data, 0, 0, 0, 9),
         [frames.encode([Draft(0, "p", n, 1, zlib.crc32(b"ab"), b"ab") for n in range(k)], 0, 5, 0, 0) for k in (1, 3)],
@@ -342,7 +342,7 @@ DECODERS: dict[str, Decoder] = {
     ),
     "gateway: registry": Decoder(file("registry/registry.toml", read_registry), [REGISTRY]),
     "reconcile: NIP-77": Decoder(nip77, as_json(["NEG-OPEN", "x", {"since": 5}, "61"]), (Refused,)),
-    "desk: body": Decoder(desk_body, as_json({"order": "7", "sum": [20]})),
+    "desk: body": Decoder(lambda data: read_json(data, "the body"), as_json({"order": "7", "sum": [20]})),
     "records: line": Decoder(Form(32, time="at").read, as_json({"at": 5})),
     "records: id": Decoder(Form(4, ids=True).read, [b"5,61626364"]),
     "report: run": Decoder(file("run/run.json", read_document), as_json(run(chains=2, strips=2, bins=2))),

@@ -20,7 +20,7 @@ PURE = {
     "chains": {"rules", "in_order", "columns"},
     "producers": {"rules", "records", "memory"},
     "lorawan": {"rules", "frames", "columns"},
-    "outbox": {"plans", "steps"},
+    "outbox": {"plans"},
     "reconcile": {"items", "codec", "session"},
 }
 ENGINES = [ROOT / "src" / "onefold" / room / f"{name}.py" for room, names in PURE.items() for name in sorted(names)]

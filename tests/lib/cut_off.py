@@ -2,7 +2,7 @@
 
 from onefold import Endpoint
 from onefold.outbox import PLANS, handled
-from onefold.outbox.steps import Dispatch, Handle, unpack_message
+from onefold.outbox.plans import Dispatch, Handle, unpack_message
 
 
 def cut_off(app: Endpoint, queue: str, before: type = Dispatch, lease_ms: int = 1) -> str:

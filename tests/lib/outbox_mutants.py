@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from onefold.outbox.explore import SHIPPED, Algorithm
-from onefold.outbox.explore.worlds import fresh, name_of
-from onefold.outbox.steps import (
+from onefold.outbox.explore.system import fresh, name_of
+from onefold.outbox.plans import (
     Acknowledge,
     Create,
     Dispatch,
@@ -59,7 +59,7 @@ class Forced(NamedTuple):
         (now,) = ledger.load([self.entity.key])
         return ledger.persist([self.entity._replace(version=now.version)])[0]
 
-    def told(self, answer: Any) -> str:
+    def describe(self, answer: Any) -> str:
         return f"writes {self.entity.key} over whatever is there (outbox: {', '.join(self.entity.outbox) or 'empty'})"
 
 
@@ -83,7 +83,7 @@ class ForcedSettle(NamedTuple):
             ledger.remove([Removal(self.step.name, "")])
         return answer
 
-    def told(self, answer: Any) -> str:
+    def describe(self, answer: Any) -> str:
         return f"settles {self.step.name} without a look: {answer}"
 
 
@@ -104,7 +104,7 @@ class Purged(NamedTuple):
         ledger.purge(1)
         return answer
 
-    def told(self, answer: Any) -> str:
+    def describe(self, answer: Any) -> str:
         return f"does {self.step} and leaves no tombstone: {answer}"
 
 
@@ -241,7 +241,7 @@ def token_never_asked(steps: Steps, key: Key, message: Message) -> Steps:
         except StopIteration as stop:
             return stop.value
         if isinstance(step, Open):
-            answer = (yield step)._replace(held=True)
+            answer = (yield step)._replace(has_token=True)
         else:
             answer = yield ForcedSettle(step, version=True, token=False) if isinstance(step, Settle) else step
 

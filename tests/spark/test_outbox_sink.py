@@ -11,9 +11,8 @@ import pytest
 from pyspark.sql import functions as F
 
 from onefold.errors import BadInput, Misuse, StoreFailed
-from onefold.outbox.steps import unpack_message
-from onefold.outbox.stores.ledgers import open_ledger
-from onefold.outbox.stores.queues import open_queue
+from onefold.outbox.plans import unpack_message
+from onefold.outbox.ports import open_ledger, open_queue
 from onefold.spark import outbox_sink, send_batch
 from onefold.spark.outbox import SentBatch
 
@@ -192,7 +191,7 @@ def test_tokens_may_be_kept_in_redis(spark, bench, redis_url):
     sink = bench.sink(tokens=redis_url)
     sink(spark.range(20), 0)
     sink(spark.range(20), 0)
-    from onefold.outbox.stores.ledgers import open_tokens
+    from onefold.outbox.ports import open_tokens
 
     with closing(open_tokens(redis_url)) as tokens:
         assert {token.token for token in tokens.listed()} == {message.token for message in bench.messages()}

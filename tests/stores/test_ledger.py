@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from onefold.errors import Misuse
-from onefold.outbox.ports import Ledger, Live, Stranded, Token, TokenStore
-from onefold.outbox.steps import (
+from onefold.outbox.plans import (
     Birth,
     Entity,
     Entry,
@@ -25,6 +24,7 @@ from onefold.outbox.steps import (
     Settle,
     Settled,
 )
+from onefold.outbox.ports import Ledger, Live, Stranded, Token, TokenStore
 from tests.lib.ledgers import LEDGERS, TOKENS
 
 MINUTE_MS = 60_000
@@ -673,7 +673,7 @@ def test_of_many_threads_that_settle_one_message_one_does(ledgers):
         for n in range(rounds):
             together.wait()
             opened = stores[which].open([Open(KEY, f"t{n}")])[0]
-            if opened.held:
+            if opened.has_token:
                 entity = opened.entity._replace(state=(opened.entity.state or 0) + 1).keeping(
                     f"t{n}", entry(f"c{n} {which}")
                 )

@@ -14,9 +14,8 @@ import nats
 import pytest
 
 from onefold.errors import Misuse, StoreFailed
-from onefold.outbox.ports import Delivery, Parcel
+from onefold.outbox.ports import Delivery, Parcel, open_queue
 from onefold.outbox.stores.nats import IN_FLIGHT_MAX, NatsQueue
-from onefold.outbox.stores.queues import open_queue
 from tests.lib.commands import lines_after_kill
 from tests.lib.local_server import free_ports
 from tests.lib.nats_server import NatsServer
@@ -25,7 +24,7 @@ LONG_MS = 60_000
 
 WORKER = """
 import sys
-from onefold.outbox.stores.queues import open_queue
+from onefold.outbox.ports import open_queue
 
 queue = open_queue(sys.argv[1])
 print("ready", flush=True)

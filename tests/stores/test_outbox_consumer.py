@@ -10,11 +10,10 @@ from onefold.errors import Damaged, Misuse, StoreFailed
 from onefold.net.http import exposition
 from onefold.outbox import Message
 from onefold.outbox.metrics import outbox_metrics, watched
+from onefold.outbox.plans import pack_message
 from onefold.outbox.ports import Parcel
-from onefold.outbox.steps import pack_message
 from onefold.outbox.stores.memory import MemoryLedger, MemoryQueue
-from onefold.outbox.stores.sqlite import SqliteLedger
-from onefold.outbox.stores.sqlite_queue import SqliteQueue
+from onefold.outbox.stores.sqlite import SqliteLedger, SqliteQueue
 from onefold.outbox.worker import Consumer, Consuming
 from tests.lib.redis_server import RedisServer
 

@@ -11,11 +11,10 @@ from onefold.outbox import Out, mark_of
 from onefold.outbox import desk as desk_pages
 from onefold.outbox.desk import SLACK_S, Desk, Differs, Gone, Slot, Unknown, new_id, time_of
 from onefold.outbox.endpoint import Endpoint
+from onefold.outbox.plans import unpack_message
 from onefold.outbox.ports import Ledger, Queue
-from onefold.outbox.steps import unpack_message
 from onefold.outbox.stores.memory import MemoryLedger, MemoryQueue
-from onefold.outbox.stores.sqlite import SqliteLedger
-from onefold.outbox.stores.sqlite_queue import SqliteQueue
+from onefold.outbox.stores.sqlite import SqliteLedger, SqliteQueue
 
 START_MS = 1_800_000_000_000
 WINDOW_S = 600

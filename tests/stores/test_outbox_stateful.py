@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from onefold.outbox.plans import Birth, Entity, Entry, Finish, Key, Open, Outgoing, Removal, Settle, Settled
 from onefold.outbox.ports import Live, Token
-from onefold.outbox.steps import Birth, Entity, Entry, Finish, Key, Open, Outgoing, Removal, Settle, Settled
 from tests.lib.examples import examples
 from tests.lib.ledgers import LEDGERS, TOKENS
 
@@ -177,7 +177,7 @@ class LedgerMachine(TokensMachine):
         assert self.store.load(KEYS) == expected
         opened = self.store.open([Open(key, name) for key, name in zip(KEYS, NAMES, strict=False)])
         assert [each.entity for each in opened] == expected
-        assert [each.held for each in opened] == [name in self.tokens for name in NAMES[: len(KEYS)]]
+        assert [each.has_token for each in opened] == [name in self.tokens for name in NAMES[: len(KEYS)]]
 
     def some_entity(self, data: st.DataObject) -> Entity:
         """As a worker has it in hand: what is stored now, most of the time, with another state."""

@@ -19,9 +19,8 @@ import pytest
 from psycopg.sql import SQL, Identifier
 
 from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
-from onefold.outbox.ports import Live
-from onefold.outbox.steps import Birth, Entity, Entry, Finish, Key, Open, Outgoing, Removal, Settle, Settled
-from onefold.outbox.stores.ledgers import open_ledger
+from onefold.outbox.plans import Birth, Entity, Entry, Finish, Key, Open, Outgoing, Removal, Settle, Settled
+from onefold.outbox.ports import Live, open_ledger
 from onefold.outbox.stores.postgres import PostgresLedger
 
 KEY = Key("shop", "7")
@@ -299,7 +298,7 @@ def test_a_server_that_crashes_under_load_loses_no_answer_and_is_found_again(ser
             name = f"{which} {n}"
             try:
                 (opened,) = ledger.open([Open(Key("load", str(which)), name)])
-                if opened.held:
+                if opened.has_token:
                     entity = opened.entity._replace(state=(opened.entity.state or 0) + 1)
                     assert ledger.settle([Settle(entity, name, name)]) == [Settled.DONE]
             except StoreFailed:

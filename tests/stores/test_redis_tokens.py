@@ -9,9 +9,8 @@ import pytest
 import redis
 
 from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
-from onefold.outbox.ports import Live
-from onefold.outbox.steps import Birth, Removal
-from onefold.outbox.stores.ledgers import open_tokens
+from onefold.outbox.plans import Birth, Removal
+from onefold.outbox.ports import Live, open_tokens
 from onefold.outbox.stores.redis import PREFIX, TOKENS_MAX, RedisTokens
 from tests.lib.local_server import free_port
 from tests.lib.redis_server import DURABLE, RedisServer

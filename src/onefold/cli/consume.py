@@ -53,14 +53,14 @@ def consume(
     with ExitStack() as around:
         app = around.enter_context(find_endpoint(target))
         consumer = Consumer(app, settings, stop=stop)
-        around.enter_context(_logged())
-        around.enter_context(_stopped_by_signals(stop))
+        around.enter_context(_logging())
+        around.enter_context(_stopping_by_signals(stop))
         if metrics_port is not None:
             from onefold.outbox.metrics import watched
 
             url = around.enter_context(watched(consumer, metrics_port))
             people.print(f"figures at {url}/metrics", markup=False, soft_wrap=True)
-        tally = consumer.run(lambda: _say(f"{app.name} consumes {', '.join(app.handlers)}"))
+        tally = consumer.run(lambda: _print(f"{app.name} consumes {', '.join(app.handlers)}"))
     buried = consumer.books.buried
     people.print(f"{tally}" + (f"; {buried} set aside as dead letters" if buried else ""), markup=False)
     if as_json:
@@ -74,13 +74,13 @@ def find_endpoint(target: str) -> Endpoint:
     if not name or not attribute:
         raise Misuse(f"{target!r} is no MODULE:APP, such as shop:app", target=target)
     module = load_module(name)
-    found = getattr(module, attribute, None)
-    if not isinstance(found, Endpoint):
-        there = sorted(each for each, value in vars(module).items() if isinstance(value, Endpoint))
-        told = f"there are {', '.join(there)}" if there else "there is none in it"
-        what = f"is a {type(found).__name__}, no Endpoint" if hasattr(module, attribute) else "is not there"
-        raise Misuse(f"{target}: {attribute!r} of the module {name!r} {what}; {told}", target=target)
-    return found
+    app = getattr(module, attribute, None)
+    if not isinstance(app, Endpoint):
+        names = sorted(each for each, value in vars(module).items() if isinstance(value, Endpoint))
+        there = f"there are {', '.join(names)}" if names else "there is none in it"
+        what = f"is a {type(app).__name__}, no Endpoint" if hasattr(module, attribute) else "is not there"
+        raise Misuse(f"{target}: {attribute!r} of the module {name!r} {what}; {there}", target=target)
+    return app
 
 
 def load_module(name: str) -> ModuleType:
@@ -100,19 +100,19 @@ def load_module(name: str) -> ModuleType:
         raise Misuse(f"the module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     people.print(text, markup=False, soft_wrap=True)
 
 
-class _Told(logging.Handler):
+class _Printing(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        _say(f"onefold: {' '.join(record.getMessage().split())}")
+        _print(f"onefold: {' '.join(record.getMessage().split())}")
 
 
 @contextmanager
-def _logged() -> Iterator[None]:
+def _logging() -> Iterator[None]:
     """What goes wrong is one line on standard error each."""
-    logger, handler = logging.getLogger("onefold.outbox"), _Told(logging.WARNING)
+    logger, handler = logging.getLogger("onefold.outbox"), _Printing(logging.WARNING)
     logger.addHandler(handler)
     logger.propagate = False
     try:
@@ -123,7 +123,7 @@ def _logged() -> Iterator[None]:
 
 
 @contextmanager
-def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+def _stopping_by_signals(stop: threading.Event) -> Iterator[None]:
     """The first signal asks it to end; a second one acts as ever."""
     if threading.current_thread() is not threading.main_thread():
         yield

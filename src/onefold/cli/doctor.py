@@ -39,12 +39,12 @@ from rich.table import Table
 from rich.text import Text
 
 from onefold import __version__
-from onefold.cli.options import LOOKED_MAX, VARIABLE, DeadLetter, Tokens, age, all_tokens, letters, opened
+from onefold.cli.options import VARIABLE, Tokens, age, opened
 from onefold.cli.output import AsJson, emit_json, people
+from onefold.cli.tokens import LOOKED_MAX, DeadLetter, all_tokens, letters, read_entries
 from onefold.clock import wall_ms
 from onefold.errors import Misuse
-from onefold.outbox.ports import Queue, Stranded, Token, TokenStore
-from onefold.outbox.stores.queues import STEP_MS
+from onefold.outbox.ports import STEP_MS, Queue, Stranded, Token, TokenStore
 from onefold.report.text import foreign
 from onefold.spark import java
 
@@ -60,7 +60,6 @@ class Finding:
 
     @property
     def fine(self) -> bool:
-        """Whether it may stay as it is."""
         return not self.advice
 
 
@@ -99,7 +98,8 @@ def doctor(
     message, dead letters, and messages that are due later than their lease or delay allows.
     """
     # The variables alone do not change what it looks at: they may be set for other commands.
-    named = [name for name in ("store", "tokens", "transport") if _is_on_command_line(context, name)]
+    sources = {name: context.get_parameter_source(name) for name in ("store", "tokens", "transport")}
+    named = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if named:
         if store is None or transport is None:
             raise Misuse(f"--{named[0]}: to look at an outbox it needs --store and --transport")
@@ -109,81 +109,62 @@ def doctor(
     else:
         findings = list(examine())
     fine = all(finding.fine for finding in findings)
-    people.print(_table(findings))
+    table = Table("", "", "found", "what to do", box=None, pad_edge=False)
+    for finding in findings:
+        mark = Text("ok", "green") if finding.fine else Text("!", "bold red")
+        lines = "\n".join((finding.found, *finding.notes))
+        table.add_row(mark, *map(Text, (finding.name, lines, finding.advice)))  # Text: a path is no markup
+    people.print(table)
     people.print("all fine" if fine else "something has to be done: see the last column")
     if as_json:
         emit_json({"fine": fine, "findings": [asdict(finding) | {"fine": finding.fine} for finding in findings]})
     return 0 if fine else 1
 
 
-def _is_on_command_line(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def examine() -> Iterator[Finding]:
-    """Every finding, one after the other."""
+    """Python, packages, Java and the machine, one finding after the other."""
     yield Finding("onefold", __version__)
-    yield _python()
+    python = ".".join(map(str, sys.version_info[:3]))
+    advice = "" if sys.version_info >= (3, 11) else "install 3.11 or newer"
+    yield Finding("Python", f"{python} at {sys.executable}", advice)
     yield from (_package(name, *wanted) for name, wanted in PACKAGES.items())
-    yield _java()
-    yield _cores()
-    yield _memory()
-    yield _disk("disk for Spark", _temporary, "free some, or point TMPDIR and SPARK_LOCAL_DIRS to another disk")
+    try:
+        jdk = java.find()
+        yield Finding("Java", str(jdk), notes=tuple(f"passed over {note}" for note in jdk.notes))
+    except Misuse as error:
+        yield Finding("Java", "none that Spark can use", str(error), tuple(error.values.get("notes", ())))
+    # A container or taskset may leave us fewer than there are; not every system can tell.
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Finding("cores", str(usable))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = Path("/sys/fs/cgroup/memory.max")  # of the container, if we are in one
+    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+        memory = min(memory, int(text))
+    yield Finding("memory", _gib(memory), "" if memory >= MEMORY_BYTES_MIN else f"Spark needs {_gib(MEMORY_BYTES_MIN)}")
+    temporary = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    more = "free some, or point TMPDIR and SPARK_LOCAL_DIRS to another disk"
+    yield _disk("disk for Spark", lambda: Path(temporary or tempfile.gettempdir()), more)
     yield _disk("disk here", Path.cwd, "free some, or let publish.path point to another disk")
-
-
-def _python() -> Finding:
-    found = ".".join(map(str, sys.version_info[:3]))
-    return Finding(
-        "Python", f"{found} at {sys.executable}", "" if sys.version_info >= (3, 11) else "install 3.11 or newer"
-    )
 
 
 def _package(name: str, least: tuple[int, ...], below: tuple[int, ...] | None) -> Finding:
     wanted = f"{_dotted(least)} or newer" + (f", below {_dotted(below)}" if below else "")
     advice = f"pip install 'onefold[spark]' (needs {wanted})"
     try:
-        found = version(name)
+        installed = version(name)
     except PackageNotFoundError:
         return Finding(name, "not installed", advice)
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
-    return Finding(name, found, "" if least <= numbers and (below is None or numbers < below) else advice)
+    numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
+    return Finding(name, installed, "" if least <= numbers and (below is None or numbers < below) else advice)
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
 
 
-def _java() -> Finding:
+def _disk(name: str, folder: Callable[[], Path], advice: str) -> Finding:
     try:
-        found = java.find()
-    except Misuse as error:
-        return Finding("Java", "none that Spark can use", str(error), tuple(error.values.get("notes", ())))
-    return Finding("Java", str(found), notes=tuple(f"passed over {note}" for note in found.notes))
-
-
-def _cores() -> Finding:
-    # A container or taskset may leave us fewer than there are; not every system can tell.
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Finding("cores", str(usable))
-
-
-def _memory() -> Finding:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")  # of the container, if we are in one
-    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-        total = min(total, int(text))
-    return Finding("memory", _gib(total), "" if total >= MEMORY_BYTES_MIN else f"Spark needs {_gib(MEMORY_BYTES_MIN)}")
-
-
-def _temporary() -> Path:
-    return Path(os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir())
-
-
-def _disk(name: str, place: Callable[[], Path], advice: str) -> Finding:
-    try:
-        path = place()
+        path = folder()
         free = shutil.disk_usage(path).free
     except OSError as error:
         return Finding(name, str(error), advice)
@@ -192,15 +173,6 @@ def _disk(name: str, place: Callable[[], Path], advice: str) -> Finding:
 
 def _gib(size: int) -> str:
     return f"{size / GIB:.1f} GiB"
-
-
-def _table(findings: list[Finding]) -> Table:
-    table = Table("", "", "found", "what to do", box=None, pad_edge=False)
-    for finding in findings:
-        mark = Text("ok", "green") if finding.fine else Text("!", "bold red")
-        found = "\n".join((finding.found, *finding.notes))
-        table.add_row(mark, *map(Text, (finding.name, found, finding.advice)))  # Text: a path is no markup
-    return table
 
 
 OLD_S: Final = 600.0
@@ -223,13 +195,22 @@ def examine_outbox(
 
         seen = list(islice(all_tokens(stores.tokens), TOKENS_MAX))
         old = [token for token in seen if is_old(token.at_ms)]
-        entries, dead = stores.entries(), letters(stores.queue)
+        entries, dead = read_entries(stores.entities), letters(stores.queue)
         waiting = stores.queue.waiting()
-        entries_then, dead_then = stores.entries(), letters(stores.queue)
+        entries_then, dead_then = read_entries(stores.entities), letters(stores.queue)
         blind = max(len(entries), len(entries_then), len(dead), len(dead_then)) >= LOOKED_MAX
-        suspects = _suspects(old, [*entries, *entries_then], [*dead, *dead_then])
+        # Tokens whose message is neither in an outbox nor a dead letter, by queue: it must be in the queue.
+        elsewhere = {out.token for entry in (*entries, *entries_then) for out in entry.entry.outgoing}
+        elsewhere |= {entry.name for entry in (*entries, *entries_then)}
+        elsewhere |= {letter.token or "" for letter in (*dead, *dead_then)}
+        suspects: dict[str, list[str]] = defaultdict(list)
+        for token in old:
+            if not token.parent and token.token not in elsewhere:
+                suspects[token.to].append(token.token)
+        live = stores.tokens.live()
+        oldest = "" if live.oldest_ms is None else f", the oldest made {age(wall_ms() - live.oldest_ms)} ago"
         return [
-            _tokens(stores.tokens),
+            Finding("tokens", f"{live.tokens:,}{oldest}"),
             _entries([entry for entry in entries_then if is_old(entry.at_ms)]),
             _orphans(stores.tokens, old, seen, entries, blind or len(seen) == TOKENS_MAX),
             *_leaks(stores.tokens, suspects, waiting, blind),
@@ -238,19 +219,13 @@ def examine_outbox(
         ]
 
 
-def _tokens(tokens: TokenStore) -> Finding:
-    live = tokens.live()
-    oldest = "" if live.oldest_ms is None else f", the oldest made {age(wall_ms() - live.oldest_ms)} ago"
-    return Finding("tokens", f"{live.tokens:,}{oldest}")
-
-
 def _entries(old: Sequence[Stranded]) -> Finding:
     if not old:
         return Finding("outbox entries", "none that is old")
     by_endpoint = Counter(entry.key.endpoint for entry in old)
-    found = ", ".join(f"{count:,} of {_name(endpoint)}" for endpoint, count in by_endpoint.items())
+    counts = ", ".join(f"{count:,} of {_name(endpoint)}" for endpoint, count in by_endpoint.items())
     advice = "start a consumer of that endpoint, or `onefold outbox recover`"
-    return Finding("outbox entries", f"{found}, the oldest written {age(wall_ms() - old[0].at_ms)} ago", advice)
+    return Finding("outbox entries", f"{counts}, the oldest written {age(wall_ms() - old[0].at_ms)} ago", advice)
 
 
 def _orphans(
@@ -269,17 +244,6 @@ def _orphans(
     )
 
 
-def _suspects(old: Sequence[Token], entries: Sequence[Stranded], dead: Sequence[DeadLetter]) -> dict[str, list[str]]:
-    """By queue, the tokens whose message is neither in an outbox nor a dead letter, and so must be in the queue."""
-    elsewhere = {out.token for entry in entries for out in entry.entry.outgoing}
-    elsewhere |= {entry.name for entry in entries} | {letter.token or "" for letter in dead}
-    found: dict[str, list[str]] = defaultdict(list)
-    for token in old:
-        if not token.parent and token.token not in elsewhere:
-            found[token.to].append(token.token)
-    return found
-
-
 def _leaks(
     tokens: TokenStore, suspects: dict[str, list[str]], waiting: dict[str, int], blind: bool
 ) -> Iterator[Finding]:  # fmt: skip
@@ -289,16 +253,16 @@ def _leaks(
     fine = True
     advice = "its message is lost, or in another transport: `onefold tokens show`, then `tokens discard`"
     for queue, names in sorted(suspects.items()):
-        left, there = _still(tokens, names), waiting.get(queue, 0)
-        if len(left) > there:
+        still, there = _still(tokens, names), waiting.get(queue, 0)
+        if len(still) > there:
             fine = False
-            which = f": {_some(left)}" if not there else f", among {len(left):,} old tokens for {there:,} messages"
+            which = f": {_some(still)}" if not there else f", among {len(still):,} old tokens for {there:,} messages"
             least = "" if not there else "at least "
-            found = f"{least}{len(left) - there:,} to {_name(queue)} without a message{which}"
-            yield Finding("leaks", found, advice)
-        elif left:
+            leak = f"{least}{len(still) - there:,} to {_name(queue)} without a message{which}"
+            yield Finding("leaks", leak, advice)
+        elif still:
             fine = False
-            yield Finding("leaks", f"cannot be told for {_name(queue)}: {len(left):,} old tokens, {there:,} messages")
+            yield Finding("leaks", f"cannot be told for {_name(queue)}: {len(still):,} old tokens, {there:,} messages")
     if fine:
         yield Finding("leaks", "none")
 
@@ -311,8 +275,8 @@ def _letters(dead: Sequence[DeadLetter]) -> Iterator[Finding]:
         yield Finding("dead letters", "none")
     for queue, those in sorted(by_queue.items()):
         least = "at least " if len(dead) >= LOOKED_MAX else ""
-        found = f"{least}{len(those):,} in {_name(queue)}; the last one: {foreign(those[-1].buried.reason, 200).plain}"
-        yield Finding("dead letters", found, "mend it, then `onefold tokens revive`; or `tokens discard`")
+        many = f"{least}{len(those):,} in {_name(queue)}; the last one: {foreign(those[-1].buried.reason, 200).plain}"
+        yield Finding("dead letters", many, "mend it, then `onefold tokens revive`; or `tokens discard`")
 
 
 def _due_times(queue: Queue, *, mend: bool) -> Iterator[Finding]:
@@ -320,11 +284,11 @@ def _due_times(queue: Queue, *, mend: bool) -> Iterator[Finding]:
     if not strayed:
         yield Finding("due times", "none that cannot be")
     for each in strayed:
-        found = f"{each.parcels:,} in {_name(each.queue)} due in {age(each.ahead_ms)}, beyond their lease or delay"
+        late = f"{each.parcels:,} in {_name(each.queue)} due in {age(each.ahead_ms)}, beyond their lease or delay"
         if mend:
-            yield Finding("due times", f"{found}: due now")
+            yield Finding("due times", f"{late}: due now")
         else:
-            yield Finding("due times", found, "a clock was ahead: the same with --mend, or start a consumer of it")
+            yield Finding("due times", late, "a clock was ahead: the same with --mend, or start a consumer of it")
 
 
 def _still(tokens: TokenStore, names: Sequence[str], *, orphans: bool = False) -> list[str]:
@@ -333,12 +297,12 @@ def _still(tokens: TokenStore, names: Sequence[str], *, orphans: bool = False) -
         there = {token.token for token in all_tokens(tokens, orphans=True)}
         return [name for name in names if name in there]
     pages = (names[start : start + 1_000] for start in range(0, len(names), 1_000))
-    return [name for page in pages for name, held in zip(page, tokens.holds(page), strict=True) if held]
+    return [name for page in pages for name, exists in zip(page, tokens.holds(page), strict=True) if exists]
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(_name(name) for name in names[:NAMED_MAX])
-    return shown + (f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else "")
+    first = ", ".join(_name(name) for name in names[:NAMED_MAX])
+    return first + (f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else "")
 
 
 def _name(text: str) -> str:

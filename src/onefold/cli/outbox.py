@@ -1,46 +1,62 @@
-"""``onefold outbox``: what waits in outboxes, and what fills them.
-
-``onefold outbox feed``: the messages of a topic's log become messages with tokens.
-"""
+"""``onefold outbox``: what waits in outboxes, and what fills them."""
 
 import signal
 import threading
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from onefold.cli.options import (
-    LOOKED_MAX,
-    DeadLetter,
-    MaybeTransport,
-    Plan,
-    Store,
-    Tokens,
-    Transport,
-    age,
-    check_lasting,
-    document,
-    letters,
-    opened,
-    sends,
-    table,
-)
+from onefold.cli.options import MaybeTransport, Plan, Store, Tokens, Transport, age, check_lasting, opened, table
 from onefold.cli.output import AsJson, emit_json, people
-from onefold.cli.tokens import letter_document
+from onefold.cli.tokens import LOOKED_MAX, entry_document, letter_document, letters, sends
 from onefold.clock import wall_ms
 from onefold.outbox.plans import check_name
-from onefold.outbox.ports import Stranded
 from onefold.report.text import foreign
 
 if TYPE_CHECKING:
-    from onefold.outbox.feed import Fed
+    from onefold.outbox.feed import FeedRecord
+
+__all__ = ["feed", "ls", "recover"]
 
 Body: TypeAlias = Annotated[
     Literal["payload", "record"],
     typer.Option(help="What is sent: the payload, which must be JSON; or the record, with its offset and producer."),
 ]
+Of: TypeAlias = Annotated[str | None, typer.Option("--endpoint", help="Of this endpoint only.")]
+
+
+class TopicLog:
+    """The log of a topic, as a feed reads it; ``whole``: a body is the whole record, with offset, time, producer and
+    sequence, and its payload as it can be."""
+
+    def __init__(self, folder: Path, topic: str, *, whole: bool = False) -> None:
+        from onefold.producers.log.reader import LogReader
+        from onefold.producers.topic import topic_folder
+
+        self.name = topic
+        self._reader = LogReader(topic_folder(folder, topic))
+        self._whole = whole
+
+    @property
+    def start(self) -> int:
+        return self._reader.start
+
+    @property
+    def end(self) -> int:
+        return self._reader.end
+
+    def read(self, start: int, end: int) -> "Iterator[FeedRecord]":
+        from onefold.outbox.feed import FeedRecord
+        from onefold.producers.documents import record_document
+        from onefold.producers.records import MESSAGES
+
+        for record in self._reader.read(start, end):
+            is_message = record.kind in MESSAGES
+            document = record_document(record) if self._whole and is_message else None
+            yield FeedRecord(record.offset, record.payload, is_message, document)
 
 
 def feed(
@@ -67,37 +83,24 @@ def feed(
     check_lasting(store=store, transport=transport, tokens=tokens)
     stop = threading.Event()
     with Endpoint(name, store=store, transport=transport, tokens=tokens, plan=plan) as endpoint:
-        feeding = Feed(folder, topic, to, endpoint, chunk_max=chunk_max, whole=body == "record")
-        before = _on_signals(stop)
+        feeding = Feed(TopicLog(folder, topic, whole=body == "record"), to, endpoint, chunk_max=chunk_max)
+        before = {}
+        if threading.current_thread() is threading.main_thread():  # a signal ends it after the chunk in hand
+            numbers = (signal.SIGINT, signal.SIGTERM)
+            before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
         try:
             fed = feeding.run(follow=follow, stop=stop)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-    _tell(fed, topic, to)
-    if json:
-        emit_json({"topic": topic, "to": to, **asdict(fed)})
-
-
-def _on_signals(stop: threading.Event) -> dict[int, "signal._HANDLER"]:
-    """A signal ends it after the chunk in hand."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    return {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-
-
-def _tell(fed: "Fed", topic: str, to: str) -> None:
     resumed = f", {fed.resumed:,} of them of a chunk that was cut off before" if fed.resumed else ""
     people.print(
         f"{fed.sent + fed.resumed:,} messages of {topic} went to {to}{resumed}; taken up to offset {fed.mark}",
         markup=False,
         soft_wrap=True,
     )
-
-
-__all__ = ["feed", "ls", "recover"]
-
-Of: TypeAlias = Annotated[str | None, typer.Option("--endpoint", help="Of this endpoint only.")]
+    if json:
+        emit_json({"topic": topic, "to": to, **asdict(fed)})
 
 
 def ls(
@@ -122,33 +125,23 @@ def ls(
         entries = stores.entities.stranded(before_ms, limit, endpoint and check_name(endpoint, "endpoint"))
         dead = None if stores.queue is None else letters(stores.queue)[:limit]
     if as_json:
-        told = {"entries": [document(each, now) for each in entries]}
-        emit_json(told if dead is None else told | {"dead_letters": [letter_document(each, now) for each in dead]})
-    _tell_entries(entries, limit, now)
-    if dead is not None:
-        _tell_letters(dead, limit, now)
-
-
-def _tell_entries(entries: list[Stranded], limit: int, now_ms: int) -> None:
-    shown = table("entity", "message or mark", ">age", "has still to send")
+        document = {"entries": [entry_document(each, now) for each in entries]}
+        if dead is not None:
+            document["dead_letters"] = [letter_document(each, now) for each in dead]
+        emit_json(document)
+    rows = table("entity", "message or mark", ">age", "has still to send")
     for each in entries:
-        shown.add_row(
-            foreign(each.key), foreign(each.name), age(now_ms - each.at_ms), foreign(sends(each.entry))
-        )  # fmt: skip
+        rows.add_row(foreign(each.key), foreign(each.name), age(now - each.at_ms), foreign(sends(each.entry)))
     if entries:
-        people.print(shown)
+        people.print(rows)
     people.print(f"{_many(len(entries), limit)} in outboxes", markup=False)
-
-
-def _tell_letters(dead: list[DeadLetter], limit: int, now_ms: int) -> None:
-    shown = table("queue", "token", ">age", "why")
-    for each in dead:
-        buried = each.buried
-        shown.add_row(
-            foreign(buried.queue), foreign(each.token or "-"), age(now_ms - buried.at_ms), foreign(buried.reason, 300)
-        )  # fmt: skip
+    if dead is None:
+        return
+    rows = table("queue", "token", ">age", "why")
+    for queue, _, _, reason, at_ms, token in ((*each.buried, each.token) for each in dead):
+        rows.add_row(foreign(queue), foreign(token or "-"), age(now - at_ms), foreign(reason, 300))
     if dead:
-        people.print(shown)
+        people.print(rows)
     people.print(f"{_many(len(dead), limit)} set aside as dead letters", markup=False)
 
 
@@ -171,16 +164,16 @@ def recover(
     Consumers do the same from time to time. It can run at any time, and beside them. Exit code 1 if somebody else was
     at an entry: then it is theirs, or the next call's.
     """
-    from onefold.outbox.recovery import recover_left
-    from onefold.outbox.runner import RunnerWorld
+    from onefold.outbox.runner import World
+    from onefold.outbox.worker import recover_stores
 
     if endpoint is not None:
         check_name(endpoint, "endpoint")
     with opened(store, tokens, transport) as stores:
         assert stores.entities is not None
         assert stores.queue is not None
-        world = RunnerWorld(stores.entities, stores.tokens, stores.queue)
-        done = recover_left(world, wall_ms(), older_than_s, endpoint)
+        world = World(stores.entities, stores.tokens, stores.queue)
+        done = recover_stores(world, wall_ms(), older_than_s, endpoint)
     people.print(
         f"{done.finished:,} finished, {done.conflicts:,} left to somebody else, {done.swept:,} useless tokens removed",
         markup=False,

@@ -1,24 +1,32 @@
 """``onefold serve desk``: requests in over HTTP, each handed on once."""
 
 import json as jsons
+from typing import Annotated, TypeAlias
+
+import typer
 
 from onefold.cli.options import (
     AsJson,
     Host,
-    Name,
     Plan,
     Port,
-    Queues,
     Store,
     TokenFile,
     Tokens,
     Transport,
-    Wait,
-    Window,
     check_lasting,
     read_token,
 )
 from onefold.cli.output import people
+
+Queues: TypeAlias = Annotated[
+    str | None, typer.Option(help="The queues that can be asked for, with commas between: orders,refunds. Else all.")
+]
+Name: TypeAlias = Annotated[str, typer.Option(help="Of the desk, and of the queue that answers come by.")]
+Window: TypeAlias = Annotated[
+    float, typer.Option(min=1, max=6 * 86_400, help="How long a request, and its answer, is kept.")
+]
+Wait: TypeAlias = Annotated[float, typer.Option(min=0, max=600, help="How long a client can wait for an answer.")]
 
 
 def desk(
@@ -45,20 +53,20 @@ def desk(
     check_lasting(store=store, transport=transport, tokens=tokens)
     allowed = None if queues is None else [queue.strip() for queue in queues.split(",")]
     settings = DeskSettings(host=host, port=port, token=read_token(token_file), wait_s_max=wait_s_max)
-    taken = Desk(
+    requests = Desk(
         store=store, transport=transport, tokens=tokens, plan=plan, name=name, window_s=window_s, queues=allowed
     )  # fmt: skip
     try:
-        server = DeskServer(taken, settings)
+        server = DeskServer(requests, settings)
     except BaseException:
-        taken.close()
+        requests.close()
         raise
 
     def say(url: str) -> None:
         for_what = "all queues" if allowed is None else ", ".join(allowed)
         people.print(f"taking requests for {for_what} at {url}", markup=False, soft_wrap=True)
         if json:
-            told = {"url": url, "queues": allowed, "plan": taken.endpoint.plan, "token": settings.token is not None}
-            print(jsons.dumps(told), flush=True)
+            line = {"url": url, "queues": allowed, "plan": requests.endpoint.plan, "token": settings.token is not None}
+            print(jsons.dumps(line), flush=True)
 
     server.run(say)

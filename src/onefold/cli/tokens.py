@@ -1,40 +1,130 @@
-"""``onefold tokens``: the messages in flight, by their tokens; and what to do with dead letters, which keep theirs."""
+"""``onefold tokens``: the messages in flight, by their tokens; and what to do with dead letters, which keep theirs.
+
+The ports of stores and transports are for those who process messages. Who looks in from outside sees no more than they
+show: outbox entries and dead letters are read from the oldest on, up to a limit, and of what waits in a queue only the
+number is known. Where a limit was reached, that is said, and nothing is concluded from what was not seen.
+"""
 
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
 from onefold.cli.options import (
-    LOOKED_MAX,
-    DeadLetter,
     MaybeStore,
     MaybeTransport,
+    OutboxStores,
     Store,
-    TokenContext,
     Tokens,
     Transport,
     age,
-    document,
-    known,
-    letters,
     opened,
     opened_queue,
-    sends,
     table,
 )
 from onefold.cli.output import AsJson, emit_json, people
 from onefold.clock import wall_ms
-from onefold.errors import Misuse
-from onefold.outbox.plans import check_name
-from onefold.outbox.ports import Token, TokenStore
-from onefold.outbox.steps import Removal
+from onefold.errors import BadInput, Misuse
+from onefold.outbox.plans import Entry, Message, Removal, check_name, unpack_message
+from onefold.outbox.ports import FOREVER_MS, Buried, EntityStore, Queue, Stranded, Token, TokenStore
 from onefold.report.text import foreign
 
+LOOKED_MAX: Final = 10_000
+"""Outbox entries and dead letters that are read: there are few, or something is very wrong."""
+PAGE: Final = 1_000
 REASON_SHOWN: Final = 300
 UNSEEN: Final = f"there are more than {LOOKED_MAX:,} outbox entries or dead letters, and not all were looked at"
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="TOKEN", help="The token: the name of its message.")]
+
+
+def read_entries(entities: EntityStore | None) -> list[Stranded]:
+    """What is in outboxes, the oldest first."""
+    return [] if entities is None else entities.stranded(FOREVER_MS, LOOKED_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A dead letter, and the message in it; None if it holds no message."""
+
+    buried: Buried
+    message: Message | None
+
+    @property
+    def token(self) -> str | None:
+        return None if self.message is None else self.message.token
+
+
+def letters(queue: Queue, name: str | None = None) -> list[DeadLetter]:
+    """Dead letters, of one queue or of all, the oldest first."""
+    dead = []
+    for buried in queue.buried(LOOKED_MAX, name):
+        try:
+            message = unpack_message(buried.payload)
+        except BadInput:
+            message = None
+        dead.append(DeadLetter(buried, message))
+    return dead
+
+
+@dataclass(frozen=True, slots=True)
+class TokenContext:
+    """All that there is of a token."""
+
+    token: Token | None
+    own: Stranded | None
+    """Its message changed the state, and this is left to do."""
+    sender: Stranded | None
+    """Its message is still to be sent, by this entry."""
+    letters: tuple[DeadLetter, ...]
+    all_seen: bool
+    """No limit was reached: what is not here is not there."""
+
+
+def look_for(stores: OutboxStores, name: str) -> TokenContext:
+    """Look everywhere for a token."""
+    entries = read_entries(stores.entities)
+    dead = [] if stores.queue is None else letters(stores.queue)
+    # The listing is by name: from a little before it on.
+    token = next((each for each in all_tokens(stores.tokens, name[:-1]) if each.token >= name), None)
+    return TokenContext(
+        token if token is not None and token.token == name else None,
+        next((each for each in entries if each.name == name), None),
+        next((each for each in entries if any(out.token == name for out in each.entry.outgoing)), None),
+        tuple(each for each in dead if each.token == name),
+        max(len(entries), len(dead)) < LOOKED_MAX,
+    )
+
+
+def all_tokens(tokens: TokenStore, after: str = "", *, orphans: bool = False) -> Iterator[Token]:
+    """By name, page by page."""
+    while page := tokens.listed(after=after, limit=PAGE, orphans=orphans):
+        yield from page
+        after = page[-1].token
+
+
+def sends(entry: Entry) -> str:
+    """What an entry sends, in words.
+
+    >>> from onefold.outbox import Outgoing
+    >>> sends(Entry((Outgoing("shipping", 1), Outgoing("audit", 2), Outgoing("shipping", 3))))
+    '2 to shipping, 1 to audit'
+    """
+    to = [out.to for out in entry.outgoing]
+    return ", ".join(f"{to.count(queue)} to {queue}" for queue in dict.fromkeys(to)) or "nothing"
+
+
+def entry_document(entry: Stranded, now_ms: int) -> dict[str, Any]:
+    """An outbox entry as JSON."""
+    outgoing = [{"to": out.to, "body": out.body, "token": out.token or None} for out in entry.entry.outgoing]
+    return {
+        "endpoint": entry.key.endpoint,
+        "entity": entry.key.name,
+        "entry": entry.name,
+        "age_s": (now_ms - entry.at_ms) / 1000,
+        "sends": outgoing,
+    }
 
 
 def ls(
@@ -53,23 +143,22 @@ def ls(
     """
     now = wall_ms()
     with opened(store, tokens) as stores:
-        found = stores.tokens.listed(limit=limit, orphans=orphans)
+        listed = stores.tokens.listed(limit=limit, orphans=orphans)
         live = stores.tokens.live()
-        begun = None if stores.entities is None else {entry.name for entry in stores.entries()}
+        begun = None if stores.entities is None else {entry.name for entry in read_entries(stores.entities)}
     if as_json:
-        rows = [_document(each, now) | ({} if begun is None else {"begun": each.token in begun}) for each in found]
-        emit_json({"tokens": live.tokens, "shown": len(found), "listed": rows})
-    shown = table("token", "to", ">age", "made for", *([] if begun is None else ["in an outbox"]))
-    for each in found:
+        rows = [_document(each, now) | ({} if begun is None else {"begun": each.token in begun}) for each in listed]
+        emit_json({"tokens": live.tokens, "shown": len(listed), "listed": rows})
+    lines = table("token", "to", ">age", "made for", *([] if begun is None else ["in an outbox"]))
+    for each in listed:
         mark = [] if begun is None else ["yes" if each.token in begun else ""]
-        shown.add_row(foreign(each.token), foreign(each.to), age(now - each.at_ms), foreign(each.parent), *mark)
-    if found:
-        people.print(shown)
+        lines.add_row(foreign(each.token), foreign(each.to), age(now - each.at_ms), foreign(each.parent), *mark)
+    if listed:
+        people.print(lines)
     oldest = "" if live.oldest_ms is None else f", the oldest made {age(now - live.oldest_ms)} ago"
-    what = (
-        f"{len(found):,} orphans shown; " if orphans else f"{len(found):,} shown; " if len(found) < live.tokens else ""
-    )
-    people.print(f"{what}{live.tokens:,} tokens{oldest}", markup=False)
+    what = "orphans shown; " if orphans else "shown; " if len(listed) < live.tokens else ""
+    many = f"{len(listed):,} {what}" if what else ""
+    people.print(f"{many}{live.tokens:,} tokens{oldest}", markup=False)
 
 
 def show(
@@ -79,24 +168,24 @@ def show(
     check_name(token, "token")
     now = wall_ms()
     with opened(store, tokens, transport) as stores:
-        found = known(stores, token)
+        context = look_for(stores, token)
     if as_json:
         emit_json(
             {
-                "token": None if found.token is None else _document(found.token, now),
-                "entry": None if found.own is None else document(found.own, now),
-                "sent_by": None if found.sender is None else document(found.sender, now),
-                "dead_letters": [letter_document(each, now) for each in found.letters],
-                "all_seen": found.all_seen,
+                "token": None if context.token is None else _document(context.token, now),
+                "entry": None if context.own is None else entry_document(context.own, now),
+                "sent_by": None if context.sender is None else entry_document(context.sender, now),
+                "dead_letters": [letter_document(each, now) for each in context.letters],
+                "all_seen": context.all_seen,
             }
         )
-    told = table("", "")
-    for name, value in _lines(found, token, now):
-        told.add_row(name, foreign(value, REASON_SHOWN))
-    people.print(told)
-    if not found.all_seen:
+    rows = table("", "")
+    for name, value in _lines(context, token, now):
+        rows.add_row(name, foreign(value, REASON_SHOWN))
+    people.print(rows)
+    if not context.all_seen:
         people.print(UNSEEN, markup=False)
-    return 0 if found.token or found.own or found.sender or found.letters else 1
+    return 0 if context.token or context.own or context.sender or context.letters else 1
 
 
 def discard(
@@ -119,54 +208,43 @@ def discard(
     with opened(store, tokens, transport) as stores:
         assert stores.queue is not None
         if token is None:
-            found = TokenContext(
-                None, None, None, tuple(each for each in letters(stores.queue, unreadable) if not each.message), True
-            )
+            unread = tuple(each for each in letters(stores.queue, unreadable) if not each.message)
+            context = TokenContext(None, None, None, unread, True)
         else:
-            found = known(stores, check_name(token, "token"))
-        told = _check_discard(found, token, stores.tokens.realm)
+            context = look_for(stores, check_name(token, "token"))
+        what = _check_discard(context, token, stores.tokens.realm)
         if not yes:
-            _ask(told)
+            if not sys.stdin.isatty():
+                raise Misuse(f"{what}: would be removed for good, and there is nobody to ask: say --yes")
+            people.print(f"{what}: this cannot be undone", markup=False, soft_wrap=True)
+            if people.input("Remove it? [y/N] ", markup=False).strip().lower() not in ("y", "yes"):
+                raise typer.Abort
         # The token first: a dead letter without one does no harm.
-        if found.token is not None:
-            _remove(stores.tokens, found.token, in_hand=bool(stores.queue.waiting().get(found.token.to)))
-        stores.queue.dig_up([each.buried for each in found.letters], deliver=False)
-    people.print(f"removed: {told}", markup=False, soft_wrap=True)
+        if context.token is not None and stores.queue.waiting().get(context.token.to):
+            stores.tokens.discard(context.token.token)  # somebody may be at it, just in time
+        elif context.token is not None:  # nothing waits, so nobody can be at it: what was made for it goes with it
+            stores.tokens.remove([Removal(context.token.token, "")])
+        stores.queue.dig_up([each.buried for each in context.letters], deliver=False)
+    people.print(f"removed: {what}", markup=False, soft_wrap=True)
     if as_json:
-        emit_json({"token": token, "removed": found.token is not None, "dead_letters": len(found.letters)})
+        emit_json({"token": token, "removed": context.token is not None, "dead_letters": len(context.letters)})
 
 
-def _remove(tokens: TokenStore, token: Token, *, in_hand: bool) -> None:
-    """Where nothing waits nobody can be at it: what was made for it goes with it. Else it may be just in time."""
-    if in_hand:
-        tokens.discard(token.token)
-    else:
-        tokens.remove([Removal(token.token, "")])
-
-
-def _ask(what: str) -> None:
-    if not sys.stdin.isatty():
-        raise Misuse(f"{what}: would be removed for good, and there is nobody to ask: say --yes")
-    people.print(f"{what}: this cannot be undone", markup=False, soft_wrap=True)
-    if people.input("Remove it? [y/N] ", markup=False).strip().lower() not in ("y", "yes"):
-        raise typer.Abort
-
-
-def _check_discard(found: TokenContext, token: str | None, realm: str) -> str:
+def _check_discard(context: TokenContext, token: str | None, realm: str) -> str:
     """What would be removed, in words; `Misuse` if it must not, or if there is nothing."""
-    if found.own is not None:
+    if context.own is not None:
         raise Misuse(
-            f"{token}: its message has changed {found.own.key} and has still to send {sends(found.own.entry)};"
+            f"{token}: its message has changed {context.own.key} and has still to send {sends(context.own.entry)};"
             " `onefold outbox recover` finishes it, and the token is gone then"
         )
-    if not found.all_seen:
+    if not context.all_seen:
         raise Misuse(f"{token}: {UNSEEN}; so nobody can tell whether its message has still something to send")
-    if found.token is None and not found.letters:
+    if context.token is None and not context.letters:
         raise Misuse(f"{token}: there is no such token, and no dead letter of it" if token else "there is none")
-    if any(each.message is not None and each.message.realm not in ("", realm) for each in found.letters):
+    if any(each.message is not None and each.message.realm not in ("", realm) for each in context.letters):
         raise Misuse(f"{token}: its dead letter belongs to another token store: name that one")
-    parts = ["" if found.token is None else f"the token {token}"]
-    parts += [f"{len(found.letters)} dead letter{'s' * (len(found.letters) > 1)}" if found.letters else ""]
+    parts = ["" if context.token is None else f"the token {token}"]
+    parts += [f"{len(context.letters)} dead letter{'s' * (len(context.letters) > 1)}" if context.letters else ""]
     return " and ".join(part for part in parts if part)
 
 
@@ -181,20 +259,25 @@ def revive(
         raise Misuse("name one token, or a queue by --queue: one of them says which dead letters")
     with opened_queue(transport) as there:
         seen = letters(there, queue)
-        found = [each.buried for each in seen if token in (None, each.token)]
-        if not found:
+        dead = [each.buried for each in seen if token in (None, each.token)]
+        if not dead:
             which = f"of the token {token}" if token else f"in the queue {queue}"
             raise Misuse(f"no dead letter {which}" + (f"; {UNSEEN}" if len(seen) == LOOKED_MAX else ""))
-        there.dig_up(found, deliver=True)
-    more = "; there may be more: call it again" if len(found) == LOOKED_MAX else ""
-    people.print(f"{len(found):,} back in the queue{more}", markup=False)
+        there.dig_up(dead, deliver=True)
+    more = "; there may be more: call it again" if len(dead) == LOOKED_MAX else ""
+    people.print(f"{len(dead):,} back in the queue{more}", markup=False)
     if as_json:
-        emit_json({"revived": len(found), "more": len(found) == LOOKED_MAX})
+        emit_json({"revived": len(dead), "more": len(dead) == LOOKED_MAX})
 
 
 def _document(token: Token, now_ms: int) -> dict[str, Any]:
-    made = {"token": token.token, "to": token.to, "made_for": token.parent or None, "attempt": token.attempt or None}
-    return made | {"age_s": (now_ms - token.at_ms) / 1000}
+    return {
+        "token": token.token,
+        "to": token.to,
+        "made_for": token.parent or None,
+        "attempt": token.attempt or None,
+        "age_s": (now_ms - token.at_ms) / 1000,
+    }
 
 
 def letter_document(letter: DeadLetter, now_ms: int) -> dict[str, Any]:
@@ -209,19 +292,19 @@ def letter_document(letter: DeadLetter, now_ms: int) -> dict[str, Any]:
     }
 
 
-def _lines(found: TokenContext, name: str, now_ms: int) -> Iterator[tuple[str, str]]:
-    token = found.token
+def _lines(context: TokenContext, name: str, now_ms: int) -> Iterator[tuple[str, str]]:
+    token = context.token
     if token is None:
         yield "token", f"{name}: there is none; its message was processed, or discarded, or never was"
     else:
         yield "token", token.token
         yield "to", token.to
         yield "made", f"{age(now_ms - token.at_ms)} ago" + (f", for {token.parent}" if token.parent else "")
-    if (own := found.own) is not None:
+    if (own := context.own) is not None:
         yield "in an outbox", f"{own.key}: its message changed it, and has still to send {sends(own.entry)}"
-    if (sender := found.sender) is not None:
+    if (sender := context.sender) is not None:
         yield "to be sent", f"by the outbox of {sender.key}, for {age(now_ms - sender.at_ms)}"
-    for letter in found.letters:
+    for letter in context.letters:
         yield (
             "dead letter",
             f"in {letter.buried.queue}, for {age(now_ms - letter.buried.at_ms)}: {letter.buried.reason}",

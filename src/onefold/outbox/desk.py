@@ -5,36 +5,27 @@ done twice. So a request has two steps, and both can be repeated without harm: f
 that the client chose (*open*), then it is filled with a body (*submitted*), which sends the message, once. Who was
 never issued, or is expired, or forgotten, cannot be submitted.
 
-A request is an entity, and a source with the marks 0 and 1 (`engines.outbox.source`): mark 1 sends. The digest of the
+A request is an entity, and a source with the marks 0 and 1 (see `plans`): mark 1 sends. The digest of the
 body that came first is kept with it; another body is refused. A handler answers by `Out.reply`; the answer comes as a
 message to the desk's own queue, and is stored with the request. All of it ends when the id is a window old.
 
     open --submit--> submitted --the handler's reply--> answered
       \\___________________ forget, or a window ___________________> gone
 
-Ids of requests: UUIDs of version 7, which have the time of their making inside.
+*Ids* are UUIDs of version 7, which have the time of their making inside. A request that is forgotten must never be made
+again, or what it did would be done twice. To remember all that was forgotten would take room for ever. So an id is only
+taken for so long after its own time, and what was forgotten is remembered for as long; after that, nobody can make a
+request with this id.
 
-A request that is forgotten must never be made again, or what it did would be done twice. To remember all that was
-forgotten would take room for ever. So an id is only taken for so long after its own time, and what was forgotten is
-remembered for as long; after that, nobody can make a request with this id.
+*Pages.* A store finds entities by their name alone. So that expired requests can be found and removed, the desk keeps
+pages, entities of its own: each has the ids of the requests that end within the same ten seconds, spread over a few
+leaves so that many writers do not meet at one. An id is on its page before the request is made. A cursor says up to
+which page all is removed, and from which time on ids can be taken: a desk whose window becomes longer does not remember
+what was forgotten before. A clock that was ahead for a while moves both into the future. When it is back, the cursor
+goes back too, and a time that is still to come becomes now: what lies before is forgotten, as it would be, and what is
+made from now on is taken. Cost: one more write for each request, of some 40 bytes for each id on the same leaf.
 
-Which requests end when: the pages of the desk's diary, so that what is expired can be found and removed.
-
-A store finds entities by their name alone. So the desk keeps pages, entities of its own: each has the ids of the
-requests that end within the same ten seconds, spread over a few leaves so that many writers do not meet at one. An id
-is on its page before the request is made. A cursor says up to which page all is removed, and from which time on ids can
-be taken: a desk whose window becomes longer does not remember what was forgotten before.
-
-A clock that was ahead for a while moves both into the future. When it is back, the cursor goes back too, and a time
-that is still to come becomes now: what lies before is forgotten, as it would be, and what is made from now on is taken.
-
-Cost: one more write for each request, of some 40 bytes for each id on the same leaf.
-
-Waiting for answers: many who wait are one question to the store, asked again and again.
-
-The answer may come through another desk on another machine, so the store is what is asked.
-
-The routes of the desk.
+*The routes*:
 
     POST   /{queue}         make room for a request under a new id: 201, and Location says where
     PUT    /{queue}/{id}    the same under the client's id, a UUID of version 7: 201; again: 200
@@ -45,12 +36,8 @@ The routes of the desk.
 
 404: never issued. 409: there is a request of this id, with another body or for another queue. 410: expired or
 forgotten, and never executed. 429 and 503 mean: the same again, later. ``Prefer: wait=10`` on POST and GET waits for
-the answer for so many seconds, or for as long as the server lets one wait.
-
-The server process of the desk: requests in front, and behind it the consumer that brings the answers.
-
-SIGTERM and SIGINT stop it: no more connections, what is in hand is done and answered, whoever waits for an answer is
-told how it stands. A kill does none of that: what was acknowledged is stored, and the rest can be asked again.
+the answer for so many seconds, or for as long as the server lets one wait. SIGTERM and SIGINT stop the server: no more
+connections, what is in hand is done and answered, whoever waits for an answer is told how it stands.
 """
 
 from __future__ import annotations
@@ -109,12 +96,12 @@ def check_id(text: str) -> str:
     onefold.errors.BadInput: id is '6f1c2f0e-0000-4000-8000-000000000001', must be a UUID of version 7
     """
     try:
-        found = UUID(text)
+        uuid = UUID(text)
     except ValueError:
-        found = None
-    if found is None or str(found) != text.lower() or found.version != VERSION:
+        uuid = None
+    if uuid is None or str(uuid) != text.lower() or uuid.version != VERSION:
         raise BadInput(f"id is {text!r:.100}, must be a UUID of version {VERSION}")
-    return str(found)
+    return str(uuid)
 
 
 def time_of(request: str) -> int:
@@ -136,7 +123,7 @@ MARK: Final = "~"
 
 
 class DeskPages:
-    """The diary of one desk."""
+    """Which requests of one desk end when."""
 
     def __init__(self, endpoint: str, window_ms: int) -> None:
         self._endpoint = endpoint
@@ -154,13 +141,14 @@ class DeskPages:
             return self._oldest_ms
         for _ in range(TRIES_MAX):
             cursor = entities.load([self._cursor])[0]
-            kept = {"mark": now_ms // PAGE_MS - 1, "window_ms": self._window_ms, "oldest_ms": 0, **(cursor.state or {})}
-            if kept["window_ms"] < self._window_ms:
-                kept["oldest_ms"] = max(kept["oldest_ms"], now_ms - kept["window_ms"])
-            kept["window_ms"] = self._window_ms
-            kept["oldest_ms"] = min(kept["oldest_ms"], now_ms)
-            if kept == cursor.state or entities.persist([cursor.changed(kept)])[0]:
-                self._oldest_ms = int(kept["oldest_ms"])
+            new = {"mark": now_ms // PAGE_MS - 1, "window_ms": self._window_ms, "oldest_ms": 0}
+            state = {**new, **(cursor.state or {})}
+            if state["window_ms"] < self._window_ms:
+                state["oldest_ms"] = max(state["oldest_ms"], now_ms - state["window_ms"])
+            state["window_ms"] = self._window_ms
+            state["oldest_ms"] = min(state["oldest_ms"], now_ms)
+            if state == cursor.state or entities.persist([cursor.changed(state)])[0]:
+                self._oldest_ms = int(state["oldest_ms"])
                 return self._oldest_ms
         raise _contended_page(self._cursor)
 
@@ -180,11 +168,11 @@ class DeskPages:
             keys = [self._leaf(page, leaf) for page in pages for leaf in range(LEAVES)]
             leaves = [leaf for leaf in entities.load(keys) if leaf.state is not None]
             requests = [Key(self._endpoint, request) for leaf in leaves for request in leaf.state["ids"]]
-            removed += sum(_removed(entities, part) for part in _parts(requests))
-            _removed(entities, [leaf.key for leaf in leaves])
-        entities.persist(
-            [cursor.changed({**cursor.state, "mark": last})]
-        )  # if somebody else was faster, so much the better
+            for at in range(0, len(requests), AT_ONCE):
+                removed += _remove(entities, requests[at : at + AT_ONCE])
+            _remove(entities, [leaf.key for leaf in leaves])
+        # If somebody else was faster, so much the better.
+        entities.persist([cursor.changed({**cursor.state, "mark": last})])
         return removed
 
     @property
@@ -195,31 +183,21 @@ class DeskPages:
         return Key(self._endpoint, f"{MARK}{page}.{leaf}")
 
 
-def noted(leaf: Entity, request: str) -> Entity | None:
-    """The leaf with this id on it; None: it is there."""
-    ids = [] if leaf.state is None else leaf.state["ids"]
-    return None if request in ids else leaf.changed({"ids": [*ids, request]})
-
-
-def _removed(entities: EntityStore, keys: Sequence[Key]) -> int:
+def _remove(entities: EntityStore, keys: Sequence[Key]) -> int:
     """Remove the states of these; how many had one."""
-    removed, left = 0, list(keys)
+    removed, rest = 0, list(keys)
     for _ in range(TRIES_MAX):
-        found = [entity for entity in entities.load(left) if entity.state is not None] if left else []
-        done = entities.persist([entity.changed(None) for entity in found]) if found else []
+        there = [entity for entity in entities.load(rest) if entity.state is not None] if rest else []
+        done = entities.persist([entity.changed(None) for entity in there]) if there else []
         removed += sum(done)
-        left = [entity.key for entity, gone in zip(found, done, strict=True) if not gone]
-        if not left:
+        rest = [entity.key for entity, is_removed in zip(there, done, strict=True) if not is_removed]
+        if not rest:
             return removed
-    raise _contended_page(left[0])
+    raise _contended_page(rest[0])
 
 
 def _contended_page(key: Key) -> StaleWrite:
     return StaleWrite(f"{key}: somebody else wrote it in each of {TRIES_MAX} tries")
-
-
-def _parts(keys: Sequence[Key]) -> Iterator[Sequence[Key]]:
-    return (keys[first : first + AT_ONCE] for first in range(0, len(keys), AT_ONCE))
 
 
 WINDOW_S: Final = 86_400
@@ -274,7 +252,8 @@ class Desk:
         self.endpoint = Endpoint(
             name, store=store, transport=transport, tokens=tokens, plan=plan, clock_ms=clock_ms
         )  # fmt: skip
-        self.endpoint.handler(name, key=_request)(answered)
+        # The desk has other entities than requests: the id is checked.
+        self.endpoint.handler(name, key=lambda message: check_id(str(message.get("request"))))(answered)
         self.endpoint.chores.append(self._tend)
         self.queues = None if queues is None else frozenset(check_queue(queue) for queue in queues)
         """Those that can be asked for; None: all but the desk's own."""
@@ -295,16 +274,16 @@ class Desk:
         """Make room for a request; whether it was made now, or was there already."""
         request = check_id(request)
         self._check_queue(queue)
-        now, made = self.endpoint.clock_ms(), time_of(request)
-        if made > now + AHEAD_S * 1_000:
-            raise BadInput(f"id {request} is of a time {(made - now) // 1_000:,} s ahead; at most {AHEAD_S} s can be")
-        if made + self._window_ms <= now:
+        now, at = self.endpoint.clock_ms(), time_of(request)
+        if at > now + AHEAD_S * 1_000:
+            raise BadInput(f"id {request} is of a time {(at - now) // 1_000:,} s ahead; at most {AHEAD_S} s can be")
+        if at + self._window_ms <= now:
             raise Gone(f"id {request} is more than {self._window_ms // 1_000:,} s old: make a new one")
-        if made <= self._pages.begin(self.endpoint.world.entities, now):
+        if at <= self._pages.begin(self.endpoint.world.entities, now):
             raise Gone(f"id {request} was too old when the window was shorter: make a new one")
         written = False
         for _ in range(SEND_TRIES_MAX):
-            done, now_written = self._put(queue, request, made + self._window_ms)
+            done, now_written = self._put(queue, request, at + self._window_ms)
             written = written or now_written
             if done:
                 return written
@@ -317,8 +296,8 @@ class Desk:
         if slot.version:
             until_ms = self._live(slot, queue).state["until_ms"]
             leaf = entities.load([self._pages.key(request, until_ms)])[0]  # the window may have been another
-        page = noted(leaf, request)
-        paged = page is None or entities.persist([page])[0]
+        ids = [] if leaf.state is None else leaf.state["ids"]
+        paged = request in ids or entities.persist([leaf.changed({"ids": [*ids, request]})])[0]
         if slot.version or not paged:
             return paged, False
         written = entities.persist([slot.changed({"mark": 0, "queue": queue, "until_ms": until_ms})])[0]
@@ -331,10 +310,10 @@ class Desk:
         digest = hashlib.sha256(pack(body).encode()).hexdigest()
         until_ms = self._live(self._load(request), queue).state["until_ms"]
         origin = f"{self.endpoint.name}/{request}"
-        taken = self.endpoint.take(request, 1, [Out(queue, body)], origin=origin, known=True, also={"digest": digest})
-        if taken is Outcome.CONFLICT:
+        outcome = self.endpoint.take(request, 1, [Out(queue, body)], origin=origin, known=True, also={"digest": digest})
+        if outcome is Outcome.CONFLICT:
             raise _contended(request)
-        if taken is Outcome.APPLIED:  # it is sent: to look again, and find it expired or forgotten, would deny that
+        if outcome is Outcome.APPLIED:  # it is sent: to look again, and find it expired or forgotten, would deny that
             return Slot(SUBMITTED, until_ms)
         entity = self._live(self._load(request), queue)
         if entity.state.get("digest") != digest:
@@ -347,8 +326,8 @@ class Desk:
 
     def states(self, requests: Sequence[str]) -> list[Slot | None]:
         """The same of many at once; None for those that are unknown or gone."""
-        found = self.endpoint.world.entities.load([self.endpoint.key(request) for request in requests])
-        return [None if entity.state is None else slot_of(entity) for entity in found]
+        entities = self.endpoint.world.entities.load([self.endpoint.key(request) for request in requests])
+        return [None if entity.state is None else slot_of(entity) for entity in entities]
 
     def forget(self, request: str, queue: str | None = None) -> None:
         """Let go of a request, whatever became of it; what was submitted goes on, and its answer is dropped."""
@@ -358,7 +337,7 @@ class Desk:
             if entity.version and entity.state is None:
                 return
             self._check_known(entity, queue)
-            if self._persist(entity, None):
+            if self.endpoint.world.entities.persist([entity.changed(None)])[0]:
                 return
         raise _contended(request)
 
@@ -401,20 +380,12 @@ class Desk:
     def _load(self, request: str) -> Entity:
         return self.endpoint.world.entities.load([self.endpoint.key(request)])[0]
 
-    def _persist(self, entity: Entity, state: Any) -> bool:
-        return self.endpoint.world.entities.persist([entity.changed(state)])[0]
-
 
 def answered(state: Any, message: Message) -> tuple[Any, list[Out]]:
     """The handler of the desk's own queue: keeps an answer with its request. The first one counts."""
     if state is None or "answer" in state:
         return state, []
     return {**state, "answer": message.get("answer")}, []
-
-
-def _request(message: Message) -> str:
-    """Whose answer it is. Checked: the desk has other entities than requests."""
-    return check_id(str(message.get("request")))
 
 
 def slot_of(entity: Entity) -> Slot:
@@ -437,7 +408,11 @@ Look = Callable[[Sequence[str]], Awaitable[list[Slot | None]]]
 
 
 class Waiting:
-    """All who wait for an answer; lives on one event loop."""
+    """All who wait for an answer; lives on one event loop.
+
+    Many who wait are one question to the store, asked again and again: the answer may come through another desk on
+    another machine.
+    """
 
     def __init__(self, look: Look, wait_s_max: float) -> None:
         self._look = look
@@ -474,17 +449,15 @@ class Waiting:
         while self._waiters:
             await asyncio.sleep(POLL_S)
             ids = list(self._waiters)
-            for first in range(0, len(ids), ASKED_MAX):
-                await self._ask_for(ids[first : first + ASKED_MAX])
-
-    async def _ask_for(self, ids: Sequence[str]) -> None:
-        try:
-            slots = await self._look(ids)
-        except StoreFailed:  # it may be back in a moment; who waits has a limit anyway
-            return
-        for request, slot in zip(ids, slots, strict=True):
-            if slot is None or slot.status == ANSWERED:  # gone: there is nothing more to wait for
-                self._tell(request, slot)
+            for at in range(0, len(ids), ASKED_MAX):
+                part = ids[at : at + ASKED_MAX]
+                try:
+                    slots = await self._look(part)
+                except StoreFailed:  # it may be back in a moment; who waits has a limit anyway
+                    continue
+                for request, slot in zip(part, slots, strict=True):
+                    if slot is None or slot.status == ANSWERED:  # gone: there is nothing more to wait for
+                        self._tell(request, slot)
 
     def _tell(self, request: str, slot: Slot | None) -> None:
         for future in self._waiters.get(request, ()):
@@ -510,7 +483,6 @@ class DeskRoutes:
         self._waiting = Waiting(lambda ids: self._off(desk.states, ids), wait_s_max)
 
     def routes(self) -> list[Route]:
-        """All of them."""
         return [
             Route("/{queue}", self.issue, methods=["POST"]),
             Route("/{queue}/{id}", self.put, methods=["PUT"]),
@@ -528,36 +500,31 @@ class DeskRoutes:
         self._pool.shutdown(wait=True)
 
     async def issue(self, request: Request) -> Response:
-        """POST /{queue}."""
         await _no_body(request)
         queue, new = request.path_params["queue"], self._desk.issue()
         await self._off(self._desk.put, queue, new)
         return answer({"id": new, "status": "open"}, 201, {"location": f"/{queue}/{new}"})
 
     async def put(self, request: Request) -> Response:
-        """PUT /{queue}/{id}."""
         await _no_body(request)
         queue, named = _named(request)
-        made = await self._off(self._desk.put, queue, named)
-        return answer(_document(named, await self._off(self._desk.status, named, queue)), 201 if made else 200)
+        is_new = await self._off(self._desk.put, queue, named)
+        return answer(_document(named, await self._off(self._desk.status, named, queue)), 201 if is_new else 200)
 
     async def submit(self, request: Request) -> Response:
-        """POST /{queue}/{id}."""
         queue, named = _named(request)
         wait_s = _wait_s(request)
-        slot = await self._off(self._desk.submit, queue, named, _json(await request.body()))
+        slot = await self._off(self._desk.submit, queue, named, read_json(await request.body(), "the body"))
         slot = await self._waiting.answer(named, slot, wait_s)
         return answer(_document(named, slot), 200 if slot.status == ANSWERED else 202)
 
     async def look(self, request: Request) -> Response:
-        """GET /{queue}/{id}."""
         queue, named = _named(request)
         wait_s = _wait_s(request)
         slot = await self._off(self._desk.status, named, queue)
         return answer(_document(named, await self._waiting.answer(named, slot, wait_s)))
 
     async def forget(self, request: Request) -> Response:
-        """DELETE /{queue}/{id}."""
         queue, named = _named(request)
         await self._off(self._desk.forget, named, queue)
         return Response(status_code=204)
@@ -572,8 +539,8 @@ def _named(request: Request) -> tuple[str, str]:
 
 
 def _document(named: str, slot: Slot) -> dict[str, Any]:
-    told = {"id": named, "status": slot.status, "until_ms": slot.until_ms}
-    return {**told, "answer": slot.answer} if slot.status == ANSWERED else told
+    document = {"id": named, "status": slot.status, "until_ms": slot.until_ms}
+    return {**document, "answer": slot.answer} if slot.status == ANSWERED else document
 
 
 async def _no_body(request: Request) -> None:
@@ -581,13 +548,9 @@ async def _no_body(request: Request) -> None:
         raise BadInput("a body has no effect here: it is POST /{queue}/{id} that submits one")
 
 
-def _json(body: bytes) -> Any:
-    return read_json(body, "the body")
-
-
 def _wait_s(request: Request) -> int:
-    found = WAIT.search(",".join(request.headers.getlist("prefer")))
-    return int(found[1]) if found else 0
+    wait = WAIT.search(",".join(request.headers.getlist("prefer")))
+    return int(wait[1]) if wait else 0
 
 
 PORT: Final = 7656
@@ -651,7 +614,6 @@ class DeskServer(HttpServer):
             routes.close()
 
     def answered(self, method: str, status: int) -> None:
-        """Count it."""
         self._answers[method if method in METHODS else "other", str(status)] += 1
 
     def _health(self) -> dict[str, Any]:
@@ -670,14 +632,15 @@ class DeskServer(HttpServer):
 
     def _consume(self) -> None:
         """Bring the answers, and do the chores, until the end."""
+
+        def well() -> None:
+            self._problem = None
+
         while not self._ending.is_set():
             settings = Consuming(tombstone_s=self.desk.tombstone_s)
             self._consumer = Consumer(self.desk.endpoint, settings, stop=self._ending)
             try:
-                self._consumer.run(self._well)
+                self._consumer.run(well)
             except Exception as error:
                 self._problem = str(error)
                 self._ending.wait(AGAIN_S)
-
-    def _well(self) -> None:
-        self._problem = None

@@ -16,31 +16,28 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from random import uniform
 from time import sleep
 from types import MappingProxyType
-from typing import Any, Final, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar
 
 from onefold.clock import wall_ms
 from onefold.errors import BadInput, Misuse
-from onefold.outbox.plans import (
-    Handler,
-    KeyOf,
-    Out,
-    Taken,
-    check_name,
-    check_queue,
-    check_token,
-    key_of,
-    outgoings,
-    sourced,
-    sourced_at_once,
+from onefold.outbox import plans
+from onefold.outbox.plans import Handler, Key, KeyOf, Message, Out, Outcome, Taken, check_queue
+from onefold.outbox.ports import (
+    Delivery,
+    EntityStore,
+    Ledger,
+    Queue,
+    TokenStore,
+    open_ledger,
+    open_queue,
+    open_tokens,
 )
-from onefold.outbox.ports import Delivery, EntityStore, Ledger, Queue, TokenStore
-from onefold.outbox.recovery import Recovered, recover
-from onefold.outbox.runner import Job, Loop, Registered, RunnerWorld, Work, attempt, check_plan, run, settled
-from onefold.outbox.steps import Key, Message, Outcome
-from onefold.outbox.worker import Consumer, Consuming
+from onefold.outbox.runner import Loop, Work, World, attempt, check_plan, raised, run_one
+from onefold.outbox.worker import Consumer, Consuming, Recovered, recover
 from onefold.tally import Tally
 
 TAKE_TRIES_MAX: Final = 10
@@ -48,6 +45,15 @@ TAKE_TRIES_MAX: Final = 10
 MARK_MAX: Final = 2**63 - 1
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 Decorated = TypeVar("Decorated", bound=Handler)
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A handler, and the queue that it is for."""
+
+    queue: str
+    call: Handler
+    key: KeyOf
 
 
 class Endpoint:
@@ -75,7 +81,7 @@ class Endpoint:
         self._handlers: dict[str, Registered] = {}
         self._opening = threading.Lock()
         self._opened = ExitStack()
-        self._world: RunnerWorld | None = None
+        self._world: World | None = None
         self._closed = False
 
     def __repr__(self) -> str:
@@ -83,7 +89,6 @@ class Endpoint:
 
     @property
     def handlers(self) -> Mapping[str, Registered]:
-        """By queue."""
         return MappingProxyType(self._handlers)
 
     def handler(self, queue: str, *, key: KeyOf) -> Callable[[Decorated], Decorated]:
@@ -106,30 +111,43 @@ class Endpoint:
         return register
 
     @property
-    def world(self) -> RunnerWorld:
+    def world(self) -> World:
         """The stores and the transport, opened now if they were not."""
+
+        def ours(store: Any, opener: Callable[[str], Any]) -> Any:
+            if not isinstance(store, str):
+                return store
+            thing = opener(store)
+            opened.callback(thing.close)
+            return thing
+
         with self._opening:
             if self._closed:
                 raise Misuse(f"the endpoint {self.name} is closed")
             if self._world is None:
-                self._world = self._open()
+                store, transport, tokens = self._named
+                with ExitStack() as opened:
+                    entities = ours(store, open_ledger)
+                    token_store = entities if tokens is None else ours(tokens, open_tokens)
+                    self._world = World(entities, token_store, ours(transport, open_queue))
+                    self._opened = opened.pop_all()
             return self._world
 
     def key(self, name: str) -> Key:
-        """Of an entity of this endpoint."""
-        return Key(self.name, check_name(name, "key"))
+        """The key of an entity of this endpoint."""
+        return Key(self.name, plans.check_name(name, "key"))
 
     def state(self, name: str) -> Any:
-        """What is stored of an entity now; None if it is not there."""
+        """The state of an entity; None if it is not there."""
         return self.world.entities.load([self.key(name)])[0].state
 
     def work(self, message: Message, delivery: Delivery | None = None) -> Work:
-        """Who has to do what for a message; `BadInput` if nobody does, or it has no key."""
+        """A message with its handler and its entity; `BadInput` if it has none."""
         registered = self._handlers.get(message.to)
         if registered is None:
             raise BadInput(f"{self.name} has no handler for {message.to!r:.300}", queue=message.to)
-        check_token(message.token)
-        return Work(message, self.key(key_of(message, registered.key)), registered.call, delivery)
+        plans.check_token(message.token)
+        return Work(message, self.key(plans.key_of(message, registered.key)), registered.call, delivery)
 
     def process(self, message: Message, delivery: Delivery | None = None) -> Outcome:
         """Attempt one message, once, and acknowledge its delivery; what the handler raises is raised here.
@@ -140,7 +158,7 @@ class Endpoint:
         if message.realm not in ("", realm := self.world.tokens.realm):
             raise BadInput(f"{message.to}: the token is kept in {message.realm!r}, not in {realm!r}")
         (ended,) = attempt(self.world, self.plan, [work], self.loop)
-        return settled(ended)
+        return raised(ended)
 
     def take(
         self, source: str, mark: int, outs: Iterable[Out], *, origin: str = "", known: bool = False,
@@ -149,16 +167,16 @@ class Endpoint:
         """Send what a source has at a mark, once, however often it is taken; marks of a source only grow.
 
         DUPLICATE: it was taken before. CONFLICT: somebody else takes it too, or it does not stand at ``after``. The
-        options are those of `engines.outbox.Taken`.
+        options are those of `onefold.outbox.Taken`.
         """
         if type(mark) is not int or not 0 <= mark <= MARK_MAX:
             raise Misuse(f"mark is {mark!r}, must be a whole number from 0 to 2**63 - 1", mark=mark)
-        outgoing = outgoings(outs, f"{source}#{mark}", origin)
-        taken = Taken(self.key(source), mark, outgoing, origin, known, after, also)
-        plan = sourced_at_once if self.plan == "transactional" else sourced
+        outgoing = plans.outgoings(outs, f"{source}#{mark}", origin)
+        source_at = Taken(self.key(source), mark, outgoing, origin, known, after, also)
+        plan = plans.sourced_at_once if self.plan == "transactional" else plans.sourced
         outcome = Outcome.CONFLICT
         for tries in range(TAKE_TRIES_MAX):
-            outcome = settled(run(self.world, [Job(plan(taken))])[0])
+            outcome = run_one(self.world, plan(source_at))
             if outcome is not Outcome.CONFLICT or after is not None:  # whoever names its place looks again by itself
                 break
             sleep(uniform(0, 0.002 * 2**tries))
@@ -194,23 +212,3 @@ class Endpoint:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _open(self) -> RunnerWorld:
-        from onefold.outbox.stores.ledgers import open_ledger, open_tokens
-        from onefold.outbox.stores.queues import open_queue
-
-        store, transport, tokens = self._named
-        with ExitStack() as opened:
-
-            def ours(named: Any, opener: Callable[[str], Any]) -> Any:
-                if not isinstance(named, str):
-                    return named
-                thing = opener(named)
-                opened.callback(thing.close)
-                return thing
-
-            entities = cast(EntityStore, ours(store, open_ledger))
-            kept = cast(TokenStore, entities if tokens is None else ours(tokens, open_tokens))
-            world = RunnerWorld(entities, kept, cast(Queue, ours(transport, open_queue)))
-            self._opened = opened.pop_all()
-        return world

@@ -1,41 +1,67 @@
-"""The feed: the messages of a topic's log become messages with tokens, each once.
+"""The feed: the messages of a log become messages with tokens, each once.
 
-The log is a source (`engines.outbox.source`), and its mark is the offset of the last record that was taken. Records are
-taken in chunks; a chunk begins behind the mark and goes as far as the log does. So two feeds of one log could cut it in
+The log is a source (see `plans`), and its mark is the offset of the last record that was taken. Records are taken in
+chunks; a chunk begins behind the mark and goes as far as the log does. So two feeds of one log could cut it in
 different ways, and each would believe its own: that is why a chunk is only taken while the mark still stands where the
 chunk begins. What of the log is no message (openings, conflicts) is passed over, and the mark with it.
 
-A message's body is the payload, which must be JSON then; or the whole record, whose payload may be anything.
+A message's body is the payload, which must be JSON then; or a document that the log makes of the whole record, whose
+payload may be anything. Which log it is, and how it is read, is the caller's business: ``onefold outbox feed`` passes
+the log of a topic.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from time import sleep
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 from onefold.errors import BadInput, Misuse
-from onefold.outbox import Out, Outcome, mark_of, resumed
 from onefold.outbox.endpoint import Endpoint
-from onefold.outbox.plans import OUTGOING_MAX, check_queue
-from onefold.outbox.runner import Job, run, settled
-from onefold.producers.documents import record_document
-from onefold.producers.log.port import LogRecord
-from onefold.producers.log.reader import LogReader
-from onefold.producers.records import MESSAGES
-from onefold.producers.topic import topic_folder
+from onefold.outbox.plans import OUTGOING_MAX, Out, Outcome, check_queue, mark_of, resumed
+from onefold.outbox.runner import run_one
 
-NAME: Final = "feed"
-"""Of the endpoint whose the marks are, unless told otherwise."""
 CHUNK_MAX: Final = 500
 CHUNK_BYTES_MAX: Final = 4 << 20
 """Of the payloads of a chunk: they are written to an outbox in one go."""
 POLL_S: Final = 0.2
+
+
+class FeedRecord(NamedTuple):
+    """One record of a log."""
+
+    offset: int
+    payload: bytes
+    is_message: bool = True
+    document: Any = None
+    """What is sent instead of the payload; None: the payload, which must be JSON."""
+
+
+class FeedLog(Protocol):
+    """A log that only grows, and that may lose its oldest records."""
+
+    @property
+    def name(self) -> str:
+        """Two logs of one name need two endpoints."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """The first offset that is still kept."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last durable record."""
+        ...
+
+    def read(self, start: int, end: int) -> Iterator[FeedRecord]:
+        """The records from ``start`` up to, not including, ``end``."""
+        ...
 
 
 @dataclass(slots=True)
@@ -50,20 +76,16 @@ class Fed:
 
 
 class Feed:
-    """Feeds one topic into one queue. The marks are the endpoint's: two logs of one name need two endpoints."""
+    """Feeds one log into one queue. The marks are the endpoint's: two logs of one name need two endpoints."""
 
-    def __init__(
-        self, folder: Path, topic: str, to: str, endpoint: Endpoint, *, chunk_max: int = CHUNK_MAX, whole: bool = False
-    ) -> None:
-        """``whole``: a body is the record, with offset, time, producer and sequence, and its payload as it can be."""
+    def __init__(self, log: FeedLog, to: str, endpoint: Endpoint, *, chunk_max: int = CHUNK_MAX) -> None:
         if not 1 <= chunk_max <= OUTGOING_MAX:
             raise Misuse(f"chunk_max is {chunk_max}, must be from 1 to {OUTGOING_MAX:,}", chunk_max=chunk_max)
-        self._reader = LogReader(topic_folder(folder, topic))
+        self._log = log
         self._to = check_queue(to)
-        self._source = f"{topic}>{self._to}"
+        self._source = f"{log.name}>{self._to}"
         self._endpoint = endpoint
         self._chunk_max = chunk_max
-        self._whole = whole
         self.fed = Fed()
 
     def run(
@@ -87,19 +109,33 @@ class Feed:
         key, world = self._endpoint.key(self._source), self._endpoint.world
         entity = world.entities.load([key])[0]
         for name, entry in entity.outbox.items():
-            outcome = settled(run(world, [Job(resumed(key, name))])[0])
-            if outcome is Outcome.RESUMED:
+            if run_one(world, resumed(key, name)) is Outcome.RESUMED:
                 self.fed.resumed += len(entry.outgoing)
         self.fed.mark = mark_of(entity.state)
 
     def _take(self) -> bool:
         """Take the next chunk; False if there is none."""
-        start, end = self._start(), self._reader.end
+        start, first = self.fed.mark + 1, self._log.start
+        if start < first and self.fed.mark >= 0:
+            raise Misuse(
+                f"{self._source}: the records {start} to {first - 1} were removed before they were taken: the log must"
+                " be kept for longer than the feed stands still",
+                start=start, first=first,
+            )  # fmt: skip
+        start, end = max(start, first), self._log.end
         if start > end:
             raise Misuse(f"{self._source}: {start} records were taken, the log has {end}: it is not the same log")
         if start == end:
             return False
-        mark, outs = self._chunk(start, end)
+        mark, size = start - 1, 0
+        outs: list[Out] = []
+        for record in islice(self._log.read(start, end), self._chunk_max):
+            size += len(record.payload)
+            if outs and size > CHUNK_BYTES_MAX:
+                break
+            mark = record.offset
+            if record.is_message:
+                outs.append(Out(self._to, self._body(record) if record.document is None else record.document))
         outcome = self._endpoint.take(self._source, mark, outs, after=self.fed.mark)
         if outcome is Outcome.APPLIED:
             self.fed.sent += len(outs)
@@ -108,38 +144,14 @@ class Feed:
             self._resume()
         return True
 
-    def _start(self) -> int:
-        start, first = self.fed.mark + 1, self._reader.start
-        if start < first and self.fed.mark >= 0:
-            raise Misuse(
-                f"{self._source}: the records {start} to {first - 1} were removed before they were taken: the log must"
-                " be kept for longer than the feed stands still",
-                start=start, first=first,
-            )  # fmt: skip
-        return max(start, first)
+    def _body(self, record: FeedRecord) -> Any:
+        def no_constant(name: str) -> Any:
+            raise ValueError(f"{name} is no JSON")
 
-    def _chunk(self, start: int, end: int) -> tuple[int, list[Out]]:
-        """The records from here on that go in one piece, and the offset of the last of them."""
-        mark, size = start - 1, 0
-        outs: list[Out] = []
-        for record in islice(self._reader.read(start, end), self._chunk_max):
-            size += len(record.payload)
-            if outs and size > CHUNK_BYTES_MAX:
-                break
-            mark = record.offset
-            if record.kind in MESSAGES:
-                outs.append(Out(self._to, record_document(record) if self._whole else self._body(record)))
-        return mark, outs
-
-    def _body(self, record: LogRecord) -> Any:
         try:
-            return json.loads(record.payload, parse_constant=_no_constant)
+            return json.loads(record.payload, parse_constant=no_constant)
         except (ValueError, RecursionError) as error:
             raise BadInput(
                 f"{self._source}: the payload of record {record.offset} is not JSON ({error}): send whole records",
                 offset=record.offset,
             ) from error
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")

@@ -60,14 +60,14 @@ def _stored(consumer: Consumer) -> Iterator[Metric]:
     )
 
 
-def _counter(what: str, told: str, endpoint: str, count: int) -> Metric:
-    family = CounterMetricFamily(f"{PREFIX}_{what}", told, labels=["endpoint"])
+def _counter(what: str, help_text: str, endpoint: str, count: int) -> Metric:
+    family = CounterMetricFamily(f"{PREFIX}_{what}", help_text, labels=["endpoint"])
     family.add_metric([endpoint], count)
     return family
 
 
-def _gauge(what: str, told: str, label: str, values: dict[str, int]) -> Metric:
-    family = GaugeMetricFamily(f"{PREFIX}_{what}", told, labels=[label])
+def _gauge(what: str, help_text: str, label: str, values: dict[str, int]) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}_{what}", help_text, labels=[label])
     for name, value in values.items():
         family.add_metric([name], value)
     return family

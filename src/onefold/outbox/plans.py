@@ -1,13 +1,20 @@
 """One attempt at one message: the three plans, each read from top to bottom like the published listing.
 
-A message is processed only while its token exists (token-based deduplication, Masternak and Pobiega). What a duplicate
-filter forgets too early comes in twice; a token that is gone cannot come back, so nothing has to be remembered.
+A message is processed only while its *token* exists (token-based deduplication, Masternak and Pobiega); the token is
+also its name. What a duplicate filter forgets too early comes in twice; a token that is gone cannot come back, so
+nothing has to be remembered. An *entity* is what handlers change: one JSON value under a key, and in the same record an
+*outbox* with what each message that is being processed sends. The two are written together or not at all.
+
+An attempt is a generator of *steps*: each asks one thing of the world, which one store can do atomically, and is sent
+the answer. It decides nothing else and touches nothing else, so whoever runs it can stop it between any two steps: a
+crash is simply not going on. A step that finds the world changed is answered (False, or a word); what is raised ends
+the attempt, and the message comes again.
 
 Why each line stands where it does, in all plans:
 
 - *load, then look for the token*: if the token is still there after the load, then whoever finishes this message later
   also writes the entity later, and our write is refused. The other way round, it could finish between the two.
-- *every write is checked against the version*: of two workers at one message, one gets through.
+- *every write is checked against the version*, which never falls back: of two workers at one message, one gets through.
 - *tokens before their messages, and a checkpoint between*: what is sent carries the tokens of the attempt that got
   through. Ids are new in each attempt. A token that was used up is never made again.
 - *send, then remove the token, then clear the outbox*: a crash between any two is found at the next delivery.
@@ -24,28 +31,21 @@ there is a token. `parented` makes the tokens before the one write that fixes st
     parented        load, create, persist, remove, persist
     transactional   open, settle, finish
 
-Where messages come from first: sources that have no token, but a mark that only grows.
-
-A message needs a token, a token is made by whoever sends the message, and somebody has to be the first. What comes from
-outside is known by its place: the offset in a log, the number of a batch of a query, the "one" of a request that is
-made once. Such a *mark* grows, so the highest one that was taken is all that has to be kept. It is the state of an
-entity, one per source, and it is written together with an outbox entry for what the mark sends. From there on it is the
-same algorithm: tokens, checkpoint, dispatch, and an empty outbox.
-
-A mark that is not above the kept one was taken before: what is left of it is finished, and nothing is sent anew. A
-source that skips marks is believed: what lies between is never taken again (see `Taken.after`).
+*Sources.* A token is made by whoever sends a message, and somebody has to be the first. What comes from outside has a
+*mark* that only grows: the offset in a log, the number of a batch of a query, the "one" of a request that is made once.
+The highest mark that was taken is the state of an entity, one per source, and is written together with an outbox entry
+for what the mark sends. A mark that is not above it was taken before: what is left of it is finished, and nothing is
+sent anew. A source that skips marks is believed: what lies between is never taken again (see `Taken.after`).
 
 `sourced` is for two stores. There is no parent token that could guard the making of tokens; the entry's name stands in
 for it. A worker that is late leaves tokens whose parent has no outbox entry: garbage, which whoever recovers outboxes
 can tell for certain and sweeps (read such tokens first, then look for the entry: an entry that is gone has freed its
 own). `sourced_at_once` is for one database, and leaves none.
 
-What a handler is given and may give back: ``handler(state, message) -> (state, outgoing)``.
-
-The state is a JSON value, or None where there is no entity; a new state of None deletes it. What is to be sent is a
-list of `Out`, each to one or more queues; a message to three queues is three messages with a token each, for each of
-the three is processed at its own time. A handler returns what shall happen and does nothing itself: it may be called
-again after a crash, and for a copy that comes too late; what it returned then counts for nothing.
+*Handlers*: ``handler(state, message) -> (state, outgoing)``. The state is a JSON value, or None where there is no
+entity; a new state of None deletes it. What is to be sent is a list of `Out`, each to one or more queues; a message to
+three queues is three messages with a token each. A handler returns what shall happen and does nothing itself: it may be
+called again after a crash, and for a copy that comes too late; what it returned then counts for nothing.
 """
 
 from __future__ import annotations
@@ -53,40 +53,353 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from onefold.errors import BadInput, Misuse
-from onefold.outbox.steps import (
-    Acknowledge,
-    Attempt,
-    Birth,
-    Create,
-    Dispatch,
-    Entity,
-    Entry,
-    Finish,
-    Fresh,
-    Handle,
-    Handled,
-    Holds,
-    Key,
-    Load,
-    Message,
-    Open,
-    OpenedAttempt,
-    Outcome,
-    Outgoing,
-    Persist,
-    Removal,
-    Remove,
-    Settle,
-    Settled,
-    Step,
-    pack,
-)
+from onefold.errors import BadInput, Damaged, Misuse
 from onefold.verdict import Answer, Verdict
+
+
+class Key(NamedTuple):
+    """Which entity: the endpoint whose it is, and its name there."""
+
+    endpoint: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.endpoint}/{self.name}"
+
+
+class Message(NamedTuple):
+    """One message to one destination; what is in brackets is looked for in its body.
+
+    >>> message = Message("t1", "orders", {"order": 7, "sum": 20})
+    >>> message["sum"], message.get("currency", "EUR")
+    (20, 'EUR')
+    """
+
+    token: str
+    """Its name, and the name of the token without which it is not processed."""
+    to: str
+    """The queue it goes to."""
+    body: Any
+    """A JSON value."""
+    cause: str = ""
+    """The message, or the mark of a source, that it was sent for."""
+    origin: str = ""
+    """The request that it all began with, as ``queue/id``: whom `Out.reply` answers. Empty: nobody asked."""
+    realm: str = ""
+    """Which token store keeps its token. Another one must not take its absence for a sign."""
+
+    def __getitem__(self, name: Any) -> Any:  # that it is a tuple too is nobody's business
+        return self.body[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """A field of the body, if it has any."""
+        return self.body.get(name, default) if isinstance(self.body, dict) else default
+
+
+class Outgoing(NamedTuple):
+    """A message to be sent: without a token until the checkpoint that fixes one."""
+
+    to: str
+    body: Any
+    token: str = ""
+
+
+class Entry(NamedTuple):
+    """What one message sends, kept until it is sent."""
+
+    outgoing: tuple[Outgoing, ...] = ()
+    attempt: str = ""
+    """Whose tokens these are; empty: they have none yet."""
+    origin: str = ""
+    """That of the message, and of all that follow from it."""
+
+    def checkpointed(self, attempt: str, tokens: tuple[str, ...]) -> Entry:
+        """The same, with tokens: from the write of this on, they are what is sent."""
+        named = zip(self.outgoing, tokens, strict=True)
+        return Entry(tuple(Outgoing(out.to, out.body, token) for out, token in named), attempt, self.origin)
+
+    def messages(self, cause: str) -> tuple[Message, ...]:
+        """What is to be dispatched: nothing before the checkpoint."""
+        return tuple(Message(out.token, out.to, out.body, cause, self.origin) for out in self.outgoing if out.token)
+
+
+class Entity(NamedTuple):
+    """A record: version 0 is one that was never written.
+
+    One whose state is None is deleted, but its record stays, as a *tombstone* with its version: else a deleted and
+    recreated entity would have an old version again, and a delayed worker could write what it made of the old one.
+    """
+
+    key: Key
+    version: int = 0
+    state: Any = None
+    outbox: Mapping[str, Entry] = MappingProxyType({})
+
+    @classmethod
+    def unpacked(cls, key: Key, version: int, state: str | None, entries: Mapping[str, str]) -> Entity:
+        """An entity as stores keep it, in text; `Damaged` if that is no JSON, or not ours."""
+        try:
+            value = None if state is None else json.loads(state)
+        except (ValueError, RecursionError) as error:
+            raise Damaged(f"{key}: its state is no JSON: {error}", key=key) from error
+        return cls(key, version, value, {name: stored_entry(key, name, text) for name, text in entries.items()})
+
+    @property
+    def packed_state(self) -> str | None:
+        """The state as text; None if there is no entity."""
+        return None if self.state is None else pack(self.state)
+
+    @property
+    def packed_outbox(self) -> dict[str, str]:
+        """All entries as text, by name."""
+        return {name: pack_entry(entry) for name, entry in self.outbox.items()}
+
+    @property
+    def stored(self) -> Entity:
+        """What the store has after it took this one."""
+        return Entity(self.key, self.version + 1, self.state, self.outbox)
+
+    def changed(self, state: Any) -> Entity:
+        return Entity(self.key, self.version, state, self.outbox)
+
+    def keeping(self, name: str, entry: Entry) -> Entity:
+        return Entity(self.key, self.version, self.state, {**self.outbox, name: entry})
+
+    def without(self, name: str) -> Entity:
+        outbox = {other: entry for other, entry in self.outbox.items() if other != name}
+        return Entity(self.key, self.version, self.state, outbox)
+
+
+# Made once, which is half of the cost; what contains itself is found by the recursion that it causes.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False, check_circular=False)
+
+
+def pack(value: Any) -> str:
+    """A JSON value as text, one text per value: `BadInput` for what JSON cannot hold.
+
+    >>> pack({"b": 1, "a": [None, "é"]})
+    '{"a":[null,"\\\\u00e9"],"b":1}'
+    >>> pack({1, 2})
+    Traceback (most recent call last):
+    onefold.errors.BadInput: not a JSON value: Object of type set is not JSON serializable
+    """
+    try:
+        return _ENCODER.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"not a JSON value: {error}") from error
+
+
+def pack_entry(entry: Entry) -> str:
+    outgoing = [[out.to, out.body, out.token] for out in entry.outgoing]
+    return pack({"outgoing": outgoing, "attempt": entry.attempt, "origin": entry.origin})
+
+
+def unpack_entry(text: str) -> Entry:
+    """What `pack_entry` made; `BadInput` for anything else."""
+    try:
+        data = json.loads(text)
+        outgoing = tuple(Outgoing(to, body, token) for to, body, token in data["outgoing"])
+        entry = Entry(outgoing, data["attempt"], data["origin"])
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise BadInput(f"not an outbox entry: {error!r:.200}") from error
+    texts = [entry.attempt, entry.origin, *(word for out in entry.outgoing for word in (out.to, out.token))]
+    if not all(isinstance(word, str) for word in texts):
+        raise BadInput(f"not an outbox entry: names and tokens must be text in {text!r:.200}")
+    return entry
+
+
+def stored_entry(key: Key, name: str, text: str) -> Entry:
+    """An outbox entry as stores keep it; `Damaged` if it is none."""
+    try:
+        return unpack_entry(text)
+    except BadInput as error:
+        raise Damaged(f"{key}: its outbox entry {name!r} cannot be read: {error}", key=key, name=name) from error
+
+
+def pack_message(message: Message, realm: str = "") -> bytes:
+    """A message as bytes, for transports; ``realm`` is where its token is, if the message does not say so."""
+    fields = {"token": message.token, "to": message.to, "body": message.body}
+    fields |= {"realm": realm or message.realm, "cause": message.cause, "origin": message.origin}
+    return pack(fields).encode()
+
+
+def unpack_message(payload: bytes) -> Message:
+    """What `pack_message` made; `BadInput` for anything else.
+
+    >>> unpack_message(b'{"token": "t1", "to": "orders", "body": 7}')
+    Message(token='t1', to='orders', body=7, cause='', origin='', realm='')
+    >>> unpack_message(b'{"token": 1, "to": "orders", "body": 7}')
+    Traceback (most recent call last):
+    onefold.errors.BadInput: not a message: token is 1, must be text
+    """
+    try:
+        data = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"not a message: {error}") from error
+    if not isinstance(data, dict) or not {"token", "to", "body"} <= data.keys() <= _FIELDS:
+        raise BadInput(f"not a message: must be an object with token, to, body and at most {sorted(_FIELDS)}")
+    for name in _FIELDS - {"body"}:
+        if not isinstance(data.get(name, ""), str):
+            raise BadInput(f"not a message: {name} is {data[name]!r:.100}, must be text")
+    return Message(**data)
+
+
+_FIELDS = frozenset({"token", "to", "body", "cause", "origin", "realm"})
+
+
+class Load(NamedTuple):
+    """Read an entity. Answered with the `Entity`; version 0 if there is none."""
+
+    key: Key
+
+
+class Holds(NamedTuple):
+    """Does this token exist? Answered with a bool."""
+
+    token: str
+
+
+class OpenedAttempt(NamedTuple):
+    entity: Entity
+    has_token: bool
+
+
+class Open(NamedTuple):
+    """`Load` and `Holds` in one atomic read, of a store that has both. Answered with `OpenedAttempt`."""
+
+    key: Key
+    token: str
+
+
+class Handled(NamedTuple):
+    """What a handler made of a message: the new state, and what is to be sent."""
+
+    state: Any
+    outgoing: tuple[Outgoing, ...]
+
+
+class Handle(NamedTuple):
+    """Call the user's handler for the message with this state. Answered with `Handled`."""
+
+    state: Any
+
+
+class Fresh(NamedTuple):
+    """Make ids that nobody has ever seen. Answered with a tuple of so many."""
+
+    many: int
+
+
+class Birth(NamedTuple):
+    """Tokens to be made."""
+
+    parent: str
+    """For which message; that message's removal frees the tokens of one attempt and sweeps those of the others."""
+    attempt: str
+    tokens: tuple[tuple[str, str], ...]
+    """Each with its destination."""
+    guarded: bool = True
+    """Only while the parent's token exists: who comes late makes nothing."""
+
+
+class Create(NamedTuple):
+    """Make tokens, all or none. Answered with a bool: False if the parent is gone."""
+
+    birth: Birth
+
+
+class Persist(NamedTuple):
+    """Write an entity if its version is still the one it has here; it is one higher then. Answered with a bool."""
+
+    entity: Entity
+
+
+class Settled(StrEnum):
+    """What became of a `Settle`."""
+
+    DONE = "done"
+    STALE = "stale"
+    NO_TOKEN = "no_token"  # noqa: S105 # no password
+
+
+class Settle(NamedTuple):
+    """In one transaction: remove the token, write the entity, make the tokens of its entry of this name.
+
+    Answered with `Settled`: NO_TOKEN before STALE, and nothing is changed unless DONE.
+    """
+
+    entity: Entity
+    name: str
+    """Of the outbox entry; that of the token, if there is one."""
+    token: str | None
+    """None: it comes from a source whose mark is in the entity, and needs none."""
+
+    @property
+    def entry(self) -> Entry | None:
+        """The one outbox entry to write; None if nothing is sent. Its tokens have no parent: no other attempt can win.
+
+        The other entries stay as the store has them: `Finish` removes entries without a new version, so those that this
+        entity knows may be gone meanwhile, and must not come back.
+        """
+        return self.entity.outbox.get(self.name)
+
+
+class Dispatch(NamedTuple):
+    """Give messages to the transport. Answered when all are taken; a copy too many does no harm."""
+
+    messages: tuple[Message, ...]
+
+
+class Removal(NamedTuple):
+    """A token that has done its work, and the attempt whose tokens stay."""
+
+    token: str
+    attempt: str
+
+
+class Remove(NamedTuple):
+    """Remove a token; those made for it by this attempt are free from now on, those of other attempts go."""
+
+    removal: Removal
+
+
+class Finish(NamedTuple):
+    """Remove an outbox entry, whatever the entity's version is."""
+
+    key: Key
+    name: str
+
+
+class Acknowledge(NamedTuple):
+    """Tell the transport that the message need not come again."""
+
+
+Step = (
+    Load | Holds | Open | Handle | Fresh | Create | Persist | Settle | Dispatch | Remove | Finish | Acknowledge
+)  # fmt: skip
+
+
+class Outcome(StrEnum):
+    """How an attempt ended."""
+
+    APPLIED = "applied"
+    """It changed the state, and what it sends is sent."""
+    RESUMED = "resumed"
+    """The state was changed before; what was left to do is done."""
+    DUPLICATE = "duplicate"
+    """There is no token: it was processed long ago."""
+    TIDIED = "tidied"
+    """There is no token, but an outbox entry was left; it is gone now."""
+    CONFLICT = "conflict"
+    """Somebody else wrote in between: nothing is lost, try again."""
+
+
+Attempt = Generator[Step, Any, Outcome]
 
 
 def checkpointed(key: Key, message: Message) -> Attempt:
@@ -135,7 +448,7 @@ def transactional(key: Key, message: Message) -> Attempt:
     token = message.token
     opened: OpenedAttempt = yield Open(key, token)
     entity = opened.entity
-    if not opened.held:
+    if not opened.has_token:
         return (yield from sent_again(entity, token))
     if token in entity.outbox:  # begun by another plan, which removes the token last
         ended = yield from sent(entity, token, guarded=True, at_once=True)
@@ -213,7 +526,7 @@ def sent(entity: Entity, name: str, *, guarded: bool, at_once: bool = False) -> 
 
 
 def named(entry: Entry) -> Generator[Step, Any, Entry]:
-    """With the fresh ids of this attempt."""
+    """The entry with the fresh ids of this attempt."""
     if not entry.outgoing:
         return entry
     attempt, *tokens = yield Fresh(1 + len(entry.outgoing))
@@ -251,10 +564,7 @@ def sent_again(entity: Entity, token: str) -> Attempt:
 
 
 MARK: Final = "#"
-"""In the name of an outbox entry that a source made: ``orders.log#41``. Tokens have none of it."""
-
-
-NO_MARK = -1
+"""In the name of an outbox entry that a source made: ``orders.log#41``. Tokens never contain it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +593,15 @@ class Taken:
         """
         return f"{self.key}{MARK}{self.mark}"
 
+    def is_new(self, entity: Entity) -> bool:
+        return self.mark > mark_of(entity.state) and not (self.known and entity.state is None)
+
+    def is_next(self, entity: Entity) -> bool:
+        return self.after is None or self.after == mark_of(entity.state)
+
+    def advanced(self, entity: Entity) -> Entity:
+        return entity.changed({**(entity.state or {}), **self.also, "mark": self.mark})
+
 
 def mark_of(state: Any) -> int:
     """How far a source was taken; -1 if it never was.
@@ -290,61 +609,49 @@ def mark_of(state: Any) -> int:
     >>> mark_of(None), mark_of({"mark": 41})
     (-1, 41)
     """
-    return NO_MARK if state is None else int(state["mark"])
+    return -1 if state is None else int(state["mark"])
 
 
-def sourced(taken: Taken) -> Attempt:
+def sourced(source: Taken) -> Attempt:
     """For any two stores; ends as APPLIED, RESUMED, DUPLICATE or CONFLICT."""
-    entity: Entity = yield Load(taken.key)
-    if not _is_new(entity, taken):
-        return (yield from _left(entity, taken))
-    if not _is_next(entity, taken):
+    entity: Entity = yield Load(source.key)
+    if not source.is_new(entity):
+        return (yield from _taken_before(entity, source))
+    if not source.is_next(entity):
         return Outcome.CONFLICT
-    entity = _advanced(entity, taken).keeping(taken.name, Entry(taken.outgoing, origin=taken.origin))
+    entity = source.advanced(entity).keeping(source.name, Entry(source.outgoing, origin=source.origin))
     if not (yield Persist(entity)):
         return Outcome.CONFLICT
-    ended = yield from sent(entity.stored, taken.name, guarded=False)
+    ended = yield from sent(entity.stored, source.name, guarded=False)
     return ended or Outcome.APPLIED
 
 
-def sourced_at_once(taken: Taken) -> Attempt:
+def sourced_at_once(source: Taken) -> Attempt:
     """For one database; ends as APPLIED, RESUMED, DUPLICATE or CONFLICT."""
-    entity: Entity = yield Load(taken.key)
-    if not _is_new(entity, taken):
-        return (yield from _left(entity, taken, at_once=True))
-    if not _is_next(entity, taken):
+    entity: Entity = yield Load(source.key)
+    if not source.is_new(entity):
+        return (yield from _taken_before(entity, source, at_once=True))
+    if not source.is_next(entity):
         return Outcome.CONFLICT
-    entry = yield from named(Entry(taken.outgoing, origin=taken.origin))
-    entity = _advanced(entity, taken)
+    entry = yield from named(Entry(source.outgoing, origin=source.origin))
+    entity = source.advanced(entity)
     if entry.outgoing:
-        entity = entity.keeping(taken.name, entry)
-    settled: Settled = yield Settle(entity, taken.name, None)
+        entity = entity.keeping(source.name, entry)
+    settled: Settled = yield Settle(entity, source.name, None)
     if settled is not Settled.DONE:
         return Outcome.CONFLICT
     if entry.outgoing:
-        yield Dispatch(entry.messages(taken.name))
-        yield Finish(taken.key, taken.name)
+        yield Dispatch(entry.messages(source.name))
+        yield Finish(source.key, source.name)
     return Outcome.APPLIED
 
 
-def _is_new(entity: Entity, taken: Taken) -> bool:
-    return taken.mark > mark_of(entity.state) and not (taken.known and entity.state is None)
-
-
-def _is_next(entity: Entity, taken: Taken) -> bool:
-    return taken.after is None or taken.after == mark_of(entity.state)
-
-
-def _left(entity: Entity, taken: Taken, *, at_once: bool = False) -> Attempt:
-    """It was taken before: finish what is left of it."""
-    if taken.name not in entity.outbox:
+def _taken_before(entity: Entity, source: Taken, *, at_once: bool = False) -> Attempt:
+    """Finish what is left of this mark."""
+    if source.name not in entity.outbox:
         return Outcome.DUPLICATE
-    ended = yield from sent(entity, taken.name, guarded=False, at_once=at_once)
+    ended = yield from sent(entity, source.name, guarded=False, at_once=at_once)
     return ended or Outcome.RESUMED
-
-
-def _advanced(entity: Entity, taken: Taken) -> Entity:
-    return entity.changed({**(entity.state or {}), **taken.also, "mark": taken.mark})
 
 
 BODY_BYTES_MAX: Final = 256 * 1024
@@ -388,13 +695,13 @@ def key_of(message: Message, key: KeyOf) -> str:
     Traceback (most recent call last):
     onefold.errors.BadInput: orders: the message has no 'order' to find its entity by
     """
-    found = message.get(key) if isinstance(key, str) else key(message)
-    if found is None:
+    name = message.get(key) if isinstance(key, str) else key(message)
+    if name is None:
         what = repr(key) if isinstance(key, str) else "key"
         raise BadInput(f"{message.to}: the message has no {what} to find its entity by", token=message.token)
-    if not isinstance(found, str | int) or isinstance(found, bool):
-        raise BadInput(f"{message.to}: the key is {found!r}, must be text or a whole number", token=message.token)
-    return check_name(str(found), "key")
+    if not isinstance(name, str | int) or isinstance(name, bool):
+        raise BadInput(f"{message.to}: the key is {name!r}, must be text or a whole number", token=message.token)
+    return check_name(str(name), "key")
 
 
 def check_name(name: str, what: str) -> str:
@@ -424,28 +731,27 @@ def outgoings(outs: Iterable[Any], where: str, origin: str = "") -> tuple[Outgoi
     """One message per destination, each checked; ``where`` is who sends it."""
     if isinstance(outs, Out):
         raise BadInput(f"{where}: what is sent must be a list of Out, not one Out alone")
-    found = [each for out in outs for each in _addressed(out, where, origin)]
-    if len(found) > OUTGOING_MAX:
-        raise BadInput(f"{where}: {len(found)} messages at once, more than {OUTGOING_MAX}")
-    return tuple(found)
-
-
-def _addressed(out: Any, where: str, origin: str) -> list[Outgoing]:
-    if not isinstance(out, Out):
-        raise BadInput(f"{where}: what is sent is {out!r:.200}, must be an Out(to, body)")
-    packed = _packed(out.body)
-    if len(packed) > BODY_BYTES_MAX:
-        raise BadInput(f"{where}: a message to {out.to!r} has {len(packed)} bytes, more than {BODY_BYTES_MAX}")
-    body = json.loads(packed)
-    if out.to == ():
-        queue, _, request = origin.partition("/")
-        return [Outgoing(check_queue(queue), {"request": request, "answer": body})] if origin else []
-    return [Outgoing(check_queue(to), body) for to in ([out.to] if isinstance(out.to, str) else out.to)]
+    messages: list[Outgoing] = []
+    for out in outs:
+        if not isinstance(out, Out):
+            raise BadInput(f"{where}: what is sent is {out!r:.200}, must be an Out(to, body)")
+        packed = _packed(out.body)
+        if len(packed) > BODY_BYTES_MAX:
+            raise BadInput(f"{where}: a message to {out.to!r} has {len(packed)} bytes, more than {BODY_BYTES_MAX}")
+        body = json.loads(packed)
+        if out.to != ():
+            messages += [Outgoing(check_queue(to), body) for to in ([out.to] if isinstance(out.to, str) else out.to)]
+        elif origin:
+            queue, _, request = origin.partition("/")
+            messages.append(Outgoing(check_queue(queue), {"request": request, "answer": body}))
+    if len(messages) > OUTGOING_MAX:
+        raise BadInput(f"{where}: {len(messages)} messages at once, more than {OUTGOING_MAX}")
+    return tuple(messages)
 
 
 def _packed(value: Any) -> str:
-    """The value as text. One that is nested so deep that it could not be stored any more is refused here: there it
-    would fail all messages of a batch, and again each time they come."""
+    """The value as text. One nested too deep to be stored is refused here: in the store it would fail all messages of a
+    batch, each time they come."""
     packed = pack(value)
     if packed.count("[") + packed.count("{") > ROOM:  # only then can it be deep
         for _ in range(ROOM):
@@ -470,29 +776,23 @@ def check_queue(name: str) -> str:
 
 
 def check_token(token: str) -> str:
-    """A token as it may come from outside."""
     if MARK in check_name(token, "token"):
         raise Misuse(f"token is {token!r}: {MARK!r} belongs to the marks of sources")
     return token
 
 
-def _answers() -> dict[str, Answer]:
-    first, repeat, unsure, reject = Verdict
-    by_verdict = {
-        first: ["applied"],
-        repeat: ["resumed", "duplicate", "tidied"],
-        unsure: ["conflict", "handler_failed", "store_failed"],
-        reject: ["malformed", "no_handler", "foreign_token"],
-    }
-    return {
-        reason: Answer(verdict, reason, retry=verdict is unsure)
-        for verdict, reasons in by_verdict.items()
-        for reason in reasons
-    }
-
-
-ANSWERS: Final = _answers()
-"""What can be said of a delivery, by reason. The names of `Outcome` are the first five."""
+_REASONS: Final = {
+    Verdict.FIRST: ["applied"],
+    Verdict.REPEAT: ["resumed", "duplicate", "tidied"],
+    Verdict.UNSURE: ["conflict", "handler_failed", "store_failed"],
+    Verdict.REJECT: ["malformed", "no_handler", "foreign_token"],
+}
+ANSWERS: Final = {
+    reason: Answer(verdict, reason, retry=verdict is Verdict.UNSURE)
+    for verdict, reasons in _REASONS.items()
+    for reason in reasons
+}
+"""The verdicts on a delivery, by reason. The names of `Outcome` are the first five."""
 
 RULES: Final[Mapping[Answer, str]] = {
     ANSWERS["applied"]: "Its token was there: it changed the state, and what it sends is sent.",
@@ -500,9 +800,7 @@ RULES: Final[Mapping[Answer, str]] = {
     ANSWERS["duplicate"]: "It has no token any more: it was processed before.",
     ANSWERS["tidied"]: "It has no token any more; an outbox entry was left, and is gone now.",
     ANSWERS["conflict"]: "Somebody else wrote the entity in between: nothing was changed, it comes again.",
-    ANSWERS[
-        "handler_failed"
-    ]: "The handler raised, or returned what cannot be kept: it comes again, then it is set aside.",
+    ANSWERS["handler_failed"]: "The handler raised, or its answer cannot be kept: it comes again, then is set aside.",
     ANSWERS["store_failed"]: "A store or the transport did not answer: it comes again.",
     ANSWERS["malformed"]: "It is not a message, or has no key: it is set aside, with its token.",
     ANSWERS["no_handler"]: "Nobody handles its queue here: it is set aside, with its token.",

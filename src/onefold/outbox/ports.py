@@ -1,25 +1,43 @@
-"""The doors to entities, tokens and queues (outbox)."""
+"""The ports of the outbox: entities, tokens and queues; and how a store or a transport is opened by its address.
+
+    port                    addresses
+    Ledger                  memory://, sqlite:///file.db, postgresql://user@host/database
+    TokenStore              the same, or redis://host:6379/0
+    Queue                   memory://, sqlite:///file.db, nats://host:4222
+
+An `EntityStore` with its own tokens is a `Ledger`: it can change both in one transaction. Where entities are in one
+store and tokens in another, any `EntityStore` and any `TokenStore` go together. ``sqlite:///x.db`` is a file of the
+working folder, ``sqlite:////srv/x.db`` (four strokes) one by its full path; a queue may be in the same file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from onefold.outbox.steps import Birth, Entity, Entry, Finish, Key, Open, OpenedAttempt, Removal, Settle, Settled
+from onefold.errors import Misuse
+from onefold.outbox import plans
+from onefold.stores.addresses import masked, sqlite_file
 
 FOREVER_MS: Final = 2**62
 """A time that no clock reaches."""
+STEP_MS: Final = 1_000
+"""A clock that is set back by no more leaves leases alone: they last that much longer. (Time daemons step a clock that
+is off by more than 128 ms, ntpd, or 1 s, chrony as most systems set it up, and slew it below that.)"""
+REASON_MAX: Final = 2_000
+"""Characters of the reason of a dead letter: the end of a long traceback; NATS keeps it in a header."""
 
 
 class Stranded(NamedTuple):
     """An outbox entry that waits for somebody to finish it."""
 
-    key: Key
+    key: plans.Key
     name: str
     """The token of the message, or the name of the mark, that it belongs to."""
     at_ms: int
     """When it was first written."""
-    entry: Entry
+    entry: plans.Entry
 
 
 class EntityStore(Protocol):
@@ -29,11 +47,11 @@ class EntityStore(Protocol):
     judged alone. Whatever raises `StoreFailed` may have been done or not: begin the attempt anew.
     """
 
-    def load(self, keys: Sequence[Key]) -> list[Entity]:
+    def load(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
         """The entities, in this order; version 0 for those that never were."""
         ...
 
-    def persist(self, entities: Sequence[Entity]) -> list[bool]:
+    def persist(self, entities: Sequence[plans.Entity]) -> list[bool]:
         """Write each whose version is still the stored one, which grows by one; False for the others.
 
         Durable when it returns. In this order: of two writes of one entity in a batch the second is stale. An entity
@@ -95,14 +113,14 @@ class TokenStore(Protocol):
         """Which of them exist."""
         ...
 
-    def create(self, births: Sequence[Birth]) -> list[bool]:
+    def create(self, births: Sequence[plans.Birth]) -> list[bool]:
         """Make the tokens of each birth, all or none; False where it is guarded and the parent does not exist.
 
         Durable when it returns. A token that exists already is left as it is.
         """
         ...
 
-    def remove(self, removals: Sequence[Removal]) -> None:
+    def remove(self, removals: Sequence[plans.Removal]) -> None:
         """Remove each token; of those made for it, free the ones of this attempt and remove the others.
 
         What is free has no parent any more. A token that is not there does no harm, its children are still seen to.
@@ -133,31 +151,29 @@ class TokenStore(Protocol):
 class Ledger(EntityStore, TokenStore, Protocol):
     """Entities and tokens in one database, which can change both in one transaction (outbox)."""
 
-    def open(self, steps: Sequence[Open]) -> list[OpenedAttempt]:
+    def open(self, steps: Sequence[plans.Open]) -> list[plans.OpenedAttempt]:
         """Entities, each with whether its token exists at the same moment."""
         ...
 
-    def settle(self, steps: Sequence[Settle]) -> list[Settled]:
+    def settle(self, steps: Sequence[plans.Settle]) -> list[plans.Settled]:
         """Do each or change nothing for it, in this order, all in one transaction that is durable when it returns.
 
         The tokens of the new entry have no parent: there is no attempt that could lose.
         """
         ...
 
-    def finish(self, steps: Sequence[Finish]) -> None:
+    def finish(self, steps: Sequence[plans.Finish]) -> None:
         """Remove these outbox entries; the versions stay. One that is not there does no harm."""
         ...
 
 
 class Parcel(NamedTuple):
-    """What a queue is given."""
-
     queue: str
     payload: bytes
 
 
 class Delivery(NamedTuple):
-    """What a queue gives out, on loan."""
+    """A parcel that is leased."""
 
     queue: str
     payload: bytes
@@ -165,6 +181,18 @@ class Delivery(NamedTuple):
     """Of this delivery; the next one of the same parcel has another."""
     times: int
     """How often it was given out, this time included."""
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """The position and the loan that a receipt like ``17-2`` names; `Misuse` for one of another kind of queue.
+
+        >>> Delivery("orders", b"", "17-2", 2).numbers
+        (17, 2)
+        """
+        position, _, loan = self.receipt.partition("-")
+        if not (_is_number(position) and _is_number(loan)):
+            raise Misuse(f"no receipt of this queue: {self.receipt!r}", receipt=self.receipt)
+        return int(position), int(loan)
 
 
 class Buried(NamedTuple):
@@ -175,6 +203,18 @@ class Buried(NamedTuple):
     receipt: str
     reason: str
     at_ms: int
+
+    @property
+    def number(self) -> int:
+        """What its receipt says; `Misuse` for one of another kind of queue."""
+        if not _is_number(self.receipt):
+            raise Misuse(f"no dead letter of this queue: {self.receipt!r}", receipt=self.receipt)
+        return int(self.receipt)
+
+
+def _is_number(text: str) -> bool:
+    """A number from 1 on, as a receipt has it, and short enough for every store."""
+    return text.isascii() and text.isdecimal() and len(text) < 19 and int(text) > 0
 
 
 class Strayed(NamedTuple):
@@ -192,8 +232,8 @@ class Queue(Protocol):
     A parcel is given out under a lease. If it is not acknowledged until that runs out it is given out again, to
     anybody, while the first may still work on it. Copies, late acknowledgements and any order are normal.
 
-    A clock may step: a lease or delay that began later than it is now (by more than `STEP_MS` of `stores.queues`) is
-    over, so no parcel waits longer than the longest lease or delay that was asked for, by whatever clock.
+    A clock may step: a lease or delay that began later than it is now (by more than `STEP_MS`) is over, so no parcel
+    waits longer than the longest lease or delay that was asked for, by whatever clock.
     """
 
     def send(self, parcels: Sequence[Parcel]) -> None:
@@ -242,3 +282,112 @@ class Queue(Protocol):
     def close(self) -> None:
         """Let go of the transport; every other call is `Misuse` from then on. May be called twice."""
         ...
+
+
+def open_ledger(url: str) -> Ledger:
+    """The ledger at an address.
+
+    >>> open_ledger("memory://").live()
+    Live(tokens=0, oldest_ms=None)
+    >>> open_ledger("http://me:secret@db.example")
+    Traceback (most recent call last):
+    onefold.errors.Misuse: no ledger at http://...; there are some at memory://, sqlite:///file.db, ...
+    """
+    return _open_ledger(url, "ledger", _LEDGERS)
+
+
+def open_tokens(url: str) -> TokenStore:
+    """The token store at an address: any ledger, or a Redis, which is asked nothing before the first call.
+
+    ``redis://`` takes options behind a ``?``: ``prefix``, ``timeout_s`` and ``replicas_min`` of `RedisTokens`, and
+    redis-py's own for TLS, whose names begin with ``ssl_``.
+    """
+    if url.partition("://")[0] not in ("redis", "rediss"):
+        return _open_ledger(url, "token store", f"{_LEDGERS}, redis://host:6379/0, rediss://host:6379/0")
+    from onefold.outbox.stores.redis import RedisTokens
+    from onefold.stores.redis import shown
+
+    where = shown(url)
+    kinds = {"prefix": str, "timeout_s": float, "replicas_min": int}
+    ours: dict[str, Any] = {}
+    redis_options = {}
+    for name, value in parse_qsl(urlsplit(url).query, keep_blank_values=True):
+        if name.startswith("ssl_"):
+            redis_options[name] = value
+            continue
+        if name not in kinds:
+            raise Misuse(f"{where}: no option {name!r}; there are {', '.join(kinds)}, ssl_...", name=name)
+        try:
+            ours[name] = kinds[name](value)
+        except ValueError:
+            raise Misuse(f"{where}: {name}={value}: this must be a number", name=name) from None
+    return RedisTokens(urlsplit(url)._replace(query=urlencode(redis_options)).geturl(), **ours)
+
+
+_LEDGERS: Final = "memory://, sqlite:///file.db, sqlite:////folder/file.db, postgresql://user@host/database"
+
+
+def _open_ledger(url: str, what: str, kinds: str) -> Ledger:
+    scheme, strokes, rest = url.partition("://")
+    if scheme == "memory" and strokes and not rest:
+        from onefold.outbox.stores.memory import MemoryLedger
+
+        return MemoryLedger()
+    if (path := sqlite_file(url)) is not None:
+        from onefold.outbox.stores.sqlite import SqliteLedger
+
+        return SqliteLedger(path)
+    if scheme in ("postgresql", "postgres") and strokes:
+        from onefold.outbox.stores.postgres import PostgresLedger
+
+        return PostgresLedger(url)
+    raise Misuse(f"no {what} at {masked(url)}; there are some at {kinds}")
+
+
+def open_queue(url: str) -> Queue:
+    """The queue at an address; whether a NATS server is there shows at the first call.
+
+    ``nats://`` takes options behind a ``?``: those of `NatsQueue`.
+
+    >>> open_queue("memory://").waiting()
+    {}
+    >>> open_queue("amqp://guest:guest@broker")
+    Traceback (most recent call last):
+    onefold.errors.Misuse: no queue at amqp://...; there are some at memory://, sqlite:///file.db, ...
+    """
+    scheme, strokes, rest = url.partition("://")
+    if scheme == "memory" and strokes and not rest:
+        from onefold.outbox.stores.memory import MemoryQueue
+
+        return MemoryQueue()
+    if (path := sqlite_file(url)) is not None:
+        from onefold.outbox.stores.sqlite import SqliteQueue
+
+        return SqliteQueue(path)
+    if scheme in ("nats", "tls") and strokes:
+        from onefold.outbox.stores.nats import open_nats
+
+        return open_nats(url)
+    kinds = "memory://, sqlite:///file.db, sqlite:////folder/file.db, nats://host:4222, tls://host:4222"
+    raise Misuse(f"no queue at {masked(url)}; there are some at {kinds}")
+
+
+def check_parcels(parcels: Iterable[Parcel]) -> None:
+    """Refuse queue names that cannot be, before anything is sent."""
+    for name in {parcel.queue for parcel in parcels}:
+        plans.check_queue(name)
+
+
+def check_lease(queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int) -> list[str]:
+    """The queues, each once; `Misuse` for what cannot be leased."""
+    if not queues:
+        raise Misuse("a lease of no queue: name at least one")
+    for name, value, least in (("limit", limit, 1), ("lease_ms", lease_ms, 1), ("wait_ms", wait_ms, 0)):
+        check_least(name, value, least)
+    return [plans.check_queue(name) for name in dict.fromkeys(queues)]
+
+
+def check_least(name: str, value: int, least: int) -> None:
+    """`Misuse` naming the value if it is too low."""
+    if value < least:
+        raise Misuse(f"{name} is {value}, must be at least {least}", **{name: value})

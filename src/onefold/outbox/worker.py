@@ -1,23 +1,7 @@
 """A consumer: threads that lease batches and process them, until it is stopped or the queues are empty.
 
-Beside them one thread keeps the leases of what is in hand from running out, and one is the pump: now and then it
-finishes what others left (see `recovery`) and does the endpoint's chores.
-
-To stop: nothing more is leased, the messages that are being processed are finished, the rest of each batch goes back.
-When a store or the transport fails, what was in hand goes back, and the consumer waits, longer each time, until they
-answer again. It does not wait at its start: who cannot reach the stores then was given the wrong address.
-
-What a consumer keeps account of: every delivery and what was said of it, and what it has on loan.
-
-Turns at entities, among the threads of one process.
-
-Two threads at one entity do no harm: one is told so by the store, and tries again. But where a whole queue is about one
-entity they would do little else. So a thread takes the entities of a round, and leaves those that another one has.
-
-A leased batch: read, processed in rounds, and given back where it must come again.
-
-All messages of a round go through their plan in step; no two of them are of one entity, for the second would find its
-entity changed. So it waits for the next round, inside the same lease.
+A leased batch is processed in rounds. All messages of a round go through their plan in step; no two of them are of one
+entity, for the second would find its entity changed. So it waits for the next round, inside the same lease.
 
     applied, resumed, duplicate, tidied    acknowledged by the plan
     conflict                               tried again at once a few times, then released
@@ -27,6 +11,26 @@ entity changed. So it waits for the next round, inside the same lease.
     malformed, no_handler, foreign_token   a dead letter at once
 
 Dead letters keep their token: they can be dug up, and are processed then, once.
+
+Beside the workers one thread extends the leases of what is in hand, and one is the pump: now and then it recovers what
+others left, and does the endpoint's chores.
+
+To stop: nothing more is leased, the messages that are being processed are finished, the rest of each batch goes back.
+When a store or the transport fails, what was in hand goes back, and the consumer waits, longer each time, until they
+answer again. It does not wait at its start: who cannot reach the stores then was given the wrong address.
+
+*Recovery.* A message that was not acknowledged comes again, and its next delivery finishes what is left. But a
+transport may give a message up, and a source may have nobody who asks again; so now and then somebody looks for
+*stranded* outbox entries. To finish one that somebody is still at does no harm: one of the two gets through, as
+everywhere. Orphans are tokens whose parent is gone and did not free them: garbage, of two kinds.
+
+- *of a source* over two stores (see `plans`), whose parent is a mark: tokens are read first, then whether the entry
+  that they were made for is still there. An entry that is gone has freed its own.
+- *of a message*, whoever's it was: whoever removes its token frees those that count in the same step. But the plan
+  `transactional` frees none, so what a worker of another plan made and lost with, on the same database, stays. They
+  have to be as old as a stranded entry: a parent that was discarded by hand may have somebody at it still.
+
+What is dated later than now was written by a clock that was ahead: how old it is cannot be known, so it is old.
 """
 
 from __future__ import annotations
@@ -42,11 +46,9 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from onefold.errors import BadInput, Damaged, Misuse, OnefoldError
-from onefold.outbox.plans import ANSWERS
-from onefold.outbox.ports import Delivery, Parcel, Queue
-from onefold.outbox.recovery import SECONDS_MAX, Recovered, recover
-from onefold.outbox.runner import HandlerFailed, Work, attempt, describe
-from onefold.outbox.steps import Key, Outcome, unpack_message
+from onefold.outbox.plans import ANSWERS, MARK, RECOVERIES, Key, Outcome, unpack_message
+from onefold.outbox.ports import FOREVER_MS, STEP_MS, Delivery, Parcel, Stranded
+from onefold.outbox.runner import HandlerFailed, Job, Work, World, attempt, describe, raised, run
 from onefold.tally import Tally
 from onefold.verdict import Answer
 
@@ -55,288 +57,16 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("onefold.outbox")
 
-
-class WorkerBooks:
-    """Deliveries as they come in, and verdicts as they are given, by any thread.
-
-    >>> books = WorkerBooks()
-    >>> books.received(3)
-    >>> books.judged("applied", 2)
-    >>> books.given_back(1)
-    >>> str(books.tally())
-    '2 in = 2 first + 0 repeat + 0 unsure + 0 reject'
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._received = 0
-        self._counts: Counter[Answer] = Counter()
-        self._buried = 0
-
-    @property
-    def buried(self) -> int:
-        """How many were set aside as dead letters."""
-        return self._buried
-
-    def received(self, many: int) -> None:
-        """So many were leased."""
-        with self._lock:
-            self._received += many
-
-    def given_back(self, many: int) -> None:
-        """So many were released untouched: they come in another time."""
-        with self._lock:
-            self._received -= many
-
-    def judged(self, reason: str, many: int = 1) -> None:
-        """So many ended like this."""
-        with self._lock:
-            self._counts[ANSWERS[reason]] += many
-
-    def set_aside(self) -> None:
-        """One more is a dead letter."""
-        with self._lock:
-            self._buried += 1
-
-    def tally(self) -> Tally:
-        """What the two columns say now; while a batch is in hand they differ by it."""
-        with self._lock:
-            return Tally(self._received, self._counts)
-
-
-class LeasedMessages:
-    """What is on loan from the transport: as long as it is in hand, its leases are kept from running out."""
-
-    def __init__(self, queue: Queue, lease_ms: int) -> None:
-        self._queue = queue
-        self._lease_ms = lease_ms
-        self._lock = threading.Lock()
-        self._in_hand: dict[str, Delivery] = {}
-
-    @contextmanager
-    def of(self, deliveries: Sequence[Delivery]) -> Iterator[None]:
-        """They are in hand until this ends, or until they are `returned`."""
-        with self._lock:
-            self._in_hand |= {delivery.receipt: delivery for delivery in deliveries}
-        try:
-            yield
-        finally:
-            self.returned(deliveries)
-
-    def returned(self, deliveries: Iterable[Delivery]) -> None:
-        """They are acknowledged, released or set aside."""
-        with self._lock:
-            for delivery in deliveries:
-                self._in_hand.pop(delivery.receipt, None)
-
-    def keep(self, ended: threading.Event) -> None:
-        """Extend the leases of all in hand, three times in the time of one, until this is over."""
-        while not ended.wait(self._lease_ms / 3000):
-            with self._lock:
-                in_hand = list(self._in_hand.values())
-            if not in_hand:
-                continue
-            try:
-                self._queue.extend(in_hand, self._lease_ms)
-            except Exception as error:  # if they run out, others get them too: no harm, only work
-                log.warning("could not extend %d leases: %s", len(in_hand), describe(error))
-
-
-class EntityTurns:
-    """Who is at which entity. Turns are short, a round each, and nobody waits for one while having another."""
-
-    def __init__(self) -> None:
-        self._taken: set[Key] = set()
-        self._given = threading.Condition()
-
-    @contextmanager
-    def at(self, keys: Sequence[Key], wait_s: float) -> Iterator[set[Key]]:
-        """Those of the entities that are free, until this ends; if none is, the first to become so."""
-        with self._given:
-            self._given.wait_for(lambda: not self._taken.issuperset(keys), wait_s)
-            ours = set(keys) - self._taken
-            self._taken |= ours
-        try:
-            yield ours
-        finally:
-            self._give(ours)
-
-    def _give(self, keys: Iterable[Key]) -> None:
-        with self._given:
-            self._taken.difference_update(keys)
-            self._given.notify_all()
-
-
+SECONDS_MAX: Final = 100 * 366 * 86_400
+"""Of any time that can be set: a hundred years. Clocks and locks cannot tell more."""
 CONFLICT_TRIES_MAX: Final = 8
 """At once, before a message is released: of all who are at one entity, one gets through each time."""
-FATAL_TIMES: Final = 10
-"""Times `attempts_max`: a message that was given out so often and never came to any end kills whoever takes it."""
 CONFLICT_S: Final = 0.1
 """So long, at most, it is released then."""
+FATAL_TIMES: Final = 10
+"""Times `attempts_max`: a message that was given out so often and never came to any end kills whoever takes it."""
 TURN_S: Final = 0.25
 """For a turn at an entity; then it is looked whether the consumer ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retrying:
-    """How often a message that fails comes again, and when."""
-
-    attempts_max: int
-    backoff_s: float
-    backoff_max_s: float
-
-    def delay_ms(self, times: int) -> int:
-        """Before the next delivery: twice as long each time, and not the same for all.
-
-        >>> 2_000 <= Retrying(10, backoff_s=1.0, backoff_max_s=300).delay_ms(times=3) <= 4_000
-        True
-        """
-        longest = min(self.backoff_max_s, self.backoff_s * 2.0 ** min(times - 1, 60))
-        return round(uniform(longest / 2, longest) * 1000)
-
-
-class Held(NamedTuple):
-    """A message in hand."""
-
-    delivery: Delivery
-    work: Work
-    tries: int = 1
-    """This one included, since it was leased."""
-
-
-class Batches:
-    """Processes what was leased; the threads of a consumer share one."""
-
-    def __init__(
-        self, app: Endpoint, retrying: Retrying, books: WorkerBooks, loans: LeasedMessages, ending: threading.Event
-    ) -> None:  # fmt: skip
-        self._app, self._world = app, app.world
-        self._retrying, self._books, self._loans, self._ending = retrying, books, loans, ending
-        self._turns = EntityTurns()
-
-    def process(self, deliveries: Sequence[Delivery]) -> Exception | None:
-        """Give each its verdict, or give it back untouched: at the end of the consumer, or because a store failed.
-
-        What the store raised is returned. `Misuse` and `Damaged` are raised: to go on would not help.
-        """
-        self._books.received(len(deliveries))
-        with self._loans.of(deliveries):
-            try:
-                realm = self._world.tokens.realm
-            except Exception as error:
-                self._store_failed(deliveries)
-                return _bearable(error)
-            left = [held for each in deliveries if (held := self._read(each, realm)) is not None]
-            failed: Exception | None = None
-            while left and failed is None and not self._ending.is_set():
-                with self._turns.at([held.work.key for held in left], TURN_S) as ours:
-                    now, later = _parted(left, ours)
-                    failed, again = self._round(now)
-                left = later + again
-            self._books.given_back(len(left))
-            self._release([held.delivery for held in left])
-        return None if failed is None else _bearable(failed)
-
-    def _read(self, delivery: Delivery, realm: str) -> Held | None:
-        reason = "malformed"
-        try:
-            if delivery.times > FATAL_TIMES * self._retrying.attempts_max:
-                reason = "handler_failed"
-                raise BadInput(f"it was given out {delivery.times} times and came to no end: does it kill the process?")
-            message = unpack_message(delivery.payload)
-            if message.to not in self._app.handlers:
-                reason = "no_handler"
-                raise BadInput(f"{self._app.name} has no handler for {message.to!r:.300}")
-            if message.to != delivery.queue:
-                raise BadInput(f"it is for {message.to!r} and came by {delivery.queue!r}")
-            if message.realm != realm:
-                reason = "foreign_token"
-                raise BadInput(f"its token is kept in {message.realm!r:.300}, not in {realm!r}")
-            return Held(delivery, self._app.work(message, delivery))
-        except BaseException as error:  # a key function can raise anything
-            self._bury(delivery, f"{reason}: {error if isinstance(error, OnefoldError) else describe(error)}")
-            self._books.judged(reason)
-            return None
-
-    def _round(self, now: Sequence[Held]) -> tuple[Exception | None, list[Held]]:
-        """Attempt each once: the error of a store, if one failed, and those to be tried again at once."""
-        ended = attempt(self._world, self._app.plan, [held.work for held in now], self._app.loop)
-        errors: list[tuple[Delivery, Exception]] = []
-        again: list[Held] = []
-        for held, end in zip(now, ended, strict=True):
-            if end is Outcome.CONFLICT:
-                again += self._conflicted(held)
-            elif isinstance(end, Outcome):
-                self._books.judged(str(end))
-            elif isinstance(end, HandlerFailed):
-                self._handler_failed(held.delivery, end)
-            else:
-                errors.append((held.delivery, end))
-        self._loans.returned({held.delivery for held in now} - {held.delivery for held in again})
-        self._store_failed([delivery for delivery, _ in errors])
-        if again and len(again) == len(now):  # nobody got through: not all at the same time again
-            sleep(uniform(0, 0.001 * 2 ** again[0].tries))
-        return (errors[0][1] if errors else None), again
-
-    def _conflicted(self, held: Held) -> list[Held]:
-        if held.tries < CONFLICT_TRIES_MAX:
-            # Read anew: the handler may have changed the body that it was given.
-            work = replace(held.work, message=unpack_message(held.delivery.payload))
-            return [Held(held.delivery, work, held.tries + 1)]
-        self._release([held.delivery], round(uniform(0, CONFLICT_S) * 1000))
-        self._books.judged("conflict")
-        return []
-
-    def _handler_failed(self, delivery: Delivery, error: HandlerFailed) -> None:
-        self._books.judged("handler_failed")
-        if delivery.times >= self._retrying.attempts_max:
-            self._bury(delivery, f"{error} (delivery {delivery.times})")
-        else:
-            log.warning("%s (delivery %d of %d)", error, delivery.times, self._retrying.attempts_max)
-            self._release([delivery], self._retrying.delay_ms(delivery.times))
-
-    def _store_failed(self, deliveries: Sequence[Delivery]) -> None:
-        self._books.judged("store_failed", len(deliveries))
-        self._release(deliveries, self._retrying.delay_ms(1))
-
-    def _release(self, deliveries: Sequence[Delivery], delay_ms: int = 0) -> None:
-        """Let them come again. What was given out often becomes a new parcel, whose deliveries count from one: what a
-        store, or the end of a consumer, sent back does not kill whoever takes it. A copy does no harm."""
-        queue, often = self._world.queue, self._retrying.attempts_max
-        anew = [delivery for delivery in deliveries if delivery.times >= often]
-        back = [delivery for delivery in deliveries if delivery.times < often]
-        try:
-            if anew:
-                queue.send([Parcel(delivery.queue, delivery.payload) for delivery in anew])
-                queue.acknowledge(anew)
-            if back:
-                queue.release(back, delay_ms)
-        except Exception as error:  # then the leases run out
-            log.warning("could not give %d messages back: %s", len(deliveries), describe(error))
-
-    def _bury(self, delivery: Delivery, reason: str) -> None:
-        log.error("set aside: %s", reason)
-        try:
-            self._world.queue.bury([delivery], reason)
-        except Exception as error:  # then it comes again, and is judged again
-            log.warning("could not set it aside: %s", describe(error))
-        else:
-            self._books.set_aside()
-
-
-def _bearable(error: Exception) -> Exception:
-    if isinstance(error, Misuse | Damaged):
-        raise error
-    return error
-
-
-def _parted(left: Sequence[Held], ours: set[Key]) -> tuple[list[Held], list[Held]]:
-    """The first message of each entity that is ours, and the others."""
-    first: dict[Key, Held] = {}
-    later = [held for held in left if held.work.key not in ours or first.setdefault(held.work.key, held) is not held]
-    return list(first.values()), later
-
-
 WAIT_MS: Final = 250
 """For a first message; so long it takes, at most, to notice the end."""
 POLL_S: Final = 0.05
@@ -345,6 +75,8 @@ OUTAGE_MAX_S: Final = 30.0
 """Between two looks whether a store answers again: it begins with the first and doubles."""
 OUTAGES_MAX: Final = 10
 """Looks in vain before a consumer that is to empty its queues gives up: about 80 s."""
+PAGE: Final = 500
+"""Entries, or tokens, that are read at once: each entry can hold 1,000 messages."""
 PROBE: Final = "-"
 
 
@@ -382,6 +114,65 @@ class Consuming:
             if not least <= value <= SECONDS_MAX:
                 raise Misuse(f"{name} is {value}, must be from {least} to {SECONDS_MAX:,}", **{name: value})
 
+    @property
+    def lease_ms(self) -> int:
+        return round(self.lease_s * 1000)
+
+    def delay_ms(self, times: int) -> int:
+        """Before the next delivery: twice as long each time, and not the same for all.
+
+        >>> 2_000 <= Consuming(backoff_s=1.0, backoff_max_s=300).delay_ms(times=3) <= 4_000
+        True
+        """
+        longest = min(self.backoff_max_s, self.backoff_s * 2.0 ** min(times - 1, 60))
+        return round(uniform(longest / 2, longest) * 1000)
+
+
+class ConsumerBooks:
+    """Deliveries as they come in, and verdicts as they are given, by any thread.
+
+    >>> books = ConsumerBooks()
+    >>> books.received(3)
+    >>> books.judged("applied", 2)
+    >>> books.received(-1)
+    >>> str(books.tally())
+    '2 in = 2 first + 0 repeat + 0 unsure + 0 reject'
+    """
+
+    def __init__(self) -> None:
+        self.buried = 0
+        """How many were set aside as dead letters."""
+        self._lock = threading.Lock()
+        self._received = 0
+        self._counts: Counter[Answer] = Counter()
+
+    def received(self, many: int) -> None:
+        """So many were leased; fewer than 0: released untouched, they come in another time."""
+        with self._lock:
+            self._received += many
+
+    def judged(self, reason: str, many: int = 1) -> None:
+        with self._lock:
+            self._counts[ANSWERS[reason]] += many
+
+    def set_aside(self) -> None:
+        with self._lock:
+            self.buried += 1
+
+    def tally(self) -> Tally:
+        """What the two columns say now; while a batch is in hand they differ by it."""
+        with self._lock:
+            return Tally(self._received, self._counts)
+
+
+class InHand(NamedTuple):
+    """A leased message with its handler."""
+
+    delivery: Delivery
+    work: Work
+    tries: int = 1
+    """This one included, since it was leased."""
+
 
 class Consumer:
     """One run over the queues of an endpoint."""
@@ -393,34 +184,35 @@ class Consumer:
             raise Misuse(f"{app.name} has no handlers: there is nothing to consume")
         self.app = app
         self.settings = settings or Consuming()
-        self.books = WorkerBooks()
+        self.books = ConsumerBooks()
         self.recovered = Recovered()
         self.trouble: str | None = None
         """Why it waits, if it does: what a store said."""
-        self._stop = stop or threading.Event()
         self.ending = threading.Event()
         """Set when it ends: what is in hand is finished."""
+        self._stop = stop or threading.Event()
         self._errors: list[BaseException] = []
         self._epoch_ms = app.clock_ms() - round(1000 * monotonic())  # what the clock says when monotonic() is 0
+        self._lock = threading.Lock()
+        self._leased: dict[str, Delivery] = {}
+        self._busy: set[Key] = set()
+        self._freed = threading.Condition()
 
     def run(self, on_start: Callable[[], object] | None = None) -> Tally:
         """Consume; blocks. What cannot be mended by waiting is raised."""
         self._probe()
         for warning in self.app.world.tokens.warnings():
             log.warning("%s", warning)
-        settings = self.settings
-        loans = LeasedMessages(self.app.world.queue, round(settings.lease_s * 1000))
-        retrying = Retrying(settings.attempts_max, settings.backoff_s, settings.backoff_max_s)
-        batches = Batches(self.app, retrying, self.books, loans, self.ending)
-        workers = [self._thread("consumer", lambda: self._work(batches)) for _ in range(settings.concurrency)]
         ended = threading.Event()
-        tending = [self._thread("leases", lambda: loans.keep(ended)), self._thread("pump", self._pump)]
+        workers = [self._thread("consumer", self._work) for _ in range(self.settings.concurrency)]
+        tending = [self._thread("leases", lambda: self._extend_leases(ended)), self._thread("pump", self._pump)]
         for thread in (*workers, *tending):
             thread.start()
         try:
             if on_start is not None:
                 on_start()
-            self._wait_for(workers)
+            while not (self._errors or self._stop.is_set()) and any(worker.is_alive() for worker in workers):
+                sleep(POLL_S)  # not stop.wait: that has a lock now and then, for which a signal handler would wait
         finally:
             self.ending.set()
             for thread in workers:
@@ -432,10 +224,6 @@ class Consumer:
             raise self._errors[0]
         return self.books.tally().check()
 
-    def _wait_for(self, workers: list[threading.Thread]) -> None:
-        while not (self._errors or self._stop.is_set()) and any(worker.is_alive() for worker in workers):
-            sleep(POLL_S)  # not stop.wait: that has a lock now and then, for which a signal that sets it would wait
-
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         def guarded() -> None:
             try:
@@ -446,28 +234,176 @@ class Consumer:
 
         return threading.Thread(target=guarded, name=f"onefold-{name}", daemon=True)
 
-    def _work(self, batches: Batches) -> None:
+    def _work(self) -> None:
         queue, settings, queues = self.app.world.queue, self.settings, list(self.app.handlers)
         outages, due = 0, 0.0
         while not self.ending.is_set():
+            deliveries: list[Delivery] = []
             try:
-                deliveries = queue.lease(queues, settings.batch, round(settings.lease_s * 1000), WAIT_MS)
-                if not deliveries and settings.until_empty and self._is_empty(queues):
-                    return
-                error = batches.process(deliveries) if deliveries else None
-            except (Misuse, Damaged):
-                raise
+                deliveries = queue.lease(queues, settings.batch, settings.lease_ms, WAIT_MS)
+                if not deliveries and settings.until_empty:
+                    waiting = queue.waiting()
+                    if not any(waiting.get(name) for name in queues):
+                        return
+                error = self._process(deliveries) if deliveries else None
             except Exception as failed:
                 error = failed
+            if isinstance(error, Misuse | Damaged):  # to go on would not help
+                raise error
             if error is not None:
                 self._wait_out(error, outages)
                 outages, due = outages + 1, monotonic() + settings.backoff_s
             elif outages and (deliveries or monotonic() > due):  # before that, what failed has not come again
                 outages, self.trouble = 0, None
 
-    def _is_empty(self, queues: list[str]) -> bool:
-        waiting = self.app.world.queue.waiting()
-        return not any(waiting.get(queue) for queue in queues)
+    def _process(self, deliveries: Sequence[Delivery]) -> Exception | None:
+        """Give each its verdict, or give it back untouched: at the end of the consumer, or because a store failed.
+
+        What the store raised is returned.
+        """
+        self.books.received(len(deliveries))
+        with self._lock:
+            self._leased |= {delivery.receipt: delivery for delivery in deliveries}
+        try:
+            try:
+                realm = self.app.world.tokens.realm
+            except Exception as error:
+                self._store_failed(deliveries)
+                return error
+            messages = [message for each in deliveries if (message := self._read(each, realm)) is not None]
+            failed: Exception | None = None
+            while messages and failed is None and not self.ending.is_set():
+                with self._turns([message.work.key for message in messages]) as ours:
+                    first: dict[Key, InHand] = {}
+                    later = [
+                        message
+                        for message in messages
+                        if message.work.key not in ours or first.setdefault(message.work.key, message) is not message
+                    ]
+                    failed, again = self._round(list(first.values()))
+                messages = later + again
+            self.books.received(-len(messages))
+            self._release([message.delivery for message in messages])
+        finally:
+            self._returned(deliveries)
+        return failed
+
+    def _read(self, delivery: Delivery, realm: str) -> InHand | None:
+        """The message with its handler; None: it is set aside."""
+        reason = "malformed"
+        try:
+            if delivery.times > FATAL_TIMES * self.settings.attempts_max:
+                reason = "handler_failed"
+                raise BadInput(f"it was given out {delivery.times} times and came to no end: does it kill the process?")
+            message = unpack_message(delivery.payload)
+            if message.to not in self.app.handlers:
+                reason = "no_handler"
+                raise BadInput(f"{self.app.name} has no handler for {message.to!r:.300}")
+            if message.to != delivery.queue:
+                raise BadInput(f"it is for {message.to!r} and came by {delivery.queue!r}")
+            if message.realm != realm:
+                reason = "foreign_token"
+                raise BadInput(f"its token is kept in {message.realm!r:.300}, not in {realm!r}")
+            return InHand(delivery, self.app.work(message, delivery))
+        except BaseException as error:  # a key function can raise anything
+            self._bury(delivery, f"{reason}: {error if isinstance(error, OnefoldError) else describe(error)}")
+            self.books.judged(reason)
+            return None
+
+    @contextmanager
+    def _turns(self, keys: Sequence[Key]) -> Iterator[set[Key]]:
+        """Those of the entities that no other thread is at, until this ends; if there are none, the first to be free.
+
+        Two threads at one entity do no harm: the store tells one of them, which tries again. But where a whole queue is
+        about one entity they would do little else. Turns are short, a round each, and nobody waits for one while having
+        another.
+        """
+        with self._freed:
+            self._freed.wait_for(lambda: not self._busy.issuperset(keys), TURN_S)
+            ours = set(keys) - self._busy
+            self._busy |= ours
+        try:
+            yield ours
+        finally:
+            with self._freed:
+                self._busy -= ours
+                self._freed.notify_all()
+
+    def _round(self, messages: Sequence[InHand]) -> tuple[Exception | None, list[InHand]]:
+        """Attempt each once: the error of a store, if one failed, and those to be tried again at once."""
+        ends = attempt(self.app.world, self.app.plan, [message.work for message in messages], self.app.loop)
+        errors: list[tuple[Delivery, Exception]] = []
+        again: list[InHand] = []
+        for message, end in zip(messages, ends, strict=True):
+            delivery, work, tries = message
+            if end is Outcome.CONFLICT and tries < CONFLICT_TRIES_MAX:
+                # Read anew: the handler may have changed the body that it was given.
+                again.append(InHand(delivery, replace(work, message=unpack_message(delivery.payload)), tries + 1))
+            elif end is Outcome.CONFLICT:
+                self._release([delivery], round(uniform(0, CONFLICT_S) * 1000))
+                self.books.judged("conflict")
+            elif isinstance(end, Outcome):
+                self.books.judged(str(end))
+            elif not isinstance(end, HandlerFailed):
+                errors.append((delivery, end))
+            else:
+                self.books.judged("handler_failed")
+                if delivery.times >= self.settings.attempts_max:
+                    self._bury(delivery, f"{end} (delivery {delivery.times})")
+                else:
+                    log.warning("%s (delivery %d of %d)", end, delivery.times, self.settings.attempts_max)
+                    self._release([delivery], self.settings.delay_ms(delivery.times))
+        self._returned({message.delivery for message in messages} - {message.delivery for message in again})
+        self._store_failed([delivery for delivery, _ in errors])
+        if again and len(again) == len(messages):  # nobody got through: not all at the same time again
+            sleep(uniform(0, 0.001 * 2 ** again[0].tries))
+        return (errors[0][1] if errors else None), again
+
+    def _store_failed(self, deliveries: Sequence[Delivery]) -> None:
+        self.books.judged("store_failed", len(deliveries))
+        self._release(deliveries, self.settings.delay_ms(1))
+
+    def _release(self, deliveries: Sequence[Delivery], delay_ms: int = 0) -> None:
+        """Let them come again. What was given out often becomes a new parcel, whose deliveries count from one: what a
+        store, or the end of a consumer, sent back does not kill whoever takes it. A copy does no harm."""
+        queue, often = self.app.world.queue, self.settings.attempts_max
+        anew = [delivery for delivery in deliveries if delivery.times >= often]
+        back = [delivery for delivery in deliveries if delivery.times < often]
+        try:
+            if anew:
+                queue.send([Parcel(delivery.queue, delivery.payload) for delivery in anew])
+                queue.acknowledge(anew)
+            if back:
+                queue.release(back, delay_ms)
+        except Exception as error:  # then the leases run out
+            log.warning("could not give %d messages back: %s", len(deliveries), describe(error))
+
+    def _bury(self, delivery: Delivery, reason: str) -> None:
+        log.error("set aside: %s", reason)
+        try:
+            self.app.world.queue.bury([delivery], reason)
+        except Exception as error:  # then it comes again, and is judged again
+            log.warning("could not set it aside: %s", describe(error))
+        else:
+            self.books.set_aside()
+
+    def _returned(self, deliveries: Iterable[Delivery]) -> None:
+        """They are acknowledged, released or set aside: their leases are not extended any more."""
+        with self._lock:
+            for delivery in deliveries:
+                self._leased.pop(delivery.receipt, None)
+
+    def _extend_leases(self, ended: threading.Event) -> None:
+        """Extend the leases of all in hand, three times in the time of one."""
+        while not ended.wait(self.settings.lease_ms / 3000):
+            with self._lock:
+                leased = list(self._leased.values())
+            if not leased:
+                continue
+            try:
+                self.app.world.queue.extend(leased, self.settings.lease_ms)
+            except Exception as error:  # if they run out, others get them too: no harm, only work
+                log.warning("could not extend %d leases: %s", len(leased), describe(error))
 
     def _wait_out(self, error: Exception, outages: int) -> None:
         """Wait until the stores answer; a delivery that would only fail again is not worth counting."""
@@ -495,8 +431,14 @@ class Consumer:
         world.queue.waiting()
 
     def _pump(self) -> None:
+        def recover_ours() -> None:
+            # A clock that was set ahead since the start makes nothing older.
+            latest_ms = self._epoch_ms + round(1000 * monotonic())
+            settings = self.settings
+            self.recovered += recover(self.app, settings.stranded_s, settings.tombstone_s, latest_ms=latest_ms)
+
         while True:
-            for chore in (self._recover, *self.app.chores):
+            for chore in (recover_ours, *self.app.chores):
                 try:
                     chore()
                 except Exception as error:  # the next run finds the same; the other chores are done
@@ -504,7 +446,70 @@ class Consumer:
             if self.ending.wait(self.settings.recover_s):
                 return
 
-    def _recover(self) -> None:
-        latest_ms = self._epoch_ms + round(1000 * monotonic())  # a clock that was set ahead since makes nothing older
-        settings = self.settings
-        self.recovered += recover(self.app, settings.stranded_s, settings.tombstone_s, latest_ms=latest_ms)
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a recovery came to."""
+
+    finished: int = 0
+    """Outbox entries whose messages are sent now, and which are gone."""
+    conflicts: int = 0
+    """Entries that somebody else was at; they are theirs, or the next recovery's."""
+    swept: int = 0
+    """Tokens that were made for nothing."""
+    purged: int = 0
+    """Tombstones that were old enough."""
+
+    def __add__(self, other: Recovered) -> Recovered:
+        return Recovered(
+            self.finished + other.finished,
+            self.conflicts + other.conflicts,
+            self.swept + other.swept,
+            self.purged + other.purged,
+        )
+
+
+def recover(app: Endpoint, older_than_s: float, tombstone_s: float, *, latest_ms: int = FOREVER_MS) -> Recovered:
+    """Recover all that an endpoint left behind; ``latest_ms``: no later than this is believed of the clock.
+
+    That is for tombstones alone. To finish an entry too early does no harm, but what a tombstone remembers is gone with
+    it: a request that was forgotten could be made again.
+    """
+    if not (0 <= older_than_s <= SECONDS_MAX and 0 <= tombstone_s <= SECONDS_MAX):
+        raise Misuse(f"older_than_s is {older_than_s}, tombstone_s {tombstone_s}: must be from 0 to {SECONDS_MAX:,}")
+    now_ms = app.clock_ms()
+    recovered = recover_stores(app.world, now_ms, older_than_s, app.name, app.plan)
+    purged = app.world.entities.purge(min(now_ms, latest_ms) - round(tombstone_s * 1000), app.name)
+    return replace(recovered, purged=purged)
+
+
+def recover_stores(
+    world: World, now_ms: int, older_than_s: float, endpoint: str | None = None, plan: str = "parented"
+) -> Recovered:
+    """Finish the stranded entries of one endpoint or of all, and sweep orphans; tombstones stay: their time is the
+    endpoint's."""
+    before_ms, after_ms = now_ms - round(older_than_s * 1000) + 1, now_ms + STEP_MS
+    finished = conflicts = swept = 0
+    while stranded := world.entities.stranded(before_ms, PAGE, endpoint, after_ms=after_ms):
+        rest = stranded
+        while rest:  # no two of one entity at once: the second would write what the first one changed
+            first: dict[Key, Stranded] = {}
+            later = [each for each in rest if first.setdefault(each.key, each) is not each]
+            ends = run(world, [Job(RECOVERIES[plan](each.key, each.name)) for each in first.values()])
+            conflicts += [raised(end) for end in ends].count(Outcome.CONFLICT)
+            rest = later
+        finished += len(stranded)
+        if conflicts or len(stranded) < PAGE:  # what is left is somebody's: not again and again
+            break
+    prefix = "" if endpoint is None else f"{endpoint}/"
+    after = ""
+    while page := world.tokens.listed(after=after, limit=PAGE, orphans=True):
+        of_marks = [token for token in page if MARK in token.parent and token.parent.startswith(prefix)]
+        garbage = [token for token in page if MARK not in token.parent and not before_ms <= token.at_ms <= after_ms]
+        # The entity whose mark it is: the name of an endpoint has no stroke in it.
+        sources = [Key(*token.parent.rpartition(MARK)[0].partition("/")[::2]) for token in of_marks]
+        entities = world.entities.load(sources) if sources else []
+        garbage += [token for token, at in zip(of_marks, entities, strict=True) if token.parent not in at.outbox]
+        swept += sum(world.tokens.discard(token.token, token.parent) for token in garbage)
+        after = page[-1].token
+    return Recovered(finished - conflicts, conflicts, swept)

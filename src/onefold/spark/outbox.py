@@ -6,23 +6,18 @@ rows are sorted and cut into chunks. A chunk is sent by the outbox algorithm und
 chunk``, which is kept per bucket beside its outbox: a chunk that was sent before is known by its mark, and a chunk that
 was cut off is finished. Equal rows are messages of their own.
 
-The executors send; each bucket is one task. The store keeps an entity per bucket, and one for the source
-(`OutboxBatch`).
+The executors send; each bucket is one task. The store keeps an entity per bucket, and one for the source.
 
 What this cannot know: that a replayed batch has other rows than before. Spark reads the same input again; a step that
 asks the clock or a random number makes other rows of it. Do that behind the sink, in the handler.
 
-What a task of the outbox sink does: the rows of one bucket become messages, chunk by chunk, each chunk once.
-
-A bucket is a source (`engines.outbox.source`) and a chunk is one mark of it. The rows come sorted, so a replayed task
-cuts the same chunks; those that were taken before are skipped, and one that was cut off is finished. Two tasks at the
-same bucket, as Spark starts them when one is slow, meet at the version of the source's entity: one gets through.
-
-What the store keeps of a source besides its buckets: the batch in hand, how it is cut, and whether it is complete.
+A bucket is a source (see `onefold.outbox.plans`) and a chunk is one mark of it. The rows come sorted, so a replayed
+task cuts the same chunks; those that were taken before are skipped, and one that was cut off is finished. Two tasks at
+the same bucket, as Spark starts them when one is slow, meet at the version of the source's entity: one gets through.
 
 Who goes on with a batch must cut it as it was begun: another number of buckets or another column would put rows into
-other chunks, and some would be sent twice and some never. The next batch may be cut in another way, for it begins only
-when the one before is complete.
+other chunks, and some would be sent twice and some never. So the store also keeps the batch in hand, how it is cut, and
+whether it is complete. The next batch may be cut in another way, for it begins only when the one before is complete.
 """
 
 from __future__ import annotations
@@ -32,23 +27,35 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold import errors
 from onefold.errors import Misuse, OnefoldError, StaleWrite
-from onefold.outbox import PLANS, Entity, Key, Out, Outcome, Taken, mark_of, outgoings, sourced, sourced_at_once
-from onefold.outbox.plans import OUTGOING_MAX, check_name, check_queue
-from onefold.outbox.ports import EntityStore, Ledger
-from onefold.outbox.runner import Job, RunnerWorld, run
-from onefold.outbox.stores.ledgers import open_ledger, open_tokens
-from onefold.outbox.stores.queues import open_queue
+from onefold.outbox.plans import (
+    OUTGOING_MAX,
+    PLANS,
+    Entity,
+    Key,
+    Out,
+    Outcome,
+    Taken,
+    check_name,
+    check_queue,
+    mark_of,
+    outgoings,
+    sourced,
+    sourced_at_once,
+)
+from onefold.outbox.ports import EntityStore, Ledger, open_ledger, open_queue, open_tokens
+from onefold.outbox.runner import World, run_one
 from onefold.spark.columns import quoted
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.session import is_cluster, ship
@@ -68,155 +75,6 @@ FIGURES: Final = pa.schema(
      ("error", pa.string())]
 )  # fmt: skip
 FIGURES_SPARK: Final = "applied long, resumed long, duplicate long, kind string, error string"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxUrls:
-    """Where entities, tokens and messages are kept; addresses, for every task opens them for itself."""
-
-    store: str = field(repr=False)
-    transport: str = field(repr=False)
-    tokens: str | None = field(default=None, repr=False)
-
-    @contextmanager
-    def opened(self) -> Iterator[RunnerWorld]:
-        """The stores, open until the block ends."""
-        with ExitStack() as stack:
-            ledger: Ledger = stack.enter_context(closing(open_ledger(self.store)))
-            tokens = ledger if self.tokens is None else stack.enter_context(closing(open_tokens(self.tokens)))
-            yield RunnerWorld(ledger, tokens, stack.enter_context(closing(open_queue(self.transport))))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """Sends the rows of its partition: one bucket, sorted; gives back one row of `FIGURES`."""
-
-    places: OutboxUrls
-    source: str
-    number: int
-    """Of the batch."""
-    to: str
-    chunk_max: int
-    at_once: bool
-
-    def __call__(self, parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What Spark calls. An error of ours is an answer: raised here, it would be a page of Java."""
-        counts = dict.fromkeys((Outcome.APPLIED, Outcome.RESUMED, Outcome.DUPLICATE), 0)
-        kind, told = "", ""
-        try:
-            self._send(parts, counts)
-        except OnefoldError as error:
-            kind, told = type(error).__name__, str(error)
-        row = {**{str(outcome): count for outcome, count in counts.items()}, "kind": kind, "error": told}
-        yield pa.RecordBatch.from_pylist([row], FIGURES)
-
-    def _send(self, parts: Iterator[pa.RecordBatch], counts: dict[Outcome, int]) -> None:
-        rows = chain.from_iterable(
-            zip(part[BUCKET].to_pylist(), part[BODY].to_pylist(), strict=True) for part in parts
-        )  # fmt: skip
-        first = next(rows, None)
-        if first is None:
-            return
-        with self.places.opened() as world:
-            for bucket, group in groupby(chain([first], rows), itemgetter(0)):
-                for index, chunk in enumerate(chunks((text for _, text in group), self.chunk_max)):
-                    counts[self._sent(world, bucket, index, chunk)] += len(chunk)
-
-    def _sent(self, world: RunnerWorld, bucket: int, index: int, chunk: list[str]) -> Outcome:
-        where = f"{self.source}, batch {self.number}, bucket {bucket}, chunk {index}"
-        if index >> CHUNK_BITS:
-            raise Misuse(f"{where}: a bucket can have {1 << CHUNK_BITS:,} chunks: use more buckets, or smaller batches")
-        outgoing = outgoings([Out(self.to, json.loads(text)) for text in chunk], where)
-        taken = Taken(Key(ENDPOINT, f"{self.source}:{bucket}"), self.number << CHUNK_BITS | index, outgoing)
-        for _ in range(TRIES_MAX):
-            (ended,) = run(world, [Job(sourced_at_once(taken) if self.at_once else sourced(taken))])
-            if isinstance(ended, Exception):
-                raise ended
-            if ended is not Outcome.CONFLICT:
-                return ended
-        raise StaleWrite(f"{where}: somebody else wrote it in each of {TRIES_MAX} tries")
-
-
-def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Cut into lists of this size; the last may be shorter.
-
-    >>> list(chunks("abcde", 2))
-    [['a', 'b'], ['c', 'd'], ['e']]
-    """
-    left: Iterator[Any] = iter(items)
-    while chunk := list(islice(left, size)):
-        yield chunk
-
-
-@dataclass(frozen=True, slots=True)
-class OutboxBatch:
-    """One batch of a source."""
-
-    key: Key
-    number: int
-    query: str
-    """The stream it is of; empty: of none."""
-    shape: dict[str, Any]
-    """What decides in which chunk a row is."""
-
-    def begin(self, entities: EntityStore) -> bool:
-        """Keep that it is in hand; False if it is complete long since, `Misuse` if it cannot be begun like this."""
-        for _ in range(TRIES_MAX):
-            entity = entities.load([self.key])[0]
-            kept = entity.state or {}
-            self._check_query(kept.get("query", ""))
-            begun = mark_of(entity.state)
-            if self.number < begun:
-                return False
-            if self.number == begun:
-                self._check_shape(kept["shape"])
-                return True
-            if not kept.get("complete", True):
-                raise Misuse(
-                    f"source {self.key.name!r}: batch {begun} was begun and is not complete; finish it before"
-                    f" {self.number}, or what is left of it is never sent",
-                    source=self.key.name,
-                )
-            if self._keep(entities, entity, complete=False):
-                return True
-        raise self._stale()
-
-    def finish(self, entities: EntityStore) -> None:
-        """Keep that it is complete."""
-        for _ in range(TRIES_MAX):
-            entity = entities.load([self.key])[0]
-            if mark_of(entity.state) != self.number or entity.state["complete"]:
-                return
-            if self._keep(entities, entity, complete=True):
-                return
-        raise self._stale()
-
-    def _keep(self, entities: EntityStore, entity: Entity, *, complete: bool) -> bool:
-        query = self.query or (entity.state or {}).get("query", "")
-        state = {"mark": self.number, "shape": self.shape, "query": query, "complete": complete}
-        return entities.persist([entity.changed(state)])[0]
-
-    def _check_query(self, kept: str) -> None:
-        if self.query and kept and kept != self.query:
-            raise Misuse(
-                f"source {self.key.name!r} belongs to the stream {kept}, this one is {self.query}: a new stream, or a"
-                " new checkpoint, counts its batches from 0 again and needs a source of another name",
-                source=self.key.name,
-            )
-
-    def _check_shape(self, kept: dict[str, Any]) -> None:
-        for name, value in self.shape.items():
-            if kept.get(name) != value:
-                raise Misuse(
-                    f"source {self.key.name!r}: batch {self.number} was begun with {name} {kept.get(name)!r}, not"
-                    f" {value!r}: it must be finished as it was begun; the next one may differ",
-                    source=self.key.name,
-                )
-
-    def _stale(self) -> StaleWrite:
-        return StaleWrite(f"source {self.key.name!r}: somebody else wrote it in each of {TRIES_MAX} tries")
-
-
 BUCKETS_MAX: Final = 10_000
 NUMBER_MAX: Final = (1 << 63 - CHUNK_BITS) - 1
 JSON: Final = {
@@ -254,10 +112,12 @@ def outbox_sink(
 
     Cost: one shuffle of the texts; per chunk one transaction (with ``tokens``: five writes) and one send.
     """
-    sink = _sink(store, transport, to, source, tokens, plan, body, buckets, chunk_max, only)
+    sink = OutboxSink(store, transport, to, source, tokens, plan, _names(body), buckets, chunk_max, only)
 
     def send(rows: DataFrame, batch: int) -> None:
-        sink.send(rows, batch, _query(rows.sparkSession))
+        # The id of the stream whose batch this is, which its checkpoint keeps; empty outside of one.
+        query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        sink.send(rows, batch, str(query or ""))
 
     return send
 
@@ -273,82 +133,94 @@ def send_batch(
     `outbox_sink`. A mark below the highest that was sent sends nothing; one above a mark that was begun and is not
     finished is `Misuse`, for what is left of that would be lost.
     """
-    return _sink(store, transport, to, source, tokens, plan, body, buckets, chunk_max, only).send(df, mark, "")
+    sink = OutboxSink(store, transport, to, source, tokens, plan, _names(body), buckets, chunk_max, only)
+    return sink.send(df, mark, "")
 
 
-def _sink(
-    store: str, transport: str, to: str, source: str, tokens: str | None, plan: str | None,
-    body: Sequence[str] | None, buckets: int, chunk_max: int, only: Verdict | None,
-) -> _Sink:  # fmt: skip
-    plan = plan or ("transactional" if tokens is None else "parented")
-    if plan not in PLANS:
-        raise Misuse(f"plan is {plan!r}, must be one of {', '.join(PLANS)}", plan=plan)
-    if plan == "transactional" and tokens is not None:
-        raise Misuse("the plan 'transactional' keeps entities and tokens in one database: leave tokens out")
-    for name, value, most in (("buckets", buckets, BUCKETS_MAX), ("chunk_max", chunk_max, OUTGOING_MAX)):
-        if not 1 <= value <= most:
-            raise Misuse(f"{name} is {value}, must be from 1 to {most:,}", **{name: value})
-    for name, url in (("store", store), ("transport", transport), ("tokens", tokens or "")):
-        if url.startswith("memory:"):
-            raise Misuse(f"{name} is {url!r}: every task would have a memory of its own")
-    if any(sign in check_name(source, "source") for sign in ":#/"):
-        raise Misuse(f"source is {source!r}, must be without ':', '#' and '/'", source=source)
-    places = OutboxUrls(store=store, transport=transport, tokens=tokens)
-    named = None if body is None else tuple(body)
-    return _Sink(places, check_queue(to), source, plan == "transactional", named, buckets, chunk_max, only)
+def _names(body: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if body is None else tuple(body)
 
 
 @dataclass(frozen=True, slots=True)
-class _Sink:
-    places: OutboxUrls
+class OutboxSink:
+    """Sends the rows of a batch; stores are named by addresses, for every task opens them for itself."""
+
+    store: str = field(repr=False)
+    transport: str = field(repr=False)
     to: str
     source: str
-    at_once: bool
+    tokens: str | None = field(repr=False)
+    plan: str | None
     body: tuple[str, ...] | None
     buckets: int
     chunk_max: int
     only: Verdict | None
 
+    def __post_init__(self) -> None:
+        if self.plan is not None and self.plan not in PLANS:
+            raise Misuse(f"plan is {self.plan!r}, must be one of {', '.join(PLANS)}", plan=self.plan)
+        if self.plan == "transactional" and self.tokens is not None:
+            raise Misuse("the plan 'transactional' keeps entities and tokens in one database: leave tokens out")
+        for name, most in (("buckets", BUCKETS_MAX), ("chunk_max", OUTGOING_MAX)):
+            value = getattr(self, name)
+            if not 1 <= value <= most:
+                raise Misuse(f"{name} is {value}, must be from 1 to {most:,}", **{name: value})
+        for name, url in self.urls.items():
+            if url.startswith("memory:"):
+                raise Misuse(f"{name} is {url!r}: every task would have a memory of its own")
+        if any(sign in check_name(self.source, "source") for sign in ":#/"):
+            raise Misuse(f"source is {self.source!r}, must be without ':', '#' and '/'", source=self.source)
+        check_queue(self.to)
+
+    @property
+    def urls(self) -> dict[str, str]:
+        return {"store": self.store, "transport": self.transport, "tokens": self.tokens or ""}
+
+    @contextmanager
+    def opened(self) -> Iterator[World]:
+        """The stores, open until the block ends."""
+        with ExitStack() as stack:
+            ledger: Ledger = stack.enter_context(closing(open_ledger(self.store)))
+            tokens = ledger if self.tokens is None else stack.enter_context(closing(open_tokens(self.tokens)))
+            yield World(ledger, tokens, stack.enter_context(closing(open_queue(self.transport))))
+
     def send(self, rows: DataFrame, number: int, query: str) -> SentBatch:
         if not 0 <= number <= NUMBER_MAX:
             raise Misuse(f"mark is {number}, must be from 0 to {NUMBER_MAX:,}", mark=number)
-        self._check_reach(rows.sparkSession)
+        if is_cluster(str(rows.sparkSession.sparkContext.master)):
+            for name, url in self.urls.items():
+                if url.startswith("sqlite:"):
+                    raise Misuse(
+                        f"{name} is a SQLite file: the executors of a cluster would each have one of their own"
+                    )
+            ship(rows.sparkSession)
         columns = self._columns(rows)
-        batch = OutboxBatch(Key(ENDPOINT, self.source), number, query, self._shape(rows, columns))
-        with self.places.opened() as world:  # here first: tables are made once, and a wrong address is one line
+        only = str(self.only) if self.only is not None and VERDICT in rows.columns else ""
+        schema = hashlib.sha256(rows.select(*columns).schema.json().encode()).hexdigest()[:16]
+        shape = {"buckets": self.buckets, "chunk_max": self.chunk_max, "only": only, "columns": schema}
+        batch = OutboxBatch(Key(ENDPOINT, self.source), number, query, shape)
+        with self.opened() as world:  # here first: tables are made once, and a wrong address is one line
             due = batch.begin(world.entities)
         if not due:  # whatever state the stream keeps still has to go through it
             rows.write.format("noop").mode("overwrite").save()
             return SentBatch(0, 0, 0)
-        sent = self._sent(rows, columns, number)
-        with self.places.opened() as world:
-            batch.finish(world.entities)
-        return sent
-
-    def _sent(self, rows: DataFrame, columns: list[Column], number: int) -> SentBatch:
-        task = Task(
-            places=self.places,
-            source=self.source,
-            number=number,
-            to=self.to,
-            chunk_max=self.chunk_max,
-            at_once=self.at_once,
+        if only:
+            rows = rows.where(F.col(VERDICT) == only)
+        # The rows as texts, each bucket in a partition of its own, sorted.
+        texts = rows.select(F.to_json(F.struct(*columns), JSON).alias(BODY))
+        bucket = F.pmod(F.xxhash64(BODY), F.lit(self.buckets)).cast("int")
+        parts = (
+            texts.select(bucket.alias(BUCKET), BODY).repartitionById(self.buckets, BUCKET).sortWithinPartitions(BODY)
         )
-        figures = self._addressed(rows, columns).mapInArrow(task, FIGURES_SPARK).collect()
+        figures = parts.mapInArrow(partial(self._send_partition, number), FIGURES_SPARK).collect()
         for row in figures:
             if row["error"]:
                 kind: type[OnefoldError] = getattr(errors, row["kind"], OnefoldError)
                 raise kind(row["error"])
         applied, resumed, duplicate = (sum(row[name] for row in figures) for name in SentBatch._fields)
+        with self.opened() as world:
+            batch.finish(world.entities)
         return SentBatch(applied, resumed, duplicate)
-
-    def _check_reach(self, spark: SparkSession) -> None:
-        if not is_cluster(str(spark.sparkContext.master)):
-            return
-        for name in ("store", "transport", "tokens"):
-            if (getattr(self.places, name) or "").startswith("sqlite:"):
-                raise Misuse(f"{name} is a SQLite file: the executors of a cluster would each have one of their own")
-        ship(spark)
 
     def _columns(self, rows: DataFrame) -> list[Column]:
         types = {column.name: column.dataType for column in rows.schema.fields}
@@ -360,19 +232,118 @@ class _Sink:
             raise Misuse("body is empty, must name at least one column")
         return [F.col(quoted(name)).cast(exact(types[name])).alias(name) for name in names]
 
-    def _shape(self, rows: DataFrame, columns: list[Column]) -> dict[str, Any]:
-        schema = rows.select(*columns).schema.json()
-        only = str(self.only) if self.only is not None and VERDICT in rows.columns else ""
-        digest = hashlib.sha256(schema.encode()).hexdigest()[:16]
-        return {"buckets": self.buckets, "chunk_max": self.chunk_max, "only": only, "columns": digest}
+    def _send_partition(self, number: int, parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """What Spark calls with one bucket, sorted; gives back one row of `FIGURES`.
 
-    def _addressed(self, rows: DataFrame, columns: list[Column]) -> DataFrame:
-        """The rows as texts, each bucket in a partition of its own, sorted."""
-        if self.only is not None and VERDICT in rows.columns:
-            rows = rows.where(F.col(VERDICT) == str(self.only))
-        texts = rows.select(F.to_json(F.struct(*columns), JSON).alias(BODY))
-        bucket = F.pmod(F.xxhash64(BODY), F.lit(self.buckets)).cast("int")
-        return texts.select(bucket.alias(BUCKET), BODY).repartitionById(self.buckets, BUCKET).sortWithinPartitions(BODY)
+        An error of ours is an answer: raised here, it would be a page of Java.
+        """
+        counts = dict.fromkeys((Outcome.APPLIED, Outcome.RESUMED, Outcome.DUPLICATE), 0)
+        kind, text = "", ""
+        rows = chain.from_iterable(
+            zip(part[BUCKET].to_pylist(), part[BODY].to_pylist(), strict=True) for part in parts
+        )  # fmt: skip
+        try:
+            first = next(rows, None)
+            if first is not None:
+                with self.opened() as world:
+                    for bucket, group in groupby(chain([first], rows), itemgetter(0)):
+                        for index, chunk in enumerate(chunks((body for _, body in group), self.chunk_max)):
+                            counts[self._send_chunk(world, number, bucket, index, chunk)] += len(chunk)
+        except OnefoldError as error:
+            kind, text = type(error).__name__, str(error)
+        row = {**{str(outcome): count for outcome, count in counts.items()}, "kind": kind, "error": text}
+        yield pa.RecordBatch.from_pylist([row], FIGURES)
+
+    def _send_chunk(self, world: World, number: int, bucket: int, index: int, chunk: list[str]) -> Outcome:
+        where = f"{self.source}, batch {number}, bucket {bucket}, chunk {index}"
+        if index >> CHUNK_BITS:
+            raise Misuse(f"{where}: a bucket can have {1 << CHUNK_BITS:,} chunks: use more buckets, or smaller batches")
+        outgoing = outgoings([Out(self.to, json.loads(text)) for text in chunk], where)
+        source = Taken(Key(ENDPOINT, f"{self.source}:{bucket}"), number << CHUNK_BITS | index, outgoing)
+        plan = self.plan or ("transactional" if self.tokens is None else "parented")
+        for _ in range(TRIES_MAX):
+            outcome = run_one(world, sourced_at_once(source) if plan == "transactional" else sourced(source))
+            if outcome is not Outcome.CONFLICT:
+                return outcome
+        raise StaleWrite(f"{where}: somebody else wrote it in each of {TRIES_MAX} tries")
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxBatch:
+    """One batch of a source."""
+
+    key: Key
+    number: int
+    query: str
+    """The stream it is of; empty: of none."""
+    shape: dict[str, Any]
+    """What decides in which chunk a row is."""
+
+    def begin(self, entities: EntityStore) -> bool:
+        """Keep that it is in hand; False if it is complete long since, `Misuse` if it cannot be begun like this."""
+        for _ in range(TRIES_MAX):
+            entity = entities.load([self.key])[0]
+            state = entity.state or {}
+            query = state.get("query", "")
+            if self.query and query and query != self.query:
+                raise Misuse(
+                    f"source {self.key.name!r} belongs to the stream {query}, this one is {self.query}: a new stream,"
+                    " or a new checkpoint, counts its batches from 0 again and needs a source of another name",
+                    source=self.key.name,
+                )
+            begun = mark_of(entity.state)
+            if self.number < begun:
+                return False
+            if self.number == begun:
+                self._check_shape(state["shape"])
+                return True
+            if not state.get("complete", True):
+                raise Misuse(
+                    f"source {self.key.name!r}: batch {begun} was begun and is not complete; finish it before"
+                    f" {self.number}, or what is left of it is never sent",
+                    source=self.key.name,
+                )
+            if self._keep(entities, entity, complete=False):
+                return True
+        raise self._stale()
+
+    def finish(self, entities: EntityStore) -> None:
+        """Keep that it is complete."""
+        for _ in range(TRIES_MAX):
+            entity = entities.load([self.key])[0]
+            if mark_of(entity.state) != self.number or entity.state["complete"]:
+                return
+            if self._keep(entities, entity, complete=True):
+                return
+        raise self._stale()
+
+    def _keep(self, entities: EntityStore, entity: Entity, *, complete: bool) -> bool:
+        query = self.query or (entity.state or {}).get("query", "")
+        state = {"mark": self.number, "shape": self.shape, "query": query, "complete": complete}
+        return entities.persist([entity.changed(state)])[0]
+
+    def _check_shape(self, begun: dict[str, Any]) -> None:
+        for name, value in self.shape.items():
+            if begun.get(name) != value:
+                raise Misuse(
+                    f"source {self.key.name!r}: batch {self.number} was begun with {name} {begun.get(name)!r}, not"
+                    f" {value!r}: it must be finished as it was begun; the next one may differ",
+                    source=self.key.name,
+                )
+
+    def _stale(self) -> StaleWrite:
+        return StaleWrite(f"source {self.key.name!r}: somebody else wrote it in each of {TRIES_MAX} tries")
+
+
+def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Cut into lists of this size; the last may be shorter.
+
+    >>> list(chunks("abcde", 2))
+    [['a', 'b'], ['c', 'd'], ['e']]
+    """
+    rest: Iterator[Any] = iter(items)
+    while chunk := list(islice(rest, size)):
+        yield chunk
 
 
 def exact(kind: T.DataType) -> T.DataType:
@@ -390,8 +361,3 @@ def exact(kind: T.DataType) -> T.DataType:
     if isinstance(kind, T.StructType):
         return T.StructType([T.StructField(f.name, exact(f.dataType), f.nullable) for f in kind.fields])
     return kind
-
-
-def _query(spark: SparkSession) -> str:
-    """The id of the stream whose batch this is, which its checkpoint keeps; empty outside of one."""
-    return str(spark.sparkContext.getLocalProperty("sql.streaming.queryId") or "")

@@ -23,14 +23,13 @@ from onefold.outbox.explore import (
     STATES_MAX,
     Convicted,
     Exploration,
-    Handling,
-    Stage,
     Topology,
     Wrong,
     explored,
     together,
 )
-from onefold.outbox.explore.worlds import Invariant
+from onefold.outbox.explore.system import Invariant
+from onefold.outbox.explore.topology import Handling, Stage
 from onefold.outbox.plans import check_name, check_queue
 
 __all__ = ["Convicted", "Exploration", "explore"]

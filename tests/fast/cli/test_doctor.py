@@ -14,7 +14,7 @@ from onefold import Endpoint, Out
 from onefold.cli import doctor as module
 from onefold.cli.doctor import PACKAGES, examine
 from onefold.clock import wall_ms
-from onefold.outbox.steps import Birth
+from onefold.outbox.plans import Birth
 from tests.lib.commands import here
 from tests.lib.cut_off import cut_off
 

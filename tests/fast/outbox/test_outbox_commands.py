@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from onefold import Endpoint, Out
+from onefold.outbox.plans import Birth, Create, Dispatch, Finish, Remove
 from onefold.outbox.ports import Parcel
-from onefold.outbox.steps import Birth, Create, Dispatch, Finish, Remove
 from tests.lib.commands import Done, here
 from tests.lib.cut_off import cut_off
 

@@ -6,8 +6,8 @@ import pytest
 import onefold
 from onefold import Endpoint, Message, Out, Outcome
 from onefold.errors import BadInput, Misuse, StoreFailed
+from onefold.outbox.plans import Birth
 from onefold.outbox.runner import process
-from onefold.outbox.steps import Birth
 from onefold.outbox.stores.memory import MemoryLedger, MemoryQueue
 
 PLANS = ["transactional", "checkpointed", "parented"]

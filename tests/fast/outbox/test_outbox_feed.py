@@ -12,10 +12,11 @@ from time import sleep
 
 import pytest
 
+from onefold.cli.outbox import TopicLog
 from onefold.errors import BadInput, Misuse, StoreFailed
 from onefold.outbox.endpoint import Endpoint
 from onefold.outbox.feed import Feed
-from onefold.outbox.steps import unpack_message
+from onefold.outbox.plans import unpack_message
 from onefold.producers.topic import Topics
 from tests.lib.commands import here
 
@@ -41,8 +42,9 @@ class Bench:
     def publish_numbers(self, *numbers):
         self.publish(*(json.dumps({"n": n}).encode() for n in numbers))
 
-    def feed(self, endpoint=None, **options):
-        return Feed(self.folder / "log", "orders", "payments", endpoint or self.endpoint, **options)
+    def feed(self, endpoint=None, *, whole=False, **options):
+        log = TopicLog(self.folder / "log", "orders", whole=whole)
+        return Feed(log, "payments", endpoint or self.endpoint, **options)
 
     def messages(self):
         """What went out, by token: a copy is no message of its own."""
@@ -90,7 +92,7 @@ def test_what_is_no_message_is_passed_over(bench):
 def test_two_queues_are_fed_for_themselves(bench):
     bench.publish_numbers(1, 2)
     bench.feed().run()
-    other = Feed(bench.folder / "log", "orders", "shipping", bench.endpoint)
+    other = Feed(TopicLog(bench.folder / "log", "orders"), "shipping", bench.endpoint)
     assert other.run().sent == 2
     assert bench.endpoint.world.queue.waiting() == {"payments": 2, "shipping": 2}
 
@@ -199,12 +201,12 @@ def test_a_log_that_is_not_the_same_is_noticed(bench, tmp_path):
     with Topics(tmp_path / "other") as topics:
         topics.topic("orders").publish("till", [(0, b"{}")])
         with pytest.raises(Misuse, match="5 records were taken, the log has 1: it is not the same log"):
-            Feed(tmp_path / "other", "orders", "payments", bench.endpoint).run()
+            Feed(TopicLog(tmp_path / "other", "orders"), "payments", bench.endpoint).run()
 
 
 def test_a_topic_that_is_not_there_is_named(bench):
     with pytest.raises(Misuse, match="there is no log in"):
-        Feed(bench.folder / "log", "refunds", "payments", bench.endpoint)
+        TopicLog(bench.folder / "log", "refunds")
 
 
 def words(bench, *more):

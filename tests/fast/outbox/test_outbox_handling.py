@@ -4,8 +4,7 @@ import pytest
 
 from onefold.errors import BadInput
 from onefold.outbox import Entry, Message, Out, Outgoing, handled, pack, pack_entry
-from onefold.outbox.plans import outgoings
-from onefold.outbox.steps import pack_message, unpack_entry, unpack_message
+from onefold.outbox.plans import outgoings, pack_message, unpack_entry, unpack_message
 
 MESSAGE = Message("t1", "orders", {})
 

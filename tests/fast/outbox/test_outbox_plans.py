@@ -22,8 +22,7 @@ from onefold.outbox import (
     transactional,
     unpack_entry,
 )
-from onefold.outbox.plans import resumed_at_once
-from onefold.outbox.steps import Birth, Create, OpenedAttempt, Persist, pack_message, unpack_message
+from onefold.outbox.plans import Birth, Create, OpenedAttempt, Persist, pack_message, resumed_at_once, unpack_message
 
 KEY = Key("billing", "7")
 MESSAGE = Message("t1", "orders", {"order": 7})

@@ -6,8 +6,8 @@ import pytest
 from onefold import Endpoint, Message, Out, Outcome
 from onefold.errors import Misuse, StoreFailed
 from onefold.outbox import PLANS, Taken, sourced, sourced_at_once
-from onefold.outbox.runner import Job, RunnerWorld, calling
-from onefold.outbox.steps import Acknowledge, Birth, Create, Entity, Outgoing, Persist, unpack_message
+from onefold.outbox.plans import Acknowledge, Birth, Create, Entity, Outgoing, Persist, unpack_message
+from onefold.outbox.runner import Job, World, calling
 from onefold.outbox.stores.memory import MemoryQueue
 from onefold.outbox.stores.sqlite import SqliteLedger
 
@@ -57,7 +57,7 @@ def shop(request, tmp_path):
     found.close()
 
 
-def die_after(world: RunnerWorld, job: Job, steps: int) -> bool:
+def die_after(world: World, job: Job, steps: int) -> bool:
     """Lead an attempt for so many steps, then forget it; False if it had ended before."""
     job.go_on(None)
     for _ in range(steps):

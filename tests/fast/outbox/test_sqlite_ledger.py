@@ -15,9 +15,8 @@ import pytest
 
 from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
 from onefold.lorawan.stores.sqlite import SqliteCounters
-from onefold.outbox.ports import Live
-from onefold.outbox.steps import Birth, Entity, Entry, Finish, Key, Open, Outgoing, Removal, Settle, Settled
-from onefold.outbox.stores.ledgers import open_ledger, open_tokens
+from onefold.outbox.plans import Birth, Entity, Entry, Finish, Key, Open, Outgoing, Removal, Settle, Settled
+from onefold.outbox.ports import Live, open_ledger, open_tokens
 from onefold.outbox.stores.memory import MemoryLedger
 from onefold.outbox.stores.sqlite import SqliteLedger
 from tests.lib.commands import lines_after_kill
@@ -27,9 +26,9 @@ STEP = Finish(KEY, "t1")
 
 RACER = """
 import sys
-from onefold.outbox.steps import Entry, Key, Outgoing
-from onefold.outbox.steps import Birth, Finish, Open, Settle, Settled
-from onefold.outbox.stores.ledgers import open_ledger
+from onefold.outbox.plans import Entry, Key, Outgoing
+from onefold.outbox.plans import Birth, Finish, Open, Settle, Settled
+from onefold.outbox.ports import open_ledger
 
 name, url, many, batch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 print("ready", flush=True)
@@ -102,7 +101,7 @@ def test_of_processes_that_race_for_a_message_one_settles_it(tmp_path):
 
 def test_processes_that_make_a_file_at_once_agree_on_its_realm(tmp_path):
     asks = (
-        "import sys; from onefold.outbox.stores.ledgers import open_ledger; sys.stdin.readline(); "
+        "import sys; from onefold.outbox.ports import open_ledger; sys.stdin.readline(); "
         "print(open_ledger(sys.argv[1]).realm)"
     )
     words = [sys.executable, "-c", asks, f"sqlite:///{tmp_path / 'new.db'}"]
@@ -239,7 +238,7 @@ def test_what_reads_or_has_nothing_to_write_waits_for_no_writer(tmp_path):
         with closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None)) as other:
             other.execute("begin immediate")
             other.execute("delete from outbox_tokens")
-            assert ledger.open([Open(KEY, "t1")])[0].held
+            assert ledger.open([Open(KEY, "t1")])[0].has_token
             assert ledger.load([KEY]) == [Entity(KEY)]
             assert ledger.holds(["t1"]) == [True]
             assert ledger.create([Birth("t1", "", ()), Birth("t2", "", ())]) == [True, False]

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from onefold.errors import Damaged, Misuse, StoreFailed
 from onefold.outbox.ports import Buried, Delivery, Parcel
 from onefold.outbox.stores.memory import MemoryQueue
-from onefold.outbox.stores.sqlite_queue import SqliteQueue
+from onefold.outbox.stores.sqlite import SqliteQueue
 from onefold.stores.sqlite import Database
 from tests.lib.commands import lines_after_kill
 from tests.lib.examples import examples
@@ -26,7 +26,7 @@ LONG_MS = 60_000
 
 WORKER = """
 import sys
-from onefold.outbox.stores.queues import open_queue
+from onefold.outbox.ports import open_queue
 
 print("ready", flush=True)
 sys.stdin.readline()
@@ -38,7 +38,7 @@ while found := queue.lease(["orders", "other"], 5, 1_000, wait_ms=1_300):
 SENDER = """
 import sys
 from onefold.outbox.ports import Parcel
-from onefold.outbox.stores.queues import open_queue
+from onefold.outbox.ports import open_queue
 
 queue = open_queue(sys.argv[1])
 for n in range(100_000):
@@ -122,7 +122,7 @@ def test_a_parcel_of_another_process_is_noticed_within_the_polling_time(tmp_path
     found: list[Delivery] = []
     waiter = threading.Thread(target=lambda: found.extend(queue.lease(["orders"], 5, LONG_MS, wait_ms=30_000)))
     waiter.start()
-    code = "import sys; from onefold.outbox.ports import Parcel; from onefold.outbox.stores.queues import open_queue; "
+    code = "import sys; from onefold.outbox.ports import Parcel; from onefold.outbox.ports import open_queue; "
     code += "open_queue(sys.argv[1]).send([Parcel('orders', b'a')])"
     assert process(code, tmp_path / "q.db").wait(60) == 0
     waiter.join(60)
@@ -302,7 +302,7 @@ class SqliteIsLikeMemory(RuleBasedStateMachine):
         with self.sqlite._database.reading() as db:
             db.execute("pragma synchronous=off")  # the power stays on here
         self.queues = (MemoryQueue(self.clock), self.sqlite)
-        self.held: list[Delivery] = []
+        self.has_token: list[Delivery] = []
         self.letters: list[Buried] = []
 
     def clock(self) -> int:
@@ -319,7 +319,7 @@ class SqliteIsLikeMemory(RuleBasedStateMachine):
 
     @rule(names=st.lists(NAMES, min_size=1, max_size=3), lease_ms=MS)
     def lease(self, names, lease_ms):
-        self.held += self.both(lambda queue: queue.lease(names, 1_000, lease_ms))
+        self.has_token += self.both(lambda queue: queue.lease(names, 1_000, lease_ms))
 
     @rule(ms=MS)
     def pass_ms(self, ms):
@@ -327,7 +327,9 @@ class SqliteIsLikeMemory(RuleBasedStateMachine):
 
     def some(self, data):
         """Of those that were given out last: they may be on loan, or not long ago they were."""
-        return data.draw(st.lists(st.sampled_from(self.held[-6:]), min_size=1, max_size=4)) if self.held else []
+        return (
+            data.draw(st.lists(st.sampled_from(self.has_token[-6:]), min_size=1, max_size=4)) if self.has_token else []
+        )
 
     @rule(data=st.data())
     def acknowledge(self, data):

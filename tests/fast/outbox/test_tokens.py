@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from onefold import Endpoint, Out
+from onefold.outbox.plans import Birth
 from onefold.outbox.ports import Parcel
-from onefold.outbox.steps import Birth
-from onefold.outbox.stores.sqlite import SqliteLedger
-from onefold.outbox.stores.sqlite_queue import SqliteQueue
+from onefold.outbox.stores.sqlite import SqliteLedger, SqliteQueue
 from tests.lib.commands import Done, here
 from tests.lib.cut_off import cut_off
 

@@ -1,41 +1,24 @@
 """The search: every state that can be reached, nearest first, so that the first wrong one has the shortest history.
 
-Does everything end? And how often can a handler be called for one message?
+Then, for a complete search: does everything end, and how often can a handler be called for one message? Both are read
+off the longest ways: if no state can be reached from itself, every history ends; and since every state from which
+nothing follows is at rest, it ends well. On the way back from the ends the calls are counted.
 
-Both are read off the longest ways: if no state can be reached from itself, every history ends; and since every state
-from which nothing follows is at rest, it ends well. On the way back from the ends the calls are counted.
-
-A history in words: numbered lines, one per move, and what is wrong with it.
-
-Explore one world under one algorithm: what was found, or who is convicted.
+A history is told in numbered lines, one per move, and what is wrong with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
-from onefold.outbox.explore.system import CREWS, FREE, IDLE, WORLD, Note, State, System
+from onefold.outbox import plans
+from onefold.outbox.explore.system import FREE, GROUPS, IDLE, WORLD, HandlerRaised, Invariant, Move, State, System
 from onefold.outbox.explore.topology import Algorithm, Offence, Topology, Wrong
-from onefold.outbox.explore.worlds import HandlerRaised, Invariant
-from onefold.outbox.steps import (
-    Acknowledge,
-    Create,
-    Dispatch,
-    Finish,
-    Fresh,
-    Holds,
-    Load,
-    Open,
-    Outcome,
-    Persist,
-    Remove,
-    Settle,
-    Settled,
-)
+from onefold.outbox.plans import Outcome, Settled
 
 Calls = dict[str, int]
 """For each message: how often its handler is called from here on, at most."""
@@ -45,9 +28,9 @@ class _Visit(NamedTuple):
     """A state on the way from the first one, and what is still to be tried there."""
 
     state: State
-    note: Note | None
+    move: Move | None
     """What led here."""
-    moves: Iterator[tuple[State, Note]]
+    moves: Iterator[tuple[State, Move]]
     calls: Calls
 
 
@@ -73,17 +56,17 @@ def rounds(system: System) -> Rounds:
             way.pop()
             if not way:
                 return Rounds(max(visit.calls.values(), default=0))
-            assert visit.note is not None
-            _add(way[-1].calls, visit.calls, _called(system, way[-1].state, visit.note))
+            assert visit.move is not None
+            _add(way[-1].calls, visit.calls, _called(system, way[-1].state, visit.move))
             continue
-        state, note = following
+        state, move = following
         if state in on_way:
             return Rounds(0, (*(each.state for each in way), state))
         if state in counted:
-            _add(visit.calls, counted[state], _called(system, visit.state, note))
+            _add(visit.calls, counted[state], _called(system, visit.state, move))
         else:
             on_way.add(state)
-            way.append(_Visit(state, note, system.moves(state), {}))
+            way.append(_Visit(state, move, system.moves(state), {}))
 
 
 def _add(calls: Calls, later: Calls, name: str) -> None:
@@ -96,14 +79,14 @@ def _add(calls: Calls, later: Calls, name: str) -> None:
         calls[name] = 1
 
 
-def _called(system: System, before: State, note: Note) -> str:
+def _called(system: System, before: State, move: Move) -> str:
     """For which message this move calls the handler; empty: for none."""
-    act, places = note.act, system.places
-    if act.what == "step":
-        worker = system.crews.workers[act.worker]
+    action, positions = move.action, system.positions
+    if action.what == "step":
+        worker = system.groups.workers[action.worker]
         assert worker is not None
-        called = system.worlds.stepped(before[WORLD], worker.place).called
-        return places.jobs[worker.place].name if called else ""
+        called = system.worlds.stepped(before[WORLD], worker.position).called
+        return positions.jobs[worker.position].name if called else ""
     return ""
 
 
@@ -111,254 +94,9 @@ class Trail(NamedTuple):
     """A way through the states: the first of them, then each move with the state that it leads to."""
 
     first: State
-    moves: tuple[tuple[Note, State], ...]
+    moves: tuple[tuple[Move, State], ...]
     again: int = 0
     """From which move on it goes round, if it does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """What a search came to."""
-
-    states: int
-    """Distinct ones. Workers of one stage are alike: states that differ by who of them did it are one state."""
-    transitions: int
-    rests: int
-    """States at rest."""
-    depth: int
-    """Moves in the longest of the shortest histories."""
-    complete: bool
-    """False: the limit was reached, and there is more."""
-    seconds: float
-    performed: int
-    """Steps that the store performed; all others were known from before."""
-    offence: Offence | None = None
-    trail: Trail | None = None
-    calls_max: int | None = None
-    """How often the handler was called for one message at most, if the search is complete and that was asked for."""
-
-
-def search(system: System, states_max: int, *, endless: bool = False) -> Searched:
-    """Look at all states, or at so many; stops at the first that is wrong.
-
-    ``endless``: then go through all of them once more, to see whether anything can go on for ever, and to count calls.
-    """
-    return _Search(system, states_max).run(endless)
-
-
-class _Search:
-    def __init__(self, system: System, states_max: int) -> None:
-        self.system = system
-        self.states_max = states_max
-        self.parents: dict[State, State | None] = {system.first: None}
-        self.transitions = self.rests = self.depth = 0
-        self.complete = True
-        self.began = perf_counter()
-
-    def run(self, endless: bool) -> Searched:
-        layer = [self.system.first]
-        while layer and self.complete:
-            following: list[State] = []
-            for state in layer:
-                wrong = self._look(state, following)
-                if wrong is not None:
-                    return self._done(*wrong)
-                if len(self.parents) >= self.states_max:
-                    self.complete = False
-                    break
-            self.depth += bool(following)
-            layer = following
-        if not endless or not self.complete:
-            return self._done()
-        found = rounds(self.system)
-        if not found.circle:
-            return self._done(calls=found.calls_max)
-        again = found.circle.index(found.circle[-1]) + 1
-        trail = Trail(found.circle[0], tuple(_noted(self.system, list(found.circle))), again)
-        return self._done(Offence(Wrong.CIRCLE, "it can go round like this for ever."), trail)
-
-    def _look(self, state: State, following: list[State]) -> tuple[Offence, Trail] | None:
-        """Everything that can happen in this state; what is wrong, if anything is."""
-        parents, offences, stuck = self.parents, self.system.worlds.offences, True
-        try:
-            for after, note in self.system.moves(state):
-                self.transitions += 1
-                if note.act.cost == FREE:
-                    stuck = False
-                if after not in parents:
-                    parents[after] = state
-                    following.append(after)
-                    offence = offences[after[WORLD]]
-                    if offence is not None:
-                        return offence, self.trail(after)
-        except HandlerRaised as error:
-            return Offence(Wrong.HANDLER, f"{error}."), self.trail(state)
-        if self.system.resting(state):
-            self.rests += 1
-            offence = self.system.worlds.at_rest(state[WORLD])
-        else:
-            offence = Offence(Wrong.STUCK, "nobody can go on, and it is not finished.") if stuck else None
-        return None if offence is None else (offence, self.trail(state))
-
-    def trail(self, state: State) -> Trail:
-        """The shortest way to this state."""
-        way = [state]
-        while (before := self.parents[way[-1]]) is not None:
-            way.append(before)
-        return Trail(way[-1], tuple(_noted(self.system, way[::-1])))
-
-    def _done(self, offence: Offence | None = None, trail: Trail | None = None, calls: int | None = None) -> Searched:
-        return Searched(
-            len(self.parents),
-            self.transitions,
-            self.rests,
-            self.depth,
-            self.complete and offence is None,
-            perf_counter() - self.began,
-            self.system.images.performed,
-            offence,
-            trail,
-            calls,
-        )
-
-
-def _noted(system: System, way: list[State]) -> Iterator[tuple[Note, State]]:
-    for before, after in pairwise(way):
-        yield next((note, state) for state, note in system.moves(before) if state == after)
-
-
-def history(system: System, trail: Trail, offence: Offence) -> str:
-    """The whole history, and then what is wrong."""
-    teller = _Teller(system)
-    lines = []
-    before = trail.first
-    for note, after in trail.moves:
-        lines.append(teller.line(note, before, after))
-        before = after
-    width = len(str(len(lines)))
-    told = [f"{number:{width}}. {line}" for number, line in enumerate(lines, 1)]
-    if trail.again:
-        told.append(f"... and again from {trail.again} on.")
-    return "\n".join([*told, f"Wrong: {offence.text}"])
-
-
-class _Teller:
-    """Keeps in mind which worker is which: in the states they are sorted."""
-
-    def __init__(self, system: System) -> None:
-        self.system = system
-        self.slots = [[IDLE] * crew.size for crew in system.crews.crews]
-
-    def line(self, note: Note, before: State, after: State) -> str:
-        if note.crew < 0:
-            return f"the transport delivers a copy of {self.system.parcels.posted[note.parcel].shown}"
-        slots, act = self.slots[note.crew], note.act
-        slot = slots.index(act.worker)
-        crew = self.system.crews.crews[note.crew]
-        who = crew.title if crew.chore is not None else f"worker {slot + 1} of {crew.title}"
-        told = self._told(who, note, before)
-        slots[slot] = act.after
-        self._match(slots, slot, self.system.crews.members[after[CREWS + note.crew]][1])
-        return told
-
-    def _match(self, slots: list[int], acting: int, workers: tuple[int, ...]) -> None:
-        """A late acknowledgement changes others, too."""
-        left = list(workers)
-        left.remove(slots[acting])
-        odd = []
-        for number, worker in enumerate(slots):
-            if number == acting:
-                continue
-            if worker in left:
-                left.remove(worker)
-            else:
-                odd.append(number)
-        for number, worker in zip(odd, left, strict=True):
-            slots[number] = worker
-
-    def _told(self, who: str, note: Note, before: State) -> str:
-        system, act = self.system, note.act
-        number = act.after if act.what in ("lease", "begin") else act.worker
-        worker = system.crews.workers[number]
-        assert worker is not None
-        shown = system.places.jobs[worker.place].shown
-        if act.what == "lease":
-            return f"{who} leases {shown}"
-        if act.what == "begin":
-            chore = system.crews.crews[note.crew].chore
-            assert chore is not None
-            return f"{who} {chore.finds} {shown}"
-        if act.what == "expire":
-            return f"the lease of {shown} runs out; {who} goes on"
-        if act.what == "die":
-            return f"{who} dies"
-        if act.what.startswith("die "):
-            messages = system.places.steps[worker.place].messages
-            part = [messages[int(number)].token for number in act.what.split()[1:]]
-            return f"{who} dies while it sends: only {', '.join(part)} is sent"
-        return f"{who} {self._step(worker.place, before[WORLD], worker.leased)}"
-
-    def _step(self, place: int, world: int, leased: bool) -> str:
-        places = self.system.places
-        stepped = self.system.worlds.stepped(world, place)
-        step, job = places.steps[place], places.jobs[place]
-        answer = places.answers[stepped.place][len(places.answers[place])]
-        told = _TOLD[type(step)](step, answer) if type(step) in _TOLD else step.told(answer)
-        if isinstance(step, Acknowledge):
-            told = f"acknowledges {job.shown}" + ("" if leased else ", late")
-        if places.carries[place] and not places.carries[stepped.place] and type(step) not in (Load, Open):
-            told += f": {job.name} is applied"
-        if stepped.called:
-            told += f", and calls the handler for {job.shown}"
-        if places.outcomes[stepped.place] is Outcome.CONFLICT:
-            told += f", and gives {job.shown} back" if leased else ", and gives up"
-        return told
-
-
-def _persist(step: Persist, answer: bool) -> str:
-    entity = step.entity
-    if not answer:
-        return f"cannot write {entity.key}: version {entity.version} is stale"
-    kept = ", ".join(sorted(entity.outbox)) or "empty"
-    return f"writes {entity.key} as version {entity.version + 1} (outbox: {kept})"
-
-
-def _settle(step: Settle, answer: Settled) -> str:
-    if answer is Settled.STALE:
-        return f"cannot settle {step.name}: version {step.entity.version} of {step.entity.key} is stale"
-    if answer is Settled.NO_TOKEN:
-        return f"cannot settle {step.name}: its token is gone"
-    entry = step.entity.outbox.get(step.name)
-    made = ", ".join(out.token for out in entry.outgoing) if entry else ""
-    removed = f", removes the token {step.token}" if step.token else ""
-    made = f", makes the token {made}" if made else ""
-    return f"writes {step.entity.key} as version {step.entity.version + 1}{removed}{made}"
-
-
-def _create(step: Create, answer: bool) -> str:
-    tokens = ", ".join(token for token, _ in step.birth.tokens)
-    if not answer:
-        return f"makes no tokens: the token {step.birth.parent} is gone"
-    return f"makes the token {tokens}" if tokens else f"sees the token {step.birth.parent}"
-
-
-def _open(step: Open, answer: Any) -> str:
-    return f"loads {step.key} (version {answer.entity.version}) and finds {'its' if answer.held else 'no'} token"
-
-
-_TOLD: Final[Mapping[type, Callable[[Any, Any], str]]] = {
-    Load: lambda step, answer: f"loads {step.key} (version {answer.version})",
-    Holds: lambda step, answer: f"looks for the token {step.token}: it is {'there' if answer else 'gone'}",
-    Open: _open,
-    Fresh: lambda step, answer: "makes new ids",
-    Create: _create,
-    Persist: _persist,
-    Settle: _settle,
-    Dispatch: lambda step, answer: f"sends {', '.join(message.token for message in step.messages) or 'nothing'}",
-    Remove: lambda step, answer: f"removes the token {step.removal.token}",
-    Finish: lambda step, answer: f"clears the outbox entry of {step.name}",
-    Acknowledge: lambda step, answer: "acknowledges",
-}
 
 
 STATES_MAX: Final = 200_000
@@ -369,11 +107,11 @@ STATES_MAX: Final = 200_000
 class Convicted(AssertionError):
     """Something is wrong. The text is the shortest history that leads there, line by line, and what is wrong then."""
 
-    def __init__(self, plan: str, offence: Offence, told: str, states: int) -> None:
-        super().__init__(f"{plan}: {offence.wrong.replace('_', ' ')} (found in {states:,} states)\n{told}")
+    def __init__(self, plan: str, offence: Offence, history: str, states: int) -> None:
+        super().__init__(f"{plan}: {offence.wrong.replace('_', ' ')} (found in {states:,} states)\n{history}")
         self.plan = plan
         self.offence = offence
-        self.history = told
+        self.history = history
         self.states = states
 
 
@@ -413,15 +151,12 @@ def explored(
     try:
         system = System(topology, algorithm, invariant)
     except HandlerRaised as error:
-        raise Convicted(algorithm.name, Offence(Wrong.HANDLER, str(error)), _unprovoked(error), 0) from error
+        line = f"Wrong, without any fault: {error}."
+        raise Convicted(algorithm.name, Offence(Wrong.HANDLER, str(error)), line, 0) from error
     try:
-        searched = search(system, states_max, endless=endless)
-        if searched.offence is not None and searched.trail is not None:
-            told = history(system, searched.trail, searched.offence)
-            raise Convicted(algorithm.name, searched.offence, told, searched.states)
-        return _exploration(system, searched)
+        return _Search(system, states_max).run(endless)
     finally:
-        system.images.close()
+        system.snapshots.close()
 
 
 def together(plan: str, parts: Iterable[Exploration]) -> Exploration:
@@ -443,21 +178,211 @@ def together(plan: str, parts: Iterable[Exploration]) -> Exploration:
     )
 
 
-def _unprovoked(error: HandlerRaised) -> str:
-    return f"Wrong, without any fault: {error}."
+class _Search:
+    def __init__(self, system: System, states_max: int) -> None:
+        self.system = system
+        self.states_max = states_max
+        self.parents: dict[State, State | None] = {system.first: None}
+        self.transitions = self.rests = 0
+
+    def run(self, endless: bool) -> Exploration:
+        """Look at all states, or at so many; stops at the first that is wrong."""
+        began, system, calls = perf_counter(), self.system, None
+        layer, complete = [system.first], True
+        while layer and complete:
+            following: list[State] = []
+            for state in layer:
+                self._look(state, following)
+                if len(self.parents) >= self.states_max:
+                    complete = False
+                    break
+            layer = following
+        if endless and complete:
+            longest = rounds(system)
+            if longest.circle:
+                again = longest.circle.index(longest.circle[-1]) + 1
+                trail = Trail(longest.circle[0], tuple(self._moves(longest.circle)), again)
+                self._convict(Offence(Wrong.CIRCLE, "it can go round like this for ever."), trail)
+            calls = longest.calls_max
+        return Exploration(
+            system.algorithm.name,
+            system.topology.name,
+            len(self.parents),
+            self.transitions,
+            self.rests,
+            complete,
+            perf_counter() - began,
+            system.snapshots.performed,
+            len(system.endings),
+            calls,
+            tuple(system.handlers.findings),
+        )
+
+    def _look(self, state: State, following: list[State]) -> None:
+        """Everything that can happen in this state; `Convicted` if something is wrong."""
+        parents, offences, stuck = self.parents, self.system.worlds.offences, True
+        try:
+            for after, move in self.system.moves(state):
+                self.transitions += 1
+                if move.action.cost == FREE:
+                    stuck = False
+                if after not in parents:
+                    parents[after] = state
+                    following.append(after)
+                    offence = offences[after[WORLD]]
+                    if offence is not None:
+                        self._convict(offence, self._trail(after))
+        except HandlerRaised as error:
+            self._convict(Offence(Wrong.HANDLER, f"{error}."), self._trail(state))
+        if self.system.resting(state):
+            self.rests += 1
+            offence = self.system.worlds.at_rest(state[WORLD])
+        else:
+            offence = Offence(Wrong.STUCK, "nobody can go on, and it is not finished.") if stuck else None
+        if offence is not None:
+            self._convict(offence, self._trail(state))
+
+    def _trail(self, state: State) -> Trail:
+        """The shortest way to this state."""
+        way = [state]
+        while (before := self.parents[way[-1]]) is not None:
+            way.append(before)
+        return Trail(way[-1], tuple(self._moves(way[::-1])))
+
+    def _moves(self, way: Sequence[State]) -> Iterator[tuple[Move, State]]:
+        for before, after in pairwise(way):
+            yield next((move, state) for state, move in self.system.moves(before) if state == after)
+
+    def _convict(self, offence: Offence, trail: Trail) -> NoReturn:
+        lines = history(self.system, trail, offence)
+        raise Convicted(self.system.algorithm.name, offence, lines, len(self.parents))
 
 
-def _exploration(system: System, searched: Searched) -> Exploration:
-    return Exploration(
-        system.algorithm.name,
-        system.topology.name,
-        searched.states,
-        searched.transitions,
-        searched.rests,
-        searched.complete,
-        searched.seconds,
-        searched.performed,
-        len(system.endings),
-        searched.calls_max,
-        tuple(system.handlers.findings),
-    )
+def history(system: System, trail: Trail, offence: Offence) -> str:
+    """The whole history, and then what is wrong."""
+    teller = _Teller(system)
+    lines = []
+    before = trail.first
+    for move, after in trail.moves:
+        lines.append(teller.line(move, before, after))
+        before = after
+    width = len(str(len(lines)))
+    numbered = [f"{number:{width}}. {line}" for number, line in enumerate(lines, 1)]
+    if trail.again:
+        numbered.append(f"... and again from {trail.again} on.")
+    return "\n".join([*numbered, f"Wrong: {offence.text}"])
+
+
+class _Teller:
+    """Keeps in mind which worker is which: in the states they are sorted."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.slots = [[IDLE] * group.size for group in system.groups.groups]
+
+    def line(self, move: Move, before: State, after: State) -> str:
+        if move.group < 0:
+            return f"the transport delivers a copy of {self.system.payloads[move.parcel].label}"
+        slots, action = self.slots[move.group], move.action
+        slot = slots.index(action.worker)
+        group = self.system.groups.groups[move.group]
+        who = group.title if group.chore is not None else f"worker {slot + 1} of {group.title}"
+        text = self._sentence(who, move, before)
+        slots[slot] = action.after
+        # A late acknowledgement changes others, too.
+        rest = list(self.system.groups.members[after[GROUPS + move.group]][1])
+        rest.remove(slots[slot])
+        odd = []
+        for number, worker in enumerate(slots):
+            if number == slot:
+                continue
+            if worker in rest:
+                rest.remove(worker)
+            else:
+                odd.append(number)
+        for number, worker in zip(odd, rest, strict=True):
+            slots[number] = worker
+        return text
+
+    def _sentence(self, who: str, move: Move, before: State) -> str:
+        system, action = self.system, move.action
+        number = action.after if action.what in ("lease", "begin") else action.worker
+        worker = system.groups.workers[number]
+        assert worker is not None
+        label = system.positions.jobs[worker.position].label
+        if action.what == "lease":
+            return f"{who} leases {label}"
+        if action.what == "begin":
+            chore = system.groups.groups[move.group].chore
+            assert chore is not None
+            return f"{who} {chore.finds} {label}"
+        if action.what == "expire":
+            return f"the lease of {label} runs out; {who} goes on"
+        if action.what == "die":
+            return f"{who} dies"
+        if action.what.startswith("die "):
+            messages = system.positions.steps[worker.position].messages
+            part = [messages[int(number)].token for number in action.what.split()[1:]]
+            return f"{who} dies while it sends: only {', '.join(part)} is sent"
+        return f"{who} {self._step(worker.position, before[WORLD], worker.leased)}"
+
+    def _step(self, position: int, world: int, leased: bool) -> str:
+        positions = self.system.positions
+        result = self.system.worlds.stepped(world, position)
+        step, job = positions.steps[position], positions.jobs[position]
+        answer = positions.answers[result.position][len(positions.answers[position])]
+        text = "" if isinstance(step, plans.Acknowledge) else _describe(step, answer)
+        if isinstance(step, plans.Acknowledge):
+            text = f"acknowledges {job.label}" + ("" if leased else ", late")
+        if (
+            positions.carries[position]
+            and not positions.carries[result.position]
+            and type(step) not in (plans.Load, plans.Open)
+        ):
+            text += f": {job.name} is applied"
+        if result.called:
+            text += f", and calls the handler for {job.label}"
+        if positions.outcomes[result.position] is Outcome.CONFLICT:
+            text += f", and gives {job.label} back" if leased else ", and gives up"
+        return text
+
+
+def _describe(step: Any, answer: Any) -> str:
+    """What a step did, for a history."""
+    match step:
+        case plans.Load():
+            return f"loads {step.key} (version {answer.version})"
+        case plans.Holds():
+            return f"looks for the token {step.token}: it is {'there' if answer else 'gone'}"
+        case plans.Open():
+            which = "its" if answer.has_token else "no"
+            return f"loads {step.key} (version {answer.entity.version}) and finds {which} token"
+        case plans.Fresh():
+            return "makes new ids"
+        case plans.Create():
+            tokens = ", ".join(token for token, _ in step.birth.tokens)
+            if not answer:
+                return f"makes no tokens: the token {step.birth.parent} is gone"
+            return f"makes the token {tokens}" if tokens else f"sees the token {step.birth.parent}"
+        case plans.Persist(entity):
+            if not answer:
+                return f"cannot write {entity.key}: version {entity.version} is stale"
+            entries = ", ".join(sorted(entity.outbox)) or "empty"
+            return f"writes {entity.key} as version {entity.version + 1} (outbox: {entries})"
+        case plans.Settle(entity, name, token):
+            if answer is Settled.STALE:
+                return f"cannot settle {name}: version {entity.version} of {entity.key} is stale"
+            if answer is Settled.NO_TOKEN:
+                return f"cannot settle {name}: its token is gone"
+            tokens = ", ".join(out.token for out in step.entry.outgoing) if step.entry else ""
+            removed = f", removes the token {token}" if token else ""
+            new = f", makes the token {tokens}" if tokens else ""
+            return f"writes {entity.key} as version {entity.version + 1}{removed}{new}"
+        case plans.Dispatch():
+            return f"sends {', '.join(message.token for message in step.messages) or 'nothing'}"
+        case plans.Remove():
+            return f"removes the token {step.removal.token}"
+        case plans.Finish():
+            return f"clears the outbox entry of {step.name}"
+        case _:
+            return str(step.describe(answer))

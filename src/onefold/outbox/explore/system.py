@@ -1,47 +1,662 @@
-"""A whole world with all its workers, and everything that can happen next in it.
+"""A whole system with all its workers, and everything that can happen next in it.
 
-A *state* is a tuple of small numbers: the budgets left, the shared world (database and books), the parcels that can be
-leased, and one number per crew. Two histories that lead to equal numbers lead to the same state, and go on as one.
+A *state* is a tuple of small numbers: the budgets left, the shared world, the parcels that can be leased, and one
+number per group of workers. Two histories that lead to equal numbers lead to the same state, and go on as one.
 
-Workers that are alike, and what they can do next.
-
-A *crew* is the workers of one stage, of the source, or one hand that does a chore. Its workers are alike, so a crew is
-kept sorted: which of two did it makes no difference. A worker is its place, the parcel it took, and whether its lease
-still runs; 0 is an idle one. What a crew can do depends on the world and on itself alone, and is worked out once.
-
-What is done besides the workers: stranded outboxes are finished, tokens that a late source left are swept.
-
-The transport: what can be leased now.
-
-A payload may be there several times: it was sent again, or the transport made a copy. Each of them is a parcel of its
-own, for a late acknowledgement is about one parcel and not about its copies.
+- `Snapshots`: the real store, at any of the contents that were ever reached. A database in memory is copied out after
+  each write and copied in before the next step, so two workers can go on from one content in two ways. Each pair of
+  content and step is performed once.
+- `Handlers`: calls the handler that is on trial. Handlers shall be functions of state and message. One that is not (it
+  reads a clock, or a counter outside) does no harm to the plans, for what counts is what was written; but the explorer
+  could not go the same way again. So each call with equal input is made twice, the first answer is kept, and a
+  difference is reported.
+- `endings`: the oracle. What comes out when nothing goes wrong, for every order in which messages can be taken: one
+  after the other, each by one call of its handler, no store and no plan. Whatever faults there are, in the end the
+  world must look like one of these.
+- `Payloads`: what was ever sent. Names are for people and for the books: ``m1`` is the first message, ``m1.2`` the
+  second one that it sends, ``mark1`` what a source has at its first mark. A token is the name with the number of the
+  attempt that made it: ``m1.2@3``. So a message that is sent under two tokens is found out by its name.
+- `Positions`: where a worker is in its attempt: its job, and all the answers that it was given so far. A generator
+  cannot be copied, but the same answers bring it to the same position again; it is run once per position, to see what
+  it asks for next. The handler is called at once where it is asked for: what nobody else can see needs no step of its
+  own.
+- `Worlds`: the content of the database, and the books, which know what no store knows: which messages changed a state,
+  what was ever sent, which tokens were and are no more. They are part of a state, for what is right to do next may
+  depend on them.
+- `WorkerGroups`: the workers of one stage, of the source, or one who does a chore. Workers of a group are alike, so a
+  group is kept sorted: which of two did it makes no difference. A worker is its position, the parcel it took, and
+  whether its lease still runs; 0 is an idle one. What a group can do depends on the world and on itself alone, and is
+  worked out once.
+- `Transport`: what can be leased now. A payload may be there several times: it was sent again, or the transport made a
+  copy. Each of them is a parcel of its own, for a late acknowledgement is about one parcel and not about its copies.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import json
+import re
 import sqlite3
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from typing import Any, Final, NamedTuple
+from math import prod
+from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
 
-from onefold.outbox.explore.topology import Algorithm, Chore, Content, Topology
-from onefold.outbox.explore.worlds import (
-    ExplorerJob,
-    Handlers,
-    Images,
-    Invariant,
-    Parcels,
-    Stepped,
-    Worlds,
-    WorldStores,
-    endings,
-    name_of,
+from onefold.errors import Misuse
+from onefold.outbox import plans
+from onefold.outbox.explore.topology import (
+    Algorithm,
+    Chore,
+    Content,
+    Handling,
+    Offence,
+    Rows,
+    Stage,
+    Topology,
+    Wrong,
+    read,
 )
-from onefold.outbox.plans import MARK, sourced
-from onefold.outbox.steps import Attempt, Birth, Dispatch, Entity, Key, Load, Outcome
+from onefold.outbox.plans import MARK, Attempt, Handled, Handler, Key, Message, Outcome, Outgoing, pack
+from onefold.outbox.ports import Parcel, Queue
+from onefold.outbox.runner import World
 from onefold.outbox.stores.sqlite import SqliteLedger
+
+FINDINGS_MAX: Final = 5
+PAGE_BYTES: Final = 1_024
+"""Small pages make small copies."""
+_WRITES: Final = frozenset({plans.Create, plans.Finish, plans.Persist, plans.Remove, plans.Settle})
+
+
+@runtime_checkable
+class OwnStep(Protocol):
+    """A step that no shipped plan has: of a specimen, a mutant or a chore. It knows how it is done."""
+
+    def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> Any:
+        """Do it, and give the answer."""
+        ...
+
+    def describe(self, answer: Any) -> str:
+        """What happened, for a history."""
+        ...
+
+
+class _Outbound:
+    """Where the transport would be: keeps what it is given until somebody takes it."""
+
+    def __init__(self) -> None:
+        self.parcels: list[Parcel] = []
+
+    def send(self, parcels: Sequence[Parcel]) -> None:
+        self.parcels += parcels
+
+
+class Snapshots:
+    """All contents so far, by number; the first is number 0."""
+
+    def __init__(self, tables: Iterable[str], first: Sequence[plans.Birth]) -> None:
+        self.contents: list[Content] = []
+        self.performed = 0
+        self._snapshots: list[bytes] = []
+        self._numbers: dict[Rows, int] = {}
+        self._connection = db = sqlite3.connect(":memory:", isolation_level=None)
+        db.execute(f"pragma page_size={PAGE_BYTES}")
+        for statement in tables:
+            db.execute(statement)
+        self._ledger = SqliteLedger.over(db, lambda: 0)  # the clock stands: time is no part of a state
+        self._outbound = _Outbound()
+        self._world = World(self._ledger, self._ledger, cast(Queue, self._outbound))
+        names = db.execute("select name from sqlite_master where type = 'table' order by name").fetchall()
+        self._reads = [(name, f'select * from "{name}"') for (name,) in names]  # noqa: S608 # names of our own schema
+        self._ledger.create(first)
+        self._here = self._number()
+
+    @property
+    def realm(self) -> str:
+        return self._ledger.realm
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def perform(self, content: int, step: Any) -> tuple[int, Any, list[Parcel]]:
+        """Do one step there: the content after it, the answer, and what was sent."""
+        self.performed += 1
+        if self._here != content:
+            self._connection.deserialize(self._snapshots[content])
+            self._here = content
+        if isinstance(step, OwnStep):
+            answer = step.perform(self._ledger, self._connection)
+        else:
+            (answer,) = self._world.perform(type(step), [step])
+        if type(step) in _WRITES or isinstance(step, OwnStep):
+            self._here = self._number()
+        parcels, self._outbound.parcels = self._outbound.parcels, []
+        return self._here, answer, parcels
+
+    def _number(self) -> int:
+        """Of the content that the connection has now."""
+        execute = self._connection.execute
+        # The order of the keys, for the tables have no other.
+        rows = tuple((name, tuple(execute(sql))) for name, sql in self._reads)
+        number = self._numbers.get(rows)
+        if number is None:
+            number = self._numbers[rows] = len(self.contents)
+            self.contents.append(read(rows))
+            self._snapshots.append(self._connection.serialize())
+        return number
+
+
+class HandlerRaised(Exception):
+    """The handler did not answer, or answered what cannot be kept."""
+
+    def __init__(self, message: Message, state: Any, error: Exception) -> None:
+        self.message, self.state, self.error = message, state, error
+        text = str(error) if type(error).__module__.startswith("onefold") else f"{type(error).__name__}: {error}"
+        super().__init__(f"the handler fails on {pack(message.body)} with the state {pack(state)}: {text}")
+
+
+class Handlers:
+    """Remembers every answer."""
+
+    def __init__(self) -> None:
+        self.findings: list[str] = []
+        self._answers: dict[tuple[Handler, str, str, str, str], Handled] = {}
+        """By handler, queue, name and body of the message, and state. Not by its token: which attempt made that is
+        chance, and an answer that hangs on it would differ from the one without faults."""
+
+    def answer(self, call: Handler, state: Any, message: Message) -> Handled:
+        """What the handler makes of it."""
+        packed = pack(state)
+        key = (call, message.to, message.token.partition("@")[0], pack(message.body), packed)
+        if key not in self._answers:
+            first, again = (_call(call, json.loads(packed), message) for _ in range(2))
+            self._answers[key] = first
+            if first != again and len(self.findings) < FINDINGS_MAX:
+                where = f"{message.to}: for {pack(message.body)} with the state {packed}"
+                self.findings.append(
+                    f"not repeatable: {where} the handler answered {_describe(first)}, then {_describe(again)}"
+                )
+        return self._answers[key]
+
+
+def _call(call: Handler, state: Any, message: Message) -> Handled:
+    copy = message._replace(body=json.loads(pack(message.body)))
+    try:
+        answer = call(state, copy)
+        if inspect.isawaitable(answer):
+
+            async def waited(work: Any = answer) -> Any:
+                return await work
+
+            with ThreadPoolExecutor(1) as thread:  # of its own: whoever explores may have a loop running
+                answer = thread.submit(asyncio.run, waited()).result()
+        return plans.handled(answer, message)
+    except Exception as error:
+        raise HandlerRaised(message, state, error) from error
+
+
+def _describe(answer: Handled) -> str:
+    messages = [f"{out.to} {pack(out.body)}" for out in answer.outgoing]
+    return f"{pack(answer.state)} and sent {', '.join(messages) or 'nothing'}"
+
+
+WORLDS_MAX: Final = 50_000
+"""Worlds on the way: eight messages in any order pass through some thousands."""
+
+
+class Ending(NamedTuple):
+    """A world at rest."""
+
+    states: frozenset[tuple[Key, str]]
+    applied: frozenset[str]
+    """The names of the messages that were processed."""
+    sent: frozenset[tuple[str, str, str]]
+    """What went to queues that nobody handles here: name, queue, body."""
+
+
+class _Serial(NamedTuple):
+    """A world on the way: what is still to be taken, and what came of the rest."""
+
+    waiting: frozenset[tuple[str, str, str]]
+    mark: int
+    ending: Ending
+
+
+def plain(text: str) -> str:
+    """Without the numbers of attempts: which one got through is chance, and a handler may keep the token it saw.
+
+    >>> plain('{"paid":"m1.1@2"}')
+    '{"paid":"m1.1"}'
+    """
+    return _ATTEMPT.sub(r"\1", text)
+
+
+_ATTEMPT: Final = re.compile(r"(\b(?:m|mark)\d+(?:\.\d+)*)@\d+")
+
+
+def endings(topology: Topology, handlers: Handlers) -> frozenset[Ending]:
+    """All ways in which it can end. What a handler raises goes through."""
+    messages = enumerate(topology.messages, 1)
+    waiting = frozenset((f"m{number}", queue, pack(body)) for number, (queue, body) in messages)
+    first = _Serial(waiting, 0, Ending(frozenset(), frozenset(), frozenset()))
+    seen, todo, ends = {first}, deque([first]), set()
+    while todo:
+        world = todo.popleft()
+        following = _following(topology, handlers, world)
+        if not following:
+            ends.add(world.ending)
+        for after in following:
+            if after not in seen:
+                seen.add(after)
+                todo.append(after)
+        if len(seen) > WORLDS_MAX:
+            raise Misuse(f"more than {WORLDS_MAX} worlds without a single fault: give fewer messages")
+    return frozenset(ends)
+
+
+def _following(topology: Topology, handlers: Handlers, world: _Serial) -> list[_Serial]:
+    served = {handling.queue: (stage, handling) for stage in topology.stages for handling in stage.handlings}
+    worlds = []
+    for parcel in sorted(world.waiting):
+        name, queue, body = parcel
+        rest = world._replace(waiting=world.waiting - {parcel})
+        if queue not in served:
+            worlds.append(rest._replace(ending=world.ending._replace(sent=world.ending.sent | {parcel})))
+            continue
+        stage, handling = served[queue]
+        message = Message(name, queue, json.loads(body))
+        key = Key(stage.endpoint, plans.key_of(message, handling.key))
+        states = dict(world.ending.states)
+        answer = handlers.answer(handling.call, json.loads(states.pop(key, "null")), message)
+        ending = Ending(_with(states, key, answer.state), world.ending.applied | {name}, world.ending.sent)
+        worlds.append(_Serial(rest.waiting | _named(name, answer.outgoing), world.mark, ending))
+    source = topology.source
+    if source is not None and world.mark < len(source.marks):
+        mark = world.mark + 1
+        outgoing = _named(f"mark{mark}", plans.outgoings(source.marks[world.mark], source.name))
+        marked = _with(dict(world.ending.states), Key(source.endpoint, source.name), {"mark": mark})
+        worlds.append(_Serial(world.waiting | outgoing, mark, world.ending._replace(states=marked)))
+    return worlds
+
+
+def _with(states: dict[Key, str], key: Key, state: Any) -> frozenset[tuple[Key, str]]:
+    if state is None:
+        states.pop(key, None)
+    else:
+        states[key] = plain(pack(state))
+    return frozenset(states.items())
+
+
+def _named(name: str, outgoing: tuple[Outgoing, ...]) -> frozenset[tuple[str, str, str]]:
+    return frozenset((f"{name}.{position}", out.to, plain(pack(out.body))) for position, out in enumerate(outgoing, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class ExplorerJob:
+    """What a worker is at."""
+
+    name: str
+    label: str
+    begin: Callable[[], Attempt]
+    answer: Callable[[Any], Handled] | None = None
+    """Calls the handler."""
+    acknowledges: bool = True
+    """False: its end is its acknowledgement, as with sources and chores."""
+    then: int = -1
+    """The parcel that comes when this one is acknowledged: the next mark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A payload that was sent, whatever the number of its copies."""
+
+    group: int
+    """Whose workers take it; -1: nobody here."""
+    jobs: tuple[ExplorerJob, ...]
+    """What a worker can do with it: one per plan."""
+    message: Message | None
+
+    @property
+    def label(self) -> str:
+        """What it is called in a history."""
+        return self.jobs[0].label if self.message is None else self.message.token
+
+
+def name_of(token: str) -> str:
+    """The name of the message that has this token, or of the mark whose entry has this name.
+
+    >>> name_of("m1.2@3"), name_of("shop/orders.log#41")
+    ('m1.2', 'mark41')
+    """
+    mark = token.rpartition(MARK)[2] if MARK in token else ""
+    return f"mark{mark}" if mark else token.partition("@")[0]
+
+
+def fresh(name: str, attempt: int, many: int) -> tuple[str, ...]:
+    """The ids of the n-th attempt at a message: its own, and one for each message that is sent.
+
+    >>> fresh("m1", 2, 3)
+    ('m1@2', 'm1.1@2', 'm1.2@2')
+    """
+    return (f"{name}@{attempt}", *(f"{name}.{number}@{attempt}" for number in range(1, many)))
+
+
+class Payloads(list[Payload]):
+    """All payloads that were ever sent, by number."""
+
+    def __init__(self, topology: Topology, algorithm: Algorithm, handlers: Handlers) -> None:
+        super().__init__()
+        self._algorithm = algorithm
+        self._handlers = handlers
+        self._numbers: dict[bytes, int] = {}
+        self._served: Mapping[str, tuple[int, Stage, Handling]] = {
+            handling.queue: (group, stage, handling)
+            for group, stage in enumerate(topology.stages)
+            for handling in stage.handlings
+        }
+
+    def first(self, topology: Topology, realm: str) -> list[int]:
+        """What is there at the beginning."""
+        numbers = [
+            self.number(plans.pack_message(Message(f"m{number}", queue, body, realm=realm)))
+            for number, (queue, body) in enumerate(topology.messages, 1)
+        ]
+        source, following = topology.source, -1
+        if source is None:
+            return numbers
+        assert self._algorithm.sourced is not None
+        for mark in range(len(source.marks), 0, -1):  # each one leads to the next
+            outgoing = plans.outgoings(source.marks[mark - 1], source.name)
+            begin = partial(self._algorithm.sourced, plans.Taken(Key(source.endpoint, source.name), mark, outgoing))
+            job = ExplorerJob(f"mark{mark}", f"mark{mark}", begin, None, False, following)
+            self.append(Payload(len(topology.stages), (job,), None))
+            following = len(self) - 1
+        return [*numbers, following]
+
+    def number(self, payload: bytes) -> int:
+        if payload not in self._numbers:
+            self._numbers[payload] = len(self)
+            message = plans.unpack_message(payload)
+            if message.to in self._served:
+                group, stage, handling = self._served[message.to]
+                begins = (self._algorithm.plan, *self._algorithm.others)
+                key = Key(stage.endpoint, plans.key_of(message, handling.key))
+            else:  # what nobody handles is never begun
+                group, begins = -1, ()
+            jobs = [
+                ExplorerJob(
+                    name_of(message.token),
+                    message.token,
+                    partial(plan, key, message),
+                    lambda state: self._handlers.answer(handling.call, state, message),
+                )
+                for plan in begins
+            ]
+            self.append(Payload(group, tuple(jobs), message))
+        return self._numbers[payload]
+
+
+class Positions:
+    """All positions so far, by number: one list per thing that is known of each."""
+
+    def __init__(self) -> None:
+        self.jobs: list[ExplorerJob] = []
+        self.answers: list[tuple[Any, ...]] = []
+        self.steps: list[Any] = []
+        """What is asked for; None: it has ended."""
+        self.step_numbers: list[int] = []
+        """Equal steps have equal numbers."""
+        self.outcomes: list[Outcome | None] = []
+        self.carries: list[bool] = []
+        """The handler was called, and what it made is not written yet."""
+        self.called: list[bool] = []
+        """The handler was called on the way from the position before."""
+        self._begun: dict[int, int] = {}
+        self._after: dict[tuple[int, str], int] = {}
+        self._numbers: dict[str, int] = {}
+
+    def begin(self, job: ExplorerJob) -> int:
+        """Where a job begins."""
+        if id(job) not in self._begun:
+            self._begun[id(job)] = self._add(job, (), False)
+        return self._begun[id(job)]
+
+    def after(self, position: int, answer: Any, *, written: bool = False) -> int:
+        """Where this answer leads; ``written``: with it, what the handler made is in the store."""
+        key = (position, repr(answer))
+        if key not in self._after:
+            carries = self.carries[position] and not written
+            self._after[key] = self._add(self.jobs[position], (*self.answers[position], answer), carries)
+        return self._after[key]
+
+    def _add(self, job: ExplorerJob, answers: tuple[Any, ...], carries: bool) -> int:
+        attempt, called = job.begin(), False
+        step: Any = None
+        outcome: Outcome | None = None
+        try:
+            step = attempt.send(None)
+            for answer in answers:
+                step = attempt.send(answer)
+            while isinstance(step, plans.Handle):
+                assert job.answer is not None, "this job has nothing to handle"
+                handled = job.answer(step.state)
+                answers, carries, called = (*answers, handled), True, True
+                step = attempt.send(handled)
+        except StopIteration as stop:
+            step, outcome = None, stop.value
+        attempt.close()
+        self.jobs.append(job)
+        self.answers.append(answers)
+        self.steps.append(step)
+        self.step_numbers.append(self._numbers.setdefault(f"{type(step).__name__} {step!r}", len(self._numbers)))
+        self.outcomes.append(outcome)
+        self.carries.append(carries)
+        self.called.append(called)
+        return len(self.jobs) - 1
+
+
+Invariant = Callable[[Mapping[str, Any]], object]
+
+
+class WorldBooks(NamedTuple):
+    """What happened so far, as far as it matters."""
+
+    applied: frozenset[str]
+    """The names of messages that changed a state."""
+    sent: frozenset[int]
+    """All payloads that were ever sent."""
+    dead: frozenset[str]
+    """Tokens that were, and are no more."""
+    attempts: tuple[tuple[str, int], ...]
+    """How many attempts at a message asked for ids."""
+
+
+class StepResult(NamedTuple):
+    """What came of a step."""
+
+    world: int
+    position: int
+    arrivals: tuple[int, ...]
+    """Payloads that are on their way to a group now."""
+    acknowledged: bool
+    called: bool
+    """The handler was called at once after it."""
+
+
+class Worlds:
+    """All of them so far, by number."""
+
+    def __init__(
+        self,
+        snapshots: Snapshots,
+        payloads: Payloads,
+        positions: Positions,
+        endings: frozenset[Ending],
+        algorithm: Algorithm,
+        invariant: Invariant | None = None,
+    ) -> None:
+        self.contents: list[int] = []
+        self.books: list[WorldBooks] = []
+        self.offences: list[Offence | None] = []
+        self._snapshots, self._payloads, self._positions = snapshots, payloads, positions
+        self._endings, self._algorithm, self._invariant = endings, algorithm, invariant
+        self._numbers: dict[tuple[int, WorldBooks, str], int] = {}
+        self._performed: dict[tuple[int, int], tuple[int, Any, tuple[int, ...]]] = {}
+        self._stepped: dict[tuple[int, int], StepResult] = {}
+        self._rests: dict[int, Offence | None] = {}
+
+    def first(self, payloads: list[int]) -> int:
+        """The world at the beginning."""
+        return self._number(0, WorldBooks(frozenset(), frozenset(payloads), frozenset(), ()))
+
+    def stepped(self, world: int, position: int) -> StepResult:
+        """What comes of the next step of a worker that is at this position."""
+        result = self._stepped.get((world, position))
+        if result is None:
+            result = self._stepped[world, position] = self._step(world, position, self._positions.steps[position])
+        return result
+
+    def cut_off(self, world: int, position: int, many: tuple[int, ...]) -> StepResult:
+        """A worker that dies while it sends: only these of its messages are taken."""
+        step = self._positions.steps[position]
+        return self._step(world, position, plans.Dispatch(tuple(step.messages[number] for number in many)))
+
+    def _step(self, world: int, position: int, step: Any) -> StepResult:
+        content, books, offence = self.contents[world], self.books[world], None
+        arrivals: tuple[int, ...] = ()
+        written = False
+        if isinstance(step, plans.Fresh):
+            after, books, answer = content, *self._fresh(books, position, step)
+        elif isinstance(step, plans.Acknowledge):
+            after, answer = content, None
+        else:
+            after, answer, arrivals = self._perform(content, position, step)
+            if type(step) in (plans.Persist, plans.Settle) or getattr(step, "writes", False):
+                written = answer in (True, plans.Settled.DONE)
+            if after != content:
+                removed = self._snapshots.contents[content].tokens - self._snapshots.contents[after].tokens
+                books = books._replace(dead=books.dead | removed) if removed else books
+            name = self._positions.jobs[position].name
+            if written and self._positions.carries[position]:
+                if name in books.applied:
+                    offence = Offence(Wrong.APPLIED_TWICE, f"{name} is applied twice: it counts double.")
+                books = books._replace(applied=books.applied | {name})
+        # What was made before a new look at the entity is put aside: it will not be written.
+        position = self._positions.after(position, answer, written=written or type(step) in (plans.Load, plans.Open))
+        called = self._positions.called[position]
+        while isinstance(named := self._positions.steps[position], plans.Fresh):
+            books, answer = self._fresh(books, position, named)
+            position = self._positions.after(position, answer)
+            called = called or self._positions.called[position]
+        job, outcome = self._positions.jobs[position], self._positions.outcomes[position]
+        ended = not job.acknowledges and outcome not in (None, Outcome.CONFLICT)
+        acknowledged = isinstance(step, plans.Acknowledge) or ended
+        then = job.then
+        if acknowledged and then >= 0 and then not in books.sent:
+            arrivals = (*arrivals, then)
+        if arrivals:
+            books = books._replace(sent=books.sent | set(arrivals))
+            arrivals = tuple(payload for payload in arrivals if self._payloads[payload].group >= 0)
+        return StepResult(self._number(after, books, offence), position, arrivals, acknowledged, called)
+
+    def _perform(self, content: int, position: int, step: Any) -> tuple[int, Any, tuple[int, ...]]:
+        key = (content, self._positions.step_numbers[position])
+        is_whole = step is self._positions.steps[position]  # a part of it is not kept
+        if is_whole and key in self._performed:
+            return self._performed[key]
+        after, answer, parcels = self._snapshots.perform(content, step)
+        result = after, answer, tuple(self._payloads.number(parcel.payload) for parcel in parcels)
+        if is_whole:
+            self._performed[key] = result
+        return result
+
+    def _fresh(self, books: WorldBooks, position: int, step: plans.Fresh) -> tuple[WorldBooks, tuple[str, ...]]:
+        """Ids that nobody has seen: numbered by message and attempt, so that equal histories have equal ids."""
+        name = self._positions.jobs[position].name
+        attempts = dict(books.attempts)
+        attempts[name] = attempts.get(name, 0) + 1
+        return books._replace(attempts=tuple(sorted(attempts.items()))), fresh(name, attempts[name], step.many)
+
+    def _number(self, content: int, books: WorldBooks, offence: Offence | None = None) -> int:
+        key = (content, books, offence.text if offence else "")
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.contents)
+            self.contents.append(content)
+            self.books.append(books)
+            self.offences.append(offence or self._judge(content, books))
+        return number
+
+    def _judge(self, content: int, books: WorldBooks) -> Offence | None:
+        """What must hold in every world."""
+        back = self._snapshots.contents[content].tokens & books.dead
+        if back:
+            return Offence(Wrong.TOKEN_BACK, f"the token {min(back)} was removed, and exists again.")
+        seen: dict[str, Any] = {}
+        for number in sorted(books.sent):
+            message = self._payloads[number].message
+            if message is None:
+                continue
+            name = name_of(message.token)
+            other = seen.setdefault(name, message)
+            if other.token != message.token:
+                tokens = " and ".join(sorted((other.token, message.token)))
+                return Offence(Wrong.TWO_TOKENS, f"{name} was sent under two tokens, {tokens}: it will count double.")
+            if other != message:
+                bodies = f"{pack(other.body)} and {pack(message.body)}"
+                return Offence(Wrong.TWO_PAYLOADS, f"{name} was sent with two contents, {bodies}.")
+        if self._invariant is None:
+            return None
+        values = self._snapshots.contents[content].values
+        try:
+            holds, why = self._invariant(values) is not False, ""
+        except AssertionError as error:
+            holds, why = False, f" ({str(error).splitlines()[0]})" if str(error) else ""
+        return None if holds else Offence(Wrong.INVARIANT, f"the invariant does not hold for {pack(values)}{why}.")
+
+    def at_rest(self, world: int) -> Offence | None:
+        """What must hold when nothing is on its way and nobody is at work."""
+        if world not in self._rests:
+            self._rests[world] = self._rest(world)
+        return self._rests[world]
+
+    def _rest(self, world: int) -> Offence | None:
+        content, books = self._snapshots.contents[self.contents[world]], self.books[world]
+        outside = [m for n in books.sent if self._payloads[n].group < 0 and (m := self._payloads[n].message)]
+        messages = frozenset((name_of(m.token), m.to, plain(pack(m.body))) for m in outside)
+        states = frozenset((key, plain(text)) for key, text in content.states.items())
+        ending = Ending(states, books.applied, messages)
+        if content.entries and self._algorithm.tidy:
+            return Offence(Wrong.ENTRY_LEFT, f"at rest, the outbox entry {content.entries[0][1]} is left for ever.")
+        if ending not in self._endings:
+            return self._differs(ending)
+        wanted = {message.token for message in outside} if self._algorithm.tokens else set()
+        for token in sorted(wanted - content.tokens):
+            return Offence(Wrong.LOST, f"at rest, {token} was sent and has no token: nobody will process it.")
+        # What a late source left is swept by whoever finds that its outbox entry is gone: see `sweeper`.
+        for token in sorted(content.tokens - wanted):
+            if self._algorithm.tidy and MARK not in content.parents.get(token, ""):
+                return Offence(Wrong.TOKEN_LEFT, f"at rest, the token {token} is left for ever.")
+        return None
+
+    def _differs(self, ending: Ending) -> Offence:
+        for name in sorted(frozenset.intersection(*(each.applied for each in self._endings)) - ending.applied):
+            return Offence(Wrong.LOST, f"at rest, {name} was never applied: it is lost.")
+        for name, to, _ in sorted(frozenset.intersection(*(each.sent for each in self._endings)) - ending.sent):
+            return Offence(Wrong.LOST, f"at rest, {name} was never sent to {to}: it is lost.")
+        nearest = min(self._endings, key=lambda each: (len(each.states ^ ending.states), sorted(each.states)))
+        states, wanted = (
+            ", ".join(f"{key} = {text}" for key, text in sorted(each.states)) or "no entity"
+            for each in (ending, nearest)
+        )
+        orders = "the only order" if len(self._endings) == 1 else "any order"
+        text = f"at rest there is {states}, which {orders} without faults would not give: {wanted}."
+        return Offence(Wrong.STATE, text)
+
 
 IDLE: Final = 0
 NO_PARCEL: Final = -1
@@ -52,7 +667,7 @@ FREE, CRASH, EXPIRY, COPY, CHORE = range(5)
 class Worker(NamedTuple):
     """A worker at work."""
 
-    place: int
+    position: int
     parcel: int
     """The number of the parcel that it took."""
     leased: bool
@@ -63,18 +678,18 @@ class Shift(NamedTuple):
 
     back: int = NO_PARCEL
     """Can be leased again."""
-    gone: int = NO_PARCEL
-    """Is acknowledged, wherever it is."""
-    come: tuple[int, ...] = ()
+    acknowledged: int = NO_PARCEL
+    """Wherever it is."""
+    arrivals: tuple[int, ...] = ()
     """Payloads that were sent."""
 
 
-class Act(NamedTuple):
-    """Something that a crew can do, and what comes of it."""
+class Action(NamedTuple):
+    """Something that a group can do, and what comes of it."""
 
     cost: int
     world: int
-    crew: int
+    group: int
     shift: Shift | None
     what: str
     """``step``, ``die``, ``expire`` or ``begin``; ``die`` with numbers: only those messages were sent."""
@@ -84,125 +699,112 @@ class Act(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
-    """Who they are."""
-
+class WorkerGroup:
     title: str
     size: int
     chore: Chore | None = None
     cost: int = FREE
 
 
-class Crews:
-    """All states of crews so far, by number, and all states of workers."""
+class WorkerGroups:
+    """All states of groups so far, by number, and all states of workers."""
 
-    def __init__(self, crews: list[Crew], images: Images, places: WorldStores, worlds: Worlds) -> None:
-        self.crews = crews
+    def __init__(self, groups: list[WorkerGroup], snapshots: Snapshots, positions: Positions, worlds: Worlds) -> None:
+        self.groups = groups
         self.workers: list[Worker | None] = [None]
         self.members: list[tuple[int, tuple[int, ...]]] = []
-        """Which crew, and its workers, sorted."""
-        self._images, self._places, self._worlds = images, places, worlds
+        """Which group, and its workers, sorted."""
+        self._snapshots, self._positions, self._worlds = snapshots, positions, worlds
         self._worker_numbers: dict[Worker, int] = {}
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._acts: dict[tuple[int, int], list[Act]] = {}
+        self._actions: dict[tuple[int, int], list[Action]] = {}
         self._replaced: dict[tuple[int, int, int], int] = {}
         self._chores: dict[tuple[int, str], ExplorerJob] = {}
-        self.idle = [self._number(which, (IDLE,) * crew.size) for which, crew in enumerate(crews)]
+        self.idle = [self._number(which, (IDLE,) * group.size) for which, group in enumerate(groups)]
 
-    def acts(self, world: int, crew: int) -> list[Act]:
-        """What the workers of this crew can do by themselves."""
-        found = self._acts.get((world, crew))
-        if found is None:
-            which, workers = self.members[crew]
-            found = [act for worker in sorted(set(workers)) if worker for act in self._at_work(world, crew, worker)]
-            chore = self.crews[which].chore
-            if chore is not None and workers[0] == IDLE:
-                found += self._offered(world, crew, which, chore)
-            self._acts[world, crew] = found
-        return found
+    def actions(self, world: int, group: int) -> list[Action]:
+        """What the workers of this group can do by themselves."""
+        actions = self._actions.get((world, group))
+        if actions is not None:
+            return actions
+        actions = []
+        which, workers = self.members[group]
+        for number in sorted(set(workers)):
+            if (worker := self.workers[number]) is not None:
+                actions += self._at_work(world, group, number, worker)
+        chore, cost = self.groups[which].chore, self.groups[which].cost
+        content = self._snapshots.contents[self._worlds.contents[world]]
+        for offer in () if chore is None or workers[0] != IDLE else chore.offers(content):
+            assert chore is not None
+            label = offer.rpartition("\t")[2]
+            begin = partial(chore.begin, offer)
+            job = self._chores.setdefault((which, offer), ExplorerJob(name_of(label), label, begin, acknowledges=False))
+            after = self._worker(Worker(self._positions.begin(job), NO_PARCEL, False))
+            actions.append(Action(cost, world, self._with(group, IDLE, after), None, "begin", IDLE, after))
+        self._actions[world, group] = actions
+        return actions
 
-    def taking(self, crew: int, job: ExplorerJob, parcel: int) -> tuple[int, int]:
-        """The crew when an idle worker of it has leased this parcel, and that worker; (-1, 0) if all are busy."""
-        if self.members[crew][1][0] != IDLE:
+    def taking(self, group: int, job: ExplorerJob, parcel: int) -> tuple[int, int]:
+        """The group when an idle worker of it has leased this parcel, and that worker; (-1, 0) if all are busy."""
+        if self.members[group][1][0] != IDLE:
             return -1, 0
-        worker = self._worker(Worker(self._places.begin(job), parcel, True))
-        return self._with(crew, IDLE, worker), worker
+        worker = self._worker(Worker(self._positions.begin(job), parcel, True))
+        return self._with(group, IDLE, worker), worker
 
-    def parcels(self, crew: int) -> set[int]:
+    def parcels(self, group: int) -> set[int]:
         """What its workers took, on loan or not any more."""
-        return {found.parcel for worker in self.members[crew][1] if (found := self.workers[worker]) is not None}
+        return {worker.parcel for number in self.members[group][1] if (worker := self.workers[number]) is not None}
 
-    def _at_work(self, world: int, crew: int, number: int) -> list[Act]:
-        worker = self.workers[number]
-        assert worker is not None
-        acts = [self._step(world, crew, number, worker)]
+    def _at_work(self, world: int, group: int, number: int, worker: Worker) -> Iterator[Action]:
+        """What a busy worker can do: its next step, die, or lose its lease."""
+        yield self._step(world, group, number, worker)
         back = worker.parcel if worker.leased else NO_PARCEL
-        if self._places.answers[worker.place]:  # one that did nothing yet can as well not have begun
+        if self._positions.answers[worker.position]:  # one that did nothing yet can as well not have begun
             shift = Shift(back) if worker.leased else None
-            acts.append(Act(CRASH, world, self._with(crew, number, IDLE), shift, "die", number, IDLE))
-            acts += self._cut_off(world, crew, number, worker)
+            idle = self._with(group, number, IDLE)
+            yield Action(CRASH, world, idle, shift, "die", number, IDLE)
+            step = self._positions.steps[worker.position]
+            many = range(len(step.messages)) if isinstance(step, plans.Dispatch) else range(0)
+            for part in (part for size in range(1, len(many)) for part in combinations(many, size)):
+                result = self._worlds.cut_off(world, worker.position, part)
+                shift = Shift(back, NO_PARCEL, result.arrivals)
+                yield Action(CRASH, result.world, idle, shift, f"die {' '.join(map(str, part))}", number, IDLE)
         if worker.leased:
             late = self._worker(worker._replace(leased=False))
-            acts.append(Act(EXPIRY, world, self._with(crew, number, late), Shift(back), "expire", number, late))
-        return acts
+            yield Action(EXPIRY, world, self._with(group, number, late), Shift(back), "expire", number, late)
 
-    def _step(self, world: int, crew: int, number: int, worker: Worker) -> Act:
-        stepped = self._worlds.stepped(world, worker.place)
-        gone = worker.parcel if stepped.acknowledged else NO_PARCEL
-        leased = worker.leased and not stepped.acknowledged
-        if gone != NO_PARCEL and not worker.leased:
-            crew = self._called_off(crew, gone)
-        if self._places.outcomes[stepped.place] is None:
-            back, after = NO_PARCEL, self._worker(Worker(stepped.place, worker.parcel, leased))
+    def _step(self, world: int, group: int, number: int, worker: Worker) -> Action:
+        result = self._worlds.stepped(world, worker.position)
+        acknowledged = worker.parcel if result.acknowledged else NO_PARCEL
+        leased = worker.leased and not result.acknowledged
+        if acknowledged != NO_PARCEL and not worker.leased:
+            group = self._called_off(group, acknowledged)
+        if self._positions.outcomes[result.position] is None:
+            back, after = NO_PARCEL, self._worker(Worker(result.position, worker.parcel, leased))
         else:
             back, after = worker.parcel if leased else NO_PARCEL, IDLE
-        shift = Shift(back, gone, stepped.come)
+        shift = Shift(back, acknowledged, result.arrivals)
         moved = None if shift == Shift() else shift
-        return Act(FREE, stepped.world, self._with(crew, number, after), moved, "step", number, after)
+        return Action(FREE, result.world, self._with(group, number, after), moved, "step", number, after)
 
-    def _cut_off(self, world: int, crew: int, number: int, worker: Worker) -> list[Act]:
-        step = self._places.steps[worker.place]
-        if not isinstance(step, Dispatch):
-            return []
-        many = range(len(step.messages))
-        parts = [part for size in range(1, len(many)) for part in combinations(many, size)]
-        stepped = {part: self._worlds.cut_off(world, worker.place, part) for part in parts}
-        return [self._died_sending(crew, number, worker, part, after) for part, after in stepped.items()]
-
-    def _died_sending(self, crew: int, number: int, worker: Worker, part: tuple[int, ...], after: Stepped) -> Act:
-        shift = Shift(worker.parcel if worker.leased else NO_PARCEL, NO_PARCEL, after.come)
-        what = f"die {' '.join(map(str, part))}"
-        return Act(CRASH, after.world, self._with(crew, number, IDLE), shift, what, number, IDLE)
-
-    def _offered(self, world: int, crew: int, which: int, chore: Chore) -> list[Act]:
-        acts = []
-        for offer in chore.offers(self._images.contents[self._worlds.contents[world]]):
-            shown = offer.rpartition("\t")[2]
-            begin = partial(chore.begin, offer)
-            job = self._chores.setdefault((which, offer), ExplorerJob(name_of(shown), shown, begin, acknowledges=False))
-            worker = self._worker(Worker(self._places.begin(job), NO_PARCEL, False))
-            cost = self.crews[which].cost
-            acts.append(Act(cost, world, self._with(crew, IDLE, worker), None, "begin", IDLE, worker))
-        return acts
-
-    def _called_off(self, crew: int, parcel: int) -> int:
+    def _called_off(self, group: int, parcel: int) -> int:
         """A late acknowledgement takes the parcel from whoever has it now."""
-        for number in self.members[crew][1]:
+        for number in self.members[group][1]:
             worker = self.workers[number]
             if worker is not None and worker.parcel == parcel and worker.leased:
-                return self._with(crew, number, self._worker(worker._replace(leased=False)))
-        return crew
+                return self._with(group, number, self._worker(worker._replace(leased=False)))
+        return group
 
-    def _with(self, crew: int, before: int, after: int) -> int:
-        """The crew with one worker changed."""
-        key = (crew, before, after)
-        found = self._replaced.get(key)
-        if found is None:
-            which, workers = self.members[crew]
-            left = list(workers)
-            left[left.index(before)] = after
-            found = self._replaced[key] = self._number(which, tuple(sorted(left)))
-        return found
+    def _with(self, group: int, before: int, after: int) -> int:
+        """The group with one worker changed."""
+        key = (group, before, after)
+        number = self._replaced.get(key)
+        if number is None:
+            which, workers = self.members[group]
+            changed = list(workers)
+            changed[changed.index(before)] = after
+            number = self._replaced[key] = self._number(which, tuple(sorted(changed)))
+        return number
 
     def _worker(self, worker: Worker) -> int:
         number = self._worker_numbers.get(worker)
@@ -225,7 +827,7 @@ def chores_of(topology: Topology, algorithm: Algorithm) -> list[Chore]:
     chores = list(algorithm.chores)
     if topology.pumps and algorithm.recovery is not None:
         chores.append(pump(topology, algorithm))
-    if topology.pumps and topology.source is not None and algorithm.sourced is sourced:
+    if topology.pumps and topology.source is not None and algorithm.sourced is plans.sourced:
         chores.append(sweeper(topology))
     return chores
 
@@ -252,11 +854,9 @@ class Discard(NamedTuple):
     parent: str
 
     def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> Any:
-        """By the store."""
         return ledger.discard(self.token, self.parent)
 
-    def told(self, answer: Any) -> str:
-        """For a history."""
+    def describe(self, answer: Any) -> str:
         return f"discards the token {self.token}" if answer else f"finds the token {self.token} gone"
 
 
@@ -268,19 +868,15 @@ def sweeper(topology: Topology) -> Chore:
     def offers(content: Content) -> Sequence[str]:
         return [token for token, parent in sorted(content.parents.items()) if MARK in parent]
 
-    def begin(token: str) -> Attempt:
-        return _swept(key, token)
+    def begin(token: str) -> Generator[Any, Any, Outcome]:
+        mark = token.partition(".")[0].removeprefix("mark")
+        parent = f"{key}{MARK}{mark}"
+        entity: plans.Entity = yield plans.Load(key)
+        if parent not in entity.outbox:
+            yield Discard(token, parent)
+        return Outcome.TIDIED
 
     return Chore("the sweeper", topology.pumps, offers, begin, "looks at the token")
-
-
-def _swept(key: Key, token: str) -> Generator[Any, Any, Outcome]:
-    mark = token.partition(".")[0].removeprefix("mark")
-    parent = f"{key}{MARK}{mark}"
-    entity: Entity = yield Load(key)
-    if parent not in entity.outbox:
-        yield Discard(token, parent)
-    return Outcome.TIDIED
 
 
 class Transport:
@@ -295,28 +891,26 @@ class Transport:
         self._changed: dict[tuple[int, int, bool], int] = {}
 
     def add(self, free: int, parcel: int) -> int:
-        """With this one."""
         return self._change(free, parcel, True)
 
     def remove(self, free: int, parcel: int) -> int:
-        """Without this one."""
         return self._change(free, parcel, False)
 
-    def arrive(self, free: int, payload: int, taken: set[int]) -> int:
-        """With a new parcel that holds this; ``taken`` are those that workers hold or know of."""
+    def arrive(self, free: int, payload: int, in_use: set[int]) -> int:
+        """With a new parcel that holds this; ``in_use`` are those that workers hold or know of."""
         copy = 0
-        while (parcel := self._parcel(payload, copy)) in taken or parcel in self.free[free]:
+        while (parcel := self._parcel(payload, copy)) in in_use or parcel in self.free[free]:
             copy += 1
         return self.add(free, parcel)
 
-    def shifted(self, free: int, shift: Shift, taken: Callable[[int], set[int]]) -> int:
-        """After what a worker did; ``taken`` are the parcels that workers know of, for a payload."""
-        if shift.gone != NO_PARCEL:
-            free = self.remove(free, shift.gone)
+    def shifted(self, free: int, shift: Shift, in_use: Callable[[int], set[int]]) -> int:
+        """After what a worker did; ``in_use`` are the parcels that workers know of, for a payload."""
+        if shift.acknowledged != NO_PARCEL:
+            free = self.remove(free, shift.acknowledged)
         if shift.back != NO_PARCEL:
             free = self.add(free, shift.back)
-        for payload in shift.come:
-            free = self.arrive(free, payload, taken(payload))
+        for payload in shift.arrivals:
+            free = self.arrive(free, payload, in_use(payload))
         return free
 
     def _parcel(self, payload: int, copy: int) -> int:
@@ -328,28 +922,28 @@ class Transport:
 
     def _change(self, free: int, parcel: int, there: bool) -> int:
         key = (free, parcel, there)
-        found = self._changed.get(key)
-        if found is None:
+        number = self._changed.get(key)
+        if number is None:
             others: Sequence[int] = [each for each in self.free[free] if each != parcel]
             parcels = tuple(sorted([*others, parcel] if there else others))
-            found = self._numbers.setdefault(parcels, len(self.free))
-            if found == len(self.free):
+            number = self._numbers.setdefault(parcels, len(self.free))
+            if number == len(self.free):
                 self.free.append(parcels)
-            self._changed[key] = found
-        return found
+            self._changed[key] = number
+        return number
 
 
 State = tuple[int, ...]
-"""Budgets, world, free parcels, crews."""
-BUDGETS, WORLD, PARCELS, CREWS = range(4)
+"""Budgets, world, free parcels, groups."""
+BUDGETS, WORLD, PARCELS, GROUPS = range(4)
 
 
-class Note(NamedTuple):
+class Move(NamedTuple):
     """How one state led to another, for the history."""
 
-    crew: int
+    group: int
     """Which one; -1: the transport."""
-    act: Act
+    action: Action
     parcel: int = NO_PARCEL
     """What was leased or copied."""
 
@@ -361,97 +955,79 @@ class System:
         self.topology, self.algorithm = topology, algorithm
         self.handlers = Handlers()
         self.endings = endings(topology, self.handlers)
-        born = [Birth("", "", ((f"m{n}", queue),), False) for n, (queue, _) in enumerate(topology.messages, 1)]
-        self.images = Images(algorithm.tables, born if algorithm.tokens else ())
-        self.parcels = Parcels(topology, algorithm, self.handlers)
-        self.places = WorldStores()
-        self.worlds = Worlds(self.images, self.parcels, self.places, self.endings, algorithm, invariant)
+        born = [plans.Birth("", "", ((f"m{n}", queue),), False) for n, (queue, _) in enumerate(topology.messages, 1)]
+        self.snapshots = Snapshots(algorithm.tables, born if algorithm.tokens else ())
+        self.payloads = Payloads(topology, algorithm, self.handlers)
+        self.positions = Positions()
+        self.worlds = Worlds(self.snapshots, self.payloads, self.positions, self.endings, algorithm, invariant)
         self.transport = Transport()
         chores = chores_of(topology, algorithm)
-        crews = [Crew(stage.endpoint, stage.workers) for stage in topology.stages]
+        groups = [WorkerGroup(stage.endpoint, stage.workers) for stage in topology.stages]
         if topology.source is not None:
-            crews.append(Crew(topology.source.endpoint, topology.source.workers))
-        crews += [Crew(chore.who, 1, chore, CHORE + place) for place, chore in enumerate(chores)]
-        self.crews = Crews(crews, self.images, self.places, self.worlds)
-        self._spend = _spending([topology.crashes, topology.expiries, topology.copies, *(c.times for c in chores)])
+            groups.append(WorkerGroup(topology.source.endpoint, topology.source.workers))
+        groups += [WorkerGroup(chore.who, 1, chore, CHORE + number) for number, chore in enumerate(chores)]
+        self.groups = WorkerGroups(groups, self.snapshots, self.positions, self.worlds)
+        # By cost and number of budgets: the number of what is left then, or -1.
+        sizes = [
+            1 + many for many in (topology.crashes, topology.expiries, topology.copies, *(c.times for c in chores))
+        ]
+        total, weight = prod(sizes), 1
+        self._spend = [list(range(total))]
+        for size in sizes:
+            self._spend.append([number - weight if number // weight % size else -1 for number in range(total)])
+            weight *= size
         self._leases: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        self._first = self._begin()
-
-    def _begin(self) -> State:
-        sent, free = self.parcels.first(self.topology, self.images.realm), 0
-        for payload in sent:
+        payloads, free = self.payloads.first(topology, self.snapshots.realm), 0
+        for payload in payloads:
             free = self.transport.arrive(free, payload, set())
-        return (len(self._spend[FREE]) - 1, self.worlds.first(sent), free, *self.crews.idle)
-
-    @property
-    def first(self) -> State:
-        """Where everything begins."""
-        return self._first
+        self.first: State = (len(self._spend[FREE]) - 1, self.worlds.first(payloads), free, *self.groups.idle)
 
     def resting(self, state: State) -> bool:
         """Nothing is on its way, and nobody is at work."""
-        return state[PARCELS] == 0 and list(state[CREWS:]) == self.crews.idle
+        return state[PARCELS] == 0 and list(state[GROUPS:]) == self.groups.idle
 
-    def moves(self, state: State) -> Iterator[tuple[State, Note]]:
+    def moves(self, state: State) -> Iterator[tuple[State, Move]]:
         """Everything that can happen next, with what it leads to."""
-        budgets, world, free = state[:CREWS]
-        for which in range(len(state) - CREWS):
-            place = CREWS + which
-            crew = state[place]
-            head, tail = state[CREWS:place], state[place + 1 :]
-            for act in self.crews.acts(world, crew):
-                cost, after, other, shift, *_ = act
-                left = self._spend[cost][budgets]
-                if left < 0:
+        budgets, world, free = state[:GROUPS]
+        for which in range(len(state) - GROUPS):
+            at = GROUPS + which
+            group = state[at]
+            head, tail = state[GROUPS:at], state[at + 1 :]
+            for action in self.groups.actions(world, group):
+                cost, after, other, shift, *_ = action
+                budgets_then = self._spend[cost][budgets]
+                if budgets_then < 0:
                     continue
-                now = free if shift is None else self.transport.shifted(free, shift, partial(self._taken, state))
-                yield (left, after, now, *head, other, *tail), Note(which, act)
+                now = free if shift is None else self.transport.shifted(free, shift, partial(self._in_use, state))
+                yield (budgets_then, after, now, *head, other, *tail), Move(which, action)
             for parcel, rest in self._leasable(free, which):
-                for job in self.parcels.posted[self.transport.payloads[parcel]].jobs:
-                    other, worker = self.crews.taking(crew, job, parcel)
+                for job in self.payloads[self.transport.payloads[parcel]].jobs:
+                    other, worker = self.groups.taking(group, job, parcel)
                     if other < 0:
                         break
-                    act = Act(FREE, world, other, None, "lease", 0, worker)
-                    yield (budgets, world, rest, *head, other, *tail), Note(which, act, parcel)
-        if self._spend[COPY][budgets] >= 0:
-            yield from self._copies(state)
+                    action = Action(FREE, world, other, None, "lease", 0, worker)
+                    yield (budgets, world, rest, *head, other, *tail), Move(which, action, parcel)
+        if self._spend[COPY][budgets] < 0:
+            return
+        for number in sorted(self.worlds.books[world].sent):
+            payload = self.payloads[number]
+            if payload.message is not None and payload.group >= 0:
+                now = self.transport.arrive(free, number, self._in_use(state, number))
+                move = Move(-1, Action(COPY, world, 0, None, "copy", 0, 0), number)
+                yield (self._spend[COPY][budgets], world, now, *state[GROUPS:]), move
 
-    def _copies(self, state: State) -> Iterator[tuple[State, Note]]:
-        budgets, world, free = state[:CREWS]
-        for payload in sorted(self.worlds.books[world].sent):
-            posted = self.parcels.posted[payload]
-            if posted.message is None or posted.crew < 0:
-                continue
-            now = self.transport.arrive(free, payload, self._taken(state, payload))
-            note = Note(-1, Act(COPY, world, 0, None, "copy", 0, 0), payload)
-            yield (self._spend[COPY][budgets], world, now, *state[CREWS:]), note
-
-    def _taken(self, state: State, payload: int) -> set[int]:
+    def _in_use(self, state: State, payload: int) -> set[int]:
         """The parcels that the workers who could have this payload know of."""
-        return self.crews.parcels(state[CREWS + self.parcels.posted[payload].crew])
+        return self.groups.parcels(state[GROUPS + self.payloads[payload].group])
 
     def _leasable(self, free: int, which: int) -> list[tuple[int, int]]:
-        """The parcels that a crew can lease, each with what is left then."""
-        found = self._leases.get((free, which))
-        if found is None:
-            posted, payloads = self.parcels.posted, self.transport.payloads
-            mine = [each for each in self.transport.free[free] if posted[payloads[each]].crew == which]
-            found = self._leases[free, which] = [(each, self.transport.remove(free, each)) for each in mine]
-        return found
-
-
-def _spending(budgets: list[int]) -> list[list[int]]:
-    """By cost and number of budgets: the number of what is left then, or -1."""
-    sizes = [budget + 1 for budget in budgets]
-    total = 1
-    for size in sizes:
-        total *= size
-    table = [list(range(total))]
-    weight = 1
-    for size in sizes:
-        table.append([number - weight if number // weight % size else -1 for number in range(total)])
-        weight *= size
-    return table
+        """The parcels that a group can lease, each with what is left then."""
+        parcels = self._leases.get((free, which))
+        if parcels is None:
+            numbers = self.transport.payloads
+            mine = [each for each in self.transport.free[free] if self.payloads[numbers[each]].group == which]
+            parcels = self._leases[free, which] = [(each, self.transport.remove(free, each)) for each in mine]
+        return parcels
 
 
 assert (CRASH, EXPIRY, COPY, CHORE) == (1, 2, 3, 4), "the order of the budgets in System"

@@ -1,27 +1,95 @@
 """What is explored: who handles which queue with how many workers, what comes in, and what may go wrong.
 
-Faults are budgets: with one crash and one expiry every history with at most one of each is tried, at every place. What
-one worker more, one message more or one fault more would show is not known; what these few show is known for certain.
+Faults are budgets: with one crash and one expiry every history with at most one of each is tried, at every position.
+What one worker more, one message more or one fault more would show is not known; what these few show is known for
+certain.
 
-What is in the database: all its rows, and what they mean.
-
-The worlds that the library's own plans are explored in.
-
-What can be wrong with a history, one word each.
+`SHIPPED` are the library's own plans and `TOPOLOGIES` the worlds that they are explored in. `SPECIMENS` are the
+published drafts that do not work: an explorer that cannot convict them is worth nothing. `evicted` is where the source
+document begins: remember what was processed, and look it up. Whatever is remembered is forgotten one day, for nobody
+can keep it for ever; here forgetting is a move like any other. `remade` is its first draft with tokens, the second
+listing: a message is processed only while its token exists, but the tokens of what it sends are made anew by each
+attempt.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from onefold.errors import Misuse
-from onefold.outbox.plans import PLANS, RECOVERIES, Handler, KeyOf, Out, Plan, Recovery, Taken, sourced, sourced_at_once
-from onefold.outbox.steps import Attempt, Key, Message
+from onefold.outbox.plans import (
+    PLANS,
+    RECOVERIES,
+    Acknowledge,
+    Attempt,
+    Birth,
+    Create,
+    Dispatch,
+    Entity,
+    Entry,
+    Fresh,
+    Handle,
+    Handled,
+    Handler,
+    Holds,
+    Key,
+    KeyOf,
+    Load,
+    Message,
+    Out,
+    Outcome,
+    Persist,
+    Plan,
+    Recovery,
+    Removal,
+    Remove,
+    Taken,
+    sourced,
+    sourced_at_once,
+)
+from onefold.outbox.stores.sqlite import SqliteLedger
+
+
+class Wrong(StrEnum):
+    """The rule that was broken."""
+
+    APPLIED_TWICE = "applied_twice"
+    """A message changed the state a second time."""
+    TWO_TOKENS = "two_tokens"
+    """One message was sent under two tokens: it will be processed twice."""
+    TWO_PAYLOADS = "two_payloads"
+    """One message was sent with two contents."""
+    TOKEN_BACK = "token_back"  # noqa: S105 # no password
+    """A token that was gone exists again."""
+    LOST = "lost"
+    """At rest, a message was not processed or not sent."""
+    STATE = "state"
+    """At rest, the entities are not what any order without faults would make of them."""
+    TOKEN_LEFT = "token_left"  # noqa: S105 # no password
+    """At rest, there is a token that belongs to nothing."""
+    ENTRY_LEFT = "entry_left"
+    """At rest, there is an outbox entry."""
+    STUCK = "stuck"
+    """Not at rest, and nobody can go on."""
+    CIRCLE = "circle"
+    """It can go on for ever."""
+    HANDLER = "handler"
+    """The handler raised, or returned what cannot be kept."""
+    INVARIANT = "invariant"
+    """The invariant that was given does not hold."""
+
+
+class Offence(NamedTuple):
+    """What is wrong, as a word and as a sentence."""
+
+    wrong: Wrong
+    text: str
+
 
 Rows = tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...]
 """Per table its rows, in the order of their keys: two databases are equal if these are."""
@@ -158,14 +226,10 @@ class Algorithm:
     messages are in flight."""
 
 
-def _shipped() -> dict[str, Algorithm]:
-    return {
-        name: Algorithm(name, plan, RECOVERIES[name], sourced_at_once if name == "transactional" else sourced)
-        for name, plan in PLANS.items()
-    }
-
-
-SHIPPED: Final[Mapping[str, Algorithm]] = MappingProxyType(_shipped())
+SHIPPED: Final[Mapping[str, Algorithm]] = {
+    name: Algorithm(name, plan, RECOVERIES[name], sourced_at_once if name == "transactional" else sourced)
+    for name, plan in PLANS.items()
+}
 """The plans that the library has."""
 
 MIXED: Final = replace(
@@ -210,80 +274,174 @@ def _sent(queue: str, many: int) -> tuple[tuple[str, Any], ...]:
     return tuple((queue, {"n": number}) for number in range(1, many + 1))
 
 
-def _topologies() -> list[Topology]:
-    marks = tuple((Out("payment", {"n": number}),) for number in (1, 2))
-    return [
-        Topology(
-            "one-to-two", "one upstream worker, two consumers", (stage("order", order, 1), stage("payment", tell, 2)),
-            _sent("order", 1), crashes=1, expiries=2,
-        ),
-        Topology(
-            "two-to-one", "two upstream workers, one consumer", (stage("order", order, 2), stage("payment", pay, 1)),
-            _sent("order", 1), crashes=2, expiries=1,
-        ),
-        Topology(
-            "two-to-two", "two upstream workers, two consumers", (stage("order", order, 2), stage("payment", pay, 2)),
-            _sent("order", 1), crashes=0, expiries=1,
-        ),
-        Topology(
-            "one-entity", "two messages on one entity", (stage("payment", tell, 2),), _sent("payment", 2),
-            crashes=0, expiries=1,
-        ),
-        Topology(
-            "pumped", "two messages on one entity, and a pump", (stage("payment", tell, 2),), _sent("payment", 2),
-            crashes=0, expiries=0, pumps=1,
-        ),
-        Topology(
-            "recreated", "an entity that is deleted and made again", (stage("payment", close, 2),),
-            _sent("payment", 3), crashes=0, expiries=1,
-        ),
-        Topology(
-            "two-queues", "one message to two queues, copies, and a pump",
-            (stage("order", announce, 1), stage("payment", pay, 1)), _sent("order", 1),
-            crashes=1, expiries=0, copies=1, pumps=1,
-        ),
-        Topology(
-            "source", "a source with two marks, and a pump", (), (), TopologySource("shop", "orders.log", marks, 2),
-            crashes=0, expiries=1, pumps=1,
-        ),
-    ]  # fmt: skip
-
-
-TOPOLOGIES: Final[Mapping[str, Topology]] = MappingProxyType({each.name: each for each in _topologies()})
+_MARKS: Final = tuple((Out("payment", {"n": number}),) for number in (1, 2))
+_WORLDS: Final = [
+    Topology(
+        "one-to-two", "one upstream worker, two consumers", (stage("order", order, 1), stage("payment", tell, 2)),
+        _sent("order", 1), crashes=1, expiries=2,
+    ),
+    Topology(
+        "two-to-one", "two upstream workers, one consumer", (stage("order", order, 2), stage("payment", pay, 1)),
+        _sent("order", 1), crashes=2, expiries=1,
+    ),
+    Topology(
+        "two-to-two", "two upstream workers, two consumers", (stage("order", order, 2), stage("payment", pay, 2)),
+        _sent("order", 1), crashes=0, expiries=1,
+    ),
+    Topology(
+        "one-entity", "two messages on one entity", (stage("payment", tell, 2),), _sent("payment", 2),
+        crashes=0, expiries=1,
+    ),
+    Topology(
+        "pumped", "two messages on one entity, and a pump", (stage("payment", tell, 2),), _sent("payment", 2),
+        crashes=0, expiries=0, pumps=1,
+    ),
+    Topology(
+        "recreated", "an entity that is deleted and made again", (stage("payment", close, 2),),
+        _sent("payment", 3), crashes=0, expiries=1,
+    ),
+    Topology(
+        "two-queues", "one message to two queues, copies, and a pump",
+        (stage("order", announce, 1), stage("payment", pay, 1)), _sent("order", 1),
+        crashes=1, expiries=0, copies=1, pumps=1,
+    ),
+    Topology(
+        "source", "a source with two marks, and a pump", (), (), TopologySource("shop", "orders.log", _MARKS, 2),
+        crashes=0, expiries=1, pumps=1,
+    ),
+]  # fmt: skip
+TOPOLOGIES: Final[Mapping[str, Topology]] = {each.name: each for each in _WORLDS}
 """By name."""
 
 
-class Wrong(StrEnum):
-    """The rule that was broken."""
+class Seen(NamedTuple):
+    """Was this message processed?"""
 
-    APPLIED_TWICE = "applied_twice"
-    """A message changed the state a second time."""
-    TWO_TOKENS = "two_tokens"
-    """One message was sent under two tokens: it will be processed twice."""
-    TWO_PAYLOADS = "two_payloads"
-    """One message was sent with two contents."""
-    TOKEN_BACK = "token_back"  # noqa: S105 # no password
-    """A token that was gone exists again."""
-    LOST = "lost"
-    """At rest, a message was not processed or not sent."""
-    STATE = "state"
-    """At rest, the entities are not what any order without faults would make of them."""
-    TOKEN_LEFT = "token_left"  # noqa: S105 # no password
-    """At rest, there is a token that belongs to nothing."""
-    ENTRY_LEFT = "entry_left"
-    """At rest, there is an outbox entry."""
-    STUCK = "stuck"
-    """Not at rest, and nobody can go on."""
-    CIRCLE = "circle"
-    """It can go on for ever."""
-    HANDLER = "handler"
-    """The handler raised, or returned what cannot be kept."""
-    INVARIANT = "invariant"
-    """The invariant that was given does not hold."""
+    message: str
+
+    def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> bool:
+        return connection.execute("select 1 from inbox where message = ?", [self.message]).fetchone() is not None
+
+    def describe(self, answer: bool) -> str:
+        return f"looks whether {self.message} was processed: {'yes' if answer else 'no'}"
 
 
-class Offence(NamedTuple):
-    """What is wrong, as a word and as a sentence."""
+class Remember(NamedTuple):
+    """This message was processed."""
 
-    wrong: Wrong
-    text: str
+    message: str
+
+    def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> None:
+        connection.execute("insert or ignore into inbox values (?)", [self.message])
+
+    def describe(self, answer: None) -> str:
+        return f"remembers that {self.message} was processed"
+
+
+class Forget(NamedTuple):
+    """Nobody can remember everything."""
+
+    message: str
+
+    def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> None:
+        connection.execute("delete from inbox where message = ?", [self.message])
+
+    def describe(self, answer: None) -> str:
+        return f"forgets that {self.message} was processed"
+
+
+def evicted(key: Key, message: Message) -> Generator[Any, Any, Outcome]:
+    """The positive check: what is not known as processed is processed. Ids of messages are fixed."""
+    name = message.token
+    entity: Entity = yield Load(key)
+    if (yield Seen(name)):
+        yield Acknowledge()
+        return Outcome.DUPLICATE
+    if name not in entity.outbox:
+        done: Handled = yield Handle(entity.state)
+        ids = tuple(f"{name}.{position}" for position in range(1, len(done.outgoing) + 1))
+        entity = entity.changed(done.state).keeping(name, Entry(done.outgoing).checkpointed(name, ids))
+        if not (yield Persist(entity)):
+            return Outcome.CONFLICT
+        entity = entity.stored
+    yield Dispatch(entity.outbox[name].messages(name))
+    yield Remember(name)
+    if not (yield Persist(entity.without(name))):
+        return Outcome.CONFLICT
+    yield Acknowledge()
+    return Outcome.APPLIED
+
+
+def remade(key: Key, message: Message) -> Attempt:
+    """The inverted check without a checkpoint: whoever sends again makes tokens again."""
+    name = message.token
+    entity: Entity = yield Load(key)
+    if not (yield Holds(name)):
+        yield Acknowledge()
+        return Outcome.DUPLICATE
+    if name not in entity.outbox:
+        done: Handled = yield Handle(entity.state)
+        entity = entity.changed(done.state).keeping(name, Entry(done.outgoing))
+        if not (yield Persist(entity)):
+            return Outcome.CONFLICT
+        entity = entity.stored
+    entry = entity.outbox[name]
+    if entry.outgoing:
+        attempt, *tokens = yield Fresh(1 + len(entry.outgoing))
+        entry = entry.checkpointed(attempt, tuple(tokens))
+        yield Create(Birth("", "", tuple((out.token, out.to) for out in entry.outgoing), guarded=False))
+        yield Dispatch(entry.messages(name))
+    yield Remove(Removal(name, ""))
+    if not (yield Persist(entity.without(name))):
+        return Outcome.CONFLICT
+    yield Acknowledge()
+    return Outcome.APPLIED
+
+
+def _forget(message: str) -> Generator[Any, Any, Outcome]:
+    yield Forget(message)
+    return Outcome.TIDIED
+
+
+_EVICTIONS: Final = Chore(
+    "the store",
+    1,
+    lambda content: [message for (message,) in content.others["inbox"]],
+    _forget,
+    "needs room, and picks",
+)
+
+
+class Specimen(NamedTuple):
+    """A wrong draft, and a small world that shows it."""
+
+    algorithm: Algorithm
+    topology: Topology
+
+
+_INBOX: Final = "create table inbox (message text primary key) without rowid"
+
+SPECIMENS: Final[Mapping[str, Specimen]] = {
+    "evicted": Specimen(
+        Algorithm("evicted", evicted, tokens=False, tables=(_INBOX,), chores=(_EVICTIONS,)),
+        Topology(
+            "copied",
+            "one message, delivered twice",
+            (stage("payment", pay, 1),),
+            (("payment", {"n": 1}),),
+            copies=1,
+            crashes=0,
+            expiries=0,
+        ),
+    ),
+    "remade": Specimen(
+        Algorithm("remade", remade),
+        Topology(
+            "resent",
+            "one message that sends another",
+            (stage("order", order, 1), stage("payment", pay, 1)),
+            (("order", {"n": 1}),),
+        ),
+    ),
+}
+"""By name."""

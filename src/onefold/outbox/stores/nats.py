@@ -1,7 +1,9 @@
 """A queue in NATS JetStream, for endpoints on several machines.
 
 A parcel is a message of a work-queue stream, a queue is a subject of it with one durable pull consumer that is made
-when somebody first leases. A receipt is the address that NATS wants its acknowledgement at.
+when somebody first leases. A receipt is the address that NATS wants its acknowledgement at. The stream ``NAME`` holds
+the parcels, ``NAME-dead`` the dead letters. A stream that is there already is taken as it is, if nothing can get lost
+in it: in memory, with an age, or with a limit that throws out the oldest, it is `Misuse` that names the setting.
 
 What differs from a queue in a database:
 
@@ -15,32 +17,6 @@ What differs from a queue in a database:
 Durable means that the server wrote the parcel to its file before it answered. It syncs the file every two minutes
 unless told otherwise: that outlives a crash of the server, and a power cut only with replicas, or with
 ``sync_interval: always`` in the settings of the server. A client cannot see which.
-
-Where a NATS server is: ``nats://[user:password@ | token@]host[:port][,host[:port]...][?option=...]``.
-
-One connection to NATS, on an event loop of its own thread, for callers that know nothing of asyncio.
-
-nats-py can reconnect by itself. Then it keeps what is published meanwhile and sends it later, when nobody waits for it
-any more; and a request that was under way is only missed when its time is up. So it is told not to. A connection that
-breaks, or does not answer in time, fails whatever is under way on it, at once and by `StoreFailed`, and is thrown away.
-The next call makes a new one. A server that went away and came back is found again in that way.
-
-The two streams of a queue in JetStream, and the consumers.
-
-``NAME`` holds the parcels: one subject for each queue, retention by work queue, so what is acknowledged is gone.
-``NAME-dead`` holds the dead letters. A stream that is there already is taken as it is, if nothing can get lost in it:
-in memory, with an age, or with a limit that throws out the oldest, it is `Misuse` that names the setting.
-
-Asking several consumers for parcels at once, over one inbox.
-
-A pull is a message with an address for the answers: parcels, and at the end a word (404: no more, 408: the time is up).
-When the first parcel is here nobody wants the other pulls any more. Then the inbox is given up, and one more round trip
-shows that the server knows it: from then on it gives nothing to those pulls, and what it gave before has arrived. So no
-parcel is on loan to nobody.
-
-What is on loan: the consumers that give parcels out, their leases, and when those run out.
-
-Saying things to JetStream, many at once: parcels, each with the server's word, and answers to deliveries.
 """
 
 from __future__ import annotations
@@ -49,7 +25,8 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
@@ -67,7 +44,6 @@ from nats.js.api import (
     ConsumerConfig,
     DiscardPolicy,
     PersistMode,
-    RawStreamMsg,
     RetentionPolicy,
     StorageType,
     StreamConfig,
@@ -76,9 +52,7 @@ from nats.js.client import JetStreamContext
 from nats.js.errors import NotFoundError
 
 from onefold.errors import Misuse, OnefoldError, StoreFailed
-from onefold.outbox.plans import check_queue
-from onefold.outbox.ports import Buried, Delivery, Parcel, Strayed
-from onefold.outbox.stores.queues import REASON_MAX, check_lease, check_least, check_parcels, letter_number
+from onefold.outbox import plans, ports
 from onefold.stores.addresses import check_timeout, masked
 
 OPTIONS = ("stream", "replicas", "timeout_s", "credentials")
@@ -107,24 +81,31 @@ def parse(url: str) -> NatsAddress:
     's3cret'
     """
     scheme, _, rest = url.partition("://")
-    place, _, options = rest.partition("?")
-    who, _, hosts = place.rstrip("/").rpartition("@")
+    where, _, options = rest.partition("?")
+    who, _, hosts = where.rstrip("/").rpartition("@")
     if scheme not in ("nats", "tls"):
         raise Misuse(f"no NATS server at {masked(url)}: must be like nats://host:4222")
     if "@" in who or "@" in options:  # else what follows the first one, or comes before a ?, is taken for a host
         raise Misuse("this address has an @ too many (not shown); write %40 for an @ and %3F for a ? in a password")
     if not hosts or "/" in hosts:
         raise Misuse(f"no NATS server at {scheme}://{hosts}: must be like nats://host:4222")
-    servers = tuple(f"{scheme}://{_with_port(host, hosts)}" for host in hosts.split(","))
+    servers = []
+    for host in hosts.split(","):
+        try:
+            name, port = urlsplit(f"//{host}").hostname, urlsplit(f"//{host}").port
+        except ValueError:
+            name, port = None, None
+        if not name:
+            raise Misuse(f"no NATS server at {hosts}: {host!r} is not a host with a port")
+        servers.append(f"{scheme}://[{name}]:{port or 4222}" if ":" in name else f"{scheme}://{name}:{port or 4222}")
     user, colon, password = (unquote(part) for part in who.partition(":"))
     if colon:
-        return NatsAddress(servers, user, password)
-    return NatsAddress(servers, token=user or None)
+        return NatsAddress(tuple(servers), user, password)
+    return NatsAddress(tuple(servers), token=user or None)
 
 
 def open_nats(url: str) -> NatsQueue:
     """The queue at an address with options: ``stream``, ``replicas``, ``timeout_s``, ``credentials`` (a file)."""
-
     address = parse(url)
     options = dict(parse_qsl(url.partition("?")[2], keep_blank_values=True))
     for name in options:
@@ -140,17 +121,6 @@ def open_nats(url: str) -> NatsQueue:
     return NatsQueue(plain, stream=stream, replicas=replicas_wanted, timeout_s=timeout_s, credentials=credentials)
 
 
-def _with_port(host: str, hosts: str) -> str:
-    try:
-        found = urlsplit(f"//{host}")
-        name, port = found.hostname, found.port
-    except ValueError:
-        name, port = None, None
-    if not name:
-        raise Misuse(f"no NATS server at {hosts}: {host!r} is not a host with a port")
-    return f"[{name}]:{port or 4222}" if ":" in name else f"{name}:{port or 4222}"
-
-
 T = TypeVar("T")
 Work = Callable[[Client], Coroutine[Any, Any, T]]
 # A dead peer that sends no FIN is noticed after two of these; whoever waits for an answer notices earlier.
@@ -159,7 +129,14 @@ _FAILURES = (nats.errors.Error, nats.js.errors.Error, OSError, asyncio.Cancelled
 
 
 class Link:
-    """Runs work on a connection; threads may share it. The first call makes the thread and the connection."""
+    """One connection to NATS, on an event loop in a thread of its own, for callers that know nothing of asyncio.
+
+    Threads may share it; the first call makes the thread and the connection. nats-py can reconnect by itself. Then it
+    keeps what is published meanwhile and sends it later, when nobody waits for it any more; and a request that was
+    under way is only missed when its time is up. So it is told not to. A connection that breaks, or does not answer in
+    time, fails whatever is under way on it, at once and by `StoreFailed`, and is thrown away. The next call makes a new
+    one.
+    """
 
     def __init__(
         self,
@@ -187,8 +164,14 @@ class Link:
     def run(self, work: Work[T], wait_s: float = 0) -> T:
         """What the work comes to; it has ``timeout_s``, and what it means to wait besides."""
         with self._guard:  # until it is on the loop: one that `close` has stopped would never come to it
-            loop = self._running()
-            future = asyncio.run_coroutine_threadsafe(self._run(work, wait_s), loop)
+            self._check_open()
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                # What nats-py leaves lying about when a connection breaks was told by `StoreFailed` already.
+                self._loop.set_exception_handler(lambda loop, context: None)
+                self._thread = Thread(target=self._loop.run_forever, name="onefold-nats", daemon=True)
+                self._thread.start()
+            future = asyncio.run_coroutine_threadsafe(self._run(work, wait_s), self._loop)
         try:
             return future.result()
         except BaseException:
@@ -207,43 +190,35 @@ class Link:
             self._loop.close()
             self._loop = self._thread = None
 
-    def _running(self) -> asyncio.AbstractEventLoop:
-        self._check_open()
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._loop.set_exception_handler(_silent)
-            self._thread = Thread(target=self._loop.run_forever, name="onefold-nats", daemon=True)
-            self._thread.start()
-        return self._loop
-
     async def _run(self, work: Work[T], wait_s: float) -> T:
+        limit_s = self._timeout_s + wait_s
         try:
             client, lost = await asyncio.wait_for(self._connected(), self._timeout_s)
-            return await self._work(work, client, lost, self._timeout_s + wait_s)
+            task = asyncio.ensure_future(work(client))
+            both: set[asyncio.Future[Any]] = {task, lost}
+            try:
+                await asyncio.wait(both, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                if task.done():
+                    return task.result()
+                if lost.done():
+                    raise StoreFailed(f"{self.address}: the connection was lost")
+                raise TimeoutError(f"no answer within {limit_s} s")
+            except TimeoutError:  # ours or one of nats-py: the other end may be gone without a word
+                self._drop(client)
+                raise
+            finally:
+                task.cancel()
         except OnefoldError:
             self._check_open()
             raise
         except _FAILURES as error:
             self._check_open()
-            raise StoreFailed(f"{self.address}: {_line(error)}") from error
-
-    async def _work(self, work: Work[T], client: Client, lost: asyncio.Future[None], limit_s: float) -> T:
-        task = asyncio.ensure_future(work(client))
-        both: set[asyncio.Future[Any]] = {task, lost}
-        try:
-            await asyncio.wait(both, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            if lost.done():
-                raise StoreFailed(f"{self.address}: the connection was lost")
-            raise TimeoutError(f"no answer within {limit_s} s")
-        except TimeoutError:  # ours or one of nats-py: the other end may be gone without a word
-            self._drop(client)
-            raise
-        finally:
-            task.cancel()
+            lost_it = isinstance(error, asyncio.CancelledError)
+            line = "the connection was lost" if lost_it else " ".join(str(error).split()) or type(error).__name__
+            raise StoreFailed(f"{self.address}: {line}") from error
 
     async def _connected(self) -> tuple[Client, asyncio.Future[None]]:
+        """A connection that works, and what is done when it is lost."""
         async with self._connecting:
             if self._client is not None and self._lost is not None:
                 if self._client.is_connected and not self._lost.done():
@@ -260,54 +235,50 @@ class Link:
             return client, lost
 
     async def _connect(self, client: Client, lost: asyncio.Future[None]) -> None:
-        async def gone() -> None:
+        async def on_close() -> None:
             if not lost.done():
                 lost.set_result(None)
 
-        told: list[Exception] = []
+        errors: list[Exception] = []
 
-        async def tell(error: Exception) -> None:
+        async def on_error(error: Exception) -> None:
             if not client.is_connected:  # later ones are raised to whom they concern
-                told.append(error)
+                errors.append(error)
 
         try:
-            await self._try(client, gone, tell)
+            await client.connect(
+                list(self.address.servers),
+                error_cb=on_error,
+                disconnected_cb=on_close,
+                closed_cb=on_close,
+                name="onefold",
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=max(1, int(self._timeout_s)),
+                ping_interval=PING_S,
+                user=self.address.user,
+                password=self.address.password,
+                token=self.address.token,
+                user_credentials=None if self._credentials is None else Path(self._credentials),
+            )
         except nats.errors.NoServersError:
-            raise told[-1] if told else nats.errors.NoServersError from None  # it forgets what it met
-
-    async def _try(self, client: Client, gone: Callable[[], Any], tell: Callable[[Exception], Any]) -> None:
-        await client.connect(
-            list(self.address.servers),
-            error_cb=tell,
-            disconnected_cb=gone,
-            closed_cb=gone,
-            name="onefold",
-            allow_reconnect=False,
-            max_reconnect_attempts=1,
-            reconnect_time_wait=0,
-            connect_timeout=max(1, int(self._timeout_s)),
-            ping_interval=PING_S,
-            user=self.address.user,
-            password=self.address.password,
-            token=self.address.token,
-            user_credentials=None if self._credentials is None else Path(self._credentials),
-        )
+            raise errors[-1] if errors else nats.errors.NoServersError from None  # it forgets what it met
 
     def _drop(self, client: Client) -> None:
-        """Close it behind the scenes: what does not answer would hold us up."""
+        """Close it in the background: one that does not answer would hold us up."""
+
+        async def close() -> None:
+            with suppress(Exception):  # it is gone in any case
+                await asyncio.wait_for(client.close(), self._timeout_s)
+
         if client is self._client:
             if self._lost is not None and not self._lost.done():
                 self._lost.set_result(None)  # others use it too: they are not to wait for nothing
             self._client = self._lost = None
-        task = asyncio.ensure_future(self._close(client))
+        task = asyncio.ensure_future(close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-    async def _close(self, client: Client) -> None:
-        try:
-            await asyncio.wait_for(client.close(), self._timeout_s)
-        except Exception:
-            return  # it is gone in any case
 
     async def _end(self) -> None:
         if self._client is not None:
@@ -325,23 +296,13 @@ class Link:
             raise Misuse(f"{self.address}: this queue was closed")
 
 
-def _silent(_loop: asyncio.AbstractEventLoop, _context: dict[str, Any]) -> None:
-    """What nats-py leaves lying about when a connection breaks was told by `StoreFailed` already."""
-
-
-def _line(error: BaseException) -> str:
-    if isinstance(error, asyncio.CancelledError):
-        return "the connection was lost"
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _LIMITS = ("max_msgs", "max_bytes", "max_msgs_per_subject")
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What things are called.
+    """The names of streams, subjects and consumers.
 
     >>> names = Names("onefold")
     >>> names.subject("orders.eu"), names.consumer("orders.eu"), names.queue("onefold.queue.orders.eu")
@@ -356,19 +317,16 @@ class Names:
 
     @property
     def dead(self) -> str:
-        """The stream of the dead letters."""
         return f"{self.stream}-dead"
 
     def subject(self, queue: str) -> str:
-        """Where the parcels of a queue go."""
         return f"{self.stream}.queue.{queue}"
 
     def dead_subject(self, queue: str) -> str:
-        """Where its dead letters go."""
         return f"{self.stream}.dead.{queue}"
 
     def consumer(self, queue: str) -> str:
-        """Who gives them out: the name of a consumer has no dots."""
+        """The name of a consumer has no dots."""
         return queue.replace(".", "=")
 
     def queue(self, subject: str) -> str:
@@ -403,37 +361,29 @@ class NatsReceipt(NamedTuple):
 
 
 async def make_streams(js: JetStreamContext, names: Names, replicas: int | None) -> None:
-    """Make what is not there, and look at what is."""
-    kept = StreamConfig(storage=StorageType.FILE, discard=DiscardPolicy.NEW, num_replicas=replicas or 1)
-    work = kept.evolve(
+    """Make what is not there; `Misuse` if something can get lost in what is."""
+    config = StreamConfig(storage=StorageType.FILE, discard=DiscardPolicy.NEW, num_replicas=replicas or 1)
+    work = config.evolve(
         name=names.stream, subjects=[names.subject(">")], retention=RetentionPolicy.WORK_QUEUE, duplicate_window=0
     )
-    dead = kept.evolve(name=names.dead, subjects=[names.dead_subject(">")], retention=RetentionPolicy.LIMITS)
+    dead = config.evolve(name=names.dead, subjects=[names.dead_subject(">")], retention=RetentionPolicy.LIMITS)
     for wanted in (work, dead):
         try:
-            found = (await js.stream_info(str(wanted.name))).config
+            stream = (await js.stream_info(str(wanted.name))).config
         except NotFoundError:
-            found = (await js.add_stream(wanted)).config
-        _check(found, wanted, replicas)
-
-
-def _check(found: StreamConfig, wanted: StreamConfig, replicas: int | None) -> None:
-    same = ["subjects", "retention", "storage", *(["num_replicas"] if replicas else [])]
-    for name in same:
-        if getattr(found, name) != getattr(wanted, name):
-            raise Misuse(f"stream {wanted.name}: {name} is {_told(found, name)}, must be {_told(wanted, name)}")
-    if found.max_age:
-        raise Misuse(f"stream {wanted.name}: max_age is {found.max_age} s: parcels would be lost")
-    if found.no_ack or found.persist_mode == PersistMode.ASYNC:
-        raise Misuse(f"stream {wanted.name}: it acknowledges before it has written (no_ack or persist_mode)")
-    limits = [name for name in _LIMITS if (getattr(found, name) or -1) > 0]
-    if limits and found.discard != DiscardPolicy.NEW:
-        raise Misuse(f"stream {wanted.name}: {limits[0]} with discard old: parcels would be lost")
-
-
-def _told(config: StreamConfig, name: str) -> str:
-    value = getattr(config, name)
-    return str(getattr(value, "value", value))
+            stream = (await js.add_stream(wanted)).config
+        for name in ("subjects", "retention", "storage", *(["num_replicas"] if replicas else [])):
+            is_, must = getattr(stream, name), getattr(wanted, name)
+            if is_ != must:
+                is_, must = getattr(is_, "value", is_), getattr(must, "value", must)
+                raise Misuse(f"stream {wanted.name}: {name} is {is_}, must be {must}")
+        if stream.max_age:
+            raise Misuse(f"stream {wanted.name}: max_age is {stream.max_age} s: parcels would be lost")
+        if stream.no_ack or stream.persist_mode == PersistMode.ASYNC:
+            raise Misuse(f"stream {wanted.name}: it acknowledges before it has written (no_ack or persist_mode)")
+        limits = [name for name in _LIMITS if (getattr(stream, name) or -1) > 0]
+        if limits and stream.discard != DiscardPolicy.NEW:
+            raise Misuse(f"stream {wanted.name}: {limits[0]} with discard old: parcels would be lost")
 
 
 def consumer_config(names: Names, queue: str, lease_ms: int) -> ConsumerConfig:
@@ -459,21 +409,19 @@ class ConsumerGone(StoreFailed):
     """Somebody removed the consumer, or the stream: it is made again by the next call."""
 
 
-@dataclass(slots=True)
-class Pulled:
-    """What came of it."""
-
-    parcels: list[Msg] = field(default_factory=list)
-    emptied: set[str] = field(default_factory=set)
-    """The consumers that had no more."""
-
-
-async def pull(client: Client, stream: str, wanted: Mapping[str, int], wait_s: float = 0) -> Pulled:
-    """So many parcels of each consumer at most.
+async def pull(client: Client, stream: str, wanted: Mapping[str, int], wait_s: float = 0) -> tuple[list[Msg], set[str]]:
+    """So many parcels of each consumer at most, and the consumers that had no more; all at once, over one inbox.
 
     Without a wait: what they have now. With one: until the first parcel is there or the time is up.
+
+    A pull is a message with an address for the answers: parcels, and at the end a word (404: no more, 408: the time is
+    up). When the first parcel is here nobody wants the other pulls any more. Then the inbox is given up, and one more
+    round trip shows that the server knows it: from then on it gives nothing to those pulls, and what it gave before has
+    arrived. So no parcel is on loan to nobody.
     """
-    pulled, left = Pulled(), dict(wanted)
+    parcels: list[Msg] = []
+    emptied: set[str] = set()
+    missing = dict(wanted)
     consumers = list(wanted)
     enough: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     inbox = client.new_inbox()
@@ -483,46 +431,40 @@ async def pull(client: Client, stream: str, wanted: Mapping[str, int], wait_s: f
             consumer = consumers[int(msg.subject.rpartition(".")[2])]
             status = (msg.headers or {}).get("Status", "")
             if status in _NO_MORE:
-                pulled.emptied.add(consumer)
+                emptied.add(consumer)
             elif not enough.done():
-                enough.set_exception(_trouble(stream, consumer, status, msg))
-            left.pop(consumer, None)
+                words = (msg.headers or {}).get("Description", "")
+                problem = f"consumer {consumer}: {status} {' '.join(words.split())}"
+                error = StoreFailed(f"stream {stream}: {problem}")
+                if status == "503" or "Deleted" in words:
+                    error = ConsumerGone(f"stream {stream}: the consumer {consumer} is not there")
+                enough.set_exception(error)
+            missing.pop(consumer, None)
         else:
-            pulled.parcels.append(msg)
+            parcels.append(msg)
             consumer = NatsReceipt.parse(msg.reply).consumer
-            left[consumer] -= 1
-            if left[consumer] == 0:
-                del left[consumer]
-        if not enough.done() and (not left or (wait_s and pulled.parcels)):
+            missing[consumer] -= 1
+            if missing[consumer] == 0:
+                del missing[consumer]
+        if not enough.done() and (not missing or (wait_s and parcels)):
             enough.set_result(None)
 
     subscription = await client.subscribe(
         f"{inbox}.*", cb=take, pending_msgs_limit=_UNLIMITED, pending_bytes_limit=_UNLIMITED
     )
     try:
+        how = {"expires": int(wait_s * 1e9)} if wait_s else {"no_wait": True}
         for number, (consumer, batch) in enumerate(wanted.items()):
-            await client.publish(
-                f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", _asked(batch, wait_s), reply=f"{inbox}.{number}"
-            )
+            request = json.dumps({"batch": batch, **how}).encode()
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+            await client.publish(subject, request, reply=f"{inbox}.{number}")
         await enough
     finally:
-        if left:
+        if missing:
             await subscription.drain()  # type: ignore[no-untyped-call]
         else:
             await subscription.unsubscribe()
-    return pulled
-
-
-def _asked(batch: int, wait_s: float) -> bytes:
-    how = {"expires": int(wait_s * 1e9)} if wait_s else {"no_wait": True}
-    return json.dumps({"batch": batch, **how}).encode()
-
-
-def _trouble(stream: str, consumer: str, status: str, msg: Msg) -> StoreFailed:
-    told = (msg.headers or {}).get("Description", "")
-    if status == "503" or "Deleted" in told:
-        return ConsumerGone(f"stream {stream}: the consumer {consumer} is not there")
-    return StoreFailed(f"stream {stream}: consumer {consumer}: {status} {' '.join(told.split())}")
+    return parcels, emptied
 
 
 TURN_S = 0.1
@@ -530,10 +472,12 @@ TURN_S = 0.1
 
 
 class Loans:
-    """The loans of one `NatsQueue`. Used by the thread of its event loop alone."""
+    """What one `NatsQueue` has on loan: the consumers that give parcels out, their leases, and when those run out.
+
+    Used by the thread of its event loop alone.
+    """
 
     def __init__(self, names: Names, timeout_s: float) -> None:
-        """Begin with none."""
         self._names = names
         self._timeout_s = timeout_s
         self._leases_ms: dict[str, int] = {}  # by consumer, what it was told
@@ -546,20 +490,37 @@ class Loans:
 
     async def lease(
         self, client: Client, queues: Sequence[str], limit: int, lease_ms: int, wait_s: float
-    ) -> list[Delivery]:
+    ) -> list[ports.Delivery]:
         """At most so many of these queues; waits for the first one."""
         deadline = monotonic() + wait_s
-        consumers = [await self._made(client, queue, lease_ms) for queue in queues]
+        stream, consumers = self._names.stream, [self._names.consumer(queue) for queue in queues]
+        for queue, consumer in zip(queues, consumers, strict=True):
+            if self._leases_ms.get(consumer) != lease_ms:
+                config = consumer_config(self._names, queue, lease_ms)
+                await client.jetstream(timeout=self._timeout_s).add_consumer(stream, config)
+                self._leases_ms[consumer] = lease_ms
         try:
-            found = await self._pull_now(client, consumers, limit)
-            while not found and (left_s := deadline - monotonic()) > 0:
-                found = await self._pull_first(client, consumers, limit, left_s)
-                if found and len(found) < limit:  # it seldom comes alone
-                    found += await self._pull_now(client, consumers, limit - len(found))
+            parcels = await self._pull_now(client, consumers, limit)
+            while not parcels and (rest_s := deadline - monotonic()) > 0:
+                first = dict.fromkeys(self._in_turn(consumers)[:limit], 1)  # one each: no more can come than are wanted
+                parcels, _ = await pull(
+                    client, stream, first, rest_s if len(first) == len(consumers) else min(rest_s, TURN_S)
+                )
+                if parcels and len(parcels) < limit:  # it seldom comes alone
+                    parcels += await self._pull_now(client, consumers, limit - len(parcels))
         except ConsumerGone:
             self.forget_consumers()
             raise
-        return self._lent(found, lease_ms)
+        now = monotonic()
+        while self._until and next(iter(self._until.values())) <= now:
+            del self._until[next(iter(self._until))]
+        deliveries = []
+        for _, reply, msg in sorted((NatsReceipt.parse(msg.reply).sequence, msg.reply, msg) for msg in parcels):
+            self._until[reply] = now + lease_ms / 1000
+            deliveries.append(
+                ports.Delivery(self._names.queue(msg.subject), msg.data, reply, NatsReceipt.parse(reply).times)
+            )
+        return deliveries
 
     def extended(self, receipts: Sequence[str], lease_ms: int) -> list[str]:
         """Those whose leases still run; from now on they are taken to run from now."""
@@ -575,46 +536,21 @@ class Loans:
         for receipt in receipts:
             self._until.pop(receipt, None)
 
-    async def _made(self, client: Client, queue: str, lease_ms: int) -> str:
-        consumer = self._names.consumer(queue)
-        if self._leases_ms.get(consumer) != lease_ms:
-            config = consumer_config(self._names, queue, lease_ms)
-            await client.jetstream(timeout=self._timeout_s).add_consumer(self._names.stream, config)
-            self._leases_ms[consumer] = lease_ms
-        return consumer
-
     async def _pull_now(self, client: Client, consumers: Sequence[str], limit: int) -> list[Msg]:
         """What there is: each round asks for equal shares, of those that may have more."""
-        found: list[Msg] = []
+        parcels: list[Msg] = []
         rest = self._in_turn(consumers)
-        while rest and len(found) < limit:
-            pulled = await pull(client, self._names.stream, _shares(rest, limit - len(found)))
-            found += pulled.parcels
-            rest = [consumer for consumer in rest if consumer not in pulled.emptied]
-        return found
-
-    async def _pull_first(self, client: Client, consumers: Sequence[str], limit: int, left_s: float) -> list[Msg]:
-        asked = dict.fromkeys(self._in_turn(consumers)[:limit], 1)  # one each: no more can come than are wanted
-        wait_s = left_s if len(asked) == len(consumers) else min(left_s, TURN_S)
-        return (await pull(client, self._names.stream, asked, wait_s)).parcels
+        while rest and len(parcels) < limit:
+            more, emptied = await pull(client, self._names.stream, _shares(rest, limit - len(parcels)))
+            parcels += more
+            rest = [consumer for consumer in rest if consumer not in emptied]
+        return parcels
 
     def _in_turn(self, consumers: Sequence[str]) -> list[str]:
         """The same, beginning with another one each time."""
         self._turn += 1
         first = self._turn % len(consumers)
         return [*consumers[first:], *consumers[:first]]
-
-    def _lent(self, found: Sequence[Msg], lease_ms: int) -> list[Delivery]:
-        now = monotonic()
-        while self._until and next(iter(self._until.values())) <= now:
-            del self._until[next(iter(self._until))]
-        lent = sorted((NatsReceipt.parse(msg.reply).sequence, msg.reply, msg) for msg in found)
-        for _, receipt, _ in lent:
-            self._until[receipt] = now + lease_ms / 1000
-        return [
-            Delivery(self._names.queue(msg.subject), msg.data, receipt, NatsReceipt.parse(receipt).times)
-            for _, receipt, msg in lent
-        ]
 
 
 def _shares(consumers: Sequence[str], limit: int) -> dict[str, int]:
@@ -654,9 +590,9 @@ async def publish(client: Client, letters: Sequence[Letter], timeout_s: float) -
     js = client.jetstream(timeout=timeout_s)
     for at in range(0, len(letters), IN_FLIGHT_MAX):
         part = letters[at : at + IN_FLIGHT_MAX]
-        said = [js.publish(subject, payload, headers=dict(more) if more else None) for subject, payload, more in part]
-        # All are waited for before the first error is told: nothing goes on behind the caller's back.
-        for answer in await asyncio.gather(*said, return_exceptions=True):
+        calls = [js.publish(subject, payload, headers=dict(more) if more else None) for subject, payload, more in part]
+        # All are waited for before the first error is raised: nothing goes on behind the caller's back.
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(answer, BaseException):
                 raise answer
 
@@ -714,42 +650,44 @@ class NatsQueue:
         if "?" in url:
             raise Misuse(f"{address}: options behind a '?' are for open_queue")
         check_timeout(address, timeout_s)
-        if credentials is not None:
-            _check_credentials(address, credentials)
+        if credentials == "":
+            raise Misuse(f"{address}: credentials is '': name a file")
+        if credentials and find_spec("nkeys") is None:  # nats-py signs with it, and does without it otherwise
+            raise Misuse(f"{address}: credentials need the package nkeys: pip install nkeys", credentials=credentials)
         if replicas is not None:
-            check_least("replicas", replicas, 1)
+            ports.check_least("replicas", replicas, 1)
         self.url = str(address)
         self._names, self._replicas, self._timeout_s = Names(stream), replicas, timeout_s
         self._link = Link(address, timeout_s, credentials=credentials, prepare=self._prepare)
         self._loans = Loans(self._names, timeout_s)
 
-    def send(self, parcels: Sequence[Parcel]) -> None:
+    def send(self, parcels: Sequence[ports.Parcel]) -> None:
         """Take them all; many are under way at once, and each is waited for."""
-        check_parcels(parcels)
+        ports.check_parcels(parcels)
         letters = [Letter(self._names.subject(queue), payload) for queue, payload in parcels]
 
         async def work(client: Client) -> None:
             for queue, payload in parcels:
                 if len(payload) > client.max_payload:
-                    told = f"{len(payload)} bytes, more than the {client.max_payload} that the server takes"
-                    raise Misuse(f"{self.url}: a parcel for {queue} has {told}", queue=queue)
+                    size = f"{len(payload)} bytes, more than the {client.max_payload} that the server takes"
+                    raise Misuse(f"{self.url}: a parcel for {queue} has {size}", queue=queue)
             await publish(client, letters, self._timeout_s)
 
         self._link.run(work, self._more_s(len(letters)))
 
-    def lease(self, queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int = 0) -> list[Delivery]:
+    def lease(self, queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int = 0) -> list[ports.Delivery]:
         """The oldest of each queue, and of all their share."""
-        queues = check_lease(queues, limit, lease_ms, wait_ms)
+        queues = ports.check_lease(queues, limit, lease_ms, wait_ms)
         wait_s = wait_ms / 1000
         return self._link.run(lambda client: self._loans.lease(client, queues, limit, lease_ms, wait_s), wait_s)
 
-    def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+    def acknowledge(self, deliveries: Sequence[ports.Delivery]) -> None:
         """Let them be removed from the stream; late ones too."""
         self._settle(deliveries, b"+ACK")
 
-    def extend(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
+    def extend(self, deliveries: Sequence[ports.Delivery], lease_ms: int) -> None:
         """Let the leases run from now, of those that still do; for as long as the consumer has it."""
-        check_least("lease_ms", lease_ms, 1)
+        ports.check_least("lease_ms", lease_ms, 1)
         receipts = self._receipts(deliveries)
 
         async def work(client: Client) -> None:
@@ -757,40 +695,41 @@ class NatsQueue:
 
         self._link.run(work)
 
-    def release(self, deliveries: Sequence[Delivery], delay_ms: int = 0) -> None:
+    def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0) -> None:
         """Give them out again, after so long."""
-        check_least("delay_ms", delay_ms, 0)
+        ports.check_least("delay_ms", delay_ms, 0)
         self._settle(deliveries, f'-NAK {{"delay": {delay_ms * 1_000_000}}}'.encode() if delay_ms else b"-NAK")
 
-    def bury(self, deliveries: Sequence[Delivery], reason: str) -> None:
+    def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:
         """Store them as dead letters, then acknowledge them."""
-        headers = {_REASON: json.dumps(reason[:REASON_MAX])}  # as JSON it is ASCII, and on one line
+        headers = {_REASON: json.dumps(reason[: ports.REASON_MAX])}  # as JSON it is ASCII, and on one line
         letters = [Letter(self._names.dead_subject(each.queue), each.payload, headers) for each in deliveries]
         self._settle(deliveries, b"+ACK", letters)
 
-    def buried(self, limit: int = 1_000, queue: str | None = None) -> list[Buried]:
+    def buried(self, limit: int = 1_000, queue: str | None = None) -> list[ports.Buried]:
         """Dead letters, oldest first. Cost: a round trip for each."""
-        check_least("limit", limit, 1)
-        subject = self._names.dead_subject(">" if queue is None else check_queue(queue))
+        ports.check_least("limit", limit, 1)
+        subject = self._names.dead_subject(">" if queue is None else plans.check_queue(queue))
 
-        async def work(client: Client) -> list[Buried]:
+        async def work(client: Client) -> list[ports.Buried]:
             js = client.jetstream(timeout=self._timeout_s)
-            found: list[Buried] = []
+            letters: list[ports.Buried] = []
             after = 0
-            try:
-                while len(found) < limit:
-                    letter = await js.get_msg(self._names.dead, seq=after + 1, subject=subject, next=True)
-                    after = letter.seq or 0
-                    found.append(self._letter(letter))
-            except NotFoundError:
-                return found
-            return found
+            with suppress(NotFoundError):
+                while len(letters) < limit:
+                    stored = await js.get_msg(self._names.dead, seq=after + 1, subject=subject, next=True)
+                    after = stored.seq or 0
+                    reason = _reason((stored.headers or {}).get(_REASON, '""'))
+                    at_ms = round(stored.time.timestamp() * 1000) if stored.time else 0
+                    queue = self._names.queue(stored.subject or "")
+                    letters.append(ports.Buried(queue, stored.data or b"", str(stored.seq), reason, at_ms))
+            return letters
 
         return self._link.run(work, self._more_s(limit))
 
-    def dig_up(self, letters: Sequence[Buried], *, deliver: bool) -> None:
+    def dig_up(self, letters: Sequence[ports.Buried], *, deliver: bool) -> None:
         """Send each anew and remove it then, or only remove it; one that is not there any more does no harm."""
-        numbers = [letter_number(letter) for letter in dict.fromkeys(letters)]
+        numbers = [letter.number for letter in dict.fromkeys(letters)]
 
         async def work(client: Client) -> None:
             js = client.jetstream(timeout=self._timeout_s)
@@ -807,8 +746,6 @@ class NatsQueue:
         self._link.run(work, self._more_s(len(numbers)))
 
     def waiting(self) -> dict[str, int]:
-        """How many parcels each queue holds."""
-
         async def work(client: Client) -> dict[str, int]:
             js = client.jetstream(timeout=self._timeout_s)
             info = await js.stream_info(self._names.stream, subjects_filter=">")
@@ -816,9 +753,13 @@ class NatsQueue:
 
         return self._link.run(work)
 
-    def strayed(self, *, mend: bool = False) -> list[Strayed]:
+    def strayed(self, *, mend: bool = False) -> list[ports.Strayed]:
         """None that can be seen: leases and delays go by the server's clock, and it does not tell when they end."""
-        self._link.run(_nothing)
+
+        async def nothing(client: Client) -> None:
+            """Only whether the server answers."""
+
+        self._link.run(nothing)
         return []
 
     def close(self) -> None:
@@ -829,7 +770,7 @@ class NatsQueue:
         self._loans.forget_consumers()
         await make_streams(client.jetstream(timeout=self._timeout_s), self._names, self._replicas)
 
-    def _settle(self, deliveries: Sequence[Delivery], word: bytes, letters: Sequence[Letter] = ()) -> None:
+    def _settle(self, deliveries: Sequence[ports.Delivery], word: bytes, letters: Sequence[Letter] = ()) -> None:
         """Say the word to each delivery, after these letters were stored."""
         receipts = self._receipts(deliveries)
 
@@ -840,16 +781,11 @@ class NatsQueue:
 
         self._link.run(work, self._more_s(len(letters)))
 
-    def _receipts(self, deliveries: Sequence[Delivery]) -> list[str]:
+    def _receipts(self, deliveries: Sequence[ports.Delivery]) -> list[str]:
         for delivery in deliveries:
             if NatsReceipt.parse(delivery.receipt).stream != self._names.stream:
                 raise Misuse(f"no receipt of stream {self._names.stream}: {delivery.receipt}", receipt=delivery.receipt)
         return [delivery.receipt for delivery in deliveries]
-
-    def _letter(self, stored: RawStreamMsg) -> Buried:
-        reason = _reason((stored.headers or {}).get(_REASON, '""'))
-        at_ms = round(stored.time.timestamp() * 1000) if stored.time else 0
-        return Buried(self._names.queue(stored.subject or ""), stored.data or b"", str(stored.seq), reason, at_ms)
 
     def _more_s(self, many: int) -> float:
         """The time that so many may take beyond that of one."""
@@ -859,18 +795,7 @@ class NatsQueue:
 def _reason(header: str) -> str:
     """Why it is a dead letter; what somebody else wrote there is told as it is."""
     try:
-        told = json.loads(header)
+        reason = json.loads(header)
     except (ValueError, RecursionError):
-        told = header
-    return told if isinstance(told, str) else header
-
-
-async def _nothing(_client: Client) -> None:
-    """Only whether the server answers."""
-
-
-def _check_credentials(address: NatsAddress, file: str) -> None:
-    if not file:
-        raise Misuse(f"{address}: credentials is '': name a file")
-    if find_spec("nkeys") is None:  # nats-py signs with it, and does without it otherwise
-        raise Misuse(f"{address}: credentials need the package nkeys: pip install nkeys", credentials=file)
+        return header
+    return reason if isinstance(reason, str) else header

@@ -27,8 +27,7 @@ from redis.retry import Retry
 
 from onefold.clock import wall_ms
 from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
-from onefold.outbox.ports import Live, Token
-from onefold.outbox.steps import Birth, Removal
+from onefold.outbox import plans, ports
 from onefold.stores.addresses import check_timeout
 from onefold.stores.redis import TIMEOUT_S, concerns, shown
 
@@ -87,62 +86,64 @@ class RedisTokens:
     def realm(self) -> str:
         """The name of this store, made by whoever asked first. It is asked for once."""
         with self._asking():
-            return self._known()
+            return self._get_realm()
 
     def holds(self, tokens: Sequence[str]) -> list[bool]:
-        """Which of them exist."""
-        held: list[bool] = []
+        exist: list[bool] = []
         with self._asking():
             for at in range(0, len(tokens), TOKENS_MAX):
-                held += self._call("holds", list(tokens[at : at + TOKENS_MAX]))
-        return held
+                exist += self._call("holds", list(tokens[at : at + TOKENS_MAX]))
+        return exist
 
-    def create(self, births: Sequence[Birth]) -> list[bool]:
-        """Make the tokens of each birth, all or none; False where it is guarded and the parent does not exist."""
-        made: list[bool] = []
+    def create(self, births: Sequence[plans.Birth]) -> list[bool]:
+        """One birth is one step; several go in one call while they are not too many."""
+        calls: list[list[plans.Birth]] = []
+        room = 0
+        for birth in births:
+            weight = 1 + len(birth.tokens)
+            if weight > room:
+                calls.append([])
+                room = TOKENS_MAX
+            calls[-1].append(birth)
+            room -= weight
+        created: list[bool] = []
         with self._asking():
-            for together in _in_calls(births):
-                asked = [(birth.parent, birth.attempt, birth.guarded, birth.tokens) for birth in together]
-                made += self._call("create", [str(self._clock_ms()), *asked], writes=True)
-        return made
+            for call in calls:
+                words = [(birth.parent, birth.attempt, birth.guarded, birth.tokens) for birth in call]
+                created += self._call("create", [str(self._clock_ms()), *words], writes=True)
+        return created
 
-    def remove(self, removals: Sequence[Removal]) -> None:
-        """Remove each token; of those made for it, free the ones of this attempt and remove the others."""
+    def remove(self, removals: Sequence[plans.Removal]) -> None:
         with self._asking():
             for at in range(0, len(removals), TOKENS_MAX):
                 self._call("remove", list(removals[at : at + TOKENS_MAX]), writes=True)
 
     def discard(self, token: str, parent: str | None = None) -> bool:
-        """Remove this token alone, if its parent is this one (None: whatever it is); say whether it was there."""
         with self._asking():
             (was_there,) = self._call("discard", [token, parent], writes=True)
         return bool(was_there)
 
-    def listed(self, *, after: str = "", limit: int = 1_000, orphans: bool = False) -> list[Token]:
-        """Tokens by name, from behind ``after``; ``orphans``: only those with a parent that has no token.
-
-        Cost: several calls for many, between which tokens come and go; orphans are sought among all that have a parent.
-        """
+    def listed(self, *, after: str = "", limit: int = 1_000, orphans: bool = False) -> list[ports.Token]:
+        """Cost: several calls for many, between which tokens come and go; orphans are sought among all that have a
+        parent."""
         with self._asking():
             if orphans:
                 return nsmallest(limit, (token for token in self._orphans() if token.token > after))
-            found: list[Token] = []
-            while len(found) < limit:
-                page = min(TOKENS_MAX, limit - len(found))
-                tokens = self._call("listed", [found[-1].token if found else after, page])
-                found += [_token(row) for row in tokens]
-                if len(tokens) < page:
+            tokens: list[ports.Token] = []
+            while len(tokens) < limit:
+                page = min(TOKENS_MAX, limit - len(tokens))
+                rows = self._call("listed", [tokens[-1].token if tokens else after, page])
+                tokens += [_token(row) for row in rows]
+                if len(rows) < page:
                     break
-        return found
+        return tokens
 
-    def live(self) -> Live:
-        """How many there are, and when the oldest was made."""
+    def live(self) -> ports.Live:
         with self._asking():
             tokens, oldest_ms = self._call("live", [])
-        return Live(tokens, None if oldest_ms is None else int(oldest_ms))
+        return ports.Live(tokens, None if oldest_ms is None else int(oldest_ms))
 
     def warnings(self) -> list[str]:
-        """Settings of the server by which it can lose what it has answered, one sentence each; to be said at start."""
         with self._asking():
             return [f"{self.url}: {concern}" for concern in concerns(self._client, self._replicas_min, "tokens")]
 
@@ -151,24 +152,24 @@ class RedisTokens:
         self._open = False
         self._client.close()
 
-    def _orphans(self) -> Iterator[Token]:
+    def _orphans(self) -> Iterator[ports.Token]:
         behind, many = "-", TOKENS_MAX
         while many == TOKENS_MAX:
             many, last, orphans = self._call("orphans", [behind, TOKENS_MAX])
             behind = f"({last}"
             yield from map(_token, orphans)
 
-    def _known(self) -> str:
+    def _get_realm(self) -> str:
         if not self._realm:
             (self._realm,) = self._run("realm", [token_hex(8)], writes=True)
         return self._realm
 
-    def _call(self, verb: str, asked: Sequence[Any], *, writes: bool = False) -> Any:
-        self._known()
-        return self._run(verb, asked, writes=writes)
+    def _call(self, verb: str, arguments: Sequence[Any], *, writes: bool = False) -> Any:
+        self._get_realm()
+        return self._run(verb, arguments, writes=writes)
 
-    def _run(self, verb: str, asked: Sequence[Any], *, writes: bool) -> Any:
-        packed = json.dumps(asked, ensure_ascii=False)
+    def _run(self, verb: str, arguments: Sequence[Any], *, writes: bool) -> Any:
+        packed = json.dumps(arguments, ensure_ascii=False)
         words: list[str | int] = [len(self._keys), *self._keys, verb, self._realm, packed]
         try:
             answer = self._send("evalsha", writes, self._sha, *words)
@@ -185,8 +186,8 @@ class RedisTokens:
         pipeline.wait(self._replicas_min, max(1, int(self._timeout_s * 500)))
         answer, reached = pipeline.execute()
         if reached < self._replicas_min:
-            told = f"{self.url}: {reached} replicas have it, replicas_min is {self._replicas_min}"
-            raise StoreFailed(told, reached=reached, replicas_min=self._replicas_min)
+            problem = f"{reached} replicas have it, replicas_min is {self._replicas_min}"
+            raise StoreFailed(f"{self.url}: {problem}", reached=reached, replicas_min=self._replicas_min)
         return answer
 
     @contextmanager
@@ -198,33 +199,18 @@ class RedisTokens:
         except UnicodeEncodeError as error:
             raise BadInput(f"{self.url} cannot keep the text {error.object!r:.100}") from error
         except redis.ResponseError as error:
-            if not (told := str(error)).startswith("REALM"):
+            if not str(error).startswith("REALM"):
                 raise StoreFailed(f"{self.url}: {_line(error)}", url=self.url) from error
-            found = told.removeprefix("REALM").strip()
-            what = f"{self.url}: this was the store {self._realm!r} and is {found!r} now: it was emptied or replaced"
-            raise Damaged(what, realm=self._realm, found=found) from error
+            realm = str(error).removeprefix("REALM").strip()
+            what = f"{self.url}: this was the store {self._realm!r} and is {realm!r} now: it was emptied or replaced"
+            raise Damaged(what, realm=self._realm, found=realm) from error
         except (redis.RedisError, OSError) as error:
             raise StoreFailed(f"{self.url}: {_line(error)}", url=self.url) from error
 
 
-def _in_calls(births: Sequence[Birth]) -> Iterator[list[Birth]]:
-    """One birth is one step; several go together while they are not too many."""
-    together: list[Birth] = []
-    many = 0
-    for birth in births:
-        weight = 1 + len(birth.tokens)
-        if together and many + weight > TOKENS_MAX:
-            yield together
-            together, many = [], 0
-        together.append(birth)
-        many += weight
-    if together:
-        yield together
-
-
-def _token(row: Sequence[str]) -> Token:
+def _token(row: Sequence[str]) -> ports.Token:
     token, to, parent, attempt, at_ms = row
-    return Token(token, to, parent, attempt, int(at_ms))
+    return ports.Token(token, to, parent, attempt, int(at_ms))
 
 
 def _line(error: Exception) -> str:

@@ -1,27 +1,26 @@
-"""Entities, outboxes and tokens in a SQLite file, for all processes of one machine.
+"""A ledger and a queue in SQLite files, for all processes of one machine; both may be in one file.
 
 Each call is one transaction: one sync for all that it was given, however many there are. A transaction that writes
 holds the write lock from its beginning, so what it looks at stays as it is until it ends. What only reads waits for
-nobody. The statements are in `outbox_entities`,
-`outbox_tokens` and `outbox_settling`.
+nobody.
 
-Entities and their outboxes in SQLite; the caller sees to the transaction.
+*The ledger.* An entity and its entries are read by one statement, so they are of one moment. A write names the version
+that was read, and the row says by not being found that somebody else was faster. The tables have no row numbers of
+their own: equal content is equal rows, whatever was there before. That keeps a table that is filled and emptied all day
+small, and lets the explorer tell when two histories led to the same state.
 
-An entity and its entries are read by one statement, so they are of one moment. A write names the version that was read,
-and the row says by not being found that somebody else was faster.
+*The queue.* A row is a parcel. ``due_ms`` is 0 while it waits; on loan, or given back with a delay, it says when it may
+be given out again. So one index by queue and ``due_ms`` leads to both: those that wait, in their order, and those whose
+time came. From each no more than the batch is read, however many rows there are. ``loan`` is the number of the delivery
+that holds the row. It is part of the receipt, and a receipt whose loan is over changes nothing. Positions are never
+used twice (``autoincrement``): else a late acknowledgement could hit a new parcel. Who waits asks SQLite for
+``data_version``, which changes when another connection wrote, and is woken at once by threads of its own process.
 
-The tables of the outbox in SQLite.
-
-They have no row numbers of their own: equal content is equal rows, whatever was there before. That keeps a table that
-is filled and emptied all day small, and lets the explorer tell when two histories led to the same place.
-
-Tokens in SQLite; the caller sees to the transaction.
-
-The one transaction of the plan `transactional`, in SQLite: tokens go, entities are written, entries and tokens come.
-
-Nearly always all of a batch is in order: every token is there and every version is right. Then the batch is a handful
-of statements, each for all of its rows at once, and their row counts say that nothing was missing. If one was, all is
-undone up to the savepoint, and each step is judged alone.
+The clock must be the same for all that share the file. One that is set forward ends leases early: then there are
+copies, which a queue may always deliver. One that comes back again would leave rows due in months. So a row keeps how
+long its lease or delay is (``span_ms``), and one that began later than it is now is due. To find those without another
+index, each look asks when the row of each queue that is due last began. If that is no time to come, no row of the queue
+waits longer than that one does, which is at most its own lease or delay; if it is, all such rows are made due.
 """
 
 from __future__ import annotations
@@ -32,127 +31,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from secrets import token_hex
-from threading import Lock
+from threading import Condition, Lock
+from time import monotonic
 from typing import Any, Final
 
 from onefold.clock import wall_ms
 from onefold.errors import Misuse
-from onefold.outbox.ports import FOREVER_MS, Live, Stranded, Token
-from onefold.outbox.steps import (
-    Birth,
-    Entity,
-    Entry,
-    Finish,
-    Key,
-    Open,
-    OpenedAttempt,
-    Removal,
-    Settle,
-    Settled,
-    pack_entry,
-)
-from onefold.outbox.stores.packing import pack_outbox, pack_state, read_entry, settled_entry, unpack
+from onefold.outbox import plans, ports
 from onefold.stores.sqlite import BUSY_S, Database
 
-_LOAD: Final = """
-    select version, state, (
-        select json_group_object(entry_name, entry) from outbox_entries as x
-        where x.endpoint = e.endpoint and x.name = e.name
-    )
-    from outbox_entities as e where endpoint = ? and name = ?
-"""
-_NEVER: Final = (None, None, "{}")
-_OPEN: Final = """
-    select exists (select 1 from outbox_tokens where token = ?), version, state, (
-        select json_group_object(entry_name, entry) from outbox_entries as x
-        where x.endpoint = e.endpoint and x.name = e.name
-    )
-    from (select 1) left join outbox_entities as e on endpoint = ? and name = ?
-"""
-INSERT: Final = """
-    insert into outbox_entities (state, at_ms, version, endpoint, name) values (?, ?, ? + 1, ?, ?)
-    on conflict do nothing
-"""
-UPDATE: Final = """
-    update outbox_entities set state = ?, at_ms = ?, version = version + 1
-    where version = ? and endpoint = ? and name = ?
-"""
-_ENTRY_NAMES: Final = "select entry_name from outbox_entries where endpoint = ? and name = ?"
-KEEP: Final = """
-    insert into outbox_entries (endpoint, name, entry_name, entry, at_ms) values (?, ?, ?, ?, ?)
-    on conflict do update set entry = excluded.entry
-"""
-_DROP: Final = "delete from outbox_entries where endpoint = ? and name = ? and entry_name = ?"
-_STRANDED: Final = """
-    select endpoint, name, entry_name, at_ms, entry from outbox_entries
-    where (at_ms < ?1 or at_ms > ?2) and (?3 is null or endpoint = ?3)
-    order by at_ms, endpoint, name, entry_name limit ?4
-"""
-_PURGE: Final = """
-    delete from outbox_entities
-    where state is null and at_ms < ?1 and (?2 is null or endpoint = ?2) and not exists (
-        select 1 from outbox_entries as x where x.endpoint = outbox_entities.endpoint and x.name = outbox_entities.name
-    )
-"""
-
-
-def load(db: sqlite3.Connection, keys: Sequence[Key]) -> list[Entity]:
-    """Each of its own moment, unless the caller began a transaction."""
-    ask = db.cursor().execute
-    return [_entity(key, *(ask(_LOAD, key).fetchone() or _NEVER)) for key in keys]
-
-
-def open_(db: sqlite3.Connection, steps: Sequence[Open]) -> list[OpenedAttempt]:
-    """Each of one moment with its token."""
-    ask, opened = db.cursor().execute, []
-    for key, token in steps:
-        held, version, state, entries = ask(_OPEN, (token, *key)).fetchone()
-        opened.append(OpenedAttempt(_entity(key, version, state, entries), held == 1))
-    return opened
-
-
-def persist(db: sqlite3.Connection, entity: Entity, now_ms: int) -> bool:
-    """Write it with its whole outbox, if the version is right."""
-    if db.execute(UPDATE if entity.version else INSERT, row_of(entity, now_ms)).rowcount != 1:
-        return False
-    outbox = pack_outbox(entity)
-    gone = [(*entity.key, name) for (name,) in db.execute(_ENTRY_NAMES, entity.key) if name not in outbox]
-    if gone:
-        db.executemany(_DROP, gone)
-    if outbox:
-        db.executemany(KEEP, [(*entity.key, name, entry, now_ms) for name, entry in outbox.items()])
-    return True
-
-
-def finish(db: sqlite3.Connection, steps: Sequence[Finish]) -> None:
-    """Remove these entries."""
-    db.executemany(_DROP, [(*step.key, step.name) for step in steps])
-
-
-def stranded(db: sqlite3.Connection, before_ms: int, after_ms: int, limit: int, endpoint: str | None) -> list[Stranded]:
-    """Old entries. There are as many as messages under way, so all are looked at: an index would cost each write."""
-    rows = db.execute(_STRANDED, (before_ms, after_ms, endpoint, limit))
-    found = [(Key(*key), name, at_ms, entry) for *key, name, at_ms, entry in rows]
-    return [Stranded(key, name, at_ms, read_entry(key, name, entry)) for key, name, at_ms, entry in found]
-
-
-def purge(db: sqlite3.Connection, before_ms: int, endpoint: str | None) -> int:
-    """Remove old tombstones."""
-    return db.execute(_PURGE, (before_ms, endpoint)).rowcount
-
-
-def row_of(entity: Entity, now_ms: int) -> tuple[Any, ...]:
-    """What `UPDATE` or, for a new one, `INSERT` takes."""
-    return pack_state(entity.state), now_ms, entity.version, *entity.key
-
-
-def _entity(key: Key, version: int | None, state: str | None, entries: str) -> Entity:
-    if version is None:
-        return Entity(key)
-    return unpack(key, version, state, {} if entries == "{}" else json.loads(entries))
-
-
-SCHEMA = (
+LEDGER_SCHEMA: Final = (
     """
     create table if not exists outbox_entities (
         endpoint text,
@@ -187,6 +75,67 @@ SCHEMA = (
     "create table if not exists outbox_realm (realm text primary key) without rowid",
 )
 
+_LOAD: Final = """
+    select version, state, (
+        select json_group_object(entry_name, entry) from outbox_entries as x
+        where x.endpoint = e.endpoint and x.name = e.name
+    )
+    from outbox_entities as e where endpoint = ? and name = ?
+"""
+_NEVER: Final = (None, None, "{}")
+_OPEN: Final = """
+    select exists (select 1 from outbox_tokens where token = ?), version, state, (
+        select json_group_object(entry_name, entry) from outbox_entries as x
+        where x.endpoint = e.endpoint and x.name = e.name
+    )
+    from (select 1) left join outbox_entities as e on endpoint = ? and name = ?
+"""
+_INSERT: Final = """
+    insert into outbox_entities (state, at_ms, version, endpoint, name) values (?, ?, ? + 1, ?, ?)
+    on conflict do nothing
+"""
+_UPDATE: Final = """
+    update outbox_entities set state = ?, at_ms = ?, version = version + 1
+    where version = ? and endpoint = ? and name = ?
+"""
+_ENTRY_NAMES: Final = "select entry_name from outbox_entries where endpoint = ? and name = ?"
+_KEEP: Final = """
+    insert into outbox_entries (endpoint, name, entry_name, entry, at_ms) values (?, ?, ?, ?, ?)
+    on conflict do update set entry = excluded.entry
+"""
+_DROP: Final = "delete from outbox_entries where endpoint = ? and name = ? and entry_name = ?"
+_STRANDED: Final = """
+    select endpoint, name, entry_name, at_ms, entry from outbox_entries
+    where (at_ms < ?1 or at_ms > ?2) and (?3 is null or endpoint = ?3)
+    order by at_ms, endpoint, name, entry_name limit ?4
+"""
+_PURGE: Final = """
+    delete from outbox_entities
+    where state is null and at_ms < ?1 and (?2 is null or endpoint = ?2) and not exists (
+        select 1 from outbox_entries as x where x.endpoint = outbox_entities.endpoint and x.name = outbox_entities.name
+    )
+"""
+_HOLDS: Final = "select 1 from outbox_tokens where token = ?"
+_CREATE: Final = """
+    insert into outbox_tokens (token, destination, parent, attempt, at_ms) values (?, ?, ?, ?, ?)
+    on conflict do nothing
+"""
+_REMOVE: Final = "delete from outbox_tokens where token = ?"
+_FREE_CHILDREN: Final = "update outbox_tokens set parent = '' where parent = ? and attempt = ? and parent <> ''"
+_SWEEP: Final = "delete from outbox_tokens where parent = ? and parent <> ''"
+_DISCARD: Final = "delete from outbox_tokens where token = ?1 and (?2 is null or parent = ?2)"
+_LISTED: Final = """
+    select token, destination, parent, attempt, at_ms from outbox_tokens
+    where token > ? order by token limit ?
+"""
+# Few tokens have a parent, for a moment each: they are found by the index that holds these alone.
+_ORPHANS: Final = """
+    select token, destination, parent, attempt, at_ms from outbox_tokens as t indexed by outbox_children
+    where parent <> '' and token > ? and not exists (select 1 from outbox_tokens as p where p.token = t.parent)
+    order by token limit ?
+"""
+_LIVE: Final = "select count(*), min(at_ms) from outbox_tokens"
+
 
 class LedgerFile(Database):
     """The file of a ledger: not every write to it has to outlive a power cut."""
@@ -203,22 +152,18 @@ class LedgerFile(Database):
             with self.writing() as db:
                 yield db
         finally:
-            self._sync_from_now_on()
-
-    def _sync_from_now_on(self) -> None:
-        try:
-            with self._told():
-                self._connection.execute("pragma synchronous=full")
-        except BaseException:
-            self._connection.close()  # rather no ledger than one that forgets
-            raise
+            try:
+                with self._told():
+                    self._connection.execute("pragma synchronous=full")
+            except BaseException:
+                self._connection.close()  # rather no ledger than one that forgets
+                raise
 
 
 class Borrowed(LedgerFile):
     """A connection that somebody else opened, and will close: whether it is durable is theirs to know."""
 
     def __init__(self, connection: sqlite3.Connection, schema: Sequence[str]) -> None:
-        """Make what is not there yet."""
         self.path = "a borrowed connection"
         self._connection = connection
         with self.writing() as db:
@@ -227,143 +172,11 @@ class Borrowed(LedgerFile):
 
     @contextmanager
     def tidying(self) -> Iterator[sqlite3.Connection]:
-        """A transaction like any other."""
         with self.writing() as db:
             yield db
 
     def close(self) -> None:
         """Leave it open."""
-
-
-_HOLDS: Final = "select 1 from outbox_tokens where token = ?"
-CREATE: Final = """
-    insert into outbox_tokens (token, destination, parent, attempt, at_ms) values (?, ?, ?, ?, ?)
-    on conflict do nothing
-"""
-REMOVE: Final = "delete from outbox_tokens where token = ?"
-_FREE: Final = "update outbox_tokens set parent = '' where parent = ? and attempt = ? and parent <> ''"
-_SWEEP: Final = "delete from outbox_tokens where parent = ? and parent <> ''"
-_DISCARD: Final = "delete from outbox_tokens where token = ?1 and (?2 is null or parent = ?2)"
-_LISTED: Final = """
-    select token, destination, parent, attempt, at_ms from outbox_tokens
-    where token > ? order by token limit ?
-"""
-# Few tokens have a parent, for a moment each: they are found by the index that holds these alone.
-_ORPHANS: Final = """
-    select token, destination, parent, attempt, at_ms from outbox_tokens as t indexed by outbox_children
-    where parent <> '' and token > ? and not exists (select 1 from outbox_tokens as p where p.token = t.parent)
-    order by token limit ?
-"""
-_LIVE: Final = "select count(*), min(at_ms) from outbox_tokens"
-
-
-def holds(db: sqlite3.Connection, tokens: Sequence[str]) -> list[bool]:
-    """Which of them exist."""
-    ask = db.cursor().execute
-    return [ask(_HOLDS, (token,)).fetchone() is not None for token in tokens]
-
-
-def create(db: sqlite3.Connection, births: Sequence[Birth], now_ms: int) -> list[bool]:
-    """For each: all of its tokens, or none."""
-    made = []
-    for birth in births:
-        made.append(not birth.guarded or holds(db, [birth.parent])[0])
-        if made[-1] and birth.tokens:
-            parent, attempt = birth.parent, birth.attempt
-            db.executemany(CREATE, [(token, to, parent, attempt, now_ms) for token, to in birth.tokens])
-    return made
-
-
-def remove(db: sqlite3.Connection, removals: Sequence[Removal]) -> None:
-    """The tokens go; their children of the right attempt are free, the others go too."""
-    # The second removal of a token finds nothing left; those of different tokens do not touch each other's children.
-    first = {removal.token: removal for removal in reversed(removals)}
-    tokens = [(token,) for token in first]
-    db.executemany(REMOVE, tokens)
-    db.executemany(_FREE, first.values())
-    db.executemany(_SWEEP, tokens)
-
-
-def discard(db: sqlite3.Connection, token: str, parent: str | None) -> bool:
-    """One token alone."""
-    return db.execute(_DISCARD, (token, parent)).rowcount == 1
-
-
-def listed(db: sqlite3.Connection, after: str, limit: int, *, orphans: bool) -> list[Token]:
-    """By name, from behind one."""
-    return [Token(*row) for row in db.execute(_ORPHANS if orphans else _LISTED, (after, limit))]
-
-
-def live(db: sqlite3.Connection) -> Live:
-    """How many there are."""
-    return Live(*db.execute(_LIVE).fetchone())
-
-
-Sending = list[tuple[Settle, Entry]]
-"""The steps that send something, with what that is."""
-
-
-def settle(db: sqlite3.Connection, steps: Sequence[Settle], now_ms: int) -> list[Settled]:
-    """What becomes of each, in this order."""
-    if len(steps) > 1:
-        sending = [(step, entry) for step in steps if (entry := settled_entry(step))]
-        if _apart(steps, sending) and _at_once(db, steps, sending, now_ms):
-            return [Settled.DONE] * len(steps)
-    return [_one(db, step, now_ms) for step in steps]
-
-
-def _apart(steps: Sequence[Settle], sending: Sending) -> bool:
-    """No step needs what another one changes: their order makes no difference."""
-    keys = {step.entity.key for step in steps}
-    spent = [step.token for step in steps if step.token is not None]
-    born = {out.token for _, entry in sending for out in entry.outgoing}
-    return len(keys) == len(steps) and len(set(spent)) == len(spent) and born.isdisjoint(spent)
-
-
-def _at_once(db: sqlite3.Connection, steps: Sequence[Settle], sending: Sending, now_ms: int) -> bool:
-    """Whether all was in order; if not, nothing is changed."""
-    db.execute("savepoint settle")
-    done = _changed(db, steps, now_ms)
-    if not done:
-        db.execute("rollback to settle")
-    elif sending:
-        db.executemany(KEEP, [_entry_row(step, entry, now_ms) for step, entry in sending])
-        db.executemany(CREATE, [row for _, entry in sending for row in _token_rows(entry, now_ms)])
-    db.execute("release settle")
-    return done
-
-
-def _changed(db: sqlite3.Connection, steps: Sequence[Settle], now_ms: int) -> bool:
-    spent = [(step.token,) for step in steps if step.token is not None]
-    known = [row_of(step.entity, now_ms) for step in steps if step.entity.version]
-    new = [row_of(step.entity, now_ms) for step in steps if not step.entity.version]
-    return all(
-        db.executemany(statement, rows).rowcount == len(rows)
-        for statement, rows in ((REMOVE, spent), (UPDATE, known), (INSERT, new))
-        if rows
-    )
-
-
-def _one(db: sqlite3.Connection, step: Settle, now_ms: int) -> Settled:
-    if step.token is not None and not holds(db, [step.token])[0]:
-        return Settled.NO_TOKEN
-    if db.execute(UPDATE if step.entity.version else INSERT, row_of(step.entity, now_ms)).rowcount != 1:
-        return Settled.STALE
-    if step.token is not None:
-        db.execute(REMOVE, (step.token,))
-    entry = settled_entry(step)
-    if entry is not None:
-        db.execute(KEEP, _entry_row(step, entry, now_ms))
-        db.executemany(CREATE, _token_rows(entry, now_ms))
-    return Settled.DONE
-
-
-def _entry_row(step: Settle, entry: Entry, now_ms: int) -> tuple[Any, ...]:
-    return *step.entity.key, step.name, pack_entry(entry), now_ms
-
-
-def _token_rows(entry: Entry, now_ms: int) -> list[tuple[Any, ...]]:
-    return [(out.token, out.to, "", entry.attempt, now_ms) for out in entry.outgoing]
 
 
 class SqliteLedger:
@@ -373,13 +186,13 @@ class SqliteLedger:
         self, path: str | PathLike[str], clock_ms: Callable[[], int] = wall_ms, *, busy_s: float = BUSY_S
     ) -> None:
         """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
-        self._begin(LedgerFile(path, SCHEMA, busy_s=busy_s), clock_ms)
+        self._begin(LedgerFile(path, LEDGER_SCHEMA, busy_s=busy_s), clock_ms)
 
     @classmethod
     def over(cls, connection: sqlite3.Connection, clock_ms: Callable[[], int] = wall_ms) -> SqliteLedger:
         """On a connection that somebody else owns, and closes; nothing is said about durability there."""
         ledger = cls.__new__(cls)
-        ledger._begin(Borrowed(connection, SCHEMA), clock_ms)
+        ledger._begin(Borrowed(connection, LEDGER_SCHEMA), clock_ms)
         return ledger
 
     def _begin(self, database: LedgerFile, clock_ms: Callable[[], int]) -> None:
@@ -403,91 +216,117 @@ class SqliteLedger:
         self._check_open()
         return str(self._realm)
 
-    def load(self, keys: Sequence[Key]) -> list[Entity]:
-        """The entities, in this order; version 0 for those that never were."""
+    def load(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
         with self._reading(many=len(keys) > 1) as db:
-            return load(db, keys)
+            ask = db.cursor().execute
+            return [_entity(key, *(ask(_LOAD, key).fetchone() or _NEVER)) for key in keys]
 
-    def persist(self, entities: Sequence[Entity]) -> list[bool]:
-        """Write each whose version is still the stored one, which grows by one; False for the others."""
+    def persist(self, entities: Sequence[plans.Entity]) -> list[bool]:
         if not entities:
             return []
+        written = []
         with self._writing() as (db, now_ms):
-            return [persist(db, entity, now_ms) for entity in entities]
+            for entity in entities:
+                written.append(_write(db, entity, now_ms))
+                if not written[-1]:
+                    continue
+                outbox = entity.packed_outbox
+                names = [name for (name,) in db.execute(_ENTRY_NAMES, entity.key) if name not in outbox]
+                if names:
+                    db.executemany(_DROP, [(*entity.key, name) for name in names])
+                if outbox:
+                    db.executemany(_KEEP, [(*entity.key, name, entry, now_ms) for name, entry in outbox.items()])
+        return written
 
     def stranded(
-        self, before_ms: int, limit: int, endpoint: str | None = None, *, after_ms: int = FOREVER_MS
-    ) -> list[Stranded]:
-        """Outbox entries first written before one time or after the other, oldest first; of one endpoint or of all."""
+        self, before_ms: int, limit: int, endpoint: str | None = None, *, after_ms: int = ports.FOREVER_MS
+    ) -> list[ports.Stranded]:
+        """There are as many entries as messages under way, so all are looked at: an index would cost each write."""
         with self._reading() as db:
-            return stranded(db, before_ms, after_ms, limit, endpoint)
+            rows = db.execute(_STRANDED, (before_ms, after_ms, endpoint, limit)).fetchall()
+        entries = [(plans.Key(*key), name, at_ms, entry) for *key, name, at_ms, entry in rows]
+        return [
+            ports.Stranded(key, name, at_ms, plans.stored_entry(key, name, entry))
+            for key, name, at_ms, entry in entries
+        ]
 
     def purge(self, before_ms: int, endpoint: str | None = None) -> int:
-        """Remove the tombstones that were written before this time, and say how many there were."""
         with self._writing() as (db, _):
-            return purge(db, before_ms, endpoint)
+            return db.execute(_PURGE, (before_ms, endpoint)).rowcount
 
     def holds(self, tokens: Sequence[str]) -> list[bool]:
-        """Which of them exist."""
         with self._reading(many=len(tokens) > 1) as db:
-            return holds(db, tokens)
+            return _holds(db, tokens)
 
-    def create(self, births: Sequence[Birth]) -> list[bool]:
-        """Make the tokens of each birth, all or none; False where it is guarded and the parent does not exist."""
+    def create(self, births: Sequence[plans.Birth]) -> list[bool]:
         if not any(birth.tokens for birth in births):  # only asked whether the parents are there
-            held = iter(self.holds([birth.parent for birth in births if birth.guarded]))
-            return [not birth.guarded or next(held) for birth in births]
+            exist = iter(self.holds([birth.parent for birth in births if birth.guarded]))
+            return [not birth.guarded or next(exist) for birth in births]
+        created = []
         with self._writing() as (db, now_ms):
-            return create(db, births, now_ms)
+            for birth in births:
+                created.append(not birth.guarded or _holds(db, [birth.parent])[0])
+                if created[-1] and birth.tokens:
+                    parent, attempt = birth.parent, birth.attempt
+                    db.executemany(_CREATE, [(token, to, parent, attempt, now_ms) for token, to in birth.tokens])
+        return created
 
-    def remove(self, removals: Sequence[Removal]) -> None:
-        """Remove each token; of those made for it, free the ones of this attempt and remove the others."""
-        if removals:
-            with self._writing() as (db, _):
-                remove(db, removals)
+    def remove(self, removals: Sequence[plans.Removal]) -> None:
+        if not removals:
+            return
+        # The second removal of a token finds nothing left; different tokens do not touch each other's children.
+        first = {removal.token: removal for removal in reversed(removals)}
+        tokens = [(token,) for token in first]
+        with self._writing() as (db, _):
+            db.executemany(_REMOVE, tokens)
+            db.executemany(_FREE_CHILDREN, first.values())
+            db.executemany(_SWEEP, tokens)
 
     def discard(self, token: str, parent: str | None = None) -> bool:
-        """Remove this token alone, if its parent is this one (None: whatever it is); say whether it was there."""
         with self._writing() as (db, _):
-            return discard(db, token, parent)
+            return db.execute(_DISCARD, (token, parent)).rowcount == 1
 
-    def listed(self, *, after: str = "", limit: int = 1_000, orphans: bool = False) -> list[Token]:
-        """Tokens by name, from behind ``after``; ``orphans``: only those with a parent that has no token."""
+    def listed(self, *, after: str = "", limit: int = 1_000, orphans: bool = False) -> list[ports.Token]:
         with self._reading() as db:
-            return listed(db, after, limit, orphans=orphans)
+            return [ports.Token(*row) for row in db.execute(_ORPHANS if orphans else _LISTED, (after, limit))]
 
-    def live(self) -> Live:
-        """How many there are, and when the oldest was made. Cost: it looks at each."""
+    def live(self) -> ports.Live:
+        """Cost: it looks at each token."""
         with self._reading() as db:
-            return live(db)
+            return ports.Live(*db.execute(_LIVE).fetchone())
 
     def warnings(self) -> list[str]:
         """None: what can lose something is not opened."""
         return []
 
-    def open(self, steps: Sequence[Open]) -> list[OpenedAttempt]:
-        """Entities, each with whether its token exists at the same moment."""
+    def open(self, steps: Sequence[plans.Open]) -> list[plans.OpenedAttempt]:
+        opened = []
         with self._reading(many=len(steps) > 1) as db:
-            return open_(db, steps)
+            ask = db.cursor().execute
+            for key, token in steps:
+                has_token, version, state, entries = ask(_OPEN, (token, *key)).fetchone()
+                opened.append(plans.OpenedAttempt(_entity(key, version, state, entries), has_token == 1))
+        return opened
 
-    def settle(self, steps: Sequence[Settle]) -> list[Settled]:
-        """Do each or change nothing for it, in this order, all in one transaction that is durable when it returns."""
+    def settle(self, steps: Sequence[plans.Settle]) -> list[plans.Settled]:
+        """Nearly always all of a batch is in order: every token is there and every version is right. Then the batch is
+        a handful of statements, each for all of its rows at once, and their row counts say that nothing was missing. If
+        one was, all is undone up to the savepoint, and each step is judged alone."""
         if not steps:
             return []
         with self._writing() as (db, now_ms):
-            return settle(db, steps, now_ms)
+            if len(steps) > 1 and _settled_at_once(db, steps, now_ms):
+                return [plans.Settled.DONE] * len(steps)
+            return [_settled(db, step, now_ms) for step in steps]
 
-    def finish(self, steps: Sequence[Finish]) -> None:
-        """Remove these outbox entries; the versions stay. One that is not there does no harm.
-
-        Not synced: an entry that a power cut brings back is sent once more, and nobody has a token for it.
-        """
+    def finish(self, steps: Sequence[plans.Finish]) -> None:
+        """Not synced: an entry that a power cut brings back is sent once more, and nobody has a token for it."""
         if not steps:
             return
         with self._lock:
             self._check_open()
             with self._database.tidying() as db:
-                finish(db, steps)
+                db.executemany(_DROP, [(*step.key, step.name) for step in steps])
 
     def close(self) -> None:
         """Let go of the file."""
@@ -522,3 +361,333 @@ class SqliteLedger:
     def _check_open(self) -> None:
         if not self._open:
             raise Misuse(f"{self._database.path}: this ledger was closed")
+
+
+def _entity(key: plans.Key, version: int | None, state: str | None, entries: str) -> plans.Entity:
+    if version is None:
+        return plans.Entity(key)
+    return plans.Entity.unpacked(key, version, state, {} if entries == "{}" else json.loads(entries))
+
+
+def _write(db: sqlite3.Connection, entity: plans.Entity, now_ms: int) -> bool:
+    """Write the entity without its outbox, if the version is right."""
+    return db.execute(_UPDATE if entity.version else _INSERT, _row(entity, now_ms)).rowcount == 1
+
+
+def _row(entity: plans.Entity, now_ms: int) -> tuple[Any, ...]:
+    """What `_UPDATE` or, for a new one, `_INSERT` takes."""
+    return entity.packed_state, now_ms, entity.version, *entity.key
+
+
+def _holds(db: sqlite3.Connection, tokens: Sequence[str]) -> list[bool]:
+    ask = db.cursor().execute
+    return [ask(_HOLDS, (token,)).fetchone() is not None for token in tokens]
+
+
+def _settled_at_once(db: sqlite3.Connection, steps: Sequence[plans.Settle], now_ms: int) -> bool:
+    """Whether all was in order; if not, nothing is changed."""
+    sending = [(step, entry) for step in steps if (entry := step.entry)]
+    spent = [(step.token,) for step in steps if step.token is not None]
+    born = {(out.token,) for _, entry in sending for out in entry.outgoing}
+    keys = {step.entity.key for step in steps}
+    if len(keys) < len(steps) or len(set(spent)) < len(spent) or not born.isdisjoint(spent):
+        return False  # a step needs what another one changes: their order makes a difference
+    old = [_row(step.entity, now_ms) for step in steps if step.entity.version]
+    new = [_row(step.entity, now_ms) for step in steps if not step.entity.version]
+    db.execute("savepoint settle")
+    done = all(
+        db.executemany(statement, rows).rowcount == len(rows)
+        for statement, rows in ((_REMOVE, spent), (_UPDATE, old), (_INSERT, new))
+        if rows
+    )
+    if not done:
+        db.execute("rollback to settle")
+    elif sending:
+        db.executemany(_KEEP, [_entry_row(step, entry, now_ms) for step, entry in sending])
+        db.executemany(_CREATE, [row for _, entry in sending for row in _token_rows(entry, now_ms)])
+    db.execute("release settle")
+    return done
+
+
+def _settled(db: sqlite3.Connection, step: plans.Settle, now_ms: int) -> plans.Settled:
+    if step.token is not None and not _holds(db, [step.token])[0]:
+        return plans.Settled.NO_TOKEN
+    if not _write(db, step.entity, now_ms):
+        return plans.Settled.STALE
+    if step.token is not None:
+        db.execute(_REMOVE, (step.token,))
+    if (entry := step.entry) is not None:
+        db.execute(_KEEP, _entry_row(step, entry, now_ms))
+        db.executemany(_CREATE, _token_rows(entry, now_ms))
+    return plans.Settled.DONE
+
+
+def _entry_row(step: plans.Settle, entry: plans.Entry, now_ms: int) -> tuple[Any, ...]:
+    return *step.entity.key, step.name, plans.pack_entry(entry), now_ms
+
+
+def _token_rows(entry: plans.Entry, now_ms: int) -> list[tuple[Any, ...]]:
+    return [(out.token, out.to, "", entry.attempt, now_ms) for out in entry.outgoing]
+
+
+POLL_S = 0.02
+"""How long a parcel of another process may lie unseen: a fiftieth of a second; a look costs some microseconds."""
+
+SPAN_MS = 3_600_000
+"""Taken for the length of a lease that an earlier version gave, which did not say: an hour, a dozen times the longest
+delay by default."""
+
+QUEUE_SCHEMA: Final = (
+    f"""
+    create table if not exists outbox_queue (
+        position integer primary key autoincrement,
+        queue text not null,
+        due_ms integer not null default 0,
+        loan integer not null default 0,
+        times integer not null default 0,
+        payload blob not null,
+        span_ms integer not null default {SPAN_MS}
+    )
+    """,
+    "create index if not exists outbox_queue_due on outbox_queue (queue, due_ms)",
+    """
+    create table if not exists outbox_buried (
+        number integer primary key autoincrement,
+        queue text not null,
+        reason text not null,
+        at_ms integer not null,
+        payload blob not null
+    )
+    """,
+    "create index if not exists outbox_buried_queue on outbox_buried (queue)",
+)
+_SEND = "insert into outbox_queue (queue, payload) values (?, ?)"
+_FIND = """
+    select position from (
+        select * from (select position from outbox_queue where queue = ?1 and due_ms = 0 order by position limit ?3)
+        union all
+        select * from (
+            select position from outbox_queue where queue = ?1 and due_ms > 0 and due_ms <= ?2 order by due_ms limit ?3
+        )
+    ) order by position limit ?3
+"""
+_LEND = """
+    update outbox_queue set due_ms = ?1 + ?2, span_ms = ?2, times = times + 1, loan = times + 1
+    where position in (select value from json_each(?3))
+    returning position, queue, payload, times
+"""
+_NEXT = "select min(due_ms) from outbox_queue where queue = ? and due_ms > 0"
+_BEGAN = "select due_ms - span_ms from outbox_queue where queue = ? and due_ms > 0 order by due_ms desc limit 1"
+_MAKE_DUE = "update outbox_queue set due_ms = 0 where queue = ?1 and due_ms > ?2 and due_ms - span_ms > ?2"
+_STRAYED = """
+    select queue, count(*), max(due_ms) - ?1 from outbox_queue where due_ms - span_ms > ?1 + ?2
+    group by queue order by queue
+"""
+_ACKNOWLEDGE = "delete from outbox_queue where position = ? and loan = ?"
+_EXTEND = """
+    update outbox_queue set due_ms = ?1 + ?2, span_ms = ?2 where position = ?3 and loan = ?4 and due_ms > ?1
+"""
+_RELEASE = "update outbox_queue set due_ms = ?, span_ms = ?, loan = 0 where position = ? and loan = ?"
+_BURY = """
+    insert into outbox_buried (queue, reason, at_ms, payload)
+    select queue, ?, ?, payload from outbox_queue where position = ? and loan = ?
+"""
+_BURIED = """
+    select queue, payload, cast(number as text), reason, at_ms from outbox_buried order by number limit ?
+"""
+_BURIED_OF = """
+    select queue, payload, cast(number as text), reason, at_ms from outbox_buried
+    where queue = ? order by number limit ?
+"""
+_BACK = "insert into outbox_queue (queue, payload) select queue, payload from outbox_buried where number = ?"
+_FORGET = "delete from outbox_buried where number = ?"
+_WAITING = "select queue, count(*) from outbox_queue group by queue"
+
+
+class SqliteQueue:
+    """A `Queue` in a file: durable (WAL, every commit synced), shared by threads and processes.
+
+    The file may be the one that the ledger is in. Both write it in turns.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        clock_ms: Callable[[], int] = wall_ms,
+        *,
+        poll_s: float = POLL_S,
+        busy_s: float = BUSY_S,
+    ) -> None:
+        """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
+        if not poll_s > 0:
+            raise Misuse(f"poll_s is {poll_s}, must be more than 0", poll_s=poll_s)
+        self._clock_ms = clock_ms
+        self._poll_s = poll_s
+        self._database = Database(path, QUEUE_SCHEMA, busy_s=busy_s)
+        with self._database.reading() as db:
+            has_span = _has_span(db)
+        if not has_span:  # a file of an earlier version
+            with self._database.writing() as db:
+                if not _has_span(db):  # nobody else was faster
+                    db.execute(f"alter table outbox_queue add column span_ms integer not null default {SPAN_MS}")
+        self._changed = Condition()  # its lock guards the connection: one transaction at a time
+        self._changes = 0
+        self._open = True
+
+    def send(self, parcels: Sequence[ports.Parcel]) -> None:
+        """Take them all, in one transaction."""
+        ports.check_parcels(parcels)
+        with self._writing(parcels) as db:
+            db.executemany(_SEND, parcels)
+            self._tell()
+
+    def lease(self, queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int = 0) -> list[ports.Delivery]:
+        """The oldest of all these queues together; a waiter that the queue is closed on is told so by `Misuse`."""
+        queues = ports.check_lease(queues, limit, lease_ms, wait_ms)
+        deadline = monotonic() + wait_ms / 1000
+        with self._changed:
+            self._check_open()
+            while True:
+                seen = self._seen()  # before looking: what comes while we look is noticed after it
+                self._make_due(queues)
+                if self._find(queues, 1):
+                    with self._database.writing() as db:
+                        positions = json.dumps(self._find(queues, limit))
+                        rows = db.execute(_LEND, [self._clock_ms(), lease_ms, positions]).fetchall()
+                    if rows:
+                        rows.sort()
+                        return [ports.Delivery(name, body, f"{at}-{times}", times) for at, name, body, times in rows]
+                if not self._wait(deadline, queues, seen):
+                    return []
+
+    def acknowledge(self, deliveries: Sequence[ports.Delivery]) -> None:
+        """Forget them; one whose lease ran out too, unless it was given out again."""
+        lent = [delivery.numbers for delivery in deliveries]
+        with self._writing(lent) as db:
+            db.executemany(_ACKNOWLEDGE, lent)
+
+    def extend(self, deliveries: Sequence[ports.Delivery], lease_ms: int) -> None:
+        ports.check_least("lease_ms", lease_ms, 1)
+        lent = [delivery.numbers for delivery in deliveries]
+        with self._writing(lent) as db:
+            now_ms = self._clock_ms()
+            db.executemany(_EXTEND, [(now_ms, lease_ms, *loan) for loan in lent])
+
+    def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0) -> None:
+        """Give them out again, after so long; this receipt is worth nothing any more."""
+        ports.check_least("delay_ms", delay_ms, 0)
+        lent = [delivery.numbers for delivery in deliveries]
+        with self._writing(lent) as db:
+            due_ms = self._clock_ms() + delay_ms if delay_ms else 0
+            db.executemany(_RELEASE, [(due_ms, delay_ms, *loan) for loan in lent])
+            self._tell()
+
+    def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:
+        """Set them aside; one that was given out again is left to whom it was given to."""
+        lent = [delivery.numbers for delivery in deliveries]
+        with self._writing(lent) as db:
+            why = reason[: ports.REASON_MAX], self._clock_ms()
+            db.executemany(_BURY, [(*why, *loan) for loan in dict.fromkeys(lent)])
+            db.executemany(_ACKNOWLEDGE, lent)
+
+    def buried(self, limit: int = 1_000, queue: str | None = None) -> list[ports.Buried]:
+        ports.check_least("limit", limit, 1)
+        with self._changed:
+            self._check_open()
+            with self._database.reading() as db:
+                rows = db.execute(_BURIED, [limit]) if queue is None else db.execute(_BURIED_OF, [queue, limit])
+                return [ports.Buried(*row) for row in rows]
+
+    def dig_up(self, letters: Sequence[ports.Buried], *, deliver: bool) -> None:
+        """Put them back or remove them; one that is not there any more does no harm."""
+        numbers = [(letter.number,) for letter in dict.fromkeys(letters)]
+        with self._writing(numbers) as db:
+            if deliver:
+                db.executemany(_BACK, numbers)
+                self._tell()
+            db.executemany(_FORGET, numbers)
+
+    def waiting(self) -> dict[str, int]:
+        """How many parcels each queue holds. Cost: all rows of an index are counted."""
+        with self._changed:
+            self._check_open()
+            with self._database.reading() as db:
+                return dict(db.execute(_WAITING).fetchall())
+
+    def strayed(self, *, mend: bool = False) -> list[ports.Strayed]:
+        """Rows whose lease or delay began later than it is now; all are looked at. Mended in one transaction."""
+        with self._writing([mend] if mend else []) as db:
+            now_ms = self._clock_ms()
+            strayed = [ports.Strayed(*row) for row in db.execute(_STRAYED, [now_ms, ports.STEP_MS])]
+            if mend and strayed:
+                db.executemany(_MAKE_DUE, [(each.queue, now_ms + ports.STEP_MS) for each in strayed])
+                self._tell()
+        return strayed
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._changed:
+            self._open = False
+            self._database.close()
+            self._changed.notify_all()
+
+    @contextmanager
+    def _writing(self, rows: Sequence[object]) -> Iterator[sqlite3.Connection]:
+        """A transaction that writes so many rows; without any there is no need for one."""
+        with self._changed:
+            self._check_open()
+            with self._database.writing() if rows else self._database.reading() as db:
+                yield db
+
+    def _make_due(self, queues: Sequence[str]) -> None:
+        """Make due what waits for a time that only a wrong clock can have set."""
+        now_ms = self._clock_ms()
+        strayed = [queue for queue, began_ms in self._began(queues).items() if began_ms > now_ms + ports.STEP_MS]
+        if strayed:
+            with self._database.writing() as db:
+                now_ms = self._clock_ms()  # with the write lock in hand: others went on while we waited for it
+                db.executemany(_MAKE_DUE, [(queue, now_ms + ports.STEP_MS) for queue in strayed])
+
+    def _began(self, queues: Sequence[str]) -> dict[str, int]:
+        """When the lease or delay began that ends last; of those queues that have one."""
+        with self._database.reading() as db:
+            rows = {queue: db.execute(_BEGAN, [queue]).fetchone() for queue in queues}
+        return {queue: row[0] for queue, row in rows.items() if row is not None}
+
+    def _find(self, queues: Sequence[str], limit: int) -> list[int]:
+        """Positions that may be given out, the oldest first."""
+        now_ms = self._clock_ms()
+        with self._database.reading() as db:
+            positions = [row[0] for queue in queues for row in db.execute(_FIND, [queue, now_ms, limit])]
+        return sorted(positions)[:limit]
+
+    def _wait(self, deadline: float, queues: Sequence[str], seen: tuple[int, int]) -> bool:
+        """Until there may be something to lease: False if the time is up first."""
+        with self._database.reading() as db:
+            dues = [db.execute(_NEXT, [queue]).fetchone()[0] for queue in queues]
+        next_ms = min((due for due in dues if due is not None), default=None)
+        began_ms = max(self._began(queues).values(), default=0)
+        while (rest_s := deadline - monotonic()) > 0:
+            self._changed.wait(min(rest_s, self._poll_s))
+            self._check_open()
+            now_ms = self._clock_ms()
+            if self._seen() != seen or (next_ms is not None and next_ms <= now_ms) or began_ms > now_ms + ports.STEP_MS:
+                return True
+        return False
+
+    def _seen(self) -> tuple[int, int]:
+        """Another value when this object, or anybody else, wrote the file."""
+        with self._database.reading() as db:
+            return self._changes, db.execute("pragma data_version").fetchone()[0]
+
+    def _tell(self) -> None:
+        self._changes += 1
+        self._changed.notify_all()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise Misuse(f"{self._database.path}: this queue was closed")
+
+
+def _has_span(db: sqlite3.Connection) -> bool:
+    return any(name == "span_ms" for _, name, *_ in db.execute("pragma table_info(outbox_queue)"))
