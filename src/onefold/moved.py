@@ -18,7 +18,7 @@ MOVED: Final[dict[str, tuple[str, ...]]] = {
     "engines.lorawan.mic": ("lorawan.mic",),
     "engines.negentropy": ("reconcile",),
     "engines.outbox": ("outbox",),
-    "engines.outbox.record": ("outbox.steps",),
+    "engines.outbox.record": ("outbox.plans",),
     "engines.producers": ("producers",),
     "engines.producers.records": ("producers.records",),
     "ports": ("outbox.ports", "reconcile.records", "producers.log.port", "lorawan.stores.port"),

@@ -76,6 +76,10 @@ def explore(
             emit_json({"convicted": error.offence.wrong, "plan": error.plan, "history": error.history.splitlines()})
         people.print(str(error), markup=False, soft_wrap=True)
         raise typer.Exit(1) from None
+    _print(explorations, as_json)
+
+
+def _print(explorations: "list[Exploration]", as_json: bool) -> None:
     if as_json:
         emit_json({"convicted": None, "explorations": [asdict(each) for each in explorations]})
     for each in explorations:
