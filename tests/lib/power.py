@@ -21,7 +21,7 @@ from random import Random
 from zlib import crc32
 
 from onefold.errors import StoreFailed
-from onefold.producers.log.files import read_start
+from onefold.producers.log.files import START, read_mark
 from onefold.producers.log.port import Draft, LogRecord
 from onefold.producers.log.segments import SegmentLog
 from onefold.producers.rules import SequencesSnapshot
@@ -132,7 +132,7 @@ class Writer:
 def open_log(disk: SimDisk) -> SegmentLog:
     """The log on a disk, with segments that are soon full."""
     log = SegmentLog(FOLDER, segment_bytes=SEGMENT_BYTES, files=disk)
-    begins = read_start(disk, FOLDER)
+    begins = read_mark(disk, FOLDER, START)
     assert begins is not None
     assert log.start <= begins, f"begins at {log.start}, retention knows of {begins}"
     return log

@@ -9,32 +9,9 @@ sent and not answered is simply sent again with the same id. A program that rest
     ids        counted from after the last stored one, or your own: then for every message, ascending, with holes if you
                like (the offset in a file, the id of a row: no second book to keep)
 
-Whose name it is: tells a producer's own new connection from another producer that took the name.
-
-Every opening of a name gets the next epoch, and only the newest may write. A producer opens its name again after a lost
-connection, so it must know whether somebody else did in between: then that one is the producer now, and this one is a
-zombie which must stop, or its messages would be taken for repeats of the other's.
-
-    epoch one above mine                    nobody was there
-    epoch further above                     that many openings in between: another producer, or ghosts
-    something stored beyond all I sent      another producer
-
-A *ghost* is an opening of my own of which the greeting was lost: it may have counted, even a little later than the next
-one. There can be as many ghosts as tries that ended so, and for a while only.
-
-How a producer reaches its topic: a log in this process, or a server. Both look the same to it.
-
-A connection is one session (a name and an epoch). Batches are sent in order and answered in order; up to
-``outstanding_max`` may be on their way. Any error means that this connection is done with: what was not answered may or
-may not be stored, and is sent again over the next one.
-
-The thread that takes a producer's messages to its topic, in order, through any trouble.
-
-    waiting       handed over, not sent yet
-    outstanding   sent over this connection, not answered yet: batches, oldest first
-
-All that waits goes out in batches, as large as the topic takes them, while earlier ones are on their way. What comes
-while an answer is awaited goes out with the next: the slower the topic, the larger the batches.
+A thread (`Sender`) takes the messages to the topic, in order, through any trouble. All that waits goes out in batches,
+as large as the topic takes them, while earlier ones are on their way; what comes while an answer is awaited goes out
+with the next: the slower the topic, the larger the batches.
 
 Trouble (a lost connection, a busy server, a failed store, an UNSURE that will clear up) ends the connection. All that
 was not answered goes back to the front of what waits, in order, with the same ids, and is sent again over a new one. A
@@ -56,11 +33,10 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Busy, Misuse, OnefoldError, StoreFailed
-from onefold.producers import wire as batch
 from onefold.producers.records import SEQUENCE_MAX
 from onefold.producers.requests import Message, ProducerSession, Receipt
 from onefold.producers.topic import Topic, Topics, topic_folder
-from onefold.producers.wire import WireStatus
+from onefold.producers.wire import WireStatus, decode_reply, encode_request
 from onefold.verdict import Verdict
 
 GHOST_S: Final = 60.0
@@ -68,7 +44,19 @@ GHOST_S: Final = 60.0
 
 
 class ClientClaim:
-    """A producer's name, its epoch, and how far it is stored."""
+    """A producer's name, its epoch, and how far it is stored: tells its own new connection from another producer.
+
+    Every opening of a name gets the next epoch, and only the newest may write. A producer opens its name again after a
+    lost connection, so it must know whether somebody else did in between: then that one is the producer now, and this
+    one is a zombie which must stop, or its messages would be taken for repeats of the other's.
+
+        epoch one above mine                    nobody was there
+        epoch further above                     that many openings in between: another producer, or ghosts
+        something stored beyond all I sent      another producer
+
+    A *ghost* is an opening of my own of which the greeting was lost: it may have counted, even a little later than the
+    next one. There can be as many ghosts as tries that ended so, and for a while only.
+    """
 
     def __init__(self, name: str | None) -> None:
         self.name = name
@@ -108,8 +96,8 @@ class ClientClaim:
         return self._ghosts if now - self._ghost_at < GHOST_S else 0
 
     def _taken(self) -> Misuse:
-        said = f"producer {self.name!r}: another producer took this name; this one may not send any more"
-        return Misuse(said, name=self.name, epoch=self.epoch)
+        text = f"producer {self.name!r}: another producer took this name; this one may not send any more"
+        return Misuse(text, name=self.name, epoch=self.epoch)
 
 
 OUTSTANDING_MAX: Final = 16
@@ -127,8 +115,6 @@ MESSAGE_BYTES: Final = 12
 
 
 class ClientLimits(NamedTuple):
-    """What may be sent at once."""
-
     message_bytes_max: int
     batch_messages_max: int
     batch_bytes_max: int
@@ -136,14 +122,16 @@ class ClientLimits(NamedTuple):
 
 
 class ProducerConnection(Protocol):
-    """One session with a topic."""
+    """One session with a topic (a name and an epoch), of a log in this process or of a server.
+
+    Batches are sent in order and answered in order; up to ``outstanding_max`` may be on their way. Any error means that
+    this connection is done with: what was not answered may or may not be stored, and is sent again over the next one.
+    """
 
     session: ProducerSession
     limits: ClientLimits
 
-    def send(self, messages: Sequence[Message]) -> None:
-        """Put a batch on its way."""
-        ...
+    def send(self, messages: Sequence[Message]) -> None: ...
 
     def receive(self) -> list[Receipt]:
         """What became of the oldest batch that is on its way."""
@@ -152,10 +140,6 @@ class ProducerConnection(Protocol):
     def close(self) -> None:
         """Let go of it; never raises."""
         ...
-
-
-Connect: TypeAlias = Callable[[str | None], ProducerConnection]
-"""Open a connection under this name; None: one that nobody has is given out."""
 
 
 class Embedded:
@@ -168,15 +152,13 @@ class Embedded:
         self._waiting: Sequence[Message] = ()
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Keep the batch: it is judged and stored when its receipts are asked for."""
-        self._waiting = messages
+        self._waiting = messages  # judged and stored when its receipts are asked for
 
     def receive(self) -> list[Receipt]:
-        """Publish the batch."""
         return self._topic.publish(self.session.name, self._waiting, self.session.epoch)
 
     def close(self) -> None:
-        """Nothing: the topic goes on."""
+        pass  # the topic goes on
 
 
 class Remote:
@@ -195,15 +177,13 @@ class Remote:
             raise
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Put a batch on its way."""
         request, self._request = self._request, (self._request + 1) & 0xFFFF_FFFF
         self._expected.append((request, len(messages)))
-        self._socket.send(batch.encode_request(request, self.session.name, self.session.epoch, messages))
+        self._socket.send(encode_request(request, self.session.name, self.session.epoch, messages))
 
     def receive(self) -> list[Receipt]:
-        """The reply to the oldest batch; it must be the one to it."""
         request, count = self._expected.popleft()
-        reply = batch.decode_reply(self._socket.receive(), messages_max=count)
+        reply = decode_reply(self._socket.receive(), messages_max=count)
         if reply.request != request:
             raise BadInput(f"{self._socket.url}: a reply to request {reply.request}, expected {request}")
         if reply.status == WireStatus.REFUSED:
@@ -217,19 +197,18 @@ class Remote:
         return [Receipt(*receipt) for receipt in reply.receipts]
 
     def close(self) -> None:
-        """Close the websocket."""
         self._socket.close()
 
 
 def _greeted(url: str, greeting: str | bytes) -> tuple[ProducerSession, ClientLimits]:
     try:
-        told = read_json(greeting, "the greeting")
+        fields = read_json(greeting, "the greeting")
         session = ProducerSession(
-            str(told["name"]), *(int(told[key]) for key in ("epoch", "last_sequence_id", "floor"))
+            str(fields["name"]), *(int(fields[key]) for key in ("epoch", "last_sequence_id", "floor"))
         )
-        messages_max = min(int(told["batch_messages_max"]), BATCH_MESSAGES_MAX)
-        bytes_max = min(int(told["batch_bytes_max"]), BATCH_BYTES_MAX)
-        return session, ClientLimits(int(told["message_bytes_max"]), messages_max, bytes_max, OUTSTANDING_MAX)
+        messages_max = min(int(fields["batch_messages_max"]), BATCH_MESSAGES_MAX)
+        bytes_max = min(int(fields["batch_bytes_max"]), BATCH_BYTES_MAX)
+        return session, ClientLimits(int(fields["message_bytes_max"]), messages_max, bytes_max, OUTSTANDING_MAX)
     except (BadInput, ValueError, KeyError, TypeError, OverflowError) as error:
         raise Misuse(f"{url}: not an ingest server: it greets with {greeting[:100]!r}", url=url) from error
 
@@ -268,7 +247,6 @@ class Way:
         return Embedded(self._own.topic(self._topic), name)
 
     def close(self) -> None:
-        """Close the folder, if it was opened here."""
         if self._own is not None:
             self._own.close()
 
@@ -286,10 +264,19 @@ PAUSE_S_MAX: Final = 2.0
 """Of the pause between two tries, which doubles; gRPC goes from 1 to 120 s, for far more clients than a log has."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerLimits:
+    """How much may wait, and for how long."""
+
+    unanswered_max: int = 10_000
+    """Messages handed over and not answered; `Producer.send_async` waits for room. Pulsar has 1,000, Kafka 32 MiB."""
+    unanswered_bytes_max: int = 64 << 20
+    answer_s: float = 30
+    """A server that does not answer for so long counts as lost. Kafka has 30 s too."""
+
+
 @dataclass(eq=False, slots=True)
 class QueuedMessage:
-    """A message that was handed over."""
-
     sequence: int
     payload: bytes
     awaited: bool
@@ -299,9 +286,13 @@ class QueuedMessage:
 
 
 class Sender:
-    """Takes messages to a topic and answers them. All methods may be called from any thread."""
+    """Takes messages to a topic and answers them. All methods may be called from any thread.
 
-    def __init__(self, way: Way, name: str | None, *, retry_s: float | None, count_max: int, bytes_max: int) -> None:
+    waiting       handed over, not sent yet
+    outstanding   sent over this connection, not answered yet: batches, oldest first
+    """
+
+    def __init__(self, way: Way, name: str | None, retry_s: float | None, limits: ProducerLimits) -> None:
         """Connect; as everything else, it is tried for ``retry_s`` (None: for ever)."""
         self.claim = ClientClaim(name)
         self.message_bytes_max = 0
@@ -309,8 +300,7 @@ class Sender:
         """Why nothing can be sent any more."""
         self.lost = 0
         """How many messages that nobody waits for had no answer when it died."""
-        self._way, self._retry_s = way, retry_s
-        self._count_max, self._bytes_max = count_max, bytes_max
+        self._way, self._retry_s, self._limits = way, retry_s, limits
         self._count = self._bytes = 0
         self._waiting: deque[QueuedMessage] = deque()
         self._outstanding: deque[list[QueuedMessage]] = deque()
@@ -339,24 +329,23 @@ class Sender:
 
     def hand_over(self, payload: bytes, number: Callable[[], int], *, wait: bool, awaited: bool) -> Future[Receipt]:
         """Take a message; its number is asked for when there is room, so that numbers go in the order of the queue."""
+        size, limits = len(payload), self._limits
         with self._changed:
-            while wait and not self._room(len(payload)) and not self._gone() and not self.here:
+            while wait and self._count and self.dead is None and not self._closing.is_set() and not self.here:
+                if self._count < limits.unanswered_max and self._bytes + size <= limits.unanswered_bytes_max:
+                    break
                 self._changed.wait()
-            if error := self._gone():
-                raise error
+            if self._closing.is_set():
+                raise Misuse("this producer is closed")
+            if self.dead is not None:
+                raise self.dead
             item = QueuedMessage(number(), payload, awaited)
             item.future.set_running_or_notify_cancel()  # what is on its way cannot be called back
             self._waiting.append(item)
             self._count += 1
-            self._bytes += len(payload)
+            self._bytes += size
             self._changed.notify_all()
         return item.future
-
-    def _room(self, size: int) -> bool:
-        return self._count == 0 or (self._count < self._count_max and self._bytes + size <= self._bytes_max)
-
-    def _gone(self) -> Exception | None:
-        return Misuse("this producer is closed") if self._closing.is_set() else self.dead
 
     def unanswered(self) -> list[Future[Receipt]]:
         """The futures of all that was handed over and has no answer yet."""
@@ -384,19 +373,23 @@ class Sender:
     # --- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while self._something():
+        while not self._closing.is_set() and self.dead is None:
+            with self._changed:
+                while not (self._waiting or self._outstanding or self._closing.is_set() or self.dead):
+                    self._calm()
+                    self._changed.wait()
             self._try(self._converse)
-        self._fail(self.dead or Misuse("the producer was closed before the answer: it may or may not be stored"))
+        error = self.dead or Misuse("the producer was closed before the answer: it may or may not be stored")
+        with self._changed:
+            unanswered = [item for item in self._all() if not item.future.done()]
+            self.lost += sum(not item.awaited for item in unanswered)
+            self._outstanding.clear()
+            self._waiting.clear()
+            self._changed.notify_all()
+        for item in unanswered:
+            item.future.set_exception(error)
         self._disconnect()
         self._way.close()
-
-    def _something(self) -> bool:
-        """Wait until there is something to do; False: stop."""
-        with self._changed:
-            while not (self._waiting or self._outstanding or self._closing.is_set() or self.dead):
-                self._calm()
-                self._changed.wait()
-        return not self._closing.is_set() and self.dead is None
 
     def _try(self, step: Callable[[], None]) -> None:
         """Do it, until it works, it never will, or there was trouble for too long."""
@@ -418,11 +411,12 @@ class Sender:
     def _wait_or_die(self, error: Exception) -> None:
         now = monotonic()
         since = self._trouble_since = now if self._trouble_since is None else self._trouble_since
-        left = float("inf") if self._retry_s is None else since + self._retry_s - now
-        if left <= 0:
-            self.dead = _given_up(error, self._retry_s)
+        remaining = float("inf") if self._retry_s is None else since + self._retry_s - now
+        if remaining <= 0:
+            text = f"gave up after {self._retry_s:g} s: {error}"
+            self.dead = type(error)(text, **error.values) if isinstance(error, OnefoldError) else ConnectionError(text)
             return
-        self._closing.wait(min(self._pause_s * random.uniform(0.5, 1), left))
+        self._closing.wait(min(self._pause_s * random.uniform(0.5, 1), remaining))
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
     def _connect(self) -> None:
@@ -481,69 +475,28 @@ class Sender:
         for item, receipt in zip(self._outstanding[0], receipts, strict=True):
             if receipt.reason == "stale_epoch":
                 trouble = self.claim.fenced(monotonic())
-            elif _later(item, receipt):
+            elif receipt.retry or (receipt.reason in NEW_EPOCH and not item.asked_again):
+                item.asked_again = item.asked_again or not receipt.retry
                 trouble = trouble or Busy(f"{self._way}: {receipt.verdict} {receipt.reason}", reason=receipt.reason)
             else:
                 answered.append((item, receipt))
-        self._answer(answered)
+        if answered:
+            self._calm()
+            stored = [item.sequence for item, receipt in answered if receipt.verdict in (Verdict.FIRST, Verdict.REPEAT)]
+            self.claim.last_sequence_id = max(self.claim.last_sequence_id, *stored, -1)
+            with self._changed:
+                self._count -= len(answered)
+                self._bytes -= sum(len(item.payload) for item, _ in answered)
+                self._changed.notify_all()
+            for item, receipt in answered:
+                item.future.set_result(receipt)
         if trouble is not None:
             raise trouble
         with self._changed:
             self._outstanding.popleft()
 
-    def _answer(self, answered: list[tuple[QueuedMessage, Receipt]]) -> None:
-        if not answered:
-            return
-        self._calm()
-        stored = [item.sequence for item, receipt in answered if receipt.verdict in (Verdict.FIRST, Verdict.REPEAT)]
-        self.claim.last_sequence_id = max(self.claim.last_sequence_id, *stored, -1)
-        with self._changed:
-            self._count -= len(answered)
-            self._bytes -= sum(len(item.payload) for item, _ in answered)
-            self._changed.notify_all()
-        for item, receipt in answered:
-            item.future.set_result(receipt)
-
-    def _fail(self, error: Exception) -> None:
-        """Answer all that is left with this error, in order."""
-        with self._changed:
-            left = [item for item in self._all() if not item.future.done()]
-            self.lost += sum(not item.awaited for item in left)
-            self._outstanding.clear()
-            self._waiting.clear()
-            self._changed.notify_all()
-        for item in left:
-            item.future.set_exception(error)
-
-
-def _later(item: QueuedMessage, receipt: Receipt) -> bool:
-    """Is this no answer yet?"""
-    if receipt.retry:
-        return True
-    if receipt.reason in NEW_EPOCH and not item.asked_again:
-        item.asked_again = True
-        return True
-    return False
-
-
-def _given_up(error: Exception, retry_s: float | None) -> Exception:
-    """The last error, with how long it was tried."""
-    text = f"gave up after {retry_s:g} s: {error}"
-    return type(error)(text, **error.values) if isinstance(error, OnefoldError) else ConnectionError(text)
-
 
 Payload: TypeAlias = bytes | bytearray | memoryview
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerLimits:
-    """How much may wait, and for how long."""
-
-    unanswered_max: int = 10_000
-    """Messages handed over and not answered; `Producer.send_async` waits for room. Pulsar has 1,000, Kafka 32 MiB."""
-    unanswered_bytes_max: int = 64 << 20
-    answer_s: float = 30
-    """A server that does not answer for so long counts as lost. Kafka has 30 s too."""
 
 
 class Producer:
@@ -581,13 +534,7 @@ class Producer:
         if retry_s is not None and not retry_s >= 0:
             raise Misuse(f"retry_s is {retry_s}, must be at least 0, or None: for ever", retry_s=retry_s)
         limits = limits or ProducerLimits()
-        self._sender = Sender(
-            Way(topic, at, token, limits.answer_s),
-            name,
-            retry_s=retry_s,
-            count_max=limits.unanswered_max,
-            bytes_max=limits.unanswered_bytes_max,
-        )
+        self._sender = Sender(Way(topic, at, token, limits.answer_s), name, retry_s, limits)
         start = max(self._sender.claim.last_sequence_id, self._sender.claim.floor) + 1
         self._next = start if initial_sequence_id is None else initial_sequence_id
         self._lowest = 0 if initial_sequence_id is None else initial_sequence_id
@@ -662,11 +609,11 @@ class Producer:
                     f"sequence id {sequence_id}: must ascend, the next is at least {self._lowest}", sequence=sequence_id
                 )
             self._own_ids = own
-            given = max(self._next, self._sender.claim.floor + 1) if sequence_id is None else sequence_id
-            if given > SEQUENCE_MAX:
-                raise Misuse(f"sequence id {given}: the last possible one is {SEQUENCE_MAX}", sequence=given)
-            self._next = self._lowest = given + 1
-            return given
+            sequence = max(self._next, self._sender.claim.floor + 1) if sequence_id is None else sequence_id
+            if sequence > SEQUENCE_MAX:
+                raise Misuse(f"sequence id {sequence}: the last possible one is {SEQUENCE_MAX}", sequence=sequence)
+            self._next = self._lowest = sequence + 1
+            return sequence
 
         return number
 
@@ -675,11 +622,11 @@ class Producer:
 
         Raises, once, if messages that nobody waits for could not be stored. A verdict is in its message's future only.
         """
-        left = wait(self._sender.unanswered(), timeout_s).not_done
+        unanswered = wait(self._sender.unanswered(), timeout_s).not_done
         if self._sender.dead is not None and self._sender.lost:
-            self._sender.lost = 0  # told
+            self._sender.lost = 0  # raised once
             raise self._sender.dead
-        return not left
+        return not unanswered
 
     def close(self) -> None:
         """Wait for all answers and let go; raises if messages that were handed over could not be stored."""

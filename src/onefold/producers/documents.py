@@ -13,12 +13,10 @@ from onefold.producers.requests import Message, Receipt
 from onefold.verdict import Verdict
 
 SHOWN_MAX: Final = 60
-"""The kinds of record that readers are there for; the others are the topic's own books."""
+"""Characters of a foreign value that an error shows."""
 
 
 class Publication(NamedTuple):
-    """What a client wants to be stored."""
-
     producer: str
     epoch: int | None
     messages: list[Message]
@@ -34,31 +32,34 @@ def publication(body: bytes, messages_max: int) -> Publication:
         ...
     onefold.errors.BadInput: messages[0].sequence: is "x", must be a whole number
     """
-    document = _object("", _parse(body), {"producer", "messages"}, {"epoch"})
-    found = document["messages"]
-    if not isinstance(found, list):
-        raise _wrong("messages", found, "a list")
-    if len(found) > messages_max:
-        raise BadInput(f"messages: are {len(found):,}, at most {messages_max:,} are allowed")
-    messages = [_message(f"messages[{i}]", item) for i, item in enumerate(found)]
-    return Publication(_name("producer", document["producer"]), _epoch(document.get("epoch")), messages)
+    document = _object("", read_json(body, "the body"), {"producer", "messages"}, {"epoch"})
+    items, epoch = document["messages"], document.get("epoch")
+    if not isinstance(items, list):
+        raise _wrong("messages", items, "a list")
+    if len(items) > messages_max:
+        raise BadInput(f"messages: are {len(items):,}, at most {messages_max:,} are allowed")
+    messages = [_message(f"messages[{i}]", item) for i, item in enumerate(items)]
+    producer = _name("producer", document["producer"])
+    if epoch is not None and (type(epoch) is not int or not 0 <= epoch < 2**32):
+        raise _wrong("epoch", epoch, "a whole number from 0 to 4,294,967,295, or null")
+    return Publication(producer, epoch, messages)
 
 
 def producer_name(body: bytes) -> str | None:
     """Read the document of a session to open: its name, None for one to be assigned."""
-    document = _object("", _parse(body or b"{}"), set(), {"name"})
+    document = _object("", read_json(body or b"{}", "the body"), set(), {"name"})
     return None if document.get("name") is None else _name("name", document["name"])
 
 
 def wanted_switch(body: bytes) -> bool | None:
     """Read the document of a topic: is deduplication to be on? None: as it is."""
-    found = _object("", _parse(body or b"{}"), set(), {"deduplicate"}).get("deduplicate")
-    if found is not None and not isinstance(found, bool):
-        raise _wrong("deduplicate", found, "true or false")
-    return found
+    value = _object("", read_json(body or b"{}", "the body"), set(), {"deduplicate"}).get("deduplicate")
+    if value is not None and not isinstance(value, bool):
+        raise _wrong("deduplicate", value, "true or false")
+    return value
 
 
-def whole_number(place: str, text: str | None, default: int, low: int, high: int) -> int:
+def whole_number(name: str, text: str | None, default: int, low: int, high: int) -> int:
     """Read a number of a query string.
 
     >>> whole_number("max", "ten", 100, 1, 1000)
@@ -70,11 +71,10 @@ def whole_number(place: str, text: str | None, default: int, low: int, high: int
         return default
     if text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high:
         return int(text)
-    raise _wrong(place, text, f"a whole number from {low:,} to {high:,}")
+    raise _wrong(name, text, f"a whole number from {low:,} to {high:,}")
 
 
 def receipt_document(receipt: Receipt) -> dict[str, Any]:
-    """A receipt for JSON."""
     return {"verdict": str(receipt.verdict), "reason": receipt.reason, "offset": receipt.offset}
 
 
@@ -93,7 +93,7 @@ def record_document(record: LogRecord) -> dict[str, Any]:
     else:
         document |= {"producer": record.producer, "sequence": record.sequence, "epoch": record.epoch}
     try:
-        value = _parse(record.payload)
+        value = read_json(record.payload, "the payload")
         exact = _compact(value) == record.payload
     except (BadInput, ValueError, RecursionError):
         exact = False
@@ -130,67 +130,51 @@ REJECTED: Final[Mapping[str, int]] = {
 """Where all messages are rejected; what is not named here is 400."""
 
 
-def _message(place: str, found: object) -> Message:
-    item = _object(place, found, {"sequence"}, {"payload", "payload_base64"})
+def _message(path: str, value: object) -> Message:
+    item = _object(path, value, {"sequence"}, {"payload", "payload_base64"})
     sequence = item["sequence"]
     if type(sequence) is not int:
-        raise _wrong(f"{place}.sequence", sequence, "a whole number")
+        raise _wrong(f"{path}.sequence", sequence, "a whole number")
     if ("payload" in item) == ("payload_base64" in item):
-        raise BadInput(f"{place}: must have one of payload and payload_base64")
+        raise BadInput(f"{path}: must have one of payload and payload_base64")
     if "payload" in item:
-        return sequence, _value(f"{place}.payload", item["payload"])
+        try:
+            return sequence, _compact(item["payload"])
+        except (ValueError, RecursionError):  # half a character, a number beyond all floats, a thousand brackets
+            raise BadInput(f"{path}.payload: cannot be stored as JSON in UTF-8") from None
     text = item["payload_base64"]
-    if not isinstance(text, str):
-        raise _wrong(f"{place}.payload_base64", text, "base 64")
     try:
-        return sequence, b64decode(text, validate=True)
+        if isinstance(text, str):
+            return sequence, b64decode(text, validate=True)
     except ValueError:
-        raise _wrong(f"{place}.payload_base64", text, "base 64") from None
-
-
-def _value(place: str, value: object) -> bytes:
-    try:
-        return _compact(value)
-    except (ValueError, RecursionError):  # half a character, a number beyond all floats, a thousand brackets
-        raise BadInput(f"{place}: cannot be stored as JSON in UTF-8") from None
+        pass
+    raise _wrong(f"{path}.payload_base64", text, "base 64")
 
 
 def _compact(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _parse(body: bytes) -> Any:
-    return read_json(body, "the body")
-
-
-def _object(place: str, found: object, needed: set[str], allowed: set[str]) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise _wrong(place or "the body", found, "an object")
-    before = f"{place}." if place else ""
-    for key in sorted(found.keys() - needed - allowed):
-        known = ", ".join(sorted(needed | allowed))
-        raise BadInput(f"{before}{shown(key)[1:-1]}: is not known; known are {known}")
-    for key in sorted(needed - found.keys()):
+def _object(path: str, value: object, needed: set[str], allowed: set[str]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong(path or "the body", value, "an object")
+    before = f"{path}." if path else ""
+    for key in sorted(value.keys() - needed - allowed):
+        names = ", ".join(sorted(needed | allowed))
+        raise BadInput(f"{before}{shown(key)[1:-1]}: is not known; known are {names}")
+    for key in sorted(needed - value.keys()):
         raise BadInput(f"{before}{key}: is missing")
-    return found
+    return value
 
 
-def _name(place: str, found: object) -> str:
-    if not isinstance(found, str):
-        raise _wrong(place, found, "text")
-    return found
+def _name(path: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise _wrong(path, value, "text")
+    return value
 
 
-def _epoch(found: object) -> int | None:
-    if found is None:
-        return None
-    if type(found) is not int or not 0 <= found < 2**32:
-        raise _wrong("epoch", found, "a whole number from 0 to 4,294,967,295, or null")
-    return found
-
-
-def _wrong(place: str, found: object, must: str) -> BadInput:
-    return BadInput(f"{place}: is {shown(found)}, must be {must}", place=place)
+def _wrong(path: str, value: object, must: str) -> BadInput:
+    return BadInput(f"{path}: is {shown(value)}, must be {must}", place=path)
 
 
 def shown(value: object) -> str:

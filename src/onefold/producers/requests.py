@@ -13,9 +13,8 @@ from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 from zlib import crc32
 
 from onefold.errors import Misuse
-from onefold.producers import records as answers
 from onefold.producers.log.port import Draft, LogRecord
-from onefold.producers.records import RETRIED, Kind, SequenceEntry
+from onefold.producers.records import CONFLICT, RETRIED, TOO_LARGE, Kind, SequenceEntry
 from onefold.producers.rules import Sequences
 from onefold.verdict import Answer, Verdict
 
@@ -99,7 +98,6 @@ class Batch:
 
     @property
     def size(self) -> int:
-        """What it takes in the queue."""
         return len(self.producer) + MESSAGE_COST * len(self) + sum(map(len, self.payloads))
 
     def runs(self, bytes_max: int) -> Iterator[tuple[int, int]]:
@@ -123,10 +121,10 @@ def publish(memory: Sequences, batch: Batch, epoch: int | None, bytes_max: int) 
     judged = _Judged(memory, batch, epoch)
     at = 0
     for i, j in batch.runs(bytes_max):
-        judged.answer(at, i, answers.TOO_LARGE)
+        judged.answer(at, i, TOO_LARGE)
         judged.judge(i, j)
         at = j
-    judged.answer(at, len(batch), answers.TOO_LARGE)
+    judged.answer(at, len(batch), TOO_LARGE)
     return Request(judged.drafts, [(span.answer, span.end - span.begin) for span in judged.spans], judged.settle)
 
 
@@ -178,7 +176,7 @@ class _Judged:
                 self._store(begin, end, Answer(*pushed), Kind.MESSAGE)
                 at = end
             self.answer(at, j, self.memory.stored)
-        elif pushed != answers.CONFLICT:
+        elif pushed != CONFLICT:
             self.answer(i, j, pushed)
         elif j - i > 1:  # somewhere in it: one by one
             for k in range(i, j):
@@ -212,10 +210,10 @@ class _Judged:
 def publish_keyed(memory: Sequences, key: str, payload: bytes, now_ms: int, bytes_max: int) -> Request[Receipt]:
     """Store a message that has a key instead of a producer and a sequence, if the key is new."""
     digest = crc32(payload)
-    answer = Answer(*(answers.TOO_LARGE if len(payload) > bytes_max else memory.push_key(key, digest, now_ms)))
+    answer = Answer(*(TOO_LARGE if len(payload) > bytes_max else memory.push_key(key, digest, now_ms)))
     stored = answer.verdict == Verdict.FIRST
     kind = Kind.KEYED if stored else Kind.CONFLICT
-    drafts = [Draft(kind, key, 0, 0, digest, payload)] if stored or answer == answers.CONFLICT else []
+    drafts = [Draft(kind, key, 0, 0, digest, payload)] if stored or answer == CONFLICT else []
 
     def settle(first: int, time_ms: int) -> Receipt:
         if not stored:
@@ -237,27 +235,9 @@ def connect(memory: Sequences, name: str) -> Request[ProducerSession]:
     return Request([Draft(Kind.OPEN, name, 0, epoch, 0, b"")], [], settle)
 
 
-def switch(memory: Sequences, on: bool) -> Request[None]:
-    """Switch deduplication on or off: off forgets everything, on begins with nothing."""
-    return _control(memory, Kind.SWITCH, int(on))
+def control(memory: Sequences, kind: Kind, value: int, producer: str = "") -> Request[None]:
+    """Store a record that changes the memory and is no message: what it does is said in `Kind`."""
 
-
-def purge(memory: Sequences, before_ms: int) -> Request[None]:
-    """Forget the producers that were not heard from since, down to a floor."""
-    return _control(memory, Kind.PURGE, before_ms)
-
-
-def reset(memory: Sequences, producer: str) -> Request[None]:
-    """Drop what is remembered of a producer's sequences: the next one is new, whatever it is."""
-    return _control(memory, Kind.RESET, 0, producer)
-
-
-def set_clock(memory: Sequences, before_ms: int) -> Request[None]:
-    """What was this time until now is the time of the record from now on."""
-    return _control(memory, Kind.CLOCK, before_ms)
-
-
-def _control(memory: Sequences, kind: Kind, value: int, producer: str = "") -> Request[None]:
     def settle(first: int, time_ms: int) -> None:
         memory.apply(SequenceEntry(kind, producer, value, 0, 0, time_ms))
 

@@ -1,4 +1,4 @@
-"""The routes.
+"""The ingest server: topics over HTTP and websockets.
 
     PUT  /topics/{topic}             {"deduplicate": true|false}: make it, or switch it
     GET  /topics, /topics/{topic}    what there is
@@ -12,30 +12,9 @@
 Every answer is JSON, but those to a binary batch and the metrics. Who publishes gets 200 and receipts also for what was
 there already; 409 if all is rejected as contradiction, zombie or jump; 429 and 503 mean: the same again, later.
 
-The asyncio side of the group commit: many requests, one sync.
-
 Judging is quick and is done on the event loop (`Topic.submit`). Storing waits for a disk and is done in a thread
 (`Topic.flush`): at most one at a time for a topic, again and again while anybody waits. Whoever comes while one is
 under way is stored by the next, so the group grows with the load by itself, and nobody waits for a timer.
-
-A page of what a topic has stored. It reads files: call it in a thread.
-
-What all routes share: the topics and their desks, the limits, and the way to an end.
-
-What there is to watch, for Prometheus: read from the topics when somebody asks, counted nowhere twice.
-
-The websocket: requests come pipelined and are stored in the order in which they came.
-
-What was read while the last round was being stored makes the next round: one submit, so that all of it is judged in one
-go. No request is judged while an earlier one on its connection waits for the disk. If it were, and the earlier one's
-write failed in between, the later message would be stored without the earlier one; and the retry of that, below the
-highest stored sequence by then, would be taken for a repeat: lost.
-
-After a request that could not be answered for good (unsure, busy, failed) nothing more is judged: everything that was
-sent behind it gets "try again", and the connection is closed with 1013. The client connects again, which gives it a new
-epoch, and sends what has no receipt.
-
-The server process: a socket, uvicorn on it, and an end that loses nothing.
 
 SIGTERM and SIGINT stop it: no more connections, what is in hand is stored and answered, the topics save what they
 remember and let go of their logs. A kill does none of that, and loses nothing that was acknowledged either.
@@ -73,11 +52,10 @@ from onefold.net.http import (
 )
 from onefold.net.limits import HttpLimits
 from onefold.producers import documents
-from onefold.producers.documents import record_document
 from onefold.producers.records import MESSAGES, NAME_BYTES_MAX
 from onefold.producers.requests import Message, ProducerSession, Receipt
 from onefold.producers.topic import FILE, Topic, Topics, topic_folder
-from onefold.producers.wire import CONTENT_TYPE, BatchRequest, WireStatus, decode_request, encode_reply, request_number
+from onefold.producers.wire import CONTENT_TYPE, WireStatus, decode_request, encode_reply, request_number
 from onefold.verdict import Verdict
 
 T = TypeVar("T")
@@ -113,11 +91,9 @@ class TopicDesk:
         return self._settled(self.topic.submit(producer, messages, epoch))
 
     def publish_keyed(self, key: str, payload: bytes) -> Awaitable[Receipt]:
-        """Judge now; the receipt when it is stored."""
         return self._settled(self.topic.submit_keyed(key, payload))
 
     async def connect(self, name: str | None) -> ProducerSession:
-        """Open a producer's session."""
         return await self._aside(lambda: self.topic.connect(name))
 
     async def switch(self, deduplicate: bool) -> None:
@@ -147,19 +123,16 @@ class TopicDesk:
                     lost = error
                     log.error("topic %s: %s: %s", self.name, type(error).__name__, error)
                 for future, answer in group:
-                    self._answer(answer, future, lost)
+                    outcome = future.exception() if future.done() else lost
+                    self._note(outcome)
+                    if answer.cancelled():
+                        continue
+                    if outcome is None:
+                        answer.set_result(future.result())
+                    else:
+                        answer.set_exception(outcome)
         finally:
             self._committer = None
-
-    def _answer(self, answer: "asyncio.Future[T]", future: Future[T], lost: Exception) -> None:
-        error = future.exception() if future.done() else lost
-        self._note(error)
-        if answer.cancelled():
-            return
-        if error is None:
-            answer.set_result(future.result())
-        else:
-            answer.set_exception(error)
 
     async def _aside(self, ask: Callable[[], T]) -> T:
         """Ask the topic for something that it stores by itself."""
@@ -172,13 +145,9 @@ class TopicDesk:
         return result
 
     def _note(self, error: BaseException | None) -> None:
-        if error is None:
-            self._failure = None
-        else:
-            self._failure = self._loop.time(), str(error)
+        self._failure = None if error is None else (self._loop.time(), str(error))
 
     async def drain(self) -> None:
-        """Wait until nobody waits."""
         while self._committer is not None:
             await asyncio.wait([self._committer])
 
@@ -188,21 +157,24 @@ LOOKED_MAX: Final = 100_000
 
 
 def page(topic: Topic, start: int, *, count_max: int, bytes_max: int, everything: bool) -> dict[str, Any]:
-    """The records from an offset on (-1: the first), within the limits but at least one, and where to go on."""
+    """The records from an offset on (-1: the first), within the limits but at least one, and where to go on.
+
+    It reads files: call it in a thread.
+    """
     begin, end = topic.log.start, topic.log.end
     start = begin if start < 0 else start
     if not begin <= start <= end:
         raise BadInput(f"from: is {start}, what is kept goes from {begin} to {end}", start=begin, end=end)
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     size, at = 0, start
     for record in topic.log.read(start, min(end, start + LOOKED_MAX)):
         if everything or record.kind in MESSAGES:
             size += len(record.payload)
-            if len(found) == count_max or (found and size > bytes_max):
+            if len(records) == count_max or (records and size > bytes_max):
                 break
-            found.append(record_document(record))
+            records.append(documents.record_document(record))
         at = record.offset + 1
-    return {"records": found, "next": at, "start": begin, "end": end}
+    return {"records": records, "next": at, "start": begin, "end": end}
 
 
 THREADS: Final = 16
@@ -281,8 +253,7 @@ class Service:
 
     def problems(self) -> dict[str, str]:
         """What is wrong, by topic; empty: nothing is known to be."""
-        found = {name: desk.problem for name, desk in self.desks.items() if desk.problem is not None}
-        return found | dict(self._unopened)
+        return {name: desk.problem for name, desk in self.desks.items() if desk.problem is not None} | self._unopened
 
     async def names(self) -> list[str]:
         """The topics that are there, open or not."""
@@ -338,7 +309,7 @@ def ingest_metrics(service: Service, connections: int) -> Iterator[Metric]:
     )
     groups = CounterMetricFamily("onefold_groups", "Commit groups: one write and one sync each.", labels=["topic"])
     gauges = {
-        key: GaugeMetricFamily(f"onefold_{NAMES.get(key, key)}", told, labels=["topic"]) for key, told in GAUGES.items()
+        key: GaugeMetricFamily(f"onefold_{NAMES.get(key, key)}", text, labels=["topic"]) for key, text in GAUGES.items()
     }
     for name, desk in desks.items():
         books = desk.topic.books()
@@ -376,7 +347,7 @@ async def serve(websocket: WebSocket, service: Service, desk: TopicDesk, name: s
         service.sockets.discard(connection)
 
 
-class _Asked(NamedTuple):
+class SocketRequest(NamedTuple):
     """A request that was read: its number, and its messages or why there are none."""
 
     number: int
@@ -387,14 +358,26 @@ class _Asked(NamedTuple):
 
 
 class _Connection:
+    """A websocket: requests come pipelined and are stored in the order in which they came.
+
+    What was read while the last round was being stored makes the next round: one submit, so that all of it is judged in
+    one go. No request is judged while an earlier one on its connection waits for the disk. If it were, and the earlier
+    one's write failed in between, the later message would be stored without the earlier one; and the retry of that,
+    below the highest stored sequence by then, would be taken for a repeat: lost.
+
+    After a request that could not be answered for good (unsure, busy, failed) nothing more is judged: everything that
+    was sent behind it gets "try again", and the connection is closed with 1013. The client connects again, which gives
+    it a new epoch, and sends what has no receipt.
+    """
+
     def __init__(self, websocket: WebSocket, service: Service, desk: TopicDesk, session: ProducerSession) -> None:
         self._websocket = websocket
         self._budget = service.budget
         self._limits = service.limits
         self._desk = desk
         self._session = session
-        self._read: list[_Asked] = []  # not judged yet
-        self._round: list[_Asked] = []  # judged, not answered yet
+        self._read: list[SocketRequest] = []  # not judged yet
+        self._round: list[SocketRequest] = []  # judged, not answered yet
         self._news = asyncio.Event()
         self._room = asyncio.Event()
         self._end: tuple[int, str] | None = None  # of the reading: what is read is still answered
@@ -413,40 +396,33 @@ class _Connection:
             pass  # the other side has gone: starlette and uvicorn say so in these ways
         finally:
             self._reader.cancel()
-            for asked in self._round + self._read:
-                self._budget.give(asked.size)
-
-    # --- reading ------------------------------------------------------------------------------------------------
+            for request in self._round + self._read:
+                self._budget.give(request.size)
 
     async def _reading(self) -> None:
+        limits = self._limits
         try:
-            await self._read_on()
+            while self._end is None:
+                while (in_hand := self._read + self._round) and (
+                    len(in_hand) >= limits.outstanding_max or sum(r.size for r in in_hand) > limits.body_bytes_max
+                ):
+                    self._room.clear()
+                    await self._room.wait()
+                message = await self._websocket.receive()
+                if message["type"] == "websocket.disconnect":
+                    self._finish(1000, "")
+                    return
+                data = message.get("bytes")
+                if data is None:
+                    self._finish(NOT_BINARY, "a request is binary")
+                    return
+                request = self._decode(data)
+                self._read.append(request)
+                self._news.set()
+                if request.wrong is not None:
+                    return
         finally:
             self._finish(1011, "")  # does nothing where the reason is known
-
-    async def _read_on(self) -> None:
-        while self._end is None:
-            while self._full():
-                self._room.clear()
-                await self._room.wait()
-            message = await self._websocket.receive()
-            if message["type"] == "websocket.disconnect":
-                self._finish(1000, "")
-                return
-            data = message.get("bytes")
-            if data is None:
-                self._finish(NOT_BINARY, "a request is binary")
-                return
-            asked = self._asked(data)
-            self._read.append(asked)
-            self._news.set()
-            if asked.wrong is not None:
-                return
-
-    def _full(self) -> bool:
-        in_hand = self._read + self._round
-        limits = self._limits
-        return len(in_hand) >= limits.outstanding_max or sum(asked.size for asked in in_hand) > limits.body_bytes_max
 
     def _finish(self, code: int, reason: str) -> None:
         self._end = self._end or (code, reason)
@@ -454,28 +430,22 @@ class _Connection:
         if self._reader is not None and self._reader is not asyncio.current_task():
             self._reader.cancel()
 
-    def _asked(self, data: bytes) -> _Asked:
+    def _decode(self, data: bytes) -> SocketRequest:
         number = request_number(data)
         try:
             self._budget.take(len(data))
         except Busy as error:
-            return _Asked(number, 0, [], str(error), busy=True)
-        limits = self._limits
+            return SocketRequest(number, 0, [], str(error), busy=True)
+        limits, (name, epoch, _, _) = self._limits, self._session
         try:
             request = decode_request(data, messages_max=limits.messages_max, bytes_max=limits.body_bytes_max)
-            self._own(request)
+            if request.producer != name:
+                raise BadInput(f"the producer is {request.producer!r}, this session's is {name!r}")
+            if request.epoch != epoch:
+                raise BadInput(f"the epoch is {request.epoch or 0}, this session's is {epoch}")
         except BadInput as error:
-            return _Asked(number, len(data), [], str(error))
-        return _Asked(number, len(data), request.messages)
-
-    def _own(self, request: BatchRequest) -> None:
-        name, epoch, _, _ = self._session
-        if request.producer != name:
-            raise BadInput(f"the producer is {request.producer!r}, this session's is {name!r}")
-        if request.epoch != epoch:
-            raise BadInput(f"the epoch is {request.epoch or 0}, this session's is {epoch}")
-
-    # --- answering ----------------------------------------------------------------------------------------------
+            return SocketRequest(number, len(data), [], str(error))
+        return SocketRequest(number, len(data), request.messages)
 
     async def _answering(self) -> tuple[int, str]:
         """Answer round after round; how it ends."""
@@ -486,40 +456,37 @@ class _Connection:
                 self._news.clear()
                 await self._news.wait()
             self._round, self._read = self._read, []
-            stopped = await self._answer([asked for asked in self._round if asked.wrong is None])
-            if stopped is None and self._round[-1].wrong is not None:
-                stopped = await self._refuse(self._round[-1])
+            stopped = await self._answer([request for request in self._round if request.wrong is None])
             if stopped is not None:
                 return stopped
-            self._settle()
+            last = self._round[-1]
+            if last.wrong is not None:
+                await self._reply(last, WireStatus.BUSY if last.busy else WireStatus.REFUSED, last.wrong)
+                return (TRY_AGAIN, "try again") if last.busy else (BAD_DATA, "refused")
+            for request in self._round:
+                self._budget.give(request.size)
+            self._round = []
+            self._room.set()
 
-    def _settle(self) -> None:
-        for asked in self._round:
-            self._budget.give(asked.size)
-        self._round = []
-        self._room.set()
-
-    async def _answer(self, together: list[_Asked]) -> tuple[int, str] | None:
+    async def _answer(self, together: list[SocketRequest]) -> tuple[int, str] | None:
         """Store a round and tell; how the connection must end if it was not all answered for good."""
         if not together:
             return None
         name, epoch, _, _ = self._session
-        self._desk.topic.arrive(sum(len(asked.messages) for asked in together))
+        self._desk.topic.arrive(sum(len(request.messages) for request in together))
         try:
-            receipts = await self._desk.publish(name, [m for asked in together for m in asked.messages], epoch)
+            receipts = await self._desk.publish(name, [m for request in together for m in request.messages], epoch)
         except Exception as error:
-            status, told = (
-                (WireStatus.BUSY, str(error))
-                if isinstance(error, Busy)
-                else (WireStatus.FAILED, refusal(error, log, STATUSES)[1])
-            )
-            for asked in together:
-                await self._reply(asked, status, told)
+            busy = isinstance(error, Busy)
+            status = WireStatus.BUSY if busy else WireStatus.FAILED
+            text = str(error) if busy else refusal(error, log, STATUSES)[1]
+            for request in together:
+                await self._reply(request, status, text)
             return await self._give_up(status)
         at = 0
-        for asked in together:
-            end = at + len(asked.messages)
-            await self._websocket.send_bytes(encode_reply(asked.number, WireStatus.OK, receipts[at:end]))
+        for request in together:
+            end = at + len(request.messages)
+            await self._websocket.send_bytes(encode_reply(request.number, WireStatus.OK, receipts[at:end]))
             at = end
         if any(receipt.verdict == Verdict.UNSURE for receipt in receipts):
             return await self._give_up(WireStatus.BUSY)
@@ -528,18 +495,13 @@ class _Connection:
     async def _give_up(self, status: WireStatus) -> tuple[int, str]:
         """Tell everybody behind that they were not judged."""
         self._finish(TRY_AGAIN, "try again")
-        refused = [asked for asked in self._round if asked.wrong is not None]
-        for asked in refused + self._read:
-            await self._reply(asked, status, BEHIND)
+        refused = [request for request in self._round if request.wrong is not None]
+        for request in refused + self._read:
+            await self._reply(request, status, BEHIND)
         return TRY_AGAIN, "try again"
 
-    async def _refuse(self, asked: _Asked) -> tuple[int, str]:
-        status = WireStatus.BUSY if asked.busy else WireStatus.REFUSED
-        await self._reply(asked, status, asked.wrong or "")
-        return (TRY_AGAIN, "try again") if asked.busy else (BAD_DATA, "refused")
-
-    async def _reply(self, asked: _Asked, status: WireStatus, text: str) -> None:
-        await self._websocket.send_bytes(encode_reply(asked.number, status, (), text))
+    async def _reply(self, request: SocketRequest, status: WireStatus, text: str) -> None:
+        await self._websocket.send_bytes(encode_reply(request.number, status, (), text))
 
 
 class _Routes:
@@ -566,14 +528,14 @@ class _Routes:
         return answer({"topics": await self._service.names()})
 
     async def topic(self, request: Request) -> Response:
-        return answer(_told(await self._desk(request, create=False)))
+        return answer(_document(await self._desk(request, create=False)))
 
     async def put(self, request: Request) -> Response:
         wanted = documents.wanted_switch(await request.body())
         desk = await self._service.desk(request.path_params["topic"], create=True, deduplicate=wanted)
         if wanted is not None:
             await desk.switch(wanted)
-        return answer(_told(desk))
+        return answer(_document(desk))
 
     async def connect(self, request: Request) -> Response:
         name = documents.producer_name(await request.body())
@@ -596,22 +558,25 @@ class _Routes:
             body = await request.body()
             number = request_number(body)
             limits = self._limits
-            asked = decode_request(body, messages_max=limits.messages_max, bytes_max=limits.body_bytes_max)
+            batch = decode_request(body, messages_max=limits.messages_max, bytes_max=limits.body_bytes_max)
             desk = await self._desk(request, create=self._service.create)
-            desk.topic.arrive(len(asked.messages))
-            receipts = await desk.publish(asked.producer, asked.messages, asked.epoch)
+            desk.topic.arrive(len(batch.messages))
+            receipts = await desk.publish(batch.producer, batch.messages, batch.epoch)
         except ClientDisconnect:
             raise
         except Exception as error:
-            code, told = refusal(error, log, STATUSES)
-            return _binary(encode_reply(number, _status(error, code), (), told), code)
+            code, text = refusal(error, log, STATUSES)
+            status = WireStatus.FAILED if isinstance(error, StoreFailed) or code == 503 else WireStatus.REFUSED
+            if isinstance(error, Busy):
+                status = WireStatus.BUSY
+            return _binary(encode_reply(number, status, (), text), code)
         return _binary(encode_reply(number, WireStatus.OK, receipts), documents.http_status(receipts))
 
     async def hook(self, request: Request) -> Response:
         key = request.headers.get("idempotency-key")
         if key is None or not 1 <= len(key) <= NAME_BYTES_MAX or not key.isascii() or not key.isprintable():
-            found = "missing" if key is None else documents.shown(key)
-            raise BadInput(f"Idempotency-Key: is {found}, must be 1 to {NAME_BYTES_MAX} printable ASCII characters")
+            text = "missing" if key is None else documents.shown(key)
+            raise BadInput(f"Idempotency-Key: is {text}, must be 1 to {NAME_BYTES_MAX} printable ASCII characters")
         payload = await request.body()
         desk = await self._desk(request, create=self._service.create)
         desk.topic.arrive(1)
@@ -626,26 +591,20 @@ class _Routes:
         if kinds not in ("messages", "all"):
             raise BadInput(f"kinds: is {documents.shown(kinds)}, must be messages or all")
         topic = (await self._desk(request, create=False)).topic
-        found = await asyncio.to_thread(
+        document = await asyncio.to_thread(
             page, topic, start, count_max=count, bytes_max=limits.body_bytes_max, everything=kinds == "all"
         )
-        return answer(found)
+        return answer(document)
 
     async def websocket(self, websocket: WebSocket) -> None:
         desk = await self._desk(websocket, create=self._service.create)
         await serve(websocket, self._service, desk, websocket.query_params.get("name"))
 
 
-def _told(desk: TopicDesk) -> dict[str, Any]:
+def _document(desk: TopicDesk) -> dict[str, Any]:
     topic = desk.topic
     switches = {"name": desk.name, "deduplicate": desk.topic.deduplicates, "memory": topic.settings.memory}
     return {**switches, **topic.figures(), "problem": desk.problem}
-
-
-def _status(error: Exception, code: int) -> WireStatus:
-    if isinstance(error, Busy):
-        return WireStatus.BUSY
-    return WireStatus.FAILED if isinstance(error, StoreFailed) or code == 503 else WireStatus.REFUSED
 
 
 def _binary(body: bytes, code: int) -> Response:

@@ -6,22 +6,11 @@
     answer    only then: the engine is told that the group is persisted, and every publisher gets its receipts
 
 A write that fails takes all that is queued with it: a later message of a producer must not be stored before an earlier
-one, or the earlier one's retry would look like a repeat; what was sent ahead waits, see `fence`. Nobody gets an answer
+one, or the earlier one's retry would look like a repeat; what was sent ahead waits, see `Fence`. Nobody gets an answer
 but the named error, the overlay falls back to what is persisted, and a retry is judged anew.
 
 What a topic remembers is a function of its log. Every now and then it is saved with its position; opening the topic
-loads it and reads the records behind it.
-
-How a topic remembers, its limits, and what time it is there.
-
-After a failed write: what was sent ahead of it waits for its retry.
-
-With the memory "highest", a message that is stored makes all below it repeats. Who sends ahead may not know yet that an
-earlier write failed; were the later message taken, the retry of the earlier one would be called a repeat, and be lost.
-So nothing above the lowest failed sequence of a producer is taken until that one comes again and is stored, or the
-producer connects anew and learns what is. (Pulsar closes the producer's connection for the same reason.)
-
-The topics of a folder: one log each, opened when first asked for.
+loads it and reads the records behind it. `Topics` is a folder of them, one log each, opened when first asked for.
 """
 
 import json
@@ -55,6 +44,7 @@ from onefold.producers.records import (
     WRITE_FAILED,
     Kind,
     MemoryKind,
+    SequenceBounds,
     SequenceSettings,
 )
 from onefold.producers.requests import Batch, Message, ProducerSession, Receipt, Request
@@ -148,20 +138,19 @@ class TopicSettings:
     message_bytes_max: int = 1 << 20
 
     def of_memory(self) -> SequenceSettings:
-        """The arguments of `Sequences`."""
-        return {
-            "memory": self.memory,
-            "producers_max": self.producers_max,
-            "gap_count_max": self.gap_count_max,
-            "digests_max": self.digests_max,
-            "keys_max": self.keys_max,
-            "keys_ms": self.keys_ms,
-            "jump_max": self.jump_max,
-        }
+        """Those that are settings of the engine's memory, too."""
+        names = SequenceBounds._fields
+        return cast(SequenceSettings, {name: getattr(self, name) for name in names if hasattr(self, name)})
 
 
 class Fence:
-    """The lowest sequence of each producer whose write failed and was not tried again yet."""
+    """The lowest sequence of each producer whose write failed and was not tried again yet.
+
+    With the memory "highest", a message that is stored makes all below it repeats. Who sends ahead may not know yet
+    that an earlier write failed; were the later message taken, the retry of the earlier one would be called a repeat,
+    and be lost. So nothing above the lowest failed sequence of a producer is taken until that one comes again and is
+    stored, or the producer connects anew and learns what is. (Pulsar closes the producer's connection for that.)
+    """
 
     def __init__(self, count_max: int) -> None:
         self._failed: dict[str, int] = {}
@@ -177,7 +166,6 @@ class Fence:
             del self._failed[next(iter(self._failed))]
 
     def holds(self, batch: Batch) -> bool:
-        """Must these wait?"""
         failed = self._failed.get(batch.producer)
         return failed is not None and len(batch) > 0 and batch.sequences[0] > failed
 
@@ -188,7 +176,6 @@ class Fence:
             del self._failed[batch.producer]
 
     def clear(self) -> None:
-        """Nothing that failed matters any more: what was stored was forgotten."""
         self._failed.clear()
 
     def lift(self, producer: str) -> None:
@@ -196,14 +183,10 @@ class Fence:
         self._failed.pop(producer, None)
 
 
-__all__ = ["Clock", "ProducerSession", "Receipt", "Topic", "TopicSettings", "wall_ms"]
-
 T = TypeVar("T")
 
 
 class _Ticket(NamedTuple):
-    """A place in the queue."""
-
     request: Request[Any]
     future: Future[Any]
     size: int
@@ -263,7 +246,6 @@ class Topic:
         self._cadence.note(recovered.since_snapshot, self._elapsed())
 
     def _now(self) -> int:
-        """The topic's time."""
         with self._timing:
             return self._time.read(self._clock(), self._elapsed())
 
@@ -273,22 +255,27 @@ class Topic:
         if not self._time.due:
             return
         now_ms = self._time.time_ms + self._time.off_ms
-        request = requests.set_clock(self._memory, self._time.time_ms)
+        self._note(Kind.CLOCK, self._time.time_ms, now_ms)
+
+    def _note(self, kind: Kind, value: int, now_ms: int) -> None:
+        """Add a record to the log that the topic makes for itself."""
+        request = requests.control(self._memory, kind, value)
         offset = self.log.append(request.drafts, now_ms)
         with self._judging:
             request.settle(offset, now_ms)
-            with self._timing:
-                self._time.follow()
+            if kind == Kind.CLOCK:
+                with self._timing:
+                    self._time.follow()
 
     def connect(self, name: str | None = None) -> ProducerSession:
         """Open a producer's session: a new epoch, which fences off whoever used the name before.
 
         None: a name that nobody has is given out.
         """
-        given = f"producer-{uuid4().hex}" if name is None else name
-        session = self._settled(self._ask(lambda: requests.connect(self._memory, given), len(given)))
+        producer = f"producer-{uuid4().hex}" if name is None else name
+        session = self._settled(self._ask(lambda: requests.connect(self._memory, producer), len(producer)))
         with self._judging:
-            self._fence.lift(given)
+            self._fence.lift(producer)
         return session
 
     def arrive(self, count: int) -> None:
@@ -333,19 +320,18 @@ class Topic:
 
     def switch(self, deduplicate: bool) -> None:
         """Switch deduplication on or off. Off forgets everything; on begins with nothing."""
-        self._settled(self._ask(lambda: requests.switch(self._memory, deduplicate), 0))
+        self._settled(self._ask(lambda: requests.control(self._memory, Kind.SWITCH, int(deduplicate)), 0))
         with self._judging:
             self._fence.clear()
 
     def reset(self, producer: str) -> None:
         """Forget the sequences of one producer: its next one is new, whatever it is. What is stored stays stored."""
-        self._settled(self._ask(lambda: requests.reset(self._memory, producer), 0))
+        self._settled(self._ask(lambda: requests.control(self._memory, Kind.RESET, 0, producer), 0))
         with self._judging:
             self._fence.lift(producer)
 
     @property
     def deduplicates(self) -> bool:
-        """Is deduplication on?"""
         return self._memory.switched_on
 
     def last_sequence_id(self, producer: str) -> int:
@@ -364,7 +350,6 @@ class Topic:
             return self.tally + Tally()
 
     def figures(self) -> dict[str, int]:
-        """What there is to watch."""
         with self._judging:
             return {
                 "producers": len(self._memory),
@@ -479,7 +464,8 @@ class Topic:
             return
         try:
             if self.settings.idle_ms is not None:
-                self._purge(self.settings.idle_ms)
+                now_ms = self._now()
+                self._note(Kind.PURGE, now_ms - self.settings.idle_ms, now_ms)
             self._save()
             self.problem = None
         except (OnefoldError, OSError) as error:
@@ -495,14 +481,6 @@ class Topic:
             self.log.retain(bytes=limit, before_ms=None if age is None else self._now() - age)
         except (OnefoldError, OSError) as error:
             self.problem = str(error)
-
-    def _purge(self, idle_ms: int) -> None:
-        now_ms = self._now()
-        with self._judging:
-            request = requests.purge(self._memory, now_ms - idle_ms)
-        offset = self.log.append(request.drafts, now_ms)
-        with self._judging:
-            request.settle(offset, now_ms)
 
     def save(self) -> None:
         """Save what is remembered, with its position: the next opening reads only the records behind it."""
@@ -567,7 +545,6 @@ class Topics:
         self.close()
 
     def names(self) -> list[str]:
-        """The topics that are there."""
         return topic_names(self.root)
 
     def topic(self, name: str, *, create: bool = True, defaults: TopicSettings | None = None) -> Topic:
@@ -614,7 +591,6 @@ def topic_folder(root: Path, name: str) -> Path:
 
 
 def topic_names(root: Path) -> list[str]:
-    """The topics of a folder."""
     return sorted(path.parent.name for path in root.glob(f"*/{FILE}"))
 
 

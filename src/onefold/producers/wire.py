@@ -42,7 +42,7 @@ _RECEIPT: Final = struct.Struct("<BqB")
 _REQUEST_MAGIC: Final = b"OFB1"
 _REPLY_MAGIC: Final = b"OFR1"
 _VERDICTS: Final = tuple(Verdict)
-_PLACES: Final = {verdict: place for place, verdict in enumerate(Verdict)}
+_CODES: Final = {verdict: code for code, verdict in enumerate(Verdict)}
 
 Message: TypeAlias = tuple[int, bytes]
 """A sequence id and a payload."""
@@ -64,8 +64,6 @@ class WireStatus(IntEnum):
 
 
 class BatchRequest(NamedTuple):
-    """Messages of one producer."""
-
     request: int
     """A number of the sender's, which the reply carries too."""
     producer: str
@@ -74,8 +72,6 @@ class BatchRequest(NamedTuple):
 
 
 class BatchReply(NamedTuple):
-    """What became of a `BatchRequest`."""
-
     request: int
     status: WireStatus
     receipts: list[Judged]
@@ -122,12 +118,10 @@ def decode_request(data: bytes, *, messages_max: int = MESSAGES_MAX, bytes_max: 
 
 def encode_reply(request: int, status: WireStatus, receipts: Iterable[Judged] = (), text: str = "") -> bytes:
     """The bytes of a reply; a text over `TEXT_BYTES_MAX` is cut."""
-    pack, places = _RECEIPT.pack, _PLACES
-    parts = [
-        pack(places[verdict], offset, len(reason)) + reason.encode("ascii") for verdict, reason, offset in receipts
-    ]
-    told = text.encode(errors="replace")[:TEXT_BYTES_MAX].decode(errors="ignore").encode()
-    return b"".join([_REPLY.pack(_REPLY_MAGIC, request, status, len(parts)), *parts, told])
+    pack, codes = _RECEIPT.pack, _CODES
+    parts = [pack(codes[verdict], offset, len(reason)) + reason.encode("ascii") for verdict, reason, offset in receipts]
+    whole_characters = text.encode(errors="replace")[:TEXT_BYTES_MAX].decode(errors="ignore").encode()
+    return b"".join([_REPLY.pack(_REPLY_MAGIC, request, status, len(parts)), *parts, whole_characters])
 
 
 def decode_reply(data: bytes, *, messages_max: int = MESSAGES_MAX) -> BatchReply:
@@ -142,13 +136,13 @@ def decode_reply(data: bytes, *, messages_max: int = MESSAGES_MAX) -> BatchReply
         begin = at + _RECEIPT.size
         if begin > len(data):
             raise _wrong(at, f"receipt {len(receipts)} of {count} is cut off")
-        place, offset, length = _RECEIPT.unpack_from(data, at)
-        if place >= len(_VERDICTS):
-            raise _wrong(at, f"the verdict is {place}, must be 0 to {len(_VERDICTS) - 1}")
+        code, offset, length = _RECEIPT.unpack_from(data, at)
+        if code >= len(_VERDICTS):
+            raise _wrong(at, f"the verdict is {code}, must be 0 to {len(_VERDICTS) - 1}")
         if begin + length > len(data):
             raise _wrong(begin, f"the reason must have {length} bytes, there are {len(data) - begin}")
         at = begin + length
-        receipts.append((_VERDICTS[place], _text(data, begin, at, "ascii", "reason"), offset))
+        receipts.append((_VERDICTS[code], _text(data, begin, at, "ascii", "reason"), offset))
     _at_most(at, "bytes of text", len(data) - at, TEXT_BYTES_MAX)
     return BatchReply(request, WireStatus(status), receipts, _text(data, at, len(data), "utf-8", "text"))
 
@@ -161,9 +155,9 @@ def request_number(data: bytes) -> int:
 def _head(shape: struct.Struct, magic: bytes, data: bytes) -> tuple[int, ...]:
     if len(data) < shape.size:
         raise _wrong(0, f"a head has {shape.size} bytes, there are {len(data)}")
-    found, *fields = shape.unpack_from(data)
-    if found != magic:
-        raise _wrong(0, f"begins with {found!r}, must begin with {magic!r}")
+    begin, *fields = shape.unpack_from(data)
+    if begin != magic:
+        raise _wrong(0, f"begins with {begin!r}, must begin with {magic!r}")
     return tuple(fields)
 
 
@@ -174,9 +168,9 @@ def _text(data: bytes, begin: int, end: int, encoding: str, what: str) -> str:
         raise _wrong(begin + error.start, f"the {what} is not {encoding.upper()}") from error
 
 
-def _at_most(at: int, what: str, found: int, limit: int) -> None:
-    if found > limit:
-        raise _wrong(at, f"{found:,} {what}, at most {limit:,} are allowed")
+def _at_most(at: int, what: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise _wrong(at, f"{count:,} {what}, at most {limit:,} are allowed")
 
 
 def _wrong(at: int, why: str) -> BadInput:

@@ -1,15 +1,4 @@
-"""The few things that a log asks of a file system, and the real one.
-
-Behind this small door stands the machine's own disk, or a simulated one that loses power. The verbs are those whose
-durability differs:
-
-    write     is in the page cache, and nowhere else, until ``sync`` has returned
-    new file, rename, unlink     are durable only after ``sync_folder`` of the folder
-    make_folder     is the exception: durable when it returns, with every parent that it had to make
-
-Errors are the `OSError` of the machine: what they mean to a log is said by the log.
-
-The folder of a log: the names in it, the mark of what is durable, and what an error of the system means.
+"""The folder of a log: the files in it, and the few things that it asks of a file system.
 
     00000000000000000000.log     a segment, named after the first offset in it; frames from byte 0
     00000000000000000000.index   where to begin reading in it (a cache)
@@ -24,13 +13,11 @@ So the writer takes it as a lower bound only: a log that ends before its mark ha
 start is synced before anything is removed: a log that begins behind it has lost its beginning. Logs of before there was
 such a file get one when they are opened for writing; until then nobody can tell whether their beginning was removed.
 
-Snapshots on disk: whole or not there, the newest few.
+`Files` is the door to the disk: behind it stands the machine's own, or in tests one that loses power.
 
-    magic "OFS1" | crc32 of all that follows | position | length of the state | state
-
-A snapshot is written beside its place, synced, renamed into place, and the folder is synced: a power cut leaves the old
-ones, or the old ones and the new one. Damage is found by the crc, and the next older one is taken; therefore more than
-one is kept, and no record that the older one needs is ever removed.
+    write                         in the page cache, and nowhere else, until ``sync`` has returned
+    new file, rename, unlink      durable only after ``sync_folder`` of the folder
+    make_folder                   the exception: durable when it returns, with every parent that it had to make
 """
 
 from __future__ import annotations
@@ -48,7 +35,7 @@ from onefold.producers.rules import SequencesSnapshot
 
 
 class File(Protocol):
-    """One file that is open for writing."""
+    """A file that is open for writing; its errors are the `OSError` of the machine."""
 
     def write(self, data: bytes, at: int) -> None:
         """Write all of ``data`` at a position; beyond the end the file grows."""
@@ -62,9 +49,7 @@ class File(Protocol):
         """Cut the file; durable after ``sync``."""
         ...
 
-    def close(self) -> None:
-        """Let go of it (and of its lock); says nothing about durability."""
-        ...
+    def close(self) -> None: ...
 
 
 class Files(Protocol):
@@ -82,9 +67,7 @@ class Files(Protocol):
         """At most ``size`` bytes from ``start``; fewer only at the end of the file."""
         ...
 
-    def size(self, path: str) -> int:
-        """How long the file is."""
-        ...
+    def size(self, path: str) -> int: ...
 
     def list(self, folder: str) -> list[str]:
         """The names in a folder, ascending; none if it is not there."""
@@ -98,9 +81,7 @@ class Files(Protocol):
         """Put a file in the place of another, or of none."""
         ...
 
-    def unlink(self, path: str) -> None:
-        """Remove a file."""
-        ...
+    def unlink(self, path: str) -> None: ...
 
     def sync_folder(self, path: str) -> None:
         """Make new files, renames and removals in this folder durable."""
@@ -108,8 +89,6 @@ class Files(Protocol):
 
 
 class RealFile:
-    """A file descriptor."""
-
     __slots__ = ("_fd",)
 
     def __init__(self, fd: int) -> None:
@@ -129,11 +108,9 @@ class RealFile:
         os.fdatasync(self._fd)
 
     def truncate(self, size: int) -> None:
-        """Cut the file."""
         os.ftruncate(self._fd, size)
 
     def close(self) -> None:
-        """Close the descriptor, once."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -159,7 +136,6 @@ class RealFiles:
         return RealFile(fd)
 
     def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
-        """Read through the page cache."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             wanted = max(0, os.fstat(fd).st_size - start)
@@ -173,7 +149,6 @@ class RealFiles:
             os.close(fd)
 
     def size(self, path: str) -> int:
-        """As the file system says."""
         return os.stat(path).st_size
 
     def list(self, folder: str) -> list[str]:
@@ -196,7 +171,6 @@ class RealFiles:
         self.sync_folder(parent)
 
     def rename(self, old: str, new: str) -> None:
-        """Atomic for whoever looks on; durable only with the folder."""
         os.replace(old, new)
 
     def unlink(self, path: str) -> None:
@@ -204,7 +178,6 @@ class RealFiles:
         os.unlink(path)
 
     def sync_folder(self, path: str) -> None:
-        """A folder can be opened and synced like a file."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -235,11 +208,6 @@ def pack_mark(offset: int) -> bytes:
     """The mark as it is written: 8 bytes, and 4 that tell a whole one from one torn between two values."""
     data = offset.to_bytes(8, "little")
     return data + crc32(data).to_bytes(4, "little")
-
-
-def read_start(files: Files, folder: str) -> int | None:
-    """Where the log begins; None if that was never written down, or is torn."""
-    return read_mark(files, folder, START)
 
 
 def write_start(files: Files, folder: str, offset: int) -> None:
@@ -291,7 +259,6 @@ _PART = ".part"
 
 
 def pack(snapshot: SequencesSnapshot) -> bytes:
-    """A snapshot as it is written."""
     body = _HEADER.pack(MAGIC, 0, snapshot.position, len(snapshot.state))[_CHECKED_FROM:] + snapshot.state
     return MAGIC + crc32(body).to_bytes(4, "little") + body
 
@@ -307,12 +274,19 @@ def unpack(data: bytes) -> SequencesSnapshot | None:
 
 
 class Snapshots:
-    """The snapshots of one log."""
+    """The snapshots of one log: whole or not there, the newest few.
 
-    def __init__(self, files: Files, folder: str, kept: int) -> None:
+        magic "OFS1" | crc32 of all that follows | position | length of the state | state
+
+    One is written beside its place, synced, renamed into place, and the folder is synced: a power cut leaves the old
+    ones, or the old ones and the new one. Damage is found by the crc, and the next older one is taken; therefore more
+    than one is kept, and no record that the older one needs is ever removed.
+    """
+
+    def __init__(self, files: Files, folder: str, count: int) -> None:
         self._files = files
         self._folder = f"{folder}/{SNAPSHOTS_FOLDER}"
-        self._kept = kept
+        self._kept = count
 
     def open(self) -> None:
         """Make the folder, and clear away what was never finished."""
@@ -323,7 +297,6 @@ class Snapshots:
                     self._files.unlink(f"{self._folder}/{leftover}")
 
     def positions(self) -> list[int]:
-        """Where there are snapshots, whole or not, ascending."""
         return numbers(self._files, self._folder, SNAPSHOT)
 
     def get(self, position: int) -> SequencesSnapshot | None:
@@ -331,13 +304,12 @@ class Snapshots:
         path = self._path(position)
         with failing(path):
             try:
-                found = unpack(self._files.read(path))
+                snapshot = unpack(self._files.read(path))
             except FileNotFoundError:
                 return None
-        return found if found is not None and found.position == position else None
+        return snapshot if snapshot is not None and snapshot.position == position else None
 
     def newest(self) -> SequencesSnapshot | None:
-        """The newest one that is whole."""
         return next(filter(None, map(self.get, reversed(self.positions()))), None)
 
     def safe_position(self) -> int:

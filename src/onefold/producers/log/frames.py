@@ -13,13 +13,10 @@ The crc covers all before the payloads and begins with a number made of the plac
 that was copied elsewhere, by a stray block of an old file or as the payload of a message, is no frame there. A digest
 is the crc32 of its payload.
 
-Cost: half a microsecond to encode a record of many, one to decode it; payloads are copied once.
-
-Going through a segment frame by frame, in large reads, and judging the place where it stops.
-
 A frame that is not right is either the torn end of a group that was being written when the power went, or damage to
-what was once durable. Both look alike; what lies behind them does not. A group is written only after the one before it
-was synced, so a true header behind the bad place that belongs to a later group proves that the bad place was durable.
+what was once durable. Both look alike; what lies behind them does not: see `was_durable`.
+
+Cost: half a microsecond to encode a record of many, one to decode it; payloads are copied once.
 """
 
 from __future__ import annotations
@@ -72,23 +69,17 @@ def encode(drafts: Sequence[Draft], offset: int, time_ms: int, base: int, positi
     """
     parts: list[bytes] = []
     seed, group = _seed(base, position), 0
-    for run in _runs(drafts):
+    runs: Iterable[Sequence[Draft]] = [drafts]
+    if len(drafts) != 1:  # neighbours of one kind, producer and epoch share a frame
+        same = (list(group) for _, group in groupby(drafts, itemgetter(0, 1, 3)))
+        runs = (run[i : i + COUNT_MAX] for run in same for i in range(0, len(run), COUNT_MAX))
+    for run in runs:
         try:
             size = _frame(run, offset, time_ms, seed, group, parts)
         except _UNKEEPABLE as error:
             raise Misuse(f"a log cannot keep {_culprit(run)[:5]!r}: {error}", drafts=len(drafts)) from error
         offset, group = offset + len(run), group + size
     return b"".join(parts)
-
-
-def _runs(drafts: Sequence[Draft]) -> Iterator[Sequence[Draft]]:
-    """Neighbours that share a frame."""
-    if len(drafts) == 1:
-        yield drafts
-        return
-    for _, same in groupby(drafts, itemgetter(0, 1, 3)):  # kind, producer, epoch
-        run = list(same)
-        yield from (run[i : i + COUNT_MAX] for i in range(0, len(run), COUNT_MAX))
 
 
 def _frame(run: Sequence[Draft], offset: int, time_ms: int, seed: int, group: int, parts: list[bytes]) -> int:
@@ -133,11 +124,11 @@ def decode(data: bytes, position: int, base: int, offset: int, end: int) -> tupl
     at, size, seed = 0, len(data), _seed(base, position)
     last, producer = b"", ""
     while offset < end and size - at >= HEADER_BYTES:
-        magic, length, found, time_ms, epoch, _, count, kind, _, name_length, crc = unpack(data, at)
+        magic, length, number, time_ms, epoch, _, count, kind, _, name_length, crc = unpack(data, at)
         start, stop = at + HEADER_BYTES, at + length
         table = start + name_length
         body = table + TABLE_BYTES * count
-        if magic != MAGIC or found != offset or not body <= stop <= size or not 0 < count <= COUNT_MAX:
+        if magic != MAGIC or number != offset or not body <= stop <= size or not 0 < count <= COUNT_MAX:
             break
         if crc32(data[start:body], crc32(data[at : start - 4], seed + at & _MASK)) != crc:
             break
@@ -197,9 +188,9 @@ def header(data: bytes, at: int, position: int, base: int) -> Header | None:
 def search(data: bytes, at: int, position: int, base: int) -> tuple[int, Header] | None:
     """The next true header at or after index ``at`` of ``data``, and where it is."""
     while (at := data.find(MAGIC, at)) >= 0:
-        found = header(data, at, position, base)
-        if found is not None:
-            return at, found
+        head = header(data, at, position, base)
+        if head is not None:
+            return at, head
         at += 1
     return None
 
@@ -245,14 +236,14 @@ def headers(files: Files, path: str, base: int, position: int) -> Iterator[tuple
     while True:
         data = files.read(path, position, CHUNK_BYTES + HEAD_BYTES_MAX)
         at = 0
-        while (found := search(data, at, position, base)) is not None and found[0] < CHUNK_BYTES:
-            yield position + found[0], found[1]
-            at = found[0] + 1
+        while (hit := search(data, at, position, base)) is not None and hit[0] < CHUNK_BYTES:
+            yield position + hit[0], hit[1]
+            at = hit[0] + 1
         if len(data) <= CHUNK_BYTES:
             return
         position += CHUNK_BYTES
 
 
 def was_durable(files: Files, path: str, base: int, position: int) -> bool:
-    """Is there proof, behind it, that a bad place was once durable?"""
+    """Is there proof, behind it, that a bad place was once durable? A true header of a later group proves it."""
     return any(at - head.group > position for at, head in headers(files, path, base, position + 1))

@@ -1,7 +1,4 @@
-"""The door to a log (producers).
-
-An append-only log in memory, with the behaviour of the one on disk and nothing of its durability.
-"""
+"""The port to an append-only log, and one in memory, with the behaviour of the one on disk but not its durability."""
 
 from __future__ import annotations
 
@@ -27,8 +24,6 @@ class Draft(NamedTuple):
 
 
 class LogRecord(NamedTuple):
-    """A draft that was stored."""
-
     offset: int
     time_ms: int
     kind: int
@@ -114,16 +109,13 @@ class MemoryLog:
 
     @property
     def start(self) -> int:
-        """The first offset that is still kept."""
         return self._start
 
     @property
     def end(self) -> int:
-        """The offset that the next record gets."""
         return self._start + len(self._records)
 
     def append(self, drafts: Sequence[Draft], time_ms: int) -> int:
-        """Keep all drafts, or none if one of them is not right; return the offset of the first."""
         self._check_open()
         first = self.end
         for draft in drafts:
@@ -133,7 +125,6 @@ class MemoryLog:
         return first
 
     def read(self, start: int, end: int | None = None) -> Iterator[LogRecord]:
-        """The records from ``start`` up to, not including, ``end`` (None: all that there are now)."""
         self._check_open()
         end = self.end if end is None else end
         if not self._start <= start <= end <= self.end:
@@ -141,18 +132,16 @@ class MemoryLog:
         return islice(self._records, start - self._start, end - self._start)
 
     def save(self, snapshot: SequencesSnapshot) -> None:
-        """Keep a snapshot, and forget the oldest beyond the kept number."""
         self._check_open()
         if not self._start <= snapshot.position <= self.end:
             raise Misuse(
                 f"a snapshot at {snapshot.position} of a log that holds [{self._start}, {self.end})",
                 position=snapshot.position,
             )
-        others = [known for known in self._snapshots if known.position != snapshot.position]
+        others = [other for other in self._snapshots if other.position != snapshot.position]
         self._snapshots = sorted([*others, snapshot])[-self._kept :]
 
     def load(self) -> SequencesSnapshot | None:
-        """The newest snapshot; None if there never was one."""
         self._check_open()
         return self._snapshots[-1] if self._snapshots else None
 
@@ -166,7 +155,6 @@ class MemoryLog:
         return limit
 
     def retain(self, *, bytes: int | None = None, before_ms: int | None = None) -> int:
-        """Remove old records: while all payloads have more than ``bytes``, or older than ``before_ms``."""
         self._check_open()
         total, limit = sum(len(record.payload) for record in self._records), self._start
         ages = [*accumulate((record.time_ms for record in reversed(self._records)), min)][::-1]
@@ -178,7 +166,6 @@ class MemoryLog:
         return self.trim(limit)
 
     def close(self) -> None:
-        """Let go of it; what it held is gone with it."""
         self._open = False
 
     def _check_open(self) -> None:

@@ -3,14 +3,12 @@
 A reader goes as far as the writer's mark and no further, so it never sees a record that a power cut could take back. It
 holds nothing open: a segment that is filled up or removed by retention meanwhile is noticed when it is next read.
 
+Where to begin in a segment says its index, a sparse list that can be lost: an entry for about every 64 KiB, one with
+each snapshot, and one at the very end when the segment is full. Its file is never synced, each entry has its own crc,
+and a reader that finds no frame where an entry points falls back to the segment's beginning: an index can make reading
+slow, but never wrong.
+
 Cost: about 2 us a record; finding an offset decodes at most the 64 KiB between two entries of the index.
-
-Where to begin reading in a segment: a sparse list that can be lost.
-
-An entry says: the frames of this segment before ``position`` end with the offset before ``offset``, and none of them
-is newer than ``latest``. One is added for about every 64 KiB, one with each snapshot, and one at the very end when the
-segment is full. The file is never synced, each entry has its own crc, and a reader that finds no frame where an entry
-points falls back to the segment's beginning: an index can make reading slow, but never wrong.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 from zlib import crc32
 
@@ -52,7 +51,7 @@ _ENTRY = struct.Struct("<QQqI")
 
 
 class IndexEntry(NamedTuple):
-    """A place in a segment, and what is known of all before it."""
+    """The frames before ``position`` end with the offset before ``offset``; none of them is newer than ``latest``."""
 
     offset: int
     position: int
@@ -77,18 +76,12 @@ def load(files: Files, path: str, base: int) -> list[IndexEntry]:
 
 
 def pack(entry: IndexEntry) -> bytes:
-    """An entry as it is written."""
     data = _ENTRY.pack(*entry, 0)[:-4]
     return data + crc32(data).to_bytes(4, "little")
 
 
 def before(entries: Sequence[IndexEntry], offset: int) -> IndexEntry:
-    """The last entry at or before an offset."""
-    return entries[bisect_right(entries, offset, key=_offset) - 1]
-
-
-def _offset(entry: IndexEntry) -> int:
-    return entry.offset
+    return entries[bisect_right(entries, offset, key=attrgetter("offset")) - 1]
 
 
 class IndexWriter:
@@ -119,7 +112,6 @@ class IndexWriter:
             self._file.write(b"".join(map(pack, self.entries[1:])), 0)
 
     def close(self) -> None:
-        """Let go of the file."""
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):
@@ -149,11 +141,10 @@ class LogReader:
         """Look again which segments there are."""
         with failing(self._folder):
             self._bases = numbers(self._files, self._folder, SEGMENT)
-        self._indexes = {base: known for base, known in self._indexes.items() if base in self._bases[:-1]}
+        self._indexes = {base: index for base, index in self._indexes.items() if base in self._bases[:-1]}
 
     @property
     def start(self) -> int:
-        """The first offset that is still kept."""
         self.refresh()
         return self._bases[0] if self._bases else 0
 
@@ -224,12 +215,11 @@ class LogReader:
 
     def _from(self, base: int, offset: int, until: int) -> Iterator[tuple[list[LogRecord], int]]:
         """The records of one segment from an offset; some may be empty lists, on the way there."""
-        entry = before(self._index(base), offset)
-        found = False
+        entry, empty = before(self._index(base), offset), True
         for records, position in walk(self._files, self._path(base), base, entry.position, entry.offset, until):
-            found = True
+            empty = False
             yield records[max(0, offset - records[0].offset) :], position
-        if not found and entry.position:
+        if empty and entry.position:
             # No frame where the index points: it is the index that is not believed.
             self._indexes[base] = self._complete(base, [IndexEntry(base, 0, NEVER)])
             for records, position in walk(self._files, self._path(base), base, 0, base, until):
@@ -284,14 +274,14 @@ class LogReader:
         return self._index(base)[-1].latest
 
     def _index(self, base: int) -> list[IndexEntry]:
-        known = self._indexes.get(base)
-        if known is None:
-            known = load(self._files, f"{self._folder}/{name(base, INDEX)}", base)
+        index = self._indexes.get(base)
+        if index is None:
+            index = load(self._files, f"{self._folder}/{name(base, INDEX)}", base)
             if base != self._bases[-1]:
                 if len(self._indexes) >= CACHED_SEGMENTS_MAX:
                     self._indexes.clear()
-                known = self._indexes[base] = self._complete(base, known)
-        return known
+                index = self._indexes[base] = self._complete(base, index)
+        return index
 
     def _complete(self, base: int, entries: list[IndexEntry]) -> list[IndexEntry]:
         """Bring the index of a full segment up to its end; only one that was lost has far to go."""

@@ -23,6 +23,7 @@ from onefold.producers.log.files import (
     MARK,
     REAL,
     SEGMENT,
+    START,
     File,
     Files,
     Snapshots,
@@ -31,7 +32,6 @@ from onefold.producers.log.files import (
     numbers,
     pack_mark,
     read_mark,
-    read_start,
     write_start,
 )
 from onefold.producers.log.frames import END, encode, headers, walk
@@ -105,7 +105,6 @@ class Findings:
 
     @property
     def lost(self) -> list[tuple[int, int]]:
-        """The lost offsets, as inclusive ranges."""
         return [(damage.first, damage.last) for damage in self.damages]
 
     @property
@@ -122,8 +121,8 @@ class Findings:
         lines += [f"  {damage}, before {self.after(damage)} more" for damage in self.damages]
         lines += [f"  the snapshot at {position} is damaged" for position in self.snapshots_damaged]
         if self.ahead:
-            told = f"{self.ahead} with a time that is yet to come, from offset {self.ahead_first} on, up to"
-            lines.append(f"  {told} {moment(self.ahead_ms)}: a clock was ahead; no damage")
+            future = f"{self.ahead} with a time that is yet to come, from offset {self.ahead_first} on, up to"
+            lines.append(f"  {future} {moment(self.ahead_ms)}: a clock was ahead; no damage")
         unknown = f"  it begins at {self.start}, and nothing says whether retention removed what lies before"
         lines += [] if self.start_known else [unknown]
         lines += [f"  {self.torn_bytes} bytes at the end were never acknowledged"] if self.torn_bytes else []
@@ -190,7 +189,7 @@ def _whole_records(files: Files, findings: Findings) -> Iterator[list[LogRecord]
         known_end = max([read_mark(files, folder) or 0, *findings.snapshots])
         if not bases and not known_end:
             raise Misuse(f"there is no log in {folder}", path=folder)
-        first, begins = bases[0] if bases else 0, read_start(files, folder)
+        first, begins = bases[0] if bases else 0, read_mark(files, folder, START)
         findings.start_known = begins is not None or not first
         findings.start = findings.end = first if begins is None else min(first, begins)
         position = 0
@@ -213,9 +212,9 @@ def _whole_records(files: Files, findings: Findings) -> Iterator[list[LogRecord]
             findings.torn_bytes = len(files.read(path, position).rstrip(b"\0"))
 
 
-def _note(findings: Findings, path: str, position: int, found: int) -> None:
-    findings.damages.append(Damage(path, position, findings.end, found - 1, findings.records))
-    findings.end = found
+def _note(findings: Findings, path: str, position: int, next_offset: int) -> None:
+    findings.damages.append(Damage(path, position, findings.end, next_offset - 1, findings.records))
+    findings.end = next_offset
 
 
 def _segment(files: Files, path: str, base: int, offset: int) -> Iterator[tuple[list[LogRecord], int, int]]:
@@ -263,7 +262,6 @@ class _Copy:
             self._end += len(drafts)
 
     def finish(self) -> None:
-        """Make all of it durable, and say so."""
         self._file.sync()
         self._file.close()
         mark = self._files.open(f"{self._folder}/{MARK}", new=True)

@@ -7,7 +7,8 @@ folder is synced before the first group goes into it.
     append    repair if broken; roll if full; write; sync; mark
     roll      cut the room that was made ahead; new file, sync the folder; go on there
     repair    after any failure: open the file anew, cut it at the durable end, write the last block again, sync
-    open      lock; newest whole snapshot; check the frames behind it; cut a torn end; make sure (see opening.py)
+    open      lock; newest whole snapshot; check the frames behind it; cut a torn end; make sure of the rest
+    retain    remove whole segments from the front, one by one, never the one that is being written
 
 After a failed sync the page cache says nothing about the disk, so nothing that was in that group is ever trusted: it
 is cut off at once, and if even that fails, before the next group. (If the process ends before either could be done, it
@@ -16,27 +17,6 @@ written ahead, as zeros, together with a group: a sync that need not record a ne
 are no frame.
 
 Cost: about 1.5 us a record of 100 bytes on top of one write and one ``fdatasync``.
-
-What a writer does before it may append: find the end of the log, and make sure of it.
-
-The frames from the newest snapshot on are checked. A bad frame in the last segment is the torn end of a group that was
-never acknowledged, and is cut off; unless something proves that it was durable: a later group behind it, the writer's
-mark, a snapshot beyond it. Then, and for a bad frame in any other segment, the log is refused and nothing is changed.
-
-What was found is not yet what is on the disk. The last group may be in the page cache only (its writer was killed
-before the sync) or even marked clean there without being written (its sync failed). So a group beyond the mark is
-written once more in its place, and synced, before the log goes on behind it. A crash at any point of this leaves what
-was there before.
-
-Removing the oldest segments: which, and how, so that a power cut leaves no hole.
-
-Only whole segments go, from the front, and never the one that is being written. The files of the segments are removed
-one after the other, and each removal is synced before the next: were two under way at once, the second could be on the
-disk without the first, and the log would begin with a gap. Where the log begins is written down before anything is
-removed (see `folder`): a segment that is missing although nobody removed it is a loss that can be told.
-
-Times come from clocks, and a clock may have been far ahead. Records are stored in the order in which they came, so none
-is younger than one behind it: a segment is as old as the youngest thing in it, or the beginning of one behind it.
 """
 
 from __future__ import annotations
@@ -56,6 +36,7 @@ from onefold.producers.log.files import (
     MARK,
     REAL,
     SEGMENT,
+    START,
     TORN,
     TORN_FOLDER,
     File,
@@ -68,7 +49,6 @@ from onefold.producers.log.files import (
     numbers,
     pack_mark,
     read_mark,
-    read_start,
     write_start,
 )
 from onefold.producers.log.frames import END, HEAD_BYTES_MAX, encode, header, headers, walk, was_durable
@@ -96,7 +76,12 @@ class Tail(NamedTuple):
 
 
 def find_end(files: Files, folder: str, bases: list[int], start: int, mark: int) -> Tail:
-    """Check the log from the offset ``start`` on; `Damaged` if it ends before ``mark`` or is not whole up to there."""
+    """Check the log from the offset ``start`` on, where the newest snapshot stands; change nothing.
+
+    A bad frame in the last segment is the torn end of a group that was never acknowledged; unless something proves that
+    it was durable: a later group behind it, the writer's mark, a snapshot beyond it. Then, and for a bad frame in any
+    other segment, the log is refused: `Damaged`.
+    """
     first = bisect_right(bases, start) - 1
     for base, following in zip(bases[first:-1], bases[first + 1 :], strict=True):
         tail = _follow(files, folder, base, max(base, start), following)
@@ -128,7 +113,7 @@ def _follow(files: Files, folder: str, base: int, offset: int, end: int) -> Tail
 
 def _walk(files: Files, path: str, base: int, entry: IndexEntry, entries: list[IndexEntry], end: int) -> Tail:
     offset, position, latest = entry
-    entries = [known for known in entries if known.offset <= offset]
+    entries = [earlier for earlier in entries if earlier.offset <= offset]
     began = position
     for records, stop in walk(files, path, base, position, offset, end):
         began, position = position, stop
@@ -142,7 +127,12 @@ def _walk(files: Files, path: str, base: int, entry: IndexEntry, entries: list[I
 
 
 def make_sure(files: Files, folder: str, file: File, tail: Tail, mark: int) -> None:
-    """Cut off what is torn, and make what was found durable."""
+    """Cut off what is torn, and make the rest durable.
+
+    What can be read is not yet what is on the disk. The last group may be in the page cache only (its writer was killed
+    before the sync) or even marked clean there without being written (its sync failed). So a group beyond the mark is
+    written once more in its place, and synced. A crash at any point of this leaves what was there before.
+    """
     path = f"{folder}/{name(tail.base, SEGMENT)}"
     torn = files.read(path, tail.position).rstrip(b"\0")  # zeros are room that was made ahead
     if torn:
@@ -170,10 +160,10 @@ def cut_back(files: Files, path: str, file: File, position: int) -> None:
 
 def _keep_aside(files: Files, folder: str, offset: int, torn: bytes) -> None:
     files.make_folder(folder)
-    names = [known for known in files.list(folder) if known.endswith(TORN)]
+    names = [file_name for file_name in files.list(folder) if file_name.endswith(TORN)]
     for old in names[: max(0, len(names) + 1 - TORN_COUNT_MAX)]:
         files.unlink(f"{folder}/{old}")
-    same = [int(known[21 : -len(TORN)]) for known in names if known.startswith(name(offset, "-"))]
+    same = [int(old[21 : -len(TORN)]) for old in names if old.startswith(name(offset, "-"))]
     number = max(same, default=0) + 1
     file = files.open(f"{folder}/{name(offset, f'-{number:03d}{TORN}')}", new=True)
     try:
@@ -199,7 +189,11 @@ def beyond(
 
 
 def _latest(reader: LogReader, base: int, following: Sequence[int], enough_ms: int) -> int:
-    """When the newest record of a segment was stored at the latest; looked for until it is below ``enough_ms``."""
+    """When the newest record of a segment was stored at the latest; looked for until it is below ``enough_ms``.
+
+    A clock may have been far ahead. Records are stored in the order in which they came, so none is younger than one
+    behind it: a segment is as old as the youngest record in it, or the beginning of one behind it.
+    """
     end = reader.end
     latest, newest = reader.latest(base), min((r.time_ms for r in reader.read(end - 1, end)), default=0)
     for begin in following:
@@ -210,10 +204,15 @@ def _latest(reader: LogReader, base: int, following: Sequence[int], enough_ms: i
 
 
 def remove(files: Files, folder: str, bases: list[int], limit: int) -> None:
-    """Remove the segments all of whose offsets are below a limit, and take them off the list of bases."""
-    kept = max((base for base in bases if base <= limit), default=bases[0])
-    if kept > bases[0]:
-        write_start(files, folder, kept)
+    """Remove the segments all of whose offsets are below a limit, and take them off the list of bases.
+
+    Where the log begins is written down first: a segment that is missing although nobody removed it is a loss that can
+    be told. Each removal is synced before the next: were two under way at once, the second could be on the disk without
+    the first, and a power cut would leave a hole.
+    """
+    start = max((base for base in bases if base <= limit), default=bases[0])
+    if start > bases[0]:
+        write_start(files, folder, start)
     while len(bases) > 1 and bases[1] <= limit:
         files.sync_folder(folder)  # the removal before this one, also if that was in a call that failed
         with suppress(FileNotFoundError):
@@ -255,22 +254,19 @@ class SegmentLog:
         self._held: list[File] = []
         try:
             with failing(self._folder):
-                self._lock()
                 self._open()
         except BaseException:
             self._release()
             raise
 
-    def _lock(self) -> None:
-        self._files.make_folder(self._folder)
-        try:
-            self._held.append(self._files.lock(f"{self._folder}/{LOCK}"))
-        except BlockingIOError as error:
-            cause = "another process writes this log"
-            raise StoreFailed(f"{self._folder}: {cause}", cause=cause, path=self._folder) from error
-
     def _open(self) -> None:
         files, folder = self._files, self._folder
+        files.make_folder(folder)
+        try:
+            self._held.append(files.lock(f"{folder}/{LOCK}"))
+        except BlockingIOError as error:
+            cause = "another process writes this log"
+            raise StoreFailed(f"{folder}: {cause}", cause=cause, path=folder) from error
         self._snapshots.open()
         snapshot, mark = self._snapshots.newest(), read_mark(files, folder) or 0
         bases = self._bases = numbers(files, folder, SEGMENT)
@@ -279,7 +275,7 @@ class SegmentLog:
                 raise Damaged(f"{folder}: no segment is left", path=folder, position=0)
             files.open(self._path(0), new=True).close()
             bases.append(0)
-        if read_start(files, folder) is None:
+        if read_mark(files, folder, START) is None:
             write_start(files, folder, bases[0])
         # Names that a killed writer made may be in this machine's memory only.
         files.sync_folder(folder)
@@ -302,12 +298,10 @@ class SegmentLog:
 
     @property
     def start(self) -> int:
-        """The first offset that is still kept."""
         return self._bases[0]
 
     @property
     def end(self) -> int:
-        """The offset that the next record gets: all below it are durable."""
         return self._end
 
     def append(self, drafts: Sequence[Draft], time_ms: int) -> int:
@@ -333,7 +327,10 @@ class SegmentLog:
             self._file.write(data, position)
             position += len(data)
             if position > self._room:
-                self._make_room(position)
+                ahead = max(0, min(AHEAD_BYTES, self._segment_bytes - position))
+                self._room = position + ahead
+                with suppress(OSError):  # on a disk that is nearly full, what fits shall be kept
+                    self._file.write(bytes(ahead), position)
             self._file.sync()
         except OSError as error:
             self._broken = True
@@ -343,22 +340,11 @@ class SegmentLog:
         self._position, self._end, self._broken = position, first + len(drafts), False
         if time_ms > self._latest:
             self._latest = time_ms
-        self._tell()
-        return first
-
-    def _make_room(self, position: int) -> None:
-        ahead = min(AHEAD_BYTES, self._segment_bytes - position)
-        self._room = max(position, position + ahead)
-        if ahead > 0:
-            with suppress(OSError):  # on a disk that is nearly full, what fits shall be kept
-                self._file.write(bytes(ahead), position)
-
-    def _tell(self) -> None:
-        """Write the mark. The group is durable with or without: if this fails, the next group has to wait for it."""
         try:
             self._mark.write(pack_mark(self._end), 0)
-        except OSError:
+        except OSError:  # the group is durable with or without the mark, but the next group has to wait for it
             self._broken = True
+        return first
 
     def _roll(self) -> None:
         """Go on in a new segment. If it fails, the old one is as it was."""
@@ -402,7 +388,6 @@ class SegmentLog:
         self._file, self._room, self._broken = file, self._position, False
 
     def read(self, start: int, end: int | None = None) -> Iterator[LogRecord]:
-        """The durable records from ``start`` up to, not including, ``end`` (None: all that there are now)."""
         self._check_open()
         return self._reader().read(start, end)
 
@@ -422,7 +407,6 @@ class SegmentLog:
         self._snapshots.save(snapshot)
 
     def load(self) -> SequencesSnapshot | None:
-        """The newest snapshot that is whole; None if there is none and the log begins at 0."""
         self._check_open()
         return self._snapshots.newest()
 
@@ -451,7 +435,6 @@ class SegmentLog:
         return self.trim(limit)
 
     def close(self) -> None:
-        """Let go of the log: nothing is left to be made durable."""
         if self._held:
             with suppress(OSError):
                 if self._broken:
@@ -462,8 +445,8 @@ class SegmentLog:
             self._release()
 
     def _release(self) -> None:
-        held, self._held = self._held, []
-        for file in reversed(held):  # the lock last
+        files, self._held = self._held, []
+        for file in reversed(files):  # the lock last
             with suppress(OSError):
                 file.close()
 
