@@ -77,8 +77,8 @@ class Prefix:
         if self._keep is None:
             return None
         try:
-            found = json.loads(self._keep.read_text(encoding="utf-8"))
-            size, digest = found["bytes"], found["sha256"]
+            document = json.loads(self._keep.read_text(encoding="utf-8"))
+            size, digest = document["bytes"], document["sha256"]
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -113,8 +113,6 @@ class Prefix:
 
 
 class FilePublisher:
-    """Takes one file to one topic."""
-
     def __init__(
         self, path: Path, producer: Producer, *, keep: Path | None = None, tell: Callable[[], object] = lambda: None
     ) -> None:
@@ -171,9 +169,9 @@ class FilePublisher:
         if last < 0:
             return 0
         size = file.seek(0, os.SEEK_END)
-        if (kept := self._prefix.recall()) is not None and self._prefix.read(file, kept[0]) != kept[1]:
+        if (prefix := self._prefix.recall()) is not None and self._prefix.read(file, prefix[0]) != prefix[1]:
             raise Misuse(
-                f"{self.path}: is not the file that was published as {self._producer.name!r}: its first {kept[0]:,} "
+                f"{self.path}: is not the file that was published as {self._producer.name!r}: its first {prefix[0]:,} "
                 "bytes are not those that were read then; a rotated or rewritten file needs another name (--name)",
                 path=str(self.path),
                 size=size,
@@ -244,8 +242,8 @@ class FilePublisher:
             raise self._other(offset, "with another text than the file has there")
         if receipt.verdict not in (Verdict.FIRST, Verdict.REPEAT):
             why = RULES.get(Answer(*receipt[:2]), "")  # type: ignore[call-overload] # equal to its plain form
-            said = f"{self.path}: the line at byte {offset}: {receipt.verdict} {receipt.reason}. {why}"
-            raise Misuse(said.rstrip(), path=str(self.path), offset=offset)
+            text = f"{self.path}: the line at byte {offset}: {receipt.verdict} {receipt.reason}. {why}"
+            raise Misuse(text.rstrip(), path=str(self.path), offset=offset)
         self.stored += offset != self.resumed_at
         self.repeats += receipt.verdict == Verdict.REPEAT
         self.answered = offset + length
