@@ -20,14 +20,13 @@ from onefold.cli.output import AsJson, emit_json, json_text, people
 from onefold.clock import wall_ms
 from onefold.errors import Misuse, OnefoldError
 from onefold.producers.documents import record_document
+from onefold.producers.log import salvage as repair
+from onefold.producers.log.files import REAL, Snapshots
 from onefold.producers.log.port import LogRecord
 from onefold.producers.log.reader import LogReader
-from onefold.producers.log.salvage import Findings, moment
-from onefold.producers.log.salvage import salvage as salvage_log
-from onefold.producers.log.salvage import verify as verify_log
 from onefold.producers.records import MESSAGES, Kind
 from onefold.producers.requests import entries
-from onefold.producers.rules import Sequences, recover
+from onefold.producers.rules import recover
 from onefold.producers.topic import FILE, Topics, memory_of, topic_names
 from onefold.text import printable
 
@@ -50,7 +49,7 @@ def ls(
         emit_json({"root": str(root), "topics": topics})
     table = _table("topic", ">start", ">end", ">bytes", "last record")
     for topic in topics:
-        figures = [f"{topic[key]:,}" if key in topic else "" for key in ("start", "end", "bytes")]
+        figures = (f"{topic[key]:,}" if key in topic else "" for key in ("start", "end", "bytes"))
         table.add_row(topic["topic"], *figures, _clock(topic.get("last_ms")))
     people.print(table if topics else f"no topics in {root}", markup=False, soft_wrap=not topics)
     for topic in topics:
@@ -99,7 +98,15 @@ def tail(
     for record in islice(_wanted(records, everything), count_max):
         if not json:
             people.print(_line(record), markup=False, soft_wrap=True)
-        elif not _json_line(_document(record)):
+            continue
+        document = record_document(record)  # as the server shows it; what is plain text also as such
+        if "payload_base64" in document:
+            with suppress(UnicodeDecodeError):
+                document["text"] = record.payload.decode()
+        try:
+            print(json_text(document), flush=True)
+        except BrokenPipeError:  # nobody reads any more; the interpreter flushes once more at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
 
 
@@ -108,9 +115,9 @@ def _near_end(reader: LogReader, count: int, everything: bool) -> int:
     start, end, window = reader.start, reader.end, count
     while True:
         begin = max(start, end - window)
-        found = [record.offset for record in _wanted(reader.read(begin, end), everything)][-count:]
-        if len(found) == count or begin == start:
-            return found[0] if found else end
+        offsets = [record.offset for record in _wanted(reader.read(begin, end), everything)][-count:]
+        if len(offsets) == count or begin == start:
+            return offsets[0] if offsets else end
         window *= 4
 
 
@@ -134,56 +141,30 @@ def _line(record: LogRecord) -> str:
     return printable(line, keep="")  # a record is a line
 
 
-def _document(record: LogRecord) -> dict[str, Any]:
-    """As the server shows it; what is plain text also as such."""
-    document = record_document(record)
-    if "payload_base64" in document:
-        with suppress(UnicodeDecodeError):
-            document["text"] = record.payload.decode()
-    return document
-
-
-def _json_line(document: dict[str, Any]) -> bool:
-    """Print it; False: nobody reads any more."""
-    try:
-        print(json_text(document), flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
-        return False
-    return True
-
-
 def producers(topic: Folder, json: AsJson = False) -> None:
     """Show who published to a topic: the last sequence id that is stored, the epoch, and when it was last heard of."""
-    memory = _memory(topic)
-    known = sorted(memory.producers.items())
+    reader = LogReader(topic)
+    snapshot = Snapshots(REAL, str(topic), 1).newest()
+    records = reader.read(reader.start if snapshot is None else snapshot.position)
+    memory = recover(snapshot, entries(records), memory=memory_of(topic)).sequences
+    states = sorted(memory.producers.items(), key=lambda item: item[0])
     if json:
         rows = [
-            {"name": name, "last_sequence_id": one.head, "epoch": one.epoch, "last_seen_ms": one.time_ms}
-            for name, one in known
+            {"name": name, "last_sequence_id": state.head, "epoch": state.epoch, "last_seen_ms": state.time_ms}
+            for name, state in states
         ]
         emit_json({"topic": str(topic), "deduplicate": memory.switched_on, "producers": rows})
     table = _table("producer", ">last sequence id", ">epoch", "last seen")
-    for name, one in known:
-        table.add_row(escape(name), str(one.head), str(one.epoch), _clock(one.time_ms))
-    people.print(table if known else "no producers", markup=False)
+    for name, state in states:
+        table.add_row(escape(name), str(state.head), str(state.epoch), _clock(state.time_ms))
+    people.print(table if states else "no producers", markup=False)
     if not memory.switched_on:
         people.print("deduplication is off: nothing is remembered of what they store", markup=False)
 
 
-def _memory(folder: Path) -> Sequences:
-    """What the topic remembers, from its newest snapshot and the records behind it, read only."""
-    from onefold.producers.log.files import REAL, Snapshots
-
-    reader = LogReader(folder)
-    snapshot = Snapshots(REAL, str(folder), 1).newest()
-    records = reader.read(reader.start if snapshot is None else snapshot.position)
-    return recover(snapshot, entries(records), memory=memory_of(folder)).sequences
-
-
 def verify(topic: Folder, json: AsJson = False) -> None:
     """Read a topic's whole log and tell every damaged place. Exit 1 if there is one, 0 if all is whole."""
-    findings = verify_log(topic, now_ms=wall_ms())
+    findings = repair.verify(topic, now_ms=wall_ms())
     if json:
         emit_json(_findings_document(findings))
     people.print(str(findings), markup=False, soft_wrap=True)
@@ -222,7 +203,7 @@ def salvage(
     json: AsJson = False,
 ) -> None:
     """Copy all that is whole out of a damaged log into a new one, and tell what is lost. The old log is not changed."""
-    findings = salvage_log(topic, to)
+    findings = repair.salvage(topic, to)
     if (topic / FILE).is_file():
         shutil.copy(topic / FILE, to / FILE)  # last: without it, it is no topic yet
     if json:
@@ -231,7 +212,7 @@ def salvage(
     people.print(f"{findings.records:,} records saved in {to}", markup=False, soft_wrap=True)
 
 
-def _findings_document(findings: Findings) -> dict[str, Any]:
+def _findings_document(findings: repair.Findings) -> dict[str, Any]:
     return {**asdict(findings), "ok": findings.ok, "can_go_on": findings.can_go_on}
 
 
@@ -243,4 +224,4 @@ def _table(*columns: str) -> Table:
 
 
 def _clock(time_ms: int | None) -> str:
-    return "" if time_ms is None else moment(time_ms)
+    return "" if time_ms is None else repair.moment(time_ms)

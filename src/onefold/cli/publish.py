@@ -1,20 +1,15 @@
 """``onefold publish``: the lines of a file to a topic, each once, however often it is killed and started again."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
 from typing import Annotated
 
 import typer
 
-from onefold.cli.output import AsJson, emit_json, fail, people
+from onefold.cli.output import AsJson, emit_json, fail, one_line, people
 from onefold.producers.client import Producer
 from onefold.producers.publisher import FilePublisher, producer_name, state_file
 from onefold.text import without_logins
-
-REFRESH_S = 0.25
 
 
 def publish(
@@ -54,9 +49,15 @@ def publish(
     try:
         with (
             Producer(topic, at=to, name=name, token=token, retry_s=retry_s) as producer,
-            _shown(file) as show,
+            one_line(people, "connecting") as show,
         ):
-            publisher = FilePublisher(file, producer, keep=keep, tell=lambda: show(publisher))
+
+            def tell(publisher: FilePublisher) -> None:
+                size = max(1, file.stat().st_size)
+                share = min(100, 100 * publisher.answered // size)
+                show(f"{publisher.stored:,} lines stored, {share} % of {size:,} bytes")
+
+            publisher = FilePublisher(file, producer, keep=keep, tell=tell)
             publisher.run(threading.Event().wait if follow else None)
     except KeyboardInterrupt:
         stored = 0 if publisher is None else publisher.stored
@@ -74,35 +75,11 @@ def publish(
                 "end": publisher.answered,
             }
         )
-    people.print(_sentence(publisher), markup=False)
+    before = "none was there before"
+    if publisher.resumed_at is not None:
+        before = (
+            f"those up to byte {publisher.resumed_at:,} were there before "
+            f"({publisher.repeats:,} sent again, and not stored twice)"
+        )
+    people.print(f"{publisher.stored:,} lines stored; {before}", markup=False)
     return 0
-
-
-def _sentence(publisher: FilePublisher) -> str:
-    if publisher.resumed_at is None:
-        return f"{publisher.stored:,} lines stored; none was there before"
-    return (
-        f"{publisher.stored:,} lines stored; those up to byte {publisher.resumed_at:,} were there before "
-        f"({publisher.repeats:,} sent again, and not stored twice)"
-    )
-
-
-@contextmanager
-def _shown(file: Path) -> Iterator[Callable[[FilePublisher | None], None]]:
-    """On a terminal a line that stays in place, elsewhere nothing until the end."""
-    if not people.is_terminal:
-        yield lambda publisher: None
-        return
-    shown_at = 0.0
-    with people.status("connecting") as status:
-
-        def show(publisher: FilePublisher | None) -> None:
-            nonlocal shown_at
-            if publisher is None or monotonic() - shown_at < REFRESH_S:
-                return
-            shown_at = monotonic()
-            size = max(1, file.stat().st_size)
-            share = min(100, 100 * publisher.answered // size)
-            status.update(f"{publisher.stored:,} lines stored, {share} % of {size:,} bytes")
-
-        yield show

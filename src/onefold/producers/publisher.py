@@ -114,9 +114,14 @@ class Prefix:
 
 class FilePublisher:
     def __init__(
-        self, path: Path, producer: Producer, *, keep: Path | None = None, tell: Callable[[], object] = lambda: None
+        self,
+        path: Path,
+        producer: Producer,
+        *,
+        keep: Path | None = None,
+        tell: Callable[["FilePublisher"], object] = lambda publisher: None,
     ) -> None:
-        """``tell`` is called now and then, when the figures have changed.
+        """``tell`` is called with the publisher now and then, when its figures have changed.
 
         ``keep``: a file for the digest of what was read, by which another file of the same path is known; see
         `state_file`. None: only the line that was stored last tells.
@@ -234,7 +239,7 @@ class FilePublisher:
             offset, length, future = self._pending.popleft()
             self._check(offset, length, future.result())
         if self.answered != before:
-            self._tell()
+            self._tell(self)
 
     def _check(self, offset: int, length: int, receipt: Receipt) -> None:
         """Count it; all but stored and known stops the publisher."""
