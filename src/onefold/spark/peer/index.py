@@ -1,45 +1,24 @@
-"""The index of a table: made by one pass, kept beside the table, and brought up to date by what is new.
+"""A table as one side of a session: its index, and the rows of the few buckets that are looked into.
+
+An index cuts the records of a table into *buckets* (`naming.IndexLayout`) and knows of each how many rows it has, the
+sum and the exclusive or of their ids, and where it begins and ends. It is made by one pass of native aggregates, kept
+beside the table, and brought up to date by what is new:
 
     index.json         what it was made from, the layout's file, and the parts
     layout-*.npz       where the buckets begin
-    part-*.npz         the sums of all buckets (`peer_buckets`) over the files that index.json names for this part
+    part-*.npz         the sums of all buckets over the files that index.json names for this part
 
 A part is good as long as its files are there, as large and as old as they were. New files are read alone and become a
 part; of a part that lost one, the other files are read again. Many parts are folded into fewer, which reads nothing.
-When there are four times as many rows as the layout was thought out for, all is read again.
-
-A table that is not made of plain files has no parts: its index is made each time, and not kept. An index is only a
-memory: one that is damaged, or of another version, is made again.
-
-The files of a table: which there are, and a table of some of them.
-
-What an index knows of each bucket of a table, and the one pass of native aggregates that finds it out.
-
-    count        how many rows
-    sum, xor     of their ids, as fingerprints need them; a sum of 256 bits comes as eight sums of 32-bit halves,
-                 which no 2^31 rows of a bucket can overflow
-    low, high    the least and the greatest of what tells buckets apart: the time, or the first word of the id
-    first, last  an id that has it. Where several rows share it, it is any of theirs: it tells where the bucket begins
-                 and ends, and need not be the very first
-
-All aggregates are over numbers of 64 bits, so Spark keeps them in a hash table and sorts nothing. Sums of disjoint sets
-of files add up.
-
-Making an index: where its buckets begin, and what is in them.
-
-Rows without a time are scattered over 65,536 buckets by the first bits of their ids, in one pass; of a smaller table
-neighbours are then put together. Of rows with a time a first pass reads that column alone, to see where the times are;
-the second one adds up.
-
-A table as one side of a session: what an index knows of its buckets, and the rows of the few that are looked into.
+With four times as many rows as the layout was thought out for, all is read again. A table that is not made of plain
+files has no parts: its index is made each time, and not kept. An index that is damaged, or of another version, is made
+again.
 
 A range that begins and ends with buckets is answered from the index alone. Where a bound lies inside a bucket, or
-records are listed, its rows are read: those of all buckets that a message touches in one Spark job, which `expect`
-starts. Rows that were read stay until the session is over. Ranges of ours are cut where buckets begin, if the bucket is
-not there yet, so that a cut never needs a job.
-
-The rows that are read must be those that the index knows of: if files changed in between, that is a `StaleWrite`, not a
-wrong answer. An id that is there twice is an error that names it.
+records are listed, its rows are read: those of all buckets that a message touches in one Spark job, which ``expect``
+starts. Rows that were read stay until the session is over. Ranges of ours are cut where buckets begin, unless the
+bucket was read, so that a cut never needs a job. The rows that are read must be those that the index knows of: if files
+changed in between, that is a `StaleWrite`, not a wrong answer. An id that is there twice is an error that names it.
 """
 
 from __future__ import annotations
@@ -59,7 +38,6 @@ from uuid import uuid4
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
-import pyarrow as pa
 from numpy.lib import format as npy
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -115,22 +93,19 @@ def files_of(df: DataFrame, table: DiffTable) -> Files:
     jvm: Any = df.sparkSession.sparkContext._jvm
     configuration = df.sparkSession.sparkContext._jsc.hadoopConfiguration()
     to_path, to_uri = getattr(jvm, "org.apache.hadoop.fs.Path"), getattr(jvm, "java.net.URI")
-    found = {}
+    files = {}
     for name in df.inputFiles():
         path = to_path(to_uri(name))
         status = path.getFileSystem(configuration).getFileStatus(path)
-        found[_as_in_rows(name)] = (int(status.getLen()), int(status.getModificationTime()))
-    return found
+        if name.startswith("file:///"):  # beside a row Spark names a local file with fewer slashes
+            name = "file:/" + name.removeprefix("file:///")
+        files[name] = (int(status.getLen()), int(status.getModificationTime()))
+    return files
 
 
 def only(df: DataFrame, files: Iterable[str]) -> DataFrame:
     """The rows of some files; Spark does not open the others."""
     return df.where(F.col("_metadata.file_path").isin(list(files)))
-
-
-def _as_in_rows(name: str) -> str:
-    """A file's name as Spark tells it beside a row: a local one has fewer slashes there."""
-    return "file:/" + name.removeprefix("file:///") if name.startswith("file:///") else name
 
 
 _BUCKET, _ORDER, _CELL = "_onefold_bucket", "_onefold_order", "_onefold_cell"
@@ -141,14 +116,17 @@ NOTHING: Final = np.uint64(2**64 - 1)
 
 @dataclass(frozen=True)
 class Buckets:
-    """The sums of all buckets of a layout, as columns."""
+    """The sums of all buckets of a layout, as columns. Sums of disjoint sets of files add up."""
 
     counts: Ints
     sums: Limbs
     xors: Limbs
     low: Stamps
+    """The least and the greatest of what tells buckets apart: the time, or the first word of the id."""
     high: Stamps
     first: Rows
+    """An id that has it. Where several rows share it, any of theirs: it tells where the bucket begins and ends, and
+    need not be the very first."""
     last: Rows
 
     def __len__(self) -> int:
@@ -156,14 +134,12 @@ class Buckets:
 
     @staticmethod
     def none(size: int) -> Buckets:
-        """So many empty ones."""
         limbs, ids = np.zeros((size, 4), dtype=np.uint64), np.zeros((size, 32), dtype=np.uint8)
         low, high = np.full(size, NOTHING), np.zeros(size, dtype=np.uint64)
         return Buckets(np.zeros(size, dtype=np.int64), limbs, limbs, low, high, ids, ids)
 
     @property
     def rows(self) -> int:
-        """Of all of them."""
         return int(self.counts.sum())
 
     def padded(self, size: int) -> Buckets:
@@ -173,8 +149,7 @@ class Buckets:
         empty = Buckets.none(max(0, size - len(self)))
         return Buckets(*(np.concatenate((a, b)) for a, b in zip(self._columns(), empty._columns(), strict=True)))
 
-    def taken(self, which: slice) -> Buckets:
-        """Some of them."""
+    def take(self, which: slice) -> Buckets:
         return Buckets(*(column[which] for column in self._columns()))
 
     def __add__(self, other: Buckets) -> Buckets:
@@ -208,7 +183,6 @@ class Buckets:
         )
 
     def to_bytes(self) -> bytes:
-        """For a file."""
         file = BytesIO()
         np.savez_compressed(file, **{field.name: getattr(self, field.name) for field in fields(self)})
         return file.getvalue()
@@ -241,36 +215,62 @@ def read_arrays(data: bytes, names: Sequence[str], *, bytes_max: int = ARRAY_BYT
 
     Not by ``np.load``: what it finds in a file decides how much memory it takes.
     """
-    found: dict[str, np.ndarray] = {}
+    columns: dict[str, np.ndarray] = {}
     try:
         with ZipFile(BytesIO(data)) as file:
             for name in names:
-                told = file.getinfo(f"{name}.npy")
-                if told.file_size > bytes_max:
-                    raise BadInput(f"not a file of columns: {name} has {told.file_size:,} bytes")
-                found[name] = _read_array(file.read(told))
+                entry = file.getinfo(f"{name}.npy")
+                if entry.file_size > bytes_max:
+                    raise BadInput(f"not a file of columns: {name} has {entry.file_size:,} bytes")
+                member = BytesIO(file.read(entry))
+                version = npy.read_magic(member)
+                if version != (1, 0):
+                    raise ValueError(f"an array of format {version}")
+                shape, columns_first, dtype = npy.read_array_header_1_0(member)
+                body = member.read()
+                if columns_first or dtype.hasobject or len(body) != prod(shape) * dtype.itemsize:
+                    raise ValueError(f"an array of {dtype} of {shape} in {len(body)} bytes")
+                columns[name] = np.frombuffer(body, dtype).reshape(shape)
     except UNREADABLE as error:
         raise BadInput(f"not a file of columns: {error}") from error
-    return found
-
-
-def _read_array(data: bytes) -> np.ndarray:
-    member = BytesIO(data)
-    version = npy.read_magic(member)
-    if version != (1, 0):
-        raise ValueError(f"an array of format {version}")
-    shape, columns_first, dtype = npy.read_array_header_1_0(member)
-    rest = data[member.tell() :]
-    if columns_first or dtype.hasobject or len(rest) != prod(shape) * dtype.itemsize:
-        raise ValueError(f"an array of {dtype} of {shape} in {len(rest)} bytes")
-    return np.frombuffer(rest, dtype).reshape(shape)
+    return columns
 
 
 def summed(df: DataFrame, layout: IndexLayout) -> Buckets:
-    """The sums of a table with times and ids, in one job."""
-    placed = with_bucket(df, layout).withColumn(_ORDER, layout.order())
-    found = placed.groupBy(_BUCKET).agg(*_aggregates()).toArrow()
-    return _placed(found, layout)
+    """The sums of a table with times and ids, in one job.
+
+    All aggregates are over numbers of 64 bits, so Spark keeps them in a hash table and sorts nothing. A sum of 256 bits
+    comes as eight sums of 32-bit halves, which no 2^31 rows of a bucket can overflow.
+    """
+    order = F.col(_ORDER)
+    halves = [_swapped(half) for word in WORDS for half in (
+        F.shiftrightunsigned(word, 32), F.col(word).bitwiseAND(F.lit(_HALF)))]  # fmt: skip
+    aggregates = [F.count(F.lit(1)), *map(F.sum, halves), *map(F.bit_xor, WORDS), F.min(order), F.max(order)]
+    aggregates += [pick(word, order) for pick in (F.min_by, F.max_by) for word in WORDS]
+    named = [aggregate.alias(f"{_CELL}{i}") for i, aggregate in enumerate(aggregates)]
+    rows = with_bucket(df, layout).withColumn(_ORDER, layout.order()).groupBy(_BUCKET).agg(*named).toArrow()
+
+    places, *cells = (column.to_numpy().astype(np.int64, copy=False) for column in rows.columns)
+    counts, sums, xors, (low, high), first, last = (
+        cells[0], cells[1:9], cells[9:13], cells[13:15], cells[15:19], cells[19:23]
+    )  # fmt: skip
+    carry, digits = np.zeros(len(places), dtype=np.uint64), []
+    for half in sums:
+        total = half.astype(np.uint64) + carry
+        digits.append(total & np.uint64(_HALF))
+        carry = total >> np.uint64(32)
+    limbs = [digits[2 * i] | digits[2 * i + 1] << np.uint64(32) for i in range(4)]
+    flip = np.where(layout.cut[places], _TOP, np.uint64(0))
+    columns = (
+        counts, np.stack(limbs, axis=1), _bytes(xors).view("<u8"), low.view(np.uint64) ^ flip,
+        high.view(np.uint64) ^ flip, _bytes(first), _bytes(last),
+    )  # fmt: skip
+    full = []
+    for blank, values in zip(Buckets.none(len(layout))._columns(), columns, strict=True):
+        column = blank.copy()
+        column[places] = values
+        full.append(column)
+    return Buckets(*full)
 
 
 def with_bucket(df: DataFrame, layout: IndexLayout, wanted: Ints | None = None) -> DataFrame:
@@ -293,15 +293,6 @@ def _among(bucket: Column, wanted: Ints) -> Column:
     return F.coalesce(F.getbit(F.get(bitmap, F.shiftright(bucket, 6)), bucket.bitwiseAND(F.lit(63))) == 1, F.lit(False))
 
 
-def _aggregates() -> list[Column]:
-    order = F.col(_ORDER)
-    halves = [_swapped(half) for word in WORDS for half in (
-        F.shiftrightunsigned(word, 32), F.col(word).bitwiseAND(F.lit(_HALF)))]  # fmt: skip
-    cells = [F.count(F.lit(1)), *map(F.sum, halves), *map(F.bit_xor, WORDS), F.min(order), F.max(order)]
-    cells += [pick(word, order) for pick in (F.min_by, F.max_by) for word in WORDS]
-    return [cell.alias(f"{_CELL}{i}") for i, cell in enumerate(cells)]
-
-
 def _swapped(half: Column) -> Column:
     """A number of 32 bits with its bytes the other way round: ids are added up as little-endian numbers."""
 
@@ -310,32 +301,6 @@ def _swapped(half: Column) -> Column:
 
     inner = F.shiftleft(byte(half, 0xFF00), 8) + byte(F.shiftrightunsigned(half, 8), 0xFF00)
     return F.shiftleft(byte(half, 0xFF), 24) + inner + F.shiftrightunsigned(half, 24)
-
-
-def _placed(found: pa.Table, layout: IndexLayout) -> Buckets:
-    """The cells of all buckets that have rows, in their places."""
-    places, *cells = (column.to_numpy().astype(np.int64, copy=False) for column in found.columns)
-    counts, halves, xors, (low, high), first, last = (
-        cells[0], cells[1:9], cells[9:13], cells[13:15], cells[15:19], cells[19:23]
-    )  # fmt: skip
-    carry, digits = np.zeros(len(places), dtype=np.uint64), []
-    for half in halves:
-        total = half.astype(np.uint64) + carry
-        digits.append(total & np.uint64(_HALF))
-        carry = total >> np.uint64(32)
-    limbs = [digits[2 * i] | digits[2 * i + 1] << np.uint64(32) for i in range(4)]
-    flip = np.where(layout.cut[places], _TOP, np.uint64(0))
-    empty = Buckets.none(len(layout))
-    columns = (
-        counts, np.stack(limbs, axis=1), _bytes(xors).view("<u8"), low.view(np.uint64) ^ flip,
-        high.view(np.uint64) ^ flip, _bytes(first), _bytes(last),
-    )  # fmt: skip
-    full = []
-    for blank, values in zip(empty._columns(), columns, strict=True):
-        column = blank.copy()
-        column[places] = values
-        full.append(column)
-    return Buckets(*full)
 
 
 def _bytes(columns: list[Ints]) -> Rows:
@@ -350,10 +315,15 @@ def total(parts: Iterable[Buckets], size: int) -> Buckets:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """How a table is indexed."""
+    """How a table is indexed.
+
+    Rows without a time are scattered over 65,536 buckets by the first bits of their ids, in one pass; of a smaller
+    table neighbours are then put together. Of rows with a time a first pass reads that column alone, to see where the
+    times are; the second one adds up.
+    """
 
     naming: Naming
-    shown: str
+    path: str
     bucket_rows: int
 
     def made(self, df: DataFrame) -> tuple[IndexLayout, Buckets]:
@@ -364,13 +334,15 @@ class Build:
         fine = summed(self.naming.with_id(df), IndexLayout.by_id(BEGINNING_BITS))
         bits = min(BEGINNING_BITS, max(0, fine.rows // self.bucket_rows - 1).bit_length())
         layout = IndexLayout.by_id(max(1, bits), fine.rows)
-        grouped = fine.taken(slice(0, -1)).grouped(1 << (BEGINNING_BITS - int(layout.bits[0])))
+        grouped = fine.take(slice(0, -1)).grouped(1 << (BEGINNING_BITS - int(layout.bits[0])))
         return layout, grouped.padded(len(layout))
 
-    def extended(self, df: DataFrame, layout: IndexLayout, known: Buckets) -> tuple[IndexLayout, Buckets]:
-        """The layout with room for the times of more rows that come after all known ones, and the sums of these."""
+    def extended(self, df: DataFrame, layout: IndexLayout, buckets: Buckets) -> tuple[IndexLayout, Buckets]:
+        """The layout with room for the times of more rows, after all those in the buckets, and the sums of these."""
         if self.naming.time is not None:
-            latest = int(_latest(layout, known))
+            last = np.flatnonzero(buckets.counts > 0)[-1:]
+            times = np.where(layout.cut[last], layout.starts[layout.slots[last]], buckets.high[last])
+            latest = int(times[0]) if len(times) else 0
             later = self._by_time(df, after=latest)
             if later.rows:
                 layout = layout.then(later, latest)
@@ -381,23 +353,13 @@ class Build:
         time = F.col(TIME)
         later = F.when(time > after, time)
         times = self.naming.with_id(df).select(TIME)
-        rows, count, found = times.agg(
-            F.count_if(time.isNull() | (time < 0)), F.count(later), quantiles(later)
-        ).collect()[0]  # fmt: skip
+        timeless = F.count_if(time.isNull() | (time < 0))
+        [(rows, count, cuts)] = times.agg(timeless, F.count(later), quantiles(later)).collect()
         if rows:
             column = self.naming.time
-            raise BadInput(
-                f"{self.shown}: {rows} rows have no time in {column!r}: it is null, or before 0 (1970)",
-                rows=rows, column=column,
-            )  # fmt: skip
-        return IndexLayout.by_time(np.array(found or [], dtype=np.uint64), count, self.bucket_rows)
-
-
-def _latest(layout: IndexLayout, known: Buckets) -> np.uint64:
-    """The time of the last row."""
-    last = np.flatnonzero(known.counts > 0)[-1:]
-    times = np.where(layout.cut[last], layout.starts[layout.slots[last]], known.high[last])
-    return np.uint64(times[0]) if len(times) else np.uint64(0)
+            text = f"{self.path}: {rows} rows have no time in {column!r}: it is null, or before 0 (1970)"
+            raise BadInput(text, rows=rows, column=column)
+        return IndexLayout.by_time(np.array(cuts or [], dtype=np.uint64), count, self.bucket_rows)
 
 
 ROWS_MAX: Final = 1_000_000
@@ -414,7 +376,7 @@ SPANS_MAX: Final = 64
 class Indexed:
     """A table at one moment, and the index of it."""
 
-    shown: str
+    path: str
     df: DataFrame
     naming: Naming
     layout: IndexLayout
@@ -451,10 +413,10 @@ class Indexed:
                 first = first | other
             df = df.where(first)
         try:
-            found = with_bucket(self.naming.with_id(df), self.layout, wanted).toArrow()
+            rows = with_bucket(self.naming.with_id(df), self.layout, wanted).toArrow()
         except (PySparkException, Py4JJavaError) as error:
-            raise OSError(f"cannot read {self.shown}: {first_line(error)}") from error
-        return Columns.sorted_from(*rows_of(found))
+            raise OSError(f"cannot read {self.path}: {first_line(error)}") from error
+        return Columns.sorted_from(*rows_of(rows))
 
 
 class TableItems:
@@ -482,8 +444,8 @@ class TableItems:
         last, behind = places + above, places + (above | inside)
         first = np.minimum(np.concatenate((np.zeros(1, dtype=np.int64), behind[:-1])), last)
         counts, alone = index.starts[last] - index.starts[first], index.filled[last] - index.filled[first] == 1
-        taken = (counts < FEW) | alone | (whole & (counts <= MANY))
-        self._load(np.concatenate((places[inside], spans(first[taken], last[taken]))))
+        wanted = (counts < FEW) | alone | (whole & (counts <= MANY))
+        self._load(np.concatenate((places[inside], spans(first[wanted], last[wanted]))))
 
     def cuts(self, ranks: Ints, lower: Ints, upper: Ints) -> Ints:
         """The same ranks, or the nearest ends of buckets where a rank is inside one that was not read."""
@@ -496,27 +458,23 @@ class TableItems:
         return np.asarray(np.where(inside & (below | above), np.where(nearer, begin, end), ranks), dtype=np.int64)
 
     def find(self, bounds: Bounds) -> Ints:
-        """For each bound, how many records lie below it."""
         places, inside, above = self._between(bounds)
         ranks, which = self._index.starts[places + above], np.flatnonzero(inside)
         if len(which):
             self._load(places[which])
             # What was read is in order, so a bound inside a bucket is found among the rows of that bucket.
-            found = self._read.find(bounds.take(which)) - self._offsets[places[which]]
-            ranks[which] = self._index.starts[places[which]] + found
+            inner = self._read.find(bounds.take(which)) - self._offsets[places[which]]
+            ranks[which] = self._index.starts[places[which]] + inner
         return ranks
 
     def sums(self, lower: Ints, upper: Ints) -> Limbs:
-        """For each range the sum of its ids."""
         return minus(self._sum_below(upper), self._sum_below(lower))
 
     def xors(self, lower: Ints, upper: Ints) -> Rows:
-        """For each range the exclusive or of its ids."""
         limbs = self._xor_below(upper) ^ self._xor_below(lower)
         return limbs.astype("<u8").view(np.uint8).reshape(len(limbs), self.id_size)
 
     def rows(self, ranks: Ints) -> tuple[Stamps, Rows]:
-        """The records at these ranks."""
         index, places = self._index, self._places(ranks)
         inner, counts = ranks - index.starts[places], index.buckets.counts[places]
         first, last = inner == 0, inner == counts - 1
@@ -539,7 +497,6 @@ class TableItems:
         return times, ids
 
     def snapshot(self) -> TableItems:
-        """Itself: it stands still."""
         return self
 
     def close(self) -> None:
@@ -598,40 +555,32 @@ class TableItems:
             raise SessionLimit(
                 f"the session is over: it needs {len(self._read) + more} rows, rows_max is {self._rows_max}"
             )
-        found = index.read(wanted)
-        self._check(found, wanted)
-        merged = self._read.merged(found)
-        self._check_once(merged.ids)
-        known = np.union1d(np.flatnonzero(self._offsets >= 0), wanted)
-        counts = index.buckets.counts[known]
+        records = index.read(wanted)
+        self._check(records, wanted)
+        merged = self._read.merged(records)
+        ids = np.sort(texts(merged.ids))
+        if len(twice := np.flatnonzero(ids[1:] == ids[:-1])):  # at two times it may be in two buckets
+            id = ids[twice[0]].ljust(self.id_size, b"\0").hex()
+            raise BadInput(f"{index.path}: id {id} is there twice: name the columns that tell rows apart", id=id)
+        loaded = np.union1d(np.flatnonzero(self._offsets >= 0), wanted)
+        counts = index.buckets.counts[loaded]
         offsets = self._offsets.copy()
-        offsets[known] = np.cumsum(counts) - counts
+        offsets[loaded] = np.cumsum(counts) - counts
         self._read, self._offsets = merged, offsets
 
-    def _check(self, found: Columns, wanted: Ints) -> None:
+    def _check(self, records: Columns, wanted: Ints) -> None:
         """Whether these are the rows that the index knows of."""
         index = self._index
-        places = index.layout.places(found.timestamps, first_words(found.bounds()))
+        places = index.layout.places(records.timestamps, first_words(records.bounds()))
         counts = np.bincount(np.searchsorted(wanted, places), minlength=len(wanted))
         if len(counts) != len(wanted) or (counts != index.buckets.counts[wanted]).any():
-            known = int(index.buckets.counts[wanted].sum())
-            raise StaleWrite(
-                f"{index.shown} changed during the session: {len(found)} rows where the index knows {known}",
-                rows=len(found), known=known,
-            )  # fmt: skip
+            expected = int(index.buckets.counts[wanted].sum())
+            text = f"{index.path} changed during the session: {len(records)} rows where the index knows {expected}"
+            raise StaleWrite(text, rows=len(records), known=expected)
         ends = np.cumsum(counts)
-        if (found.xors[ends] ^ found.xors[ends - counts] != index.buckets.xors[wanted]).any():
-            raise StaleWrite(
-                f"{index.shown} changed during the session: as many rows, but others than the index knows",
-                rows=len(found),
-            )
-
-    def _check_once(self, ids: Rows) -> None:
-        """Whether each id that was read is there once: at two times it may be in two buckets."""
-        index, ids = self._index, np.sort(texts(ids))
-        if len(twice := np.flatnonzero(ids[1:] == ids[:-1])):
-            id = ids[twice[0]].ljust(self.id_size, b"\0").hex()
-            raise BadInput(f"{index.shown}: id {id} is there twice: name the columns that tell rows apart", id=id)
+        if (records.xors[ends] ^ records.xors[ends - counts] != index.buckets.xors[wanted]).any():
+            text = f"{index.path} changed during the session: as many rows, but others than the index knows"
+            raise StaleWrite(text, rows=len(records))
 
 
 VERSION: Final = 1
@@ -681,69 +630,65 @@ class TableIndex:
         if bucket_rows < 1:
             raise Misuse(f"bucket_rows is {bucket_rows}, must be at least 1", bucket_rows=bucket_rows)
         self._spark, self._table, self._naming, self._bucket_rows = spark, table, naming, bucket_rows
-        named = any(sign in table.path for sign in "*?[{")  # a name for many paths: there is no "beside it"
         if folder is not None:
             refuse_inside(("the table", table.path), ("the index", folder))
-        self._folder = folder or (None if named else _beside(table.path))
+        elif not any(sign in table.path for sign in "*?[{"):  # a name for many paths: there is no "beside it"
+            # Hidden: as another folder it would be read as a part of the table that this one is a partition of.
+            above, slash, name = table.path.rstrip("/").rpartition("/")
+            folder = f"{above}{slash}.{name}{SUFFIX}"
+        self._folder = folder
         self._state: _State | None = None
 
     def refresh(self) -> Indexed:
         """The table as it is now, with an index that knows all its rows. Cost: one pass over the new files."""
         try:
-            return self._refreshed(read_table(self._spark, self._table))
+            df = read_table(self._spark, self._table)
+            layout, buckets = self._refreshed(df)
         except (PySparkException, Py4JJavaError) as error:
             raise OSError(f"cannot read {self._table.path}: {first_line(error)}") from error
+        return Indexed(self._table.path, df, self._naming, layout, buckets)
 
-    def _refreshed(self, df: DataFrame) -> Indexed:
-        files = files_of(df, self._table)
-        build = Build(self._naming, self._table.path, self._bucket_rows)
+    def _refreshed(self, df: DataFrame) -> tuple[IndexLayout, Buckets]:
+        table, files = self._table, files_of(df, self._table)
+        build = Build(self._naming, table.path, self._bucket_rows)
         if not files or self._folder is None:
-            layout, buckets = build.made(df)
-            return Indexed(self._table.path, df, self._naming, layout, buckets)
-        made_from = {**self._naming.made_from(df), **self._source(), "bucket_rows": self._bucket_rows}
+            return build.made(df)
+        path = str(Place(self._spark, table.path)) if "*" not in table.path else table.path
+        options = _digest(sorted(table.options.items()))  # one may be a secret
+        source = {"path": path, "format": table.format, "options": options}
+        made_from = {**self._naming.made_from(df), **source, "bucket_rows": self._bucket_rows}
         store = _Store(Place(self._spark, self._folder) / _digest(made_from), made_from)
         state = self._state
         if state is None or state.made_from != made_from:  # a new file may bring a column, or a wider type
             state = store.read()
         self._state = state = self._updated(df, files, state, store, build)
-        return Indexed(self._table.path, df, self._naming, state.layout, state.buckets)
-
-    def _source(self) -> dict[str, Any]:
-        """Which table it is, and how it is read; of options a digest, for one may be a secret."""
-        table = self._table
-        path = str(Place(self._spark, table.path)) if "*" not in table.path else table.path
-        return {"path": path, "format": table.format, "options": _digest(sorted(table.options.items()))}
+        return state.layout, state.buckets
 
     def _updated(self, df: DataFrame, files: Files, state: _State | None, store: _Store, build: Build) -> _State:
-        kept = [part for part in state.parts if part.files.items() <= files.items()] if state else []
-        known = {name for part in kept for name in part.files}
-        new = {name: told for name, told in files.items() if name not in known}
-        if state is None or not kept:
+        parts = [part for part in state.parts if part.files.items() <= files.items()] if state else []
+        old = {name for part in parts for name in part.files}
+        new = {name: stamp for name, stamp in files.items() if name not in old}
+        if state is None or not parts:
             return _made(df, files, store, build)
-        if not new and len(kept) == len(state.parts):
+        whole = len(parts) == len(state.parts)
+        if whole and not new:
             return state
-        whole = len(kept) == len(state.parts)
-        before = state.buckets if whole else store.total(kept, len(state.layout))
+        before = state.buckets if whole else store.total(parts, len(state.layout))
         if before is None:
             return _made(df, files, store, build)
-        layout, found = state.layout, Buckets.none(len(before))
+        layout, more = state.layout, Buckets.none(len(before))
         if new:
-            layout, found = build.extended(only(df, new), state.layout, before)
+            layout, more = build.extended(only(df, new), state.layout, before)
         size = len(layout)
-        if size > BUCKETS_MAX or (before.rows + found.rows > OUTGROWN * layout.rows and size < BUCKETS_MAX):
+        if size > BUCKETS_MAX or (before.rows + more.rows > OUTGROWN * layout.rows and size < BUCKETS_MAX):
             return _made(df, files, store, build)
-        parts = [*kept, *([store.add(found, new)] if new else [])]
+        if new:
+            parts.append(store.add(more, new))
         name = state.layout_name if layout is state.layout else store.add_layout(layout)
-        both = total((before, found), size)
-        updated = _State(store.made_from, name, layout, _folded(parts, store, size), both)
+        both = total((before, more), size)
+        updated = _State(store.made_from, name, layout, store.folded(parts, size), both)
         store.write(updated)
         return updated
-
-
-def _beside(path: str) -> str:
-    """A hidden folder: as another one it would be read as a part of the table that this one is a partition of."""
-    above, slash, name = path.rstrip("/").rpartition("/")
-    return f"{above}{slash}.{name}{SUFFIX}"
 
 
 def _digest(document: Any) -> str:
@@ -757,30 +702,19 @@ def _made(df: DataFrame, files: Files, store: _Store, build: Build) -> _State:
     return state
 
 
-def _folded(parts: Sequence[IndexPart], store: _Store, size: int) -> Sequence[IndexPart]:
-    """The same parts; if there are too many, the smaller half of them as one."""
-    if len(parts) <= PARTS_MAX:
-        return parts
-    ordered = sorted(parts, key=lambda part: part.rows)
-    small, large = ordered[: len(parts) // 2], ordered[len(parts) // 2 :]
-    files = {name: told for part in small for name, told in part.files.items()}
-    both = store.total(small, size)
-    return parts if both is None else [*large, store.add(both, files)]
-
-
 class _Store:
     """The folder that an index is kept in."""
 
-    def __init__(self, place: Place, made_from: Mapping[str, Any]) -> None:
-        self._place, self.made_from = place, made_from
+    def __init__(self, folder: Place, made_from: Mapping[str, Any]) -> None:
+        self._folder, self.made_from = folder, made_from
 
     def read(self) -> _State | None:
         """What is kept; None if there is nothing, or nothing that can be read."""
         try:
-            head = (self._place / HEAD).read_json()
+            head = (self._folder / HEAD).read_json()
             if head["version"] != VERSION or head["made_from"] != self.made_from:
                 return None
-            columns = read_arrays((self._place / head["layout"]).read_bytes(), ["starts", "bits", "rows"])
+            columns = read_arrays((self._folder / head["layout"]).read_bytes(), ["starts", "bits", "rows"])
             layout = IndexLayout(columns["starts"], columns["bits"], int(columns["rows"]))
             parts = [
                 IndexPart(part["name"], part["rows"], {name: (size, at) for name, size, at in part["files"]})
@@ -794,32 +728,42 @@ class _Store:
     def total(self, parts: Sequence[IndexPart], size: int) -> Buckets | None:
         """The sums of these parts; None if one cannot be read, as after another process has folded it."""
         try:
-            return total((Buckets.from_bytes((self._place / part.name).read_bytes()) for part in parts), size)
+            return total((Buckets.from_bytes((self._folder / part.name).read_bytes()) for part in parts), size)
         except UNREADABLE_INDEX:
             return None
+
+    def folded(self, parts: Sequence[IndexPart], size: int) -> Sequence[IndexPart]:
+        """The same parts; if there are too many, the smaller half of them as one."""
+        if len(parts) <= PARTS_MAX:
+            return parts
+        ordered = sorted(parts, key=lambda part: part.rows)
+        small, large = ordered[: len(parts) // 2], ordered[len(parts) // 2 :]
+        files = {name: stamp for part in small for name, stamp in part.files.items()}
+        both = self.total(small, size)
+        return parts if both is None else [*large, self.add(both, files)]
 
     def add(self, buckets: Buckets, files: Files) -> IndexPart:
         """Keep the sums of some files."""
         name = f"part-{uuid4().hex}.npz"
-        (self._place / name).write_bytes(buckets.to_bytes())
+        (self._folder / name).write_bytes(buckets.to_bytes())
         return IndexPart(name, buckets.rows, files)
 
     def add_layout(self, layout: IndexLayout) -> str:
         """Keep where the buckets begin."""
         name, file = f"layout-{uuid4().hex}.npz", BytesIO()
         np.savez_compressed(file, starts=layout.starts, bits=layout.bits, rows=np.int64(layout.rows))
-        (self._place / name).write_bytes(file.getvalue())
+        (self._folder / name).write_bytes(file.getvalue())
         return name
 
     def write(self, state: _State) -> None:
         """Make this the index, and remove what no longer belongs to it."""
         parts = [
-            {"name": part.name, "rows": part.rows, "files": [[name, *told] for name, told in part.files.items()]}
+            {"name": part.name, "rows": part.rows, "files": [[name, *stamp] for name, stamp in part.files.items()]}
             for part in state.parts
         ]
         head = {"version": VERSION, "made_from": self.made_from, "layout": state.layout_name, "parts": parts}
-        (self._place / HEAD).write_json(head)
-        kept = {HEAD, state.layout_name, *(part.name for part in state.parts)}
-        for name in self._place.names():
-            if name not in kept and OWN.fullmatch(name):
-                (self._place / name).remove()
+        (self._folder / HEAD).write_json(head)
+        names = {HEAD, state.layout_name, *(part.name for part in state.parts)}
+        for name in self._folder.names():
+            if name not in names and OWN.fullmatch(name):
+                (self._folder / name).remove()

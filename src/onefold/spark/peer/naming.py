@@ -1,28 +1,11 @@
-"""What a row of a table is known by when it is reconciled: an id, and a time to sort by.
+"""What a row of a table is known by when it is reconciled, an id and a time to sort by; and the buckets of an index.
 
-The id is the SHA-256 of the canonical form (`diff_forms`) of some columns, or of all. Columns that are named count in
+The id is the SHA-256 of the canonical form (`spark.diff`) of some columns, or of all. Columns that are named count in
 the order in which they are named, so that tables with other names can agree; else all count in the order of their
 names, so that it does not matter where a table has them. Types must be alike: whole numbers of any width are, a float
-is no double.
-
-The time is a column of whole numbers, or of Spark timestamps, which count in milliseconds since 1970. Without one it
-is 0 for all rows, and they are sorted by id.
-
-Ids are handled as four words of 64 bits, the first bytes in the highest: Spark can add them up, and Arrow hands them
-over without copying.
-
-Where the buckets of an index begin: the records of a table cut into stretches, in their order of time and id.
-
-A layout is a row of *slots* of time, each from its start to the next one's. A slot is one bucket; or, where a single
-millisecond holds very many rows, that millisecond alone is a slot, cut by the first bits of the ids into 2^bits
-buckets. A table without times is one such slot, at 0. Behind a slot that is cut there is always another one, so that a
-cut slot has one time only.
-
-The starts are quantiles of the times, so buckets are of about the same size whatever the distribution. A layout grows
-at its end only: buckets keep their numbers, and sums that were made before stay good.
-
-Cost: the bucket of a row without a time is a shift in the JVM; of one with a time, a binary search in numpy, and two
-numbers of the row cross over for it.
+is no double. The time is a column of whole numbers, or of Spark timestamps, which count in milliseconds since 1970.
+Without one it is 0 for all rows, and they are sorted by id. Ids are handled as four words of 64 bits, the first bytes
+in the highest: Spark can add them up, and Arrow hands them over without copying.
 """
 
 from __future__ import annotations
@@ -98,13 +81,7 @@ class Naming:
         return time >= at(since) if until is None else (time >= at(since)) & (time < at(until))
 
 
-def beginning() -> Column:
-    """The first bits of the id, as a number."""
-    return F.conv(F.substring(F.col(ID), 1, BEGINNING_BITS // 4), 16, 10).cast("long")
-
-
 def words() -> list[Column]:
-    """The four words of the id."""
     return [F.conv(F.substring(F.col(ID), 1 + 16 * i, 16), 16, -10).cast("long").alias(n) for i, n in enumerate(WORDS)]
 
 
@@ -126,11 +103,23 @@ QUANTILE_ERROR: Final = 4
 
 @dataclass(frozen=True)
 class IndexLayout:
-    """The starts of the slots, into how many bits each is cut, and for how many rows that was thought out."""
+    """Where the buckets of an index begin: the records of a table cut into stretches, in their order of time and id.
+
+    A layout is a row of *slots* of time, each from its start to the next one's. A slot is one bucket; or, where a
+    single millisecond holds very many rows, that millisecond alone is a slot, cut by the first bits of the ids into
+    2^bits buckets. A table without times is one such slot, at 0. Behind a slot that is cut there is always another one,
+    so that a cut slot has one time only. The starts are quantiles of the times, so buckets are of about the same size
+    whatever the distribution. A layout grows at its end only: buckets keep their numbers, and sums that were made
+    before stay good.
+
+    Cost: the bucket of a row without a time is a shift in the JVM; of one with a time, a binary search in numpy, and
+    two numbers of the row cross over for it.
+    """
 
     starts: Stamps
     bits: Ints
     rows: int
+    """For how many rows that was thought out."""
 
     @staticmethod
     def by_id(bits: int, rows: int = 0) -> IndexLayout:
@@ -140,8 +129,8 @@ class IndexLayout:
     @staticmethod
     def by_time(quantiles: Stamps, rows: int, bucket_rows: int) -> IndexLayout:
         """Slots that begin at these ascending times, as many as give each bucket so many rows."""
-        kept = quantiles[:: max(1, -(-bucket_rows * len(quantiles) // max(1, rows)))]
-        starts, repeats = np.unique(kept, return_counts=True)
+        cuts = quantiles[:: max(1, -(-bucket_rows * len(quantiles) // max(1, rows)))]
+        starts, repeats = np.unique(cuts, return_counts=True)
         cut = repeats > 1
         bits = np.where(cut, np.ceil(np.log2(repeats)).astype(np.int64), 0)
         behind = np.setdiff1d(starts[cut] + np.uint64(1), starts)
@@ -199,7 +188,8 @@ class IndexLayout:
     def column(self) -> Column:
         """The bucket of a row that has a time and words; the id is enough if it alone tells it."""
         if self.by_id_alone:
-            return F.shiftright(beginning(), BEGINNING_BITS - int(self.bits[0]))
+            beginning = F.conv(F.substring(F.col(ID), 1, BEGINNING_BITS // 4), 16, 10).cast("long")
+            return F.shiftright(beginning, BEGINNING_BITS - int(self.bits[0]))
 
         def places(times: pa.Array, words: pa.Array) -> pa.Array:
             return pa.array(self.places(*(column.to_numpy().view(np.uint64) for column in (times, words))))
@@ -224,5 +214,4 @@ def quantiles(time: Column) -> Column:
 
 
 def first_words(bounds: Bounds) -> Limbs:
-    """The first words of bounds."""
     return bounds.ids[:, :8].copy().view(">u8")[:, 0].astype(np.uint64)

@@ -1,8 +1,6 @@
 """A Spark table where a store of records is expected: others can find what they and the table lack of each other.
 
-Ids alone: nobody is given the bytes of a row, and nothing is taken.
-
-The rows that ids stand for, and ids as a table.
+Ids alone: nobody is given the bytes of a row, and nothing is written.
 """
 
 from __future__ import annotations
@@ -12,13 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
-from onefold.reconcile.items import Rows, Stamps
 from onefold.reconcile.records import Record
 from onefold.spark.columns import quoted
 from onefold.spark.diff_files import HAVE, NEED, write_outcome
@@ -27,15 +23,9 @@ from onefold.spark.peer.naming import ID, TIME, rows_of, words
 from onefold.spark.signature import Signed
 
 
-def known(index: Indexed, ids: Rows) -> tuple[Stamps, Rows]:
-    """The times and ids of the rows with these ids, in any order."""
-    return rows_of(_with_ids(index, [row.tobytes() for row in ids]).select(TIME, *words()).toArrow())
-
-
 def rows_with(index: Indexed, ids: Sequence[bytes]) -> DataFrame:
     """The rows with these ids, as they are in the table."""
-    found = _with_ids(index, ids)
-    return found.select(*(F.col(quoted(name)) for name in index.df.columns))
+    return _with_ids(index, ids).select(*(F.col(quoted(name)) for name in index.df.columns))
 
 
 def as_table(spark: SparkSession, ids: Sequence[bytes]) -> DataFrame:
@@ -82,11 +72,9 @@ class TableRecords:
         return self._now().buckets.rows
 
     def add(self, records: Sequence[Record]) -> list[bool]:
-        """`Misuse`: a table is not written to from here."""
         raise Misuse("a Spark table is read here, and not written: write to it with Spark")
 
     def remove(self, ids: Sequence[bytes]) -> int:
-        """`Misuse`: a table is not written to from here."""
         raise Misuse("a Spark table is read here, and not written: write to it with Spark")
 
     def read(self, ids: Sequence[bytes]) -> list[Record | None]:
@@ -95,17 +83,14 @@ class TableRecords:
             raise Misuse(f"an id has {len(wrong)} bytes, must have {self.id_size}")
         if not ids:
             return []
-        now = self._now()
-        times, rows = known(now, np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(len(ids), self.id_size))
-        found = {row.tobytes(): int(at) for at, row in zip(times, rows, strict=True)}
-        return [Record(found[id], id) if id in found else None for id in ids]
+        times, rows = rows_of(_with_ids(self._now(), ids).select(TIME, *words()).toArrow())
+        stamps = {row.tobytes(): int(at) for at, row in zip(times, rows, strict=True)}
+        return [Record(stamps[id], id) if id in stamps else None for id in ids]
 
     def snapshot(self) -> TableItems:
-        """The rows as they are now, for one session."""
         return TableItems(self._now(), rows_max=self._rows_max)
 
     def close(self) -> None:
-        """Let go of the table. May be called twice."""
         self._closed, self._indexed = True, None
 
     def _now(self) -> Indexed:
