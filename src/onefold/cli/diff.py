@@ -1,12 +1,9 @@
-"""``onefold diff``: which rows two tables do not share.
-
-``onefold diff TABLE ws://PEER``: which rows a table and a peer lack of each other, whatever the peer is.
-"""
+"""``onefold diff``: which rows two tables do not share; or a table and a peer, ``onefold diff TABLE ws://PEER``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
@@ -22,10 +19,8 @@ from onefold.report.agreement import told
 from onefold.report.text import foreign
 
 if TYPE_CHECKING:
-    from onefold.reconcile.client import Found
     from onefold.spark.diff import Diff, Hash
     from onefold.spark.diff_files import DiffTable
-    from onefold.spark.peer.index import Indexed
 
 ROWS_MAX: Final = 10_000_000
 """Rows of the table that are read: as many ids as a peer may say we lack. There is one session, and it is ours."""
@@ -43,88 +38,55 @@ TokenOption: TypeAlias = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiffOptions:
-    """What a table is compared by, and what becomes of the outcome."""
-
-    columns: tuple[str, ...] | None
-    time: str | None
-    index: str | None
-    token_file: Path | None
-    out: str | None
-    samples: int
-
-
-def diff_peer(table: DiffTable, peer: str, wanted: DiffOptions, *, master: str, json: bool) -> None:
-    """Compare, tell, and exit 1 if they differ."""
-    from onefold.reconcile.client import dial
-    from onefold.spark.session import session
-
-    connect = dial(peer, read_token(wanted.token_file))  # a wrong address is known before Spark is
-    with progress(people) as say:
-        say("starting Spark")
-        document = _peer_found(session(master), table, connect, wanted, say)
-    if json:
-        emit_json(document)
-    _tell_peer(document)
-    if not document["equal"]:
-        raise typer.Exit(1)
-
-
-def _peer_found(
-    spark: Any, table: DiffTable, connect: Callable[[], Any], wanted: DiffOptions, say: Callable[[str], None]
-) -> dict[str, Any]:
+def diff_peer(
+    table: DiffTable, connect: Callable[[], Any], columns: tuple[str, ...] | None, *, time: str | None,
+    index_folder: str | None, out: str | None, samples: int, master: str,
+) -> dict[str, Any]:  # fmt: skip
+    """What a table and a peer lack of each other; the rows and ids are written to ``out``, if there is one."""
     from onefold.reconcile.client import ClientLimits, find_ids
     from onefold.reconcile.exchange import Opening
+    from onefold.spark.diff import sampled
     from onefold.spark.diff_files import outcome
     from onefold.spark.peer.index import TableIndex, TableItems
     from onefold.spark.peer.naming import Naming
-    from onefold.spark.peer.records import write_found
+    from onefold.spark.peer.records import rows_with, write_found
+    from onefold.spark.session import session
 
-    with nullcontext() if wanted.out is None else outcome(spark, wanted.out, [table.path]) as folder:
-        say("bringing the index up to date")
-        naming = Naming(columns=wanted.columns, time=wanted.time)
-        index = TableIndex(spark, table, naming, folder=wanted.index).refresh()
-        limits = ClientLimits()
-        opening = Opening(frame_size_max=limits.frame_size_max)
-        channel = connect()
-        try:
-            say("comparing")
-            found = find_ids(TableItems(index, rows_max=ROWS_MAX), channel, opening, limits, say=say)
-        finally:
-            channel.close()
-        document = _peer_document(found, index, wanted)
-        if folder is not None:
-            say("writing")
-            write_found(folder, index, found.have, found.need, document)
+    with progress(people) as say:
+        say("starting Spark")
+        spark = session(master)
+        with nullcontext() if out is None else outcome(spark, out, [table.path]) as folder:
+            say("bringing the index up to date")
+            index = TableIndex(spark, table, Naming(columns=columns, time=time), folder=index_folder).refresh()
+            limits = ClientLimits()
+            with closing(connect()) as channel:
+                say("comparing")
+                items, opening = TableItems(index, rows_max=ROWS_MAX), Opening(frame_size_max=limits.frame_size_max)
+                look = find_ids(items, channel, opening, limits, say=say)
+            have = look.have[:samples]
+            document = {
+                "equal": not look.have and not look.need,
+                "rows": look.here,
+                "rows_peer": look.opened.records,
+                "only_here": len(look.have),
+                "only_there": len(look.need),
+                "rounds": look.rounds,
+                "bytes_up": look.bytes_up,
+                "bytes_down": look.bytes_down,
+                "shown": {
+                    "only_here": sampled(rows_with(index, have), columns, samples) if have else [],
+                    "only_there": [{"id": id.hex()} for id in look.need[:samples]],
+                },
+            }
+            if folder is not None:
+                say("writing")
+                write_found(folder, index, look.have, look.need, document)
     return document
 
 
-def _peer_document(found: Found, index: Indexed, wanted: DiffOptions) -> dict[str, Any]:
-    from onefold.spark.diff import sampled
-    from onefold.spark.peer.records import rows_with
-
-    some = found.have[: wanted.samples]
-    return {
-        "equal": not found.have and not found.need,
-        "rows": found.here,
-        "rows_peer": found.opened.records,
-        "only_here": len(found.have),
-        "only_there": len(found.need),
-        "rounds": found.rounds,
-        "bytes_up": found.bytes_up,
-        "bytes_down": found.bytes_down,
-        "shown": {
-            "only_here": sampled(rows_with(index, some), wanted.columns, wanted.samples) if some else [],
-            "only_there": [{"id": id.hex()} for id in found.need[: wanted.samples]],
-        },
-    }
-
-
-def _tell_peer(document: dict[str, Any]) -> None:
-    cost = (
-        f"{count(document['rounds'], 'round trip')}, {document['bytes_up']:,} bytes up, {document['bytes_down']:,} down"
-    )
+def _print_peer(document: dict[str, Any]) -> None:
+    trips = count(document["rounds"], "round trip")
+    cost = f"{trips}, {document['bytes_up']:,} bytes up, {document['bytes_down']:,} down"
     if document["equal"]:
         people.print(f"equal: {count(document['rows'], 'row')}; {cost}", style="bold green", soft_wrap=True)
         return
@@ -176,7 +138,7 @@ def diff(
     B can be a peer that speaks negentropy, such as `onefold serve reconcile`: then rows are compared by ids, made of
     the columns of --key and --columns, else of all.
     """
-    from onefold.reconcile.client import is_server
+    from onefold.reconcile.client import dial, is_server
     from onefold.spark.session import session
     from onefold.spark.signature import refuse_overlap
 
@@ -191,8 +153,15 @@ def diff(
         }
         _refuse(for_tables, "is for two tables, and B is a peer")
         of_id = names_of(",".join(filter(None, (key, columns)))) if key or columns else None
-        wanted = DiffOptions(columns=of_id, time=time, index=index, token_file=token_file, out=out, samples=samples)
-        diff_peer(table_at(a, format_a, option_a), b, wanted, master=master, json=json)
+        document = diff_peer(
+            table_at(a, format_a, option_a), dial(b, read_token(token_file)), of_id,  # a wrong address is known first
+            time=time, index_folder=index, out=out, samples=samples, master=master,
+        )  # fmt: skip
+        if json:
+            emit_json(document)
+        _print_peer(document)
+        if not document["equal"]:
+            raise typer.Exit(1)
         return
     _refuse({"--time": time, "--index": index, "--token-file": token_file}, "is for a peer, and B is none")
     tables = (table_at(a, format_a, option_a), table_at(b, format_b, option_b))
@@ -202,18 +171,21 @@ def diff(
     by = _By(None if key is None else names_of(key), None if columns is None else names_of(columns), hash, samples)
     with progress(people) as say:
         say("starting Spark")
-        spark = session(master)
-        document = _found(spark, tables, by, out=out, repair=repair, say=say)
+        document = diff_tables(session(master), tables, by, out=out, repair=repair, say=say)
     if json:
         emit_json(document)
-    _tell(document)
+    if document["copied"]:
+        people.print(f"repaired: {document['copied']:,} rows were appended to B", highlight=False)
+    people.print(agreement.compared(document), soft_wrap=True)
+    for line in agreement.samples(document):
+        people.print(line, soft_wrap=True)
     if not document["equal"]:
         raise typer.Exit(1)
 
 
 @dataclass(frozen=True, slots=True)
 class _By:
-    """How two tables are compared, and how much of what is found is shown."""
+    """How two tables are compared, and how many differing rows are shown."""
 
     key: tuple[str, ...] | None
     columns: tuple[str, ...] | None
@@ -221,88 +193,69 @@ class _By:
     samples: int
 
 
-def _found(
-    spark: Any,
-    tables: tuple[DiffTable, DiffTable],
-    by: _By,
-    *,
-    out: str | None,
-    repair: bool,
+def diff_tables(
+    spark: Any, tables: tuple[DiffTable, DiffTable], by: _By, *, out: str | None, repair: bool,
     say: Callable[[str], None],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """What the tables do not share, after the repair if there was one."""
-    from onefold.spark.diff_files import DIFFERING, HAVE, NEED, append, check_appendable, outcome, write_outcome
+    from onefold.spark.diff import diff as compare
+    from onefold.spark.diff import sampled
+    from onefold.spark.diff_files import (
+        DIFFERING,
+        HAVE,
+        NEED,
+        append,
+        check_appendable,
+        outcome,
+        read_table,
+        write_outcome,
+    )  # fmt: skip
+
+    def compared(step: str) -> Diff:
+        say(step)
+        a, b = (read_table(spark, table) for table in tables)
+        return compare(a, b, key=by.key, columns=by.columns, hash=by.hash)
+
+    def documented(diff: Diff) -> dict[str, Any]:
+        summary = diff.summary.to_dict()
+        columns = {"only_a": by.key, "only_b": by.key, "differing": None}
+        kinds = [kind for kind in columns if summary[kind] and by.samples]
+        return {**summary, "shown": {kind: sampled(getattr(diff, kind), columns[kind], by.samples) for kind in kinds}}
 
     # What cannot be done is refused before the work begins.
     if repair:
         check_appendable(spark, tables[1])
-    taken = nullcontext() if out is None else outcome(spark, out, [table.path for table in tables])
-    with taken as folder, _compared(spark, tables, by, say) as found:
-        copied = found.summary.only_a if repair else 0
+    writing = nullcontext() if out is None else outcome(spark, out, [table.path for table in tables])
+    with writing as folder, compared("comparing") as diff:
+        copied = diff.summary.only_a if repair else 0
         if folder is not None:
             say("writing")
-            rows = {HAVE: found.only_a, NEED: found.only_b, DIFFERING: found.differing}
-            write_outcome(folder, rows, found.summary.to_dict())
+            rows = {HAVE: diff.only_a, NEED: diff.only_b, DIFFERING: diff.differing}
+            write_outcome(folder, rows, diff.summary.to_dict())
         if copied:
             say("repairing")
-            append(spark, found.only_a, tables[1])
+            append(spark, diff.only_a, tables[1])
         else:
-            document = _document(found, by)
+            document = documented(diff)
     if copied:
-        with _compared(spark, tables, by, say, "comparing again") as found:
-            document = _document(found, by)
+        with compared("comparing again") as diff:
+            document = documented(diff)
     return {**document, "copied": copied}
 
 
-def _compared(
-    spark: Any, tables: tuple[DiffTable, DiffTable], by: _By, say: Callable[[str], None], step: str = "comparing"
-) -> Diff:
-    from onefold.spark.diff import diff as compare
-    from onefold.spark.diff_files import read_table
-
-    say(step)
-    a, b = (read_table(spark, table) for table in tables)
-    return compare(a, b, key=by.key, columns=by.columns, hash=by.hash)
-
-
-def _document(found: Diff, by: _By) -> dict[str, Any]:
-    from onefold.spark.diff import sampled
-
-    summary = found.summary.to_dict()
-    columns = {"only_a": by.key, "only_b": by.key, "differing": None}
-    shown = {
-        kind: sampled(getattr(found, kind), names, by.samples)
-        for kind, names in columns.items()
-        if summary[kind] and by.samples
-    }
-    return {**summary, "shown": shown}
-
-
-def _tell(document: dict[str, Any]) -> None:
-    if document["copied"]:
-        people.print(f"repaired: {document['copied']:,} rows were appended to B", highlight=False)
-    people.print(agreement.compared(document), soft_wrap=True)
-    for line in agreement.samples(document):
-        people.print(line, soft_wrap=True)
-
-
 def _refuse(options: Mapping[str, object], why: str) -> None:
-    if given := next((name for name, value in options.items() if value), None):
-        raise Misuse(f"{given} {why}", option=given)
+    if option := next((name for name, value in options.items() if value), None):
+        raise Misuse(f"{option} {why}", option=option)
 
 
 def table_at(path: str, format: str, options: list[str] | None) -> DiffTable:
     """The table that a path, a format or "auto", and options of its reader mean."""
     from onefold.spark.diff_files import DiffTable
 
-    return DiffTable(path, format_of(path) if format == "auto" else format, _options(options))
-
-
-def _options(texts: list[str] | None) -> dict[str, str]:
-    options = {}
-    for text in texts or []:
+    pairs = {}
+    for text in options or []:
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise Misuse(f"{text!r} is no option, must be NAME=VALUE", option=text)
-        options[name] = value
-    return options
+        pairs[name] = value
+    return DiffTable(path, format_of(path) if format == "auto" else format, pairs)

@@ -14,7 +14,7 @@ done                             the client knows all
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final
 
 import typer
 
@@ -26,15 +26,11 @@ LINE_MAX: Final = 1 << 28
 
 
 class WireName(StrEnum):
-    """The wires by name."""
-
     V1 = "v1"
     XOR = "xor"
 
 
 class ReplyName(StrEnum):
-    """The replies by name."""
-
     SPARSE = "sparse"
     FULL = "full"
 
@@ -55,21 +51,15 @@ def negentropy(
     if wire is WireName.V1 and id_size not in (None, 32):
         raise Misuse(f"--id-size is {id_size}; ids of wire v1 have 32 bytes", id_size=id_size)
     talk = Talk(wire, id_size or (32 if wire is WireName.V1 else 16), frame_limit, reply)
-    for number, line in enumerate(_lines(), 1):
-        for answer in talk.said(number, line):
-            print(answer)
-        sys.stdout.flush()
-
-
-def _lines() -> Iterator[str]:
-    while line := sys.stdin.readline(LINE_MAX + 1):
-        if len(line) > LINE_MAX:
+    number = 0
+    while text := sys.stdin.readline(LINE_MAX + 1):
+        if len(text) > LINE_MAX:
             raise BadInput(f"a line of more than {LINE_MAX} characters")
-        if line.strip():
-            yield line.strip()
-
-
-Answers: TypeAlias = Iterator[str]
+        if line := text.strip():
+            number += 1
+            for answer in talk.answers(number, line):
+                print(answer)
+            sys.stdout.flush()
 
 
 class Talk:
@@ -80,23 +70,29 @@ class Talk:
         self._items = ItemSet(id_size)
         self._session: Session | None = None
 
-    def said(self, number: int, line: str) -> Answers:
+    def answers(self, number: int, line: str) -> Iterator[str]:
         """What a line is answered with; BadInput that names the line, if it is none of the harness."""
         verb, _, rest = line.partition(",")
         try:
             if verb == "item":
                 self._item(rest)
             elif line == "seal":
-                self._seal()
+                self._items.seal()
+                self._session = Session(
+                    self._items, self._wire.value, frame_size_max=self._frame_limit, reply=self._reply.value
+                )
             elif line == "initiate":
                 yield f"msg,{self._under_way().initiate().hex()}"
             elif verb == "msg":
-                yield from self._msg(rest)
+                reply, have, need = self._under_way().reconcile(bytes.fromhex(rest))
+                yield from (f"have,{id.hex()}" for id in have)
+                yield from (f"need,{id.hex()}" for id in need)
+                yield "done" if reply is None else f"msg,{reply.hex()}"
             else:
                 raise BadInput("not one of item, seal, initiate, msg")
         except (BadInput, Misuse, ValueError) as error:
-            shown = line if len(line) <= 60 else f"{line[:60]}..."
-            raise BadInput(f"line {number} ({shown}): {error}", line=number) from error
+            start = line if len(line) <= 60 else f"{line[:60]}..."
+            raise BadInput(f"line {number} ({start}): {error}", line=number) from error
 
     def _item(self, rest: str) -> None:
         stamp, _, id = rest.partition(",")
@@ -109,18 +105,6 @@ class Talk:
         if len(cut) != self._items.id_size:
             raise BadInput(f"an id of {len(whole)} bytes, must have {self._items.id_size}", size=len(whole))
         self._items.add(int(stamp), cut)
-
-    def _seal(self) -> None:
-        self._items.seal()
-        self._session = Session(
-            self._items, self._wire.value, frame_size_max=self._frame_limit, reply=self._reply.value
-        )
-
-    def _msg(self, rest: str) -> Answers:
-        reply, have, need = self._under_way().reconcile(bytes.fromhex(rest))
-        yield from (f"have,{id.hex()}" for id in have)
-        yield from (f"need,{id.hex()}" for id in need)
-        yield "done" if reply is None else f"msg,{reply.hex()}"
 
     def _under_way(self) -> Session:
         if self._session is None:

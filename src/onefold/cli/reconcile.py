@@ -12,8 +12,8 @@ import typer
 from onefold.cli.options import STORE, TOKEN, count, file_of, opened_records, read_token, table
 from onefold.cli.output import AsJson, emit_json, fail, one_line, people
 from onefold.errors import BadInput, Busy, Misuse
-from onefold.reconcile.client import EVER, ClientLimits, Reconciliation, beside, dial, is_server
-from onefold.reconcile.client import reconcile as run
+from onefold.reconcile import client
+from onefold.reconcile.client import EVER, Reconciliation
 from onefold.reconcile.exchange import RULES
 from onefold.reconcile.records import Channel
 from onefold.verdict import Verdict
@@ -66,9 +66,9 @@ def reconcile(
             opened_records(store, make=pull, id_size=id_size) as records,
             one_line(people, f"connecting to {peer}") as show,
         ):
-            done = run(
+            done = client.reconcile(
                 records, connect, wire=wire, pull=pull, push=push, since=first, until=last, say=heard,
-                limits=ClientLimits(tries=tries),
+                limits=client.ClientLimits(tries=tries),
             )  # fmt: skip
     except KeyboardInterrupt:
         return fail(f"interrupted{_kept(moved)}", 130)
@@ -89,28 +89,34 @@ def _kept(moved: str) -> str:
 @contextmanager
 def _reaching(peer: str, store: str, token_file: Path | None) -> Iterator[tuple[Callable[[], Channel], int | None]]:
     """What connects to the peer, and the size of its ids if that can be known before."""
-    if is_server(peer):
-        yield dial(peer, read_token(token_file)), None
+    if client.is_server(peer):
+        yield client.dial(peer, read_token(token_file)), None
         return
     if token_file is not None:
         raise Misuse(f"--token-file: {peer} is the file of a store, which asks for no token")
     if file_of(peer).exists() and file_of(store).exists() and file_of(peer).samefile(file_of(store)):
         raise Misuse(f"{store} and {peer} are the same store")
     with opened_records(peer) as records:
-        yield beside(records), records.id_size
+        yield client.beside(records), records.id_size
 
 
 def _tell(done: Reconciliation, *, dry_run: bool, some: bool) -> None:
-    """In one sentence; then what did not go as it should."""
+    """What did not go as it should; then all in one sentence."""
     if dry_run and not done.settled:
-        _ids(done)
+        rows = table("", "id")
+        for where, ids in (("only here", done.found.have), ("only there", done.found.need)):
+            for id in ids[:SHOWN_MAX]:
+                rows.add_row(where, id.hex())
+            if len(ids) > SHOWN_MAX:
+                rows.add_row(where, f"and {len(ids) - SHOWN_MAX:,} more")
+        people.print(rows)
     rejects = [(way, *line) for way, books in (("pulled", done.pulled), ("pushed", done.pushed)) for line in books]
     rejects = [each for each in rejects if each[1].verdict in (Verdict.UNSURE, Verdict.REJECT)]
     if rejects:
-        shown = table("", "verdict", "reason", ">records", "because")
+        rows = table("", "verdict", "reason", ">records", "because")
         for way, answer, number in rejects:
-            shown.add_row(way, answer.verdict, answer.reason, f"{number:,}", RULES[answer])
-        people.print(shown)
+            rows.add_row(way, answer.verdict, answer.reason, f"{number:,}", RULES[answer])
+        people.print(rows)
     people.print(sentence(done, some=some), markup=False, soft_wrap=True)
 
 
@@ -143,16 +149,6 @@ def _why(done: Reconciliation) -> str:
     if done.unpushed and not opened.writable:
         return "; the peer takes no records"
     return ""
-
-
-def _ids(done: Reconciliation) -> None:
-    shown = table("", "id")
-    for where, ids in (("only here", done.found.have), ("only there", done.found.need)):
-        for id in ids[:SHOWN_MAX]:
-            shown.add_row(where, id.hex())
-        if len(ids) > SHOWN_MAX:
-            shown.add_row(where, f"and {len(ids) - SHOWN_MAX:,} more")
-    people.print(shown)
 
 
 def _document(done: Reconciliation) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """``onefold records``: what is in a store of records, and how it gets in and out.
 
-Lines of files as records: each a record, or the reason why it is none.
-
 A record is a line without its newline, byte for byte; an empty line is a record too. Its time is a field of it, if it
 is JSON, else 0. Or the line names a record whose bytes are elsewhere: ``timestamp,id in hex``.
 """
@@ -13,7 +11,7 @@ import os
 import sys
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final, TypeAlias
@@ -66,31 +64,30 @@ class Form:
             raise BadLine("too_long", f"more than {LINE_BYTES_MAX:,} bytes")
         if self.ids:
             return self._named(line)
-        return record(0 if self.time is None else self._time(line, self.time), line, self.id_size)
-
-    def _time(self, line: bytes, field: str) -> int:
+        if self.time is None:
+            return record(0, line, self.id_size)
         try:
             document = json.loads(line)
         except (ValueError, RecursionError):
             raise BadLine("no_json", f"no JSON: {line[:80]!r}") from None
-        if not isinstance(document, dict) or field not in document:
-            raise BadLine("no_time", f"no JSON object with a field {field!r}: {line[:80]!r}")
-        value = document[field]
+        if not isinstance(document, dict) or self.time not in document:
+            raise BadLine("no_time", f"no JSON object with a field {self.time!r}: {line[:80]!r}")
+        value = document[self.time]
         if type(value) is not int or not 0 <= value < INFINITY:
-            raise BadLine("bad_time", f"{field} is {value!r:.80}, must be a whole number from 0 to 2^64 - 2")
-        return value
+            raise BadLine("bad_time", f"{self.time} is {value!r:.80}, must be a whole number from 0 to 2^64 - 2")
+        return record(value, line, self.id_size)
 
     def _named(self, line: bytes) -> Record:
         stamp, comma, id = line.rstrip(b"\r").partition(b",")
         if not comma or not stamp.isdigit() or len(stamp) > 20 or int(stamp) >= INFINITY:
             raise BadLine("bad_time", f"{line[:80]!r} begins with no whole number from 0 to 2^64 - 2 and a comma")
         try:
-            found = bytes.fromhex(id.decode("ascii"))
+            whole = bytes.fromhex(id.decode("ascii"))
         except ValueError:
             raise BadLine("bad_id", f"{id[:80]!r} is no id in hex") from None
-        if len(found) != self.id_size:
-            raise BadLine("bad_id", f"{id[:80]!r} has {len(found)} bytes; the ids of this store have {self.id_size}")
-        return Record(int(stamp), found)
+        if len(whole) != self.id_size:
+            raise BadLine("bad_id", f"{id[:80]!r} has {len(whole)} bytes; the ids of this store have {self.id_size}")
+        return Record(int(stamp), whole)
 
 
 def lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -154,19 +151,19 @@ def add(
                         show(f"{file}: {adding.tally.received:,} lines, {adding.tally.count(Verdict.FIRST):,} new")
         except KeyboardInterrupt:
             return fail(f"interrupted: {count(adding.tally.judged, 'line')} done; to add them again does no harm", 130)
-        held = len(records)
+        size = len(records)
     tally = adding.tally.check()
     rejected = tally.count(Verdict.REJECT)
     if rejected > TOLD_MAX:
         people.print(f"and {count(rejected - TOLD_MAX, 'more line')} that are no records", markup=False)
     people.print(
         f"{count(tally.count(Verdict.FIRST), 'record')} stored, {tally.count(Verdict.REPEAT):,} known, "
-        f"{count(rejected, 'line')} rejected; {store} holds {held:,} now",
+        f"{count(rejected, 'line')} rejected; {store} holds {size:,} now",
         markup=False,
         soft_wrap=True,
     )
     if as_json:
-        emit_json({"store": store, "records": held, "tally": tally.to_dict(), "rejected": adding.rejected})
+        emit_json({"store": store, "records": size, "tally": tally.to_dict(), "rejected": adding.rejected})
     return 1 if rejected else 0
 
 
@@ -183,11 +180,20 @@ class Adding:
 
     def read(self, file: Path) -> Iterator[None]:
         """Add all lines of a file; yields after each batch."""
-        with _open(file) as opened:
+        with nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb") as opened:
             for number, line in lines(opened):
                 self.tally.arrive()
                 try:
-                    self._take(self._form.read(line))
+                    record = self._form.read(line)
+                    first = self._batch.setdefault(record.id, record)
+                    if first.timestamp != record.timestamp:
+                        text = (
+                            f"id {record.id.hex()} has the time {record.timestamp} here, and {first.timestamp} before"
+                        )
+                        raise BadLine("other_time", text)
+                    if first is not record:
+                        self._again += 1
+                    self._bytes += len(record.body or b"")
                 except BadLine as error:
                     self._reject(file, number, error)
                 if len(self._batch) >= BATCH_RECORDS or self._bytes >= BATCH_BYTES:
@@ -195,15 +201,6 @@ class Adding:
                     yield
         self._store()
         yield
-
-    def _take(self, record: Record) -> None:
-        first = self._batch.setdefault(record.id, record)
-        if first.timestamp != record.timestamp:
-            told = f"id {record.id.hex()} has the time {record.timestamp} here, and {first.timestamp} before"
-            raise BadLine("other_time", told)
-        if first is not record:
-            self._again += 1
-        self._bytes += len(record.body or b"")
 
     def _reject(self, file: Path, number: int, error: BadLine) -> None:
         self.tally.judge(Answer(Verdict.REJECT, error.reason))
@@ -219,64 +216,49 @@ class Adding:
         self._batch, self._bytes, self._again = {}, 0, 0
 
 
-def _open(file: Path) -> AbstractContextManager[BinaryIO]:
-    return nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb")
-
-
 def ls(
     store: RecordStore,
     limit: Annotated[int, typer.Option(min=0, max=100_000, help="List so many records, the oldest first.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Show how much a store holds. Two stores with the same fingerprint hold the same records."""
-    with opened_records(store) as records:
-        snapshot = records.snapshot()
-        try:
-            told = {"store": store, "bytes": _size(file_of(store)), "id_size": records.id_size, **_summary(snapshot)}
-            listed = _listed(records, snapshot, limit)
-        finally:
-            snapshot.close()
+    with opened_records(store) as records, closing(records.snapshot()) as snapshot:
+        many = len(snapshot)
+        ends = np.array([0, many - 1]) if many else np.zeros(0, dtype=np.int64)
+        since, until = snapshot.rows(ends)[0].tolist() if many else (None, None)
+        lower, upper = np.array([0]), np.array([many])
+        fingerprint = hashed(snapshot.sums(lower, upper), upper - lower)[0].tobytes().hex()
+        # The file, and what SQLite keeps beside it.
+        files = [file_of(store), file_of(store).with_name(file_of(store).name + "-wal")]
+        size = sum(path.stat().st_size for path in files if path.exists())
+        id_size, listed = records.id_size, _listed(records, snapshot, limit)
     if listed:
-        shown = table(">time", "id", ">bytes")
+        rows = table(">time", "id", ">bytes")
         for each in listed:
-            shown.add_row(str(each["timestamp"]), each["id"], "" if each["bytes"] is None else f"{each['bytes']:,}")
-        people.print(shown)
-    span = f", times {told['since']} to {told['until']}" if told["records"] else ""
-    people.print(f"{count(told['records'], 'record')}{span}; the file has {told['bytes']:,} bytes", markup=False)
-    people.print(f"fingerprint {told['fingerprint']}", markup=False)
+            rows.add_row(str(each["timestamp"]), each["id"], "" if each["bytes"] is None else f"{each['bytes']:,}")
+        people.print(rows)
+    span = f", times {since} to {until}" if many else ""
+    people.print(f"{count(many, 'record')}{span}; the file has {size:,} bytes", markup=False)
+    people.print(f"fingerprint {fingerprint}", markup=False)
     if as_json:
-        emit_json({**told, "listed": listed} if limit else told)
-
-
-def _summary(snapshot: Snapshot) -> dict[str, Any]:
-    many = len(snapshot)
-    ends = np.array([0, many - 1]) if many else np.zeros(0, dtype=np.int64)
-    since, until = snapshot.rows(ends)[0].tolist() if many else (None, None)
-    lower, upper = np.array([0]), np.array([many])
-    fingerprint = hashed(snapshot.sums(lower, upper), upper - lower)[0].tobytes().hex()
-    return {"records": many, "since": since, "until": until, "fingerprint": fingerprint}
+        document = {
+            "store": store, "bytes": size, "id_size": id_size, "records": many, "since": since, "until": until,
+            "fingerprint": fingerprint,
+        }  # fmt: skip
+        emit_json({**document, "listed": listed} if limit else document)
 
 
 def _listed(records: Records, snapshot: Snapshot, limit: int) -> list[dict[str, Any]]:
     stamps, rows = snapshot.rows(np.arange(min(limit, len(snapshot))))
     ids = [row[: records.id_size].tobytes() for row in rows]
-    found = []
+    sizes: list[int | None] = []
     for start in range(0, len(ids), 100):  # bodies are read with them, and may be large
-        found += [_length(record) for record in records.read(ids[start : start + 100])]
+        for each in records.read(ids[start : start + 100]):
+            sizes.append(None if each is None or each.body is None else len(each.body))
     return [
         {"timestamp": stamp, "id": id.hex(), "bytes": size}
-        for stamp, id, size in zip(stamps.tolist(), ids, found, strict=True)
+        for stamp, id, size in zip(stamps.tolist(), ids, sizes, strict=True)
     ]
-
-
-def _length(record: Record | None) -> int | None:
-    return None if record is None or record.body is None else len(record.body)
-
-
-def _size(file: Path) -> int:
-    """Of the file, and of what SQLite keeps beside it."""
-    beside = [file, file.with_name(file.name + "-wal")]
-    return sum(path.stat().st_size for path in beside if path.exists())
 
 
 def show(
@@ -284,29 +266,27 @@ def show(
 ) -> int:
     """Write the bytes of a record to standard output, as they are. Exit 1 if they are not there."""
     with opened_records(store) as records:
-        [found] = records.read([read_id(id, records.id_size)])
+        [each] = records.read([read_id(id, records.id_size)])
     if as_json:
-        emit_json(None if found is None else _document(found))
-    if found is None:
+        document: dict[str, Any] | None = None
+        if each is not None:
+            document = {"id": each.id.hex(), "timestamp": each.timestamp}
+            if each.body is not None:
+                document["body_base64"] = b64encode(each.body).decode()
+                with suppress(UnicodeDecodeError):
+                    document["text"] = each.body.decode()
+        emit_json(document)
+    if each is None:
         return fail(f"{store}: there is no record {id}", 1)
-    if found.body is None:
-        return fail(f"{store}: of {id} only the time is known, {found.timestamp}; its bytes are elsewhere", 1)
+    if each.body is None:
+        return fail(f"{store}: of {id} only the time is known, {each.timestamp}; its bytes are elsewhere", 1)
     if not as_json:
         try:
-            sys.stdout.buffer.write(found.body)
+            sys.stdout.buffer.write(each.body)
             sys.stdout.buffer.flush()
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it is flushed once more at the end
     return 0
-
-
-def _document(record: Record) -> dict[str, Any]:
-    told: dict[str, Any] = {"id": record.id.hex(), "timestamp": record.timestamp}
-    if record.body is not None:
-        told["body_base64"] = b64encode(record.body).decode()
-        with suppress(UnicodeDecodeError):
-            told["text"] = record.body.decode()
-    return told
 
 
 def rm(store: RecordStore, ids: Ids, as_json: AsJson = False) -> int:
@@ -317,10 +297,10 @@ def rm(store: RecordStore, ids: Ids, as_json: AsJson = False) -> int:
     with opened_records(store) as records:
         wanted: Sequence[bytes] = list(dict.fromkeys(read_id(id, records.id_size) for id in ids))
         removed = records.remove(wanted)
-        held = len(records)
+        size = len(records)
     missing = len(wanted) - removed
-    told = f"; {missing:,} {'was' if missing == 1 else 'were'} not there" if missing else ""
-    people.print(f"{count(removed, 'record')} removed{told}; {store} holds {held:,} now", markup=False, soft_wrap=True)
+    rest = f"; {missing:,} {'was' if missing == 1 else 'were'} not there" if missing else ""
+    people.print(f"{count(removed, 'record')} removed{rest}; {store} holds {size:,} now", markup=False, soft_wrap=True)
     if as_json:
-        emit_json({"store": store, "removed": removed, "missing": missing, "records": held})
+        emit_json({"store": store, "removed": removed, "missing": missing, "records": size})
     return 1 if missing else 0

@@ -1,14 +1,10 @@
-"""``onefold serve reconcile``: a store that others reconcile theirs with.
-
-``onefold serve reconcile --spark TABLE``: the options of a table, and the table where a store is expected.
-"""
+"""``onefold serve reconcile``: a store that others reconcile theirs with; with --spark, a table instead of a store."""
 
 from __future__ import annotations
 
 import json as jsons
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -59,10 +55,8 @@ class TableOptions:
                 raise Misuse(f"--{name.replace('_', '-')} is for tables: it needs --spark")
 
 
-def open_table(path: str, options: TableOptions, refused: Mapping[str, bool]) -> Records:
-    """The table as a store, its index up to date; ``refused`` are options that would have no effect."""
-    if given := next((name for name, there in refused.items() if there), None):
-        raise Misuse(f"{given} is not for --spark: a table is always read, and never written")
+def open_table(path: str, options: TableOptions) -> Records:
+    """The table as a store, its index up to date."""
     from onefold.spark.peer.index import ROWS_MAX, TableIndex
     from onefold.spark.peer.naming import Naming
     from onefold.spark.peer.records import TableRecords
@@ -71,10 +65,8 @@ def open_table(path: str, options: TableOptions, refused: Mapping[str, bool]) ->
     table = table_at(path, options.format, options.option)
     naming = Naming(columns=None if options.key is None else names_of(options.key), time=options.time)
     people.print("starting Spark ...", highlight=False)
-    spark: Any = session(options.master)
-    records = TableRecords(
-        TableIndex(spark, table, naming, folder=options.index), rows_max=options.rows_max or ROWS_MAX
-    )
+    index = TableIndex(session(options.master), table, naming, folder=options.index)
+    records = TableRecords(index, rows_max=options.rows_max or ROWS_MAX)
     people.print("bringing the index up to date ...", highlight=False)
     len(records)
     return records
@@ -114,6 +106,7 @@ def reconcile(
     """
     from onefold.net.http import check_host
     from onefold.reconcile.peer import ReconcileLimits
+    from onefold.reconcile.records import open_records
     from onefold.reconcile.server import ReconcileServer, ReconcileSettings
 
     limits = ReconcileLimits(
@@ -129,14 +122,19 @@ def reconcile(
     table = TableOptions(
         format=format, option=option, key=key, time=time, index=index, rows_max=rows_max, master=master
     )  # fmt: skip
+    records: Records
     if spark:
         of_stores = {"--read-only": read_only, "--record-bytes-max": record_bytes_max != RECORD_BYTES_MAX}
-        records = open_table(path, table, of_stores)
+        if name := next((name for name, used in of_stores.items() if used), None):
+            raise Misuse(f"{name} is not for --spark: a table is always read, and never written")
+        records = open_table(path, table)
     else:
         table.refuse()
-        records = _open_store(path, read_only)
+        if not file_of(path).exists() and read_only:
+            raise Misuse(f"{file_of(path)}: there is no such store, and --read-only would leave a new one empty")
+        records = open_records(path, make=not read_only)
     try:
-        held = len(records)
+        size = len(records)
         server = ReconcileServer(records, settings)
     except BaseException:
         records.close()
@@ -147,15 +145,7 @@ def reconcile(
         ways = "telling the ids of" if spark else f"giving{' and taking' * writable} the records of"
         people.print(f"{ways} {path} at {url}", markup=False, soft_wrap=True)
         if json:
-            told = {"url": url, "store": path, "records": held, "writable": writable}
-            print(jsons.dumps({**told, "token": settings.token is not None}), flush=True)
+            document = {"url": url, "store": path, "records": size, "writable": writable}
+            print(jsons.dumps({**document, "token": settings.token is not None}), flush=True)
 
     server.run(say)
-
-
-def _open_store(path: str, read_only: bool) -> Records:
-    from onefold.reconcile.records import open_records
-
-    if not file_of(path).exists() and read_only:
-        raise Misuse(f"{file_of(path)}: there is no such store, and --read-only would leave a new one empty")
-    return open_records(path, make=not read_only)
