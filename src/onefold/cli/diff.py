@@ -157,11 +157,7 @@ def diff(
             table_at(a, format_a, option_a), dial(b, read_token(token_file)), of_id,  # a wrong address is known first
             time=time, index_folder=index, out=out, samples=samples, master=master,
         )  # fmt: skip
-        if json:
-            emit_json(document)
-        _print_peer(document)
-        if not document["equal"]:
-            raise typer.Exit(1)
+        _finish(document, _print_peer, json)
         return
     _refuse({"--time": time, "--index": index, "--token-file": token_file}, "is for a peer, and B is none")
     tables = (table_at(a, format_a, option_a), table_at(b, format_b, option_b))
@@ -172,15 +168,23 @@ def diff(
     with progress(people) as say:
         say("starting Spark")
         document = diff_tables(session(master), tables, by, out=out, repair=repair, say=say)
+    _finish(document, _print_tables, json)
+
+
+def _finish(document: dict[str, Any], show: Callable[[dict[str, Any]], None], json: bool) -> None:
     if json:
         emit_json(document)
+    show(document)
+    if not document["equal"]:
+        raise typer.Exit(1)
+
+
+def _print_tables(document: dict[str, Any]) -> None:
     if document["copied"]:
         people.print(f"repaired: {document['copied']:,} rows were appended to B", highlight=False)
     people.print(agreement.compared(document), soft_wrap=True)
     for line in agreement.samples(document):
         people.print(line, soft_wrap=True)
-    if not document["equal"]:
-        raise typer.Exit(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsons
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
 
@@ -55,8 +56,19 @@ class TableOptions:
                 raise Misuse(f"--{name.replace('_', '-')} is for tables: it needs --spark")
 
 
-def open_table(path: str, options: TableOptions) -> Records:
-    """The table as a store, its index up to date."""
+def open_store(path: str, options: TableOptions, read_only: bool) -> Records:
+    from onefold.reconcile.records import open_records
+
+    options.refuse()
+    if not file_of(path).exists() and read_only:
+        raise Misuse(f"{file_of(path)}: there is no such store, and --read-only would leave a new one empty")
+    return open_records(path, make=not read_only)
+
+
+def open_table(path: str, options: TableOptions, of_stores: Mapping[str, bool]) -> Records:
+    """The table as a store, its index up to date; `Misuse` if an option of stores was used."""
+    if name := next((name for name, used in of_stores.items() if used), None):
+        raise Misuse(f"{name} is not for --spark: a table is always read, and never written")
     from onefold.spark.peer.index import ROWS_MAX, TableIndex
     from onefold.spark.peer.naming import Naming
     from onefold.spark.peer.records import TableRecords
@@ -106,7 +118,6 @@ def reconcile(
     """
     from onefold.net.http import check_host
     from onefold.reconcile.peer import ReconcileLimits
-    from onefold.reconcile.records import open_records
     from onefold.reconcile.server import ReconcileServer, ReconcileSettings
 
     limits = ReconcileLimits(
@@ -122,17 +133,8 @@ def reconcile(
     table = TableOptions(
         format=format, option=option, key=key, time=time, index=index, rows_max=rows_max, master=master
     )  # fmt: skip
-    records: Records
-    if spark:
-        of_stores = {"--read-only": read_only, "--record-bytes-max": record_bytes_max != RECORD_BYTES_MAX}
-        if name := next((name for name, used in of_stores.items() if used), None):
-            raise Misuse(f"{name} is not for --spark: a table is always read, and never written")
-        records = open_table(path, table)
-    else:
-        table.refuse()
-        if not file_of(path).exists() and read_only:
-            raise Misuse(f"{file_of(path)}: there is no such store, and --read-only would leave a new one empty")
-        records = open_records(path, make=not read_only)
+    of_stores = {"--read-only": read_only, "--record-bytes-max": record_bytes_max != RECORD_BYTES_MAX}
+    records = open_table(path, table, of_stores) if spark else open_store(path, table, read_only)
     try:
         size = len(records)
         server = ReconcileServer(records, settings)

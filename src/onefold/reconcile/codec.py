@@ -117,15 +117,15 @@ def _numbers_at(buffer: Rows, starts: Ints) -> tuple[Stamps, Ints]:
     """
     counts = np.ones(len(starts), dtype=np.int64)
     going = flagged(buffer[starts] > 127)
-    for place in range(1, DIGITS_MAX + 1):
+    for step in range(1, DIGITS_MAX + 1):
         if not len(going):
             break
         counts[going] += 1
-        going = going[buffer[starts[going] + place] > 127]
+        going = going[buffer[starts[going] + step] > 127]
     numbers = np.zeros(len(starts), dtype=np.uint64)
-    for place in range(int(counts.max(initial=0))):
-        digit = (buffer[starts + place] & 127).astype(np.uint64)
-        numbers = np.where(place < counts, numbers << np.uint64(7) | digit, numbers)
+    for step in range(int(counts.max(initial=0))):
+        digit = (buffer[starts + step] & 127).astype(np.uint64)
+        numbers = np.where(step < counts, numbers << np.uint64(7) | digit, numbers)
     return numbers, counts
 
 

@@ -98,9 +98,9 @@ def spans_by(starts: Ints, counts: Ints, step: int) -> Ints:
     return np.asarray(np.arange(int(counts.sum())) * step + np.repeat(starts - before * step, counts), dtype=np.int64)
 
 
-def firsts_differ(left: Rows, right: Rows) -> Ints:
+def firsts_differ(a: Rows, b: Rows) -> Ints:
     """For each pair of rows the first byte in which they differ; 0 for equal rows, which have none."""
-    return np.asarray((left != right).argmax(axis=1), dtype=np.int64)
+    return np.asarray((a != b).argmax(axis=1), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -184,18 +184,18 @@ def begun(timestamps: Stamps, ids: Rows, lengths: Ints) -> Bounds:
     return Bounds(timestamps, rows, lengths)
 
 
-def between(left: tuple[Stamps, Rows], right: tuple[Stamps, Rows]) -> Bounds:
-    """The shortest bounds that separate records from their successors: above each left one, not above the right one.
+def between(before: tuple[Stamps, Rows], after: tuple[Stamps, Rows]) -> Bounds:
+    """The shortest bounds that separate records from their successors: above each one before, not above the one after.
 
     >>> stamps, ids = np.array([5, 5], dtype=np.uint64), np.frombuffer(b"aaaaaaaaaabbbbbb", dtype=np.uint8)
     >>> bounds = between((stamps[:1], ids.reshape(2, 8)[:1]), (stamps[1:], ids.reshape(2, 8)[1:]))
     >>> bounds.timestamps.tolist(), bounds.ids.tobytes(), bounds.lengths.tolist()
     ([5], b'aab\\x00\\x00\\x00\\x00\\x00', [3])
     """
-    lengths = np.zeros(len(right[0]), dtype=np.int64)
-    tied = flagged(left[0] == right[0])
-    lengths[tied] = firsts_differ(left[1][tied], right[1][tied]) + 1
-    return begun(right[0], right[1], lengths)
+    lengths = np.zeros(len(after[0]), dtype=np.int64)
+    tied = flagged(before[0] == after[0])
+    lengths[tied] = firsts_differ(before[1][tied], after[1][tied]) + 1
+    return begun(after[0], after[1], lengths)
 
 
 def running_sums(limbs: Limbs) -> Limbs:
@@ -226,23 +226,23 @@ def running_xors(limbs: Limbs) -> Limbs:
     return totals
 
 
-def minus(left: Limbs, right: Limbs) -> Limbs:
-    """Left less right, number by number, modulo 2^(64 limbs).
+def minus(a: Limbs, b: Limbs) -> Limbs:
+    """a - b, number by number, modulo 2^(64 limbs).
 
     >>> minus(np.array([[0, 1]], dtype=np.uint64), np.array([[1, 0]], dtype=np.uint64)).tolist()
     [[18446744073709551615, 0]]
     """
-    result, short = left - right, left < right
+    result, short = a - b, a < b
     borrow = short[:, 0]
-    for k in range(1, left.shape[1]):
+    for k in range(1, a.shape[1]):
         short[:, k] |= borrow & (result[:, k] == 0)
         result[:, k] -= borrow
         borrow = short[:, k]
     return result
 
 
-def plus(left: Limbs, right: Limbs) -> Limbs:
-    return minus(left, minus(np.zeros_like(right), right))
+def plus(a: Limbs, b: Limbs) -> Limbs:
+    return minus(a, minus(np.zeros_like(b), b))
 
 
 class Columns:
@@ -487,7 +487,7 @@ class Index:
     def known(self, ids: Rows) -> list[int]:
         """The positions of those ids that are there, under any timestamp."""
         holes = set(self._holes.tolist())
-        alive = [i for i, place in self._main.holding(ids) if place not in holes]
+        alive = [i for i, position in self._main.holding(ids) if position not in holes]
         return alive + [i for i, _ in self._extra.holding(ids)]
 
     def added(self, records: Columns) -> Index:
@@ -667,10 +667,10 @@ class ItemSet:
         stamps, id_size = np.asarray(timestamps), self.id_size
         if stamps.dtype.kind not in "iu":  # a mixture in which numpy sees no whole numbers of 64 bits
             values = timestamps if isinstance(timestamps, list) else stamps.tolist()
-            for place, value in enumerate(values):
+            for number, value in enumerate(values):
                 if not isinstance(value, int) or not 0 <= value <= INFINITY:
                     text = f"timestamp {value!r} is no whole number from 0 to 2^64 - 2"
-                    raise BadInput(text, place=place, value=value)
+                    raise BadInput(text, place=number, value=value)
             stamps = np.array(values, dtype=np.uint64)
         if len(below := flagged(stamps < 0)):
             value = int(stamps[below[0]])
@@ -681,10 +681,10 @@ class ItemSet:
             raise Misuse(f"ids are {ids.dtype} of shape {ids.shape}, must be uint8 of shape (n, {id_size})")
         else:
             sizes = enumerate([ids.shape[1]])
-        for place, size in sizes:
+        for number, size in sizes:
             if size != id_size:
-                text = f"id {place} has {size} bytes, must have {id_size}"
-                raise BadInput(text, place=place, size=size, id_size=id_size)
+                text = f"id {number} has {size} bytes, must have {id_size}"
+                raise BadInput(text, place=number, size=size, id_size=id_size)
         if not isinstance(ids, np.ndarray):
             ids = np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(len(ids), id_size)
         if len(stamps) != len(ids):

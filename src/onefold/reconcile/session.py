@@ -261,8 +261,8 @@ def match(ours: Listed, theirs: Listed) -> Matched:
     odd = alike & ~pair
     odd[1:] |= alike[1:] & alike[:-1]
     crowded = np.unique(keys[:-1][odd] >> np.uint64(64 - range_bits)).astype(np.int64)
-    first, place = flagged(pair), np.uint64((1 << place_bits) - 1)
-    ours_at, theirs_at = (keys[first] & place).astype(np.int64), (keys[first + 1] & place).astype(np.int64)
+    first, mask = flagged(pair), np.uint64((1 << place_bits) - 1)
+    ours_at, theirs_at = (keys[first] & mask).astype(np.int64), (keys[first + 1] & mask).astype(np.int64)
 
     limbs = ours.ids.view(np.uint64).take(ours_at, axis=0) == theirs.ids.view(np.uint64).take(theirs_at, axis=0)
     equal = np.logical_and.reduce([limbs[:, k] for k in range(limbs.shape[1])])
@@ -414,8 +414,8 @@ class Slots:
         ours = self.last[slots] > self.first[slots]  # slots with records of ours
         if ours.any():
             at = neighbour[ours] + (0 if lower else -1)
-            left, right = ((lists.stamps[i], lists.ours.ids.take(i, axis=0)) for i in (at, at + 1))
-            chosen.put(ours, between(left, right))
+            below, above = ((lists.stamps[i], lists.ours.ids.take(i, axis=0)) for i in (at, at + 1))
+            chosen.put(ours, between(below, above))
         theirs_at = (self.theirs_first if lower else self.theirs_last)[slots]
         listed = theirs_at != NOBODY
         ids = lists.theirs.ids.take(theirs_at[listed], axis=0)
@@ -500,11 +500,11 @@ def answer(setting: Setting, message: bytes) -> bytes:
     if complete and len(written) == len(replies) and written.last[-1] == replies.last[-1]:
         return head + data
     final = written.take(slice(-1, None))
-    asked = received.ranges.take(flagged(received.ranges.modes != Mode.SKIP)[-1:])
-    if final.upper.equal(asked.upper).all():
+    final_asked = received.ranges.take(flagged(received.ranges.modes != Mode.SKIP)[-1:])
+    if final.upper.equal(final_asked.upper).all():
         return head + data
-    mode = Mode.FINGERPRINT if asked.last[0] > final.last[0] else Mode.ID_LIST
-    rest = Ranges(final.upper, asked.upper, np.array([mode], dtype=np.uint8), final.last, asked.last)
+    mode = Mode.FINGERPRINT if final_asked.last[0] > final.last[0] else Mode.ID_LIST
+    rest = Ranges(final.upper, final_asked.upper, np.array([mode], dtype=np.uint8), final.last, final_asked.last)
     return head + data + writer.write(rest, after=final.upper)[0]
 
 
@@ -553,7 +553,7 @@ class Answers:
     """
 
     received: Received
-    asked: Ranges
+    questions: Ranges
     start: Ints
     """For each range of the message the first of the asked ones that it touches;"""
     end: Ints
@@ -562,22 +562,24 @@ class Answers:
     """and whether it lies inside them."""
 
     @staticmethod
-    def of(received: Received, asked: Ranges) -> Answers:
+    def of(received: Received, questions: Ranges) -> Answers:
         rows = np.zeros(len(received.ranges), dtype=np.int64)
         which = flagged(received.ranges.modes)  # a Skip tells nothing
         if not len(which):
-            return Answers(received, asked, rows, rows, rows > 0)
+            return Answers(received, questions, rows, rows, rows > 0)
         lower, upper = received.ranges.lower.take(which), received.ranges.upper.take(which)
-        begins, ends = (Columns(bounds.timestamps, bounds.ids) for bounds in (asked.lower, asked.upper))
+        begins, ends = (Columns(bounds.timestamps, bounds.ids) for bounds in (questions.lower, questions.upper))
         start, end = ends.find(lower), begins.find(upper)
-        start += asked.upper.take(np.minimum(start, len(asked) - 1)).equal(lower)  # one that ends there is not touched
-        first, last = np.minimum(start, len(asked) - 1), np.maximum(end - 1, 0)
-        apart = ~asked.lower.take(slice(1, None)).equal(asked.upper.take(slice(0, -1)))
+        start += questions.upper.take(np.minimum(start, len(questions) - 1)).equal(
+            lower
+        )  # one that ends there is not touched
+        first, last = np.minimum(start, len(questions) - 1), np.maximum(end - 1, 0)
+        apart = ~questions.lower.take(slice(1, None)).equal(questions.upper.take(slice(0, -1)))
         holes = np.concatenate(([0], apart.cumsum()))
         inside = (end > start) & (holes[first] == holes[last])
-        inside &= ~(lower.below(asked.lower.take(first)) | asked.upper.take(last).below(upper))
+        inside &= ~(lower.below(questions.lower.take(first)) | questions.upper.take(last).below(upper))
         rows[which] = np.arange(len(which))  # Skips share the first row, which nobody looks up for them
-        return Answers(received, asked, start[rows], end[rows], inside[rows])
+        return Answers(received, questions, start[rows], end[rows], inside[rows])
 
     def next(self) -> Ranges:
         """What to ask now."""
@@ -595,7 +597,7 @@ class Answers:
         """The asked ranges that these ranges of the message touch, as far as they do; and which touches which."""
         counts = np.maximum(self.end[which] - self.start[which], 0)
         source = which.repeat(counts)
-        ours = self.asked.take(spans(self.start[which], self.start[which] + counts))
+        ours = self.questions.take(spans(self.start[which], self.start[which] + counts))
         theirs = self.received.ranges.take(source)
         lower = Bounds.choose(ours.lower.below(theirs.lower), theirs.lower, ours.lower)
         upper = Bounds.choose(ours.upper.below(theirs.upper), ours.upper, theirs.upper)
@@ -628,22 +630,22 @@ class Answers:
         if not len(which):
             return [], []
         message, starts = received.incoming.message, received.incoming.starts[which]
-        asked, replies = (
-            self.asked.take(np.minimum(self.start[which], len(self.asked) - 1)),
+        own, replies = (
+            self.questions.take(np.minimum(self.start[which], len(self.questions) - 1)),
             received.ranges.take(which),
         )
-        exact = asked.lower.equal(replies.lower) & asked.upper.equal(replies.upper) & (asked.modes == Mode.ID_LIST)
+        exact = own.lower.equal(replies.lower) & own.upper.equal(replies.upper) & (own.modes == Mode.ID_LIST)
         if not exact.all():
             raise Violation("a Response to something that was not listed", int(starts[~exact][0]))
         need, counts, ends = received.incoming.id_lists(which)
-        ours = received.setting.items.rows(spans(asked.first, asked.last))[1]
-        matched = match(Listed(ours, asked.sizes()), Listed(need, counts))
+        ours = received.setting.items.rows(spans(own.first, own.last))[1]
+        matched = match(Listed(ours, own.sizes()), Listed(need, counts))
         if len(matched.twice) or (matched.theirs != NOBODY).any():
             position = int(matched.twice[0] if len(matched.twice) else flagged(matched.theirs != NOBODY)[0])
             start = starts[np.searchsorted(counts.cumsum(), position, side="right")]
             raise Violation("a Response with an id that was listed, or is in it twice", int(start))
         lacking = []  # for each listed id whether the server lacks it
-        for at, count in zip(ends.tolist(), asked.sizes().tolist(), strict=True):
+        for at, count in zip(ends.tolist(), own.sizes().tolist(), strict=True):
             size, start = read_number(message, at)
             if size > -(-count // 8):
                 raise Violation(f"{size} bytes of bits for {count} listed ids", at)
@@ -768,16 +770,16 @@ class Session:
             self._asked, self._waiting = ranges, []
             return message
         room = self._setting.frame_size_max - len(head)
-        waiting, parts, asked, after = list(waiting), [head], [], None
+        waiting, parts, question, after = list(waiting), [head], [], None
         while waiting:
             ranges = waiting.pop()
             data, written = writer.write_some(ranges, room, after)
             room -= len(data)
             parts.append(data)
-            asked.append(written)
+            question.append(written)
             if len(written) < len(ranges):
                 waiting.append(ranges.take(slice(len(written), None)))
                 break
             after = written.upper.take(slice(-1, None))
-        self._asked, self._waiting = Ranges.join(asked), waiting
+        self._asked, self._waiting = Ranges.join(question), waiting
         return b"".join(parts)

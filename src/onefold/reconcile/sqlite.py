@@ -372,10 +372,10 @@ class SqliteSnapshot:
     def cuts(self, ranks: Ints, lower: Ints, upper: Ints) -> Ints:
         """The same ranks where their leaf is at hand; else the nearer edge of it, if it lies inside the range."""
         leaves, starts = self._directory.leaf_of(ranks), self._directory.starts
-        left, right = starts[leaves], starts[leaves + 1]
-        left_inside, right_inside = left > lower, right < upper
-        nearer_right = right_inside & (~left_inside | (right - ranks < ranks - left))
-        edges = np.where(nearer_right, right, np.where(left_inside, left, ranks))
+        begin, end = starts[leaves], starts[leaves + 1]
+        begin_inside, end_inside = begin > lower, end < upper
+        nearer_end = end_inside & (~begin_inside | (end - ranks < ranks - begin))
+        edges = np.where(nearer_end, end, np.where(begin_inside, begin, ranks))
         return np.where(np.isin(leaves, self._loaded.leaves), ranks, edges)
 
     def find(self, bounds: Bounds) -> Ints:

@@ -194,8 +194,8 @@ class IndexLayout:
         def places(times: pa.Array, words: pa.Array) -> pa.Array:
             return pa.array(self.places(*(column.to_numpy().view(np.uint64) for column in (times, words))))
 
-        place = F.arrow_udf(places, T.LongType())  # type: ignore[attr-defined]
-        return place(F.col(TIME), F.col(WORDS[0]))  # type: ignore[no-any-return]
+        bucket = F.arrow_udf(places, T.LongType())  # type: ignore[attr-defined]
+        return bucket(F.col(TIME), F.col(WORDS[0]))  # type: ignore[no-any-return]
 
     def order(self) -> Column:
         """What tells rows of one bucket apart from those of its neighbours: the time, or the first word of the id."""
