@@ -46,10 +46,8 @@ from onefold.reconcile.items import (
     Limbs,
     Rows,
     Stamps,
-    between,
     blobs,
     flagged,
-    origin,
     padded,
     spans,
     spans_by,
@@ -287,7 +285,7 @@ def _separators(items: Items, ranks: Ints) -> Bounds:
     """The shortest bounds between the records at these ranks and those before them, by one look at the set."""
     stamps, ids = items.rows(np.concatenate((ranks - 1, ranks)))
     half = len(ranks)
-    return between((stamps[:half], ids[:half]), (stamps[half:], ids[half:]))
+    return Bounds.between((stamps[:half], ids[:half]), (stamps[half:], ids[half:]))
 
 
 def windows(buffer: Any, size: int) -> NDArray[Any]:
@@ -474,7 +472,7 @@ def _read_many(buffer: Rows, starts: Ints, layout: Layout) -> tuple[Bounds, Ints
 
 def _lower(upper: Bounds, layout: Layout) -> Bounds:
     """Where ranges begin that end at these bounds."""
-    return Bounds.join([origin(layout.id_size), upper.take(slice(0, -1))]).take(slice(0, len(upper)))
+    return Bounds.join([Bounds.origin(layout.id_size), upper.take(slice(0, -1))]).take(slice(0, len(upper)))
 
 
 @dataclass(frozen=True)
@@ -486,7 +484,7 @@ class Writer:
 
     def write(self, ranges: Ranges, after: Bounds | None = None) -> tuple[bytes, Ints]:
         """All of them, behind what was written up to a bound: the bytes, and how far they reach with each range."""
-        start = after or origin(self.items.id_size)
+        start = after or Bounds.origin(self.items.id_size)
         if len(ranges) <= FEW:
             return self._write_few(ranges, start)
         heads, ends = self._write_many(ranges, start)

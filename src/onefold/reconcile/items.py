@@ -169,33 +169,33 @@ class Bounds:
             np.where(first, these.lengths, those.lengths),
         )
 
+    @staticmethod
+    @cache
+    def origin(id_size: int) -> Bounds:
+        """The bound below everything; shared, so nobody may write into it."""
+        return Bounds.one(0, b"", id_size)
 
-@cache
-def origin(id_size: int) -> Bounds:
-    """The bound below everything; shared, so nobody may write into it."""
-    return Bounds.one(0, b"", id_size)
+    @staticmethod
+    def begun(timestamps: Stamps, ids: Rows, lengths: Ints) -> Bounds:
+        """Bounds of these timestamps and of the first bytes of these ids."""
+        rows, long = np.zeros_like(ids), flagged(lengths)
+        mask = np.arange(ids.shape[1]) < lengths[long, None]
+        whole(rows)[long] = whole(ids.take(long, axis=0) * mask)
+        return Bounds(timestamps, rows, lengths)
 
+    @staticmethod
+    def between(before: tuple[Stamps, Rows], after: tuple[Stamps, Rows]) -> Bounds:
+        """The shortest bounds that separate records from their successors: above the one before, not above the one after.
 
-def begun(timestamps: Stamps, ids: Rows, lengths: Ints) -> Bounds:
-    """Bounds of these timestamps and of the first bytes of these ids."""
-    rows, long = np.zeros_like(ids), flagged(lengths)
-    mask = np.arange(ids.shape[1]) < lengths[long, None]
-    whole(rows)[long] = whole(ids.take(long, axis=0) * mask)
-    return Bounds(timestamps, rows, lengths)
-
-
-def between(before: tuple[Stamps, Rows], after: tuple[Stamps, Rows]) -> Bounds:
-    """The shortest bounds that separate records from their successors: above each one before, not above the one after.
-
-    >>> stamps, ids = np.array([5, 5], dtype=np.uint64), np.frombuffer(b"aaaaaaaaaabbbbbb", dtype=np.uint8)
-    >>> bounds = between((stamps[:1], ids.reshape(2, 8)[:1]), (stamps[1:], ids.reshape(2, 8)[1:]))
-    >>> bounds.timestamps.tolist(), bounds.ids.tobytes(), bounds.lengths.tolist()
-    ([5], b'aab\\x00\\x00\\x00\\x00\\x00', [3])
-    """
-    lengths = np.zeros(len(after[0]), dtype=np.int64)
-    tied = flagged(before[0] == after[0])
-    lengths[tied] = firsts_differ(before[1][tied], after[1][tied]) + 1
-    return begun(after[0], after[1], lengths)
+        >>> stamps, ids = np.array([5, 5], dtype=np.uint64), np.frombuffer(b"aaaaaaaaaabbbbbb", dtype=np.uint8)
+        >>> bounds = Bounds.between((stamps[:1], ids.reshape(2, 8)[:1]), (stamps[1:], ids.reshape(2, 8)[1:]))
+        >>> bounds.timestamps.tolist(), bounds.ids.tobytes(), bounds.lengths.tolist()
+        ([5], b'aab\\x00\\x00\\x00\\x00\\x00', [3])
+        """
+        lengths = np.zeros(len(after[0]), dtype=np.int64)
+        tied = flagged(before[0] == after[0])
+        lengths[tied] = firsts_differ(before[1][tied], after[1][tied]) + 1
+        return Bounds.begun(after[0], after[1], lengths)
 
 
 def running_sums(limbs: Limbs) -> Limbs:

@@ -62,8 +62,6 @@ from onefold.reconcile.items import (
     Limbs,
     Rows,
     Stamps,
-    begun,
-    between,
     blobs,
     firsts_differ,
     flagged,
@@ -415,14 +413,14 @@ class Slots:
         if ours.any():
             at = neighbour[ours] + (0 if lower else -1)
             below, above = ((lists.stamps[i], lists.ours.ids.take(i, axis=0)) for i in (at, at + 1))
-            chosen.put(ours, between(below, above))
+            chosen.put(ours, Bounds.between(below, above))
         theirs_at = (self.theirs_first if lower else self.theirs_last)[slots]
         listed = theirs_at != NOBODY
         ids = lists.theirs.ids.take(theirs_at[listed], axis=0)
         stamps, neighbours = lists.stamps[neighbour[listed]], lists.ours.ids.take(neighbour[listed], axis=0)
         same_time = texts(ids) > texts(neighbours) if lower else texts(ids) < texts(neighbours)
         lengths = np.where(same_time, firsts_differ(neighbours, ids) + 1, 0)
-        theirs = begun(stamps + ~same_time, ids, lengths) if lower else begun(stamps, neighbours, lengths)
+        theirs = Bounds.begun(stamps + ~same_time, ids, lengths) if lower else Bounds.begun(stamps, neighbours, lengths)
         mine = chosen.take(listed)
         better = mine.below(theirs) if lower else theirs.below(mine)
         chosen.put(listed, Bounds.choose(ours[listed] & better, mine, theirs))
@@ -630,10 +628,8 @@ class Answers:
         if not len(which):
             return [], []
         message, starts = received.incoming.message, received.incoming.starts[which]
-        own, replies = (
-            self.questions.take(np.minimum(self.start[which], len(self.questions) - 1)),
-            received.ranges.take(which),
-        )
+        replies = received.ranges.take(which)
+        own = self.questions.take(np.minimum(self.start[which], len(self.questions) - 1))
         exact = own.lower.equal(replies.lower) & own.upper.equal(replies.upper) & (own.modes == Mode.ID_LIST)
         if not exact.all():
             raise Violation("a Response to something that was not listed", int(starts[~exact][0]))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onefold.errors import BadInput, Misuse
 from onefold.reconcile import INFINITY, Bounds, ItemSet
 from onefold.reconcile.codec import hashed
-from onefold.reconcile.items import OVERLAY_MIN, between, overlay_max
+from onefold.reconcile.items import OVERLAY_MIN, overlay_max
 from tests.lib.examples import examples, proof
 
 ID = bytes(range(32))
@@ -166,7 +166,7 @@ def test_a_separating_bound_is_as_short_as_it_can_be():
     records = sorted((stamp, id) for id, stamp in stamps.items())
     items = sealed(records)
     places = np.arange(1, len(records))
-    bounds = between(items.rows(places - 1), items.rows(places))
+    bounds = Bounds.between(items.rows(places - 1), items.rows(places))
     assert items.find(bounds).tolist() == places.tolist()
     for (left, right), stamp, length in zip(pairwise(records), bounds.timestamps, bounds.lengths, strict=True):
         assert stamp == right[0]
