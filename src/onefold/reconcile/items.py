@@ -185,7 +185,7 @@ class Bounds:
 
     @staticmethod
     def between(before: tuple[Stamps, Rows], after: tuple[Stamps, Rows]) -> Bounds:
-        """The shortest bounds that separate records from their successors: above the one before, not above the one after.
+        """The shortest bounds between records and their successors: above the one before, not above the one after.
 
         >>> stamps, ids = np.array([5, 5], dtype=np.uint64), np.frombuffer(b"aaaaaaaaaabbbbbb", dtype=np.uint8)
         >>> bounds = Bounds.between((stamps[:1], ids.reshape(2, 8)[:1]), (stamps[1:], ids.reshape(2, 8)[1:]))
