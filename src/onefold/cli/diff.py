@@ -15,7 +15,7 @@ from onefold.cli.options import TOKEN, count, read_token
 from onefold.cli.output import emit_json, people, progress
 from onefold.errors import Misuse
 from onefold.report import agreement
-from onefold.report.agreement import told
+from onefold.report.agreement import row_text
 from onefold.report.text import foreign
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _print_peer(document: dict[str, Any]) -> None:
     people.print(f"they differ: {parts}; {both}, {cost}", style="bold red", soft_wrap=True)
     for kind, rows in document["shown"].items():
         for row in rows:
-            people.print(foreign(f"  {kind.replace('_', ' ')}: {told(row)}", ROW_CHARS_MAX), soft_wrap=True)
+            people.print(foreign(f"  {kind.replace('_', ' ')}: {row_text(row)}", ROW_CHARS_MAX), soft_wrap=True)
         if document[kind] > len(rows):
             people.print(f"  {kind.replace('_', ' ')}: and {document[kind] - len(rows):,} more", style="dim")
 

@@ -40,7 +40,7 @@ def explain(
         found = explained(run, words or [], pairs=pairs_of(key or []), limit=limit, say=say)
     if json:
         emit_json(found)
-    for line in explanation.told(found):
+    for line in explanation.lines(found):
         people.print(line, soft_wrap=True)
     if not found["rows"] and not found["missing_ranges"]:
         raise typer.Exit(1)

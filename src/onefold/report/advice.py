@@ -84,16 +84,19 @@ def windows(advice: Mapping[str, Any]) -> Table:
 
 def notes(advice: Mapping[str, Any]) -> Iterator[Text]:
     """What stands beside the windows: the other memories, and how to read the figures."""
-    kept = advice["intervals"]
-    if "why_not" in kept:
-        yield Text(f"interval memory: {kept['why_not']}")
+    intervals = advice["intervals"]
+    if "why_not" in intervals:
+        yield Text(f"interval memory: {intervals['why_not']}")
     else:
-        yield Text(
-            f"interval memory: {many(kept['chains'], 'chain')} and {many(kept['gaps'], 'gap')}, {size(kept['bytes'])}; "
-            "nothing leaks, however late"
-        )
+        entries = f"{many(intervals['chains'], 'chain')} and {many(intervals['gaps'], 'gap')}"
+        yield Text(f"interval memory: {entries}, {size(intervals['bytes'])}; nothing leaks, however late")
     yield Text(f"a set of all ids: {advice['ids']:,} ids, {size(advice['all_ids_bytes'])} and growing")
-    yield from _tail(*(edge(advice["windows"], key=lambda row: row["share"]) for edge in (min, max)))
+    low, high = (edge(advice["windows"], key=lambda row: row["share"]) for edge in (min, max))
+    times = high["window_ms"] / max(1, low["window_ms"])
+    if times >= TAIL_TIMES:
+        shares = f"from {_percent(low['share'])} to {_percent(high['share'])}"
+        more = high["ids"] / max(1, low["ids"])
+        yield Text(f"the tail is long: {shares} the window grows {times:,.0f} times, its state {more:,.1f} times")
     yield Text("leaks: copies that come after the window, and count again; at most so many", style="dim")
     yield Text("state: at the peak, 24 bytes an id; a store adds to it, Spark's about 70 bytes an id", style="dim")
     yield Text("watermark: the delay for dropDuplicatesWithinWatermark, which keeps ids twice as long", style="dim")
@@ -105,13 +108,14 @@ def recommendation(advice: Mapping[str, Any]) -> str:
     """What to do, in one sentence."""
     if not advice["windows"]:
         return "there are no copies: by this data no window is needed"
-    best, kept = max(advice["windows"], key=lambda row: row["share"]), advice["intervals"]
+    best, intervals = max(advice["windows"], key=lambda row: row["share"]), advice["intervals"]
     ids = f"{many(best['ids'], 'id')} at once"
     window = f"a window of {span(best['window_ms'])} ({best['window_ms']:,} ms)"
     catches = f"catches {best['caught']:,} of {many(advice['copies'], 'copy', 'copies')}, leaks {best['leaked']:,}"
-    if "why_not" not in kept and kept["entries"] < best["ids"]:
-        entries = f"{many(kept['entries'], 'entry', 'entries')} {'remembers' if kept['entries'] == 1 else 'remember'}"
-        return f"judge by numbers: {entries} everything and nothing leaks; {window} {catches}, and remembers {ids}"
+    if "why_not" not in intervals and intervals["entries"] < best["ids"]:
+        entries, verb = intervals["entries"], "remembers" if intervals["entries"] == 1 else "remember"
+        remembered = f"{many(entries, 'entry', 'entries')} {verb}"
+        return f"judge by numbers: {remembered} everything and nothing leaks; {window} {catches}, and remembers {ids}"
     return f"take {window}: it {catches}, and remembers {ids}"
 
 
@@ -141,18 +145,9 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
-def _tail(low: Mapping[str, Any], high: Mapping[str, Any]) -> Iterator[Text]:
-    """What the last copies cost, if it is much."""
-    times = high["window_ms"] / max(1, low["window_ms"])
-    if times >= TAIL_TIMES:
-        shares = f"from {_percent(low['share'])} to {_percent(high['share'])}"
-        more = high["ids"] / max(1, low["ids"])
-        yield Text(f"the tail is long: {shares} the window grows {times:,.0f} times, its state {more:,.1f} times")
-
-
-def _spread(told: Mapping[str, Any]) -> str:
-    half, most = span(told["quantiles"]["0.5"]), span(told["most_ms"])
-    return f"half within {half}, 90 % within {span(told['quantiles']['0.9'])}, all within {most}"
+def _spread(lags: Mapping[str, Any]) -> str:
+    half, most = span(lags["quantiles"]["0.5"]), span(lags["most_ms"])
+    return f"half within {half}, 90 % within {span(lags['quantiles']['0.9'])}, all within {most}"
 
 
 def _percent(share: float) -> str:

@@ -41,15 +41,15 @@ def samples(summary: Mapping[str, Any]) -> Iterator[Text]:
     """Some rows of each kind, a line each, and how many more there are."""
     for kind, rows in summary["shown"].items():
         for row in rows:
-            yield foreign(f"  {SIDES[kind]}: {told(row)}", ROW_CHARS_MAX)
+            yield foreign(f"  {SIDES[kind]}: {row_text(row)}", ROW_CHARS_MAX)
         if summary[kind] > len(rows):
             yield Text(f"  {SIDES[kind]}: and {summary[kind] - len(rows):,} more", style="dim")
 
 
-def told(row: Mapping[str, Any]) -> str:
+def row_text(row: Mapping[str, Any]) -> str:
     """A row in words.
 
-    >>> told({"device": "a", "ts": 5, "body": None})
+    >>> row_text({"device": "a", "ts": 5, "body": None})
     'device a, ts 5, body null'
     """
     return ", ".join(f"{name} {'null' if value is None else value}" for name, value in row.items())
@@ -66,10 +66,18 @@ def audited(audit: Mapping[str, Any]) -> Iterator[Text]:
     if audit["left_out"]:
         yield foreign(f"  not compared, by their types: {', '.join(audit['left_out'])}", ROW_CHARS_MAX)
     if audit["ids"] is not None:
-        yield _of_ids(audit)
+        once = f"{audit['ids']:,} messages count once" if not audit["twice"] else f"{audit['ids']:,} messages count"
+        orphans, ruled, repeats = audit["orphans"], audit["orphans_by_rule"], f"{audit['repeats']:,} repeats"
+        alone = [f"{orphans:,} have no first"] if orphans else []
+        if ruled:
+            alone.append(f"{ruled:,} have none by the rule of their reason: they may be new, and count nowhere")
+        if alone:
+            yield Text(f"  {once}; of {repeats} {' and '.join(alone)}", style="yellow")
+        else:
+            yield Text(f"  {once}, and each of {repeats} has its first")
     for kind, rows in audit["shown"].items():
         for row in rows:
-            yield foreign(f"  {told(row)}: {KINDS[kind]}", ROW_CHARS_MAX)
+            yield foreign(f"  {row_text(row)}: {KINDS[kind]}", ROW_CHARS_MAX)
         if audit[kind] > len(rows):
             yield Text(f"  and {audit[kind] - len(rows):,} more: {KINDS[kind]}", style="dim")
 
@@ -80,8 +88,8 @@ def files_read(manifest: Mapping[str, Any]) -> Iterator[Text]:
         yield foreign(f"rows were not counted independently: {manifest['not_counted']}", ROW_CHARS_MAX)
     elif manifest["rows"] is not None:
         apart = [f"{manifest[name]:,} {name} lines" for name in ("blank", "header") if manifest[name]]
-        held = ", ".join([f"{many(manifest['rows'], 'row')} in {many(manifest['files'], 'file')}", *apart])
-        yield Text(f"counted without the reader: {held}")
+        rows = ", ".join([f"{many(manifest['rows'], 'row')} in {many(manifest['files'], 'file')}", *apart])
+        yield Text(f"counted without the reader: {rows}")
     for file in manifest["set_aside"][:FILES_SHOWN_MAX]:
         line = f"  set aside: {file['path']}, {file['size']:,} bytes: {file['trouble']}; its rows are unknown"
         yield Text(foreign(line, FILE_CHARS_MAX).plain, style="yellow")
@@ -90,14 +98,3 @@ def files_read(manifest: Mapping[str, Any]) -> Iterator[Text]:
     more = sum(max(0, len(manifest[name]) - FILES_SHOWN_MAX) for name in ("set_aside", "changed"))
     if more:
         yield Text(f"  and {more:,} more files", style="dim")
-
-
-def _of_ids(audit: Mapping[str, Any]) -> Text:
-    once = f"{audit['ids']:,} messages count once" if not audit["twice"] else f"{audit['ids']:,} messages count"
-    of_them = f"{audit['repeats']:,} repeats"
-    if not audit["orphans"] and not audit["orphans_by_rule"]:
-        return Text(f"  {once}, and each of {of_them} has its first")
-    alone = f"{audit['orphans']:,} have no first" if audit["orphans"] else ""
-    ruled = audit["orphans_by_rule"]
-    rule = f"{ruled:,} have none by the rule of their reason: they may be new, and count nowhere" if ruled else ""
-    return Text(f"  {once}; of {of_them} {' and '.join(filter(None, (alone, rule)))}", style="yellow")

@@ -3,8 +3,6 @@
 A `Chart` knows its words too: a title, and a sentence that says what can be seen, for those who cannot see it. Colours
 are classes, which the style sheet of the page, or the one that a chart outside of the page carries along, gives a light
 and a dark value. Bars of one colour are one path: a chart of sixty bars in four colours is four paths.
-
-Round places on an axis: of numbers, of time, and of spans of time on a logarithmic one.
 """
 
 from __future__ import annotations
@@ -68,9 +66,9 @@ class Chart:
         return Markup(
             '<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {w} {h}" width="{w}" height="{h}"'
             '{free} role="img" aria-labelledby="{label}-t {label}-d"><title id="{label}-t">{title}</title>'
-            '<desc id="{label}-d">{told}</desc>{style}{body}</svg>'
+            '<desc id="{label}-d">{description}</desc>{style}{body}</svg>'
         ).format(
-            w=_n(self.width), h=_n(self.height), label=label, title=self.title, told=self.told, style=style,
+            w=_n(self.width), h=_n(self.height), label=label, title=self.title, description=self.told, style=style,
             free=Markup(' preserveAspectRatio="none"') if self.stretched else "", body=self.body,
         )  # fmt: skip
 
@@ -136,14 +134,14 @@ class Panel:
                     pieces[kind].append(box(self.left + i * step, floor, step - gap, high))
         return Markup("").join(path(drawn, kind) for kind, drawn in pieces.items())
 
-    def frame(self, title: str, told: Callable[[float], str]) -> Markup:
+    def frame(self, title: str, description: Callable[[float], str]) -> Markup:
         """The ground line, the highest value with its line, and what is measured."""
         ground = self.top + self.height
         return Markup("").join(
             (
                 line(self.left, ground, self.left + self.width, ground, "axis"),
                 line(self.left, self.top, self.left + self.width, self.top),
-                label(self.left - 6, self.top + 4, told(self.highest), "end"),
+                label(self.left - 6, self.top + 4, description(self.highest), "end"),
                 label(self.left - 6, ground, "0", "end"),
                 label(self.left, self.top - 8, title),
             )
@@ -157,7 +155,7 @@ class Panel:
         )
 
 
-def bars(name: str, title: str, told: str, rows: Sequence[tuple[str, float, str, str]], width: float) -> Chart:
+def bars(name: str, title: str, description: str, rows: Sequence[tuple[str, float, str, str]], width: float) -> Chart:
     """Lying bars: label, value, the value in words, and colour of each."""
     highest = max((value for _, value, _, _ in rows), default=0) or 1
     left = min(width * 0.4, LETTER * max((len(row[0]) for row in rows), default=0) + 12)
@@ -168,21 +166,21 @@ def bars(name: str, title: str, told: str, rows: Sequence[tuple[str, float, str,
         y, long = i * 26, max(2.0 if value else 0.0, value / highest * room)
         drawn += [label(0, y + 16, words), path([box(left, y + 4, long, 16)] if value else [], kind)]
         drawn.append(label(left + long + 8, y + 16, text, "start strong"))
-    return Chart(name, title, told, width, len(rows) * 26, Markup("").join(drawn))
+    return Chart(name, title, description, width, len(rows) * 26, Markup("").join(drawn))
 
 
 def shares(
-    name: str, title: str, told: str, parts: Sequence[tuple[float, str]], width: float, height: float = 14
+    name: str, title: str, description: str, parts: Sequence[tuple[float, str]], width: float, height: float = 14
 ) -> Chart:
     """One bar, cut into its parts; a part that is not nothing can be seen."""
     total = sum(value for value, _ in parts) or 1
-    shown = [(max(3.0, value / total * width), kind) for value, kind in parts if value > 0]
-    scale = width / (sum(long for long, _ in shown) or 1)
+    pieces = [(max(3.0, value / total * width), kind) for value, kind in parts if value > 0]
+    scale = width / (sum(long for long, _ in pieces) or 1)
     x, drawn = 0.0, []
-    for long, kind in shown:
+    for long, kind in pieces:
         drawn.append(path([box(x, 0, max(0.5, long * scale - 1), height)], kind))
         x += long * scale
-    return Chart(name, title, told, width, height, Markup("").join(drawn), stretched=True)
+    return Chart(name, title, description, width, height, Markup("").join(drawn), stretched=True)
 
 
 TIME_STEPS: Final = tuple(
@@ -212,20 +210,18 @@ def ticks(low: int, high: int, time: bool, most: int) -> list[Tick]:
     >>> [label for _, label in ticks(1_000_000, 1_000_250, time=False, most=3)]  # which in short would be one number
     ['1,000,000', '1,000,100', '1,000,200']
     """
-    step = _step(max(1, high - low) / max(1, most), time)
+    least = max(1, high - low) / max(1, most)
+    if time:
+        step = next((step for step in TIME_STEPS if step >= least), int(least) + 1)
+    else:
+        size = 10 ** max(0, math.floor(math.log10(least)))
+        step = next(size * n for n in (1, 2, 5, 10) if size * n >= least)
     first = -(-low // step) * step
     places = list(range(first, high + 1, step))[: 4 * most]
     labels = [_label(place, step) if time else brief(place) for place in places]
     if not time and len(set(labels)) < len(labels):
         labels = [f"{place:,}" for place in places]
     return list(zip(places, labels, strict=True))
-
-
-def _step(least: float, time: bool) -> int:
-    if time:
-        return next((step for step in TIME_STEPS if step >= least), int(least) + 1)
-    size = 10 ** max(0, math.floor(math.log10(least)) if least > 0 else 0)
-    return int(next(size * n for n in (1, 2, 5, 10) if size * n >= least))
 
 
 def _label(ms: int, step: int) -> str:
@@ -249,8 +245,8 @@ def logarithmic(highest: float, left: float, width: float) -> Callable[[float], 
 
 def span_ticks(highest: float, room: Callable[[float], float], apart: float) -> list[Tick]:
     """The labelled places of such an axis, no nearer to each other than ``apart``."""
-    kept: list[Tick] = []
+    chosen: list[Tick] = []
     for value in SPAN_TICKS:
-        if value <= highest and (not kept or room(value) - room(kept[-1][0]) >= apart):
-            kept.append((value, span(value)))
-    return kept
+        if value <= highest and (not chosen or room(value) - room(chosen[-1][0]) >= apart):
+            chosen.append((value, span(value)))
+    return chosen

@@ -1,20 +1,16 @@
-"""Where the document of a report is: beside the rows that it is about.
+"""The document of a run, a stream or a diff, read with care: anybody can edit it, and an old one lacks newer keys.
 
-run.json      of a batch run, complete
-diff.json     of two tables that were compared
-stream.json   of a stream: its books are those of its batches, and are added up here
-a file        whatever a command printed with --json
-
-Reading a run's document with care: it is a file that anybody can edit, and an old one lacks what newer ones have.
+    run.json      of a batch run, complete
+    diff.json     of two tables that were compared
+    stream.json   of a stream: its books are those of its batches, and are added up here
+    a file        whatever a command printed with --json
 
 A `ReportPart` is a value together with its place, so that what is wrong with it reads
-``figures.lags.count: is "x", must be a whole number``. What is missing is an empty part,
-and so is everything below it: a section asks for what it needs and is left out if that is not there.
+``figures.lags.count: is "x", must be a whole number``. What is missing is an empty part, and so is everything below it:
+a section asks for what it needs and is left out if that is not there.
 
-The books of a document, read so that nothing is hidden: if they break the law or contradict themselves, that shows.
-
-`Tally.from_dict` refuses books that lie. A report of such a run must still be made, in red: so what can be read is
-kept, and the trouble stands beside it.
+`Tally.from_dict` refuses books that lie. A report of such a run must still be made, in red: so what can be read is kept
+in a `VerdictTable`, and the trouble stands beside it.
 """
 
 from __future__ import annotations
@@ -118,8 +114,8 @@ class ReportPart:
 
     def wrong(self, wanted: str) -> NoReturn:
         """Refuse it, with its place."""
-        shown = foreign(repr(self.value)).plain
-        raise BadInput(f"{foreign(self.where or 'the document').plain}: is {shown}, must be {wanted}", where=self.where)
+        value = foreign(repr(self.value)).plain
+        raise BadInput(f"{foreign(self.where or 'the document').plain}: is {value}, must be {wanted}", where=self.where)
 
     def _table(self) -> dict[str, Any]:
         return self.value if isinstance(self.value, dict) else self.wrong("a table")
@@ -197,23 +193,18 @@ def read_ledger(document: ReportPart) -> VerdictTable:
         return VerdictTable(0, (0, 0, 0, 0), [], "the document has no books")
     try:
         tally = Tally.from_dict(books.value)
-    except BadInput as error:
-        return _believed(books, engine, plain(error, 200))
+    except BadInput as error:  # the sums as they are claimed, and the lines that can be read
+        first, repeat, unsure, reject = (books[name].count() for name in VERDICTS)
+        lines = []
+        for line in books["reasons"].each(LINES_MAX):
+            verdict = line["verdict"].text().lower()
+            if verdict in VERDICTS:
+                answer = Answer(Verdict(verdict.upper()), str(line["reason"].value))
+                lines.append(Line(verdict, line["reason"].text(), line["count"].count(), _rule(engine, answer)))
+        return VerdictTable(books["in"].count(), (first, repeat, unsure, reject), lines, plain(error, 200))
     lines = [Line(a.verdict.lower(), plain(a.reason), n, _rule(engine, a)) for a, n in tally]
     first, repeat, unsure, reject = (tally.count(verdict) for verdict in Verdict)
     return VerdictTable(tally.received, (first, repeat, unsure, reject), lines[:LINES_MAX])
-
-
-def _believed(books: ReportPart, engine: str, problem: str) -> VerdictTable:
-    """What stands in books that cannot be right: the sums as they are claimed, the lines that can be read."""
-    first, repeat, unsure, reject = (books[name].count() for name in VERDICTS)
-    lines = []
-    for line in books["reasons"].each(LINES_MAX):
-        verdict = line["verdict"].text().lower()
-        if verdict in VERDICTS:
-            answer = Answer(Verdict(verdict.upper()), str(line["reason"].value))
-            lines.append(Line(verdict, line["reason"].text(), line["count"].count(), _rule(engine, answer)))
-    return VerdictTable(books["in"].count(), (first, repeat, unsure, reject), lines, problem)
 
 
 def _rule(engine: str, answer: Answer) -> str:
@@ -250,21 +241,21 @@ BYTES_MAX: Final = 64 << 20
 
 def read_document(path: str | PathLike[str]) -> dict[str, Any]:
     """The document of a run, a stream or a diff."""
-    place = Path(path)
+    source = Path(path)
     if FAR.match(str(path)):  # of two slashes a Path keeps one
         raise Misuse(
             f"{path}: a report is made from files of this machine; copy {RUN} here and name it", path=str(path)
         )
-    if not place.exists():
-        raise Misuse(f"{place}: no such file or folder", path=str(place))
-    if not place.is_dir():
-        return _object(place, *OF_A_RUN)
+    if not source.exists():
+        raise Misuse(f"{source}: no such file or folder", path=str(source))
+    if not source.is_dir():
+        return _object(source, *OF_A_RUN)
     for name in (RUN, DIFF):
-        if (place / name).exists():
-            return {"path": str(place), **_object(place / name, *OF_A_RUN)}
-    if (place / STREAM).exists():
-        return _stream(place)
-    raise Misuse(f"{place} holds no {RUN}, {STREAM} or {DIFF}: it is not a complete run", path=str(place))
+        if (source / name).exists():
+            return {"path": str(source), **_object(source / name, *OF_A_RUN)}
+    if (source / STREAM).exists():
+        return _stream(source)
+    raise Misuse(f"{source} holds no {RUN}, {STREAM} or {DIFF}: it is not a complete run", path=str(source))
 
 
 def _object(path: Path, *needs: str) -> dict[str, Any]:
@@ -280,32 +271,27 @@ def _object(path: Path, *needs: str) -> dict[str, Any]:
     return document
 
 
-def _stream(place: Path) -> dict[str, Any]:
+def _stream(path: Path) -> dict[str, Any]:
     """The books of all batches, and the last of them one by one."""
-    total, batches, told = Tally(), [], _progress(place / PROGRESS)
-    for folder in sorted((place / BATCHES).glob(NUMBERED)):
+    lines: dict[int, dict[str, Any]] = {}  # the newest of each batch; a torn last one is passed over
+    progress = path / PROGRESS
+    for text in progress.read_text(encoding="utf-8", errors="replace").splitlines() if progress.exists() else []:
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and type(line.get("batch")) is int:
+            lines[line["batch"]] = line
+    total, batches = Tally(), []
+    for folder in sorted((path / BATCHES).glob(NUMBERED)):
         tally = Tally.from_dict(_object(folder / TALLY, "reasons"))
         total += tally
-        counts = tally.to_dict()
-        line = told.get(int(folder.name)) or {}
+        counts, line = tally.to_dict(), lines.get(int(folder.name)) or {}
         seconds, state = line.get("seconds"), line.get("state_bytes")
         batches.append([int(folder.name), tally.received, seconds, state, [counts[name] for name in VERDICTS]])
-    document: dict[str, Any] = {"tally": total.to_dict(), "batches": batches[-BATCHES_SHOWN_MAX:], "path": str(place)}
-    last = told[max(told)] if told else {}
+    document: dict[str, Any] = {"tally": total.to_dict(), "batches": batches[-BATCHES_SHOWN_MAX:], "path": str(path)}
+    last = lines[max(lines)] if lines else {}
     if last.get("set_aside") or last.get("changed"):
         files: dict[str, Any] = {"set_aside": last.get("set_aside") or [], "changed": last.get("changed") or []}
         document["manifest"] = {"files": 0, "rows": None, "blank": 0, "header": 0, "not_counted": UNCOUNTED, **files}
     return document
-
-
-def _progress(path: Path) -> dict[int, dict[str, Any]]:
-    """What a stream told of its batches while it went, the newest word of each; a torn last line is passed over."""
-    told = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
-        try:
-            word = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(word, dict) and type(word.get("batch")) is int:
-            told[word["batch"]] = word
-    return told

@@ -1,29 +1,17 @@
-"""The page: one file that needs nothing else. It opens from a mail, prints, and has no script at all.
+"""The page of a run, a stream or a diff: one file that needs nothing else. It opens from a mail, prints, has no script.
 
 Everything foreign is cut, freed of signs that are no text, and escaped; and should a mark-up still get through, the
 content security policy of the page forbids all that it could do: no script, no request, no style but ours, by its
 hash. What unfolds is ``<details>``, which keyboards and screen readers know.
 
-Cost: bounded by what is read of the document (`sections`, `gap_map`): below 2 MB and about a second, whatever the run.
+At its head stands the banner (`Standing`): was anything lost, was anything counted twice, is anything missing. Three
+things are told apart that look alike in a list of numbers. What is *wrong* (bad): onefold lost or doubled a message, or
+source and sink do not agree; nothing of such a run may be used. What is *open* (warn): messages that never arrived,
+rows that were refused; the run is right, and somebody should look. What was *not looked at* (note) is never called
+right. Below it are the sections. Each takes what it needs from the document and hands plain values to its template, or
+one line on why there is nothing to show; nothing is decided in a template.
 
-A section of the page: its name, its values, or one line on why it is not there.
-
-The sections on what happened and what it cost: of each, what is shown, or why there is nothing to show.
-
-A section takes what it needs from the document and hands plain values to its template; nothing is decided there.
-
-What each engine promises, in a few sentences: for the foot of a report. The whole is docs/guarantees.md.
-
-The document of a diff: two tables on Spark, or a table and a peer that was asked over a wire. One form for both.
-
-The sections to look things up in: rejected rows, the audit with its ids, a comparison, settings and promises.
-
-How a run stands: was anything lost, was anything counted twice, is anything missing. The banner of the report.
-
-Three things are told apart that look alike in a list of numbers. What is *wrong* (bad): onefold lost or doubled a
-message, or source and sink do not agree; nothing of such a run may be used. What is *open* (warn): messages that never
-arrived, rows that were refused; the run is right, and somebody should look. What was *not looked at* (note) is never
-called right.
+Cost: bounded by what is read of the document: below 2 MB and about a second, whatever the run.
 """
 
 from __future__ import annotations
@@ -89,8 +77,8 @@ def over_time(document: ReportPart, ledger: VerdictTable) -> Section:
     outside = part["outside"].counts() if part["outside"] else (0, 0, 0, 0)
     lead = f"By {part['column'].text()}{', in UTC' if part['time'].value is True else ''}."
     if sum(outside):
-        told = ", ".join(f"{n:,} {name}" for n, name in zip(outside, VERDICTS, strict=True) if n)
-        lead += f" {many(sum(outside), 'message')} outside of this axis: {told}."
+        counts = ", ".join(f"{n:,} {name}" for n, name in zip(outside, VERDICTS, strict=True) if n)
+        lead += f" {many(sum(outside), 'message')} outside of this axis: {counts}."
     return Section("over_time", "Verdicts over time", "", lead, {"charts": both(lambda w: pictures.timeline(part, w))})
 
 
@@ -137,21 +125,20 @@ def gaps(document: ReportPart, ledger: VerdictTable) -> Section:
         else:
             why = "A stream counts what is missing while it goes; it may come yet." if document["batches"] else OLD
         return Section("gaps", title, why)
-    found = read_gap_map(document)
-    if not found.strips:
+    gap_map = read_gap_map(document)
+    if not gap_map.strips:
         return Section("gaps", title, "Nothing is known to be missing.")
-    every = f"{found.keys:,} {key_word(document)}s"
-    listed = sum(strip.ranges for strip in found.strips) >= document["missing_ranges"].count()
-    told = (
-        f"{len(found.strips):,} of {every} lack something" if listed else f"Of {every} the {len(found.strips):,} worst"
-    )
-    lead = f"{told}, the worst first. Open one to see its ranges."
+    every = f"{gap_map.keys:,} {key_word(document)}s"
+    listed = sum(strip.ranges for strip in gap_map.strips) >= document["missing_ranges"].count()
+    count = f"{len(gap_map.strips):,}"
+    extent = f"{count} of {every} lack something" if listed else f"Of {every} the {count} worst"
+    lead = f"{extent}, the worst first. Open one to see its ranges."
     values = {
-        "map": found,
+        "map": gap_map,
         "kinds": KINDS,
         "units": UNITS,
         "open_max": DRAWN_MAX,
-        "scale": found.scale(),
+        "scale": gap_map.scale(),
         "column": document["figures"]["strips"]["column"].text(),
     }
     return Section("gaps", title, "", lead, values)
@@ -171,22 +158,20 @@ def lags(document: ReportPart, ledger: VerdictTable) -> Section:
     instead = (
         f"What a window would have done: {'' if part['window_ms'] else entries}it remembers the ids of the last so long"
     )
-    values = {"charts": both(lambda w: pictures.lags(part, w)), "windows": list(_windows(document, ledger, part))}
-    return Section("lags", title, "", lead, values | {"instead": instead})
-
-
-def _windows(document: ReportPart, ledger: VerdictTable, part: ReportPart) -> Iterator[dict[str, str]]:
-    """What a memory of the last so many milliseconds would have caught, let through, and held."""
+    # What a memory of the last so many milliseconds would have caught, let through, and held.
     count, timeline = part["count"].count(), document["figures"]["timeline"]
     ms = timeline["to"].whole() - timeline["from"].whole() if timeline and timeline["time"].value is True else 0
+    windows = []
     for quantile, value in part["quantiles"].fields(20):
         try:
             caught = min(1.0, max(0.0, float(quantile)))
         except ValueError:
             ReportPart(quantile, value.where).wrong("a share, such as 0.99")
-        held = "" if ms <= 0 else f"about {min(ledger['first'], round(ledger['first'] * value.real() / ms)):,}"
-        leaks = round(count * (1 - caught))
-        yield {"window": span(value.real()), "caught": f"{100 * caught:g} %", "leaks": f"{leaks:,}", "held": held}
+        ids = "" if ms <= 0 else f"about {min(ledger['first'], round(ledger['first'] * value.real() / ms)):,}"
+        leaks = f"{round(count * (1 - caught)):,}"
+        windows.append({"window": span(value.real()), "caught": f"{100 * caught:g} %", "leaks": leaks, "held": ids})
+    values = {"charts": both(lambda w: pictures.lags(part, w)), "windows": windows, "instead": instead}
+    return Section("lags", title, "", lead, values)
 
 
 def work(document: ReportPart, ledger: VerdictTable) -> Section:
@@ -266,33 +251,29 @@ class Comparison:
 
     def chart(self, width: float) -> Chart:
         """What it took to find the differences."""
-        return self._ranges(width) if self.wire is None else self._bytes(self.wire[1] + self.wire[2], width)
-
-    def _bytes(self, moved: int, width: float) -> Chart:
-        every = ID_BYTES * min(self.rows)
-        told = f"{size(moved)} went over the wire; all ids of the smaller side would have been {size(every)}."
-        rows = [
-            ("over the wire", float(moved), size(moved), "missing"),
-            ("a list of all ids", float(every), size(every), "repeat"),
-        ]
-        return bars("wire", "Bytes to find the differences", told, rows, width)
-
-    def _ranges(self, width: float) -> Chart:
-        """All rows by one fingerprint, then ranges, then rows where those differ."""
-        rows = sum(self.rows)
-        looked = round(rows * self.ranges_differing / self.ranges) if self.ranges else 0
+        if self.wire is not None:
+            moved, every = self.wire[1] + self.wire[2], ID_BYTES * min(self.rows)
+            words = f"{size(moved)} went over the wire; all ids of the smaller side would have been {size(every)}."
+            rows = [
+                ("over the wire", float(moved), size(moved), "missing"),
+                ("a list of all ids", float(every), size(every), "repeat"),
+            ]
+            return bars("wire", "Bytes to find the differences", words, rows, width)
+        # All rows by one fingerprint, then ranges, then rows where those differ.
+        row_count = sum(self.rows)
+        looked = round(row_count * self.ranges_differing / self.ranges) if self.ranges else 0
         steps = (
             (1, int(not self.equal), f"1 fingerprint of each, {'the same' if self.equal else 'not the same'}"),
             (self.ranges, self.ranges_differing, f"{many(self.ranges, 'range')}, {self.ranges_differing:,} differ"),
-            (rows, looked, f"{many(rows, 'row')}, about {looked:,} looked at one by one"),
+            (row_count, looked, f"{many(row_count, 'row')}, about {looked:,} looked at one by one"),
         )
         drawn = []
         for i, (whole, part, words) in enumerate(steps):
             y, long = i * 46, width * part / (whole or 1)
             drawn += [label(0, y + 13, words), path([box(0, y + 18, width, 14)], "seen")]
             drawn.append(path([box(0, y + 18, max(2.0, long), 14)] if part else [], "missing"))
-        told = "; ".join(words for _, _, words in steps)
-        return Chart("ranges", "What was compared", f"{told}.", width, 3 * 46 - 10, Markup("").join(drawn))
+        words = "; ".join(words for _, _, words in steps)
+        return Chart("ranges", "What was compared", f"{words}.", width, 3 * 46 - 10, Markup("").join(drawn))
 
 
 def is_diff(document: ReportPart) -> bool:
@@ -320,8 +301,8 @@ def read_comparison(document: ReportPart) -> Comparison:
         wire=(wire[0], wire[1], wire[2]) if peer else None,
         copied=document["copied"].count(),
         shown=[
-            (told, document[name].count(), spoken(document["shown"][name]))
-            for name, told in words.items()
+            (text, document[name].count(), spoken(document["shown"][name]))
+            for name, text in words.items()
             if document["shown"][name].each()
         ],
     )
@@ -368,24 +349,24 @@ def audit(document: ReportPart, ledger: VerdictTable) -> Section:
         return Section("audit", title, why if "audit" in document.value or document["batches"] else OLD)
     facts = [(words, part[name]) for name, words in AUDITED.items() if part[name]]
     kinds = [(name, words) for name, words in agreement.KINDS.items() if part["shown"][name].each()]
-    shown = [(words, part[name].count(), spoken(part["shown"][name])) for name, words in kinds]
+    samples = [(words, part[name].count(), spoken(part["shown"][name])) for name, words in kinds]
     agrees = part["agrees"].value is True
     lead = f"What the source sent and what can be read in the output {'agree' if agrees else 'do not agree'}."
-    told = [(words, f"{fact.count():,}" if type(fact.value) is int else fact.text()) for words, fact in facts]
-    if left_out := [name.text() for name in part["left_out"].each(COLUMNS_MAX)]:
-        told.append(("columns not compared, by their types", ", ".join(left_out)))
+    lines = [(words, f"{fact.count():,}" if type(fact.value) is int else fact.text()) for words, fact in facts]
+    if columns := [name.text() for name in part["left_out"].each(COLUMNS_MAX)]:
+        lines.append(("columns not compared, by their types", ", ".join(columns)))
     counted = document["manifest"]
-    told += [(words, f"{counted[name].count():,}") for name, words in COUNTED.items() if counted[name].value]
+    lines += [(words, f"{counted[name].count():,}") for name, words in COUNTED.items() if counted[name].value]
     if counted["not_counted"]:
-        told.append(("rows were not counted independently", counted["not_counted"].text(CELL_CHARS_MAX * 2)))
+        lines.append(("rows were not counted independently", counted["not_counted"].text(CELL_CHARS_MAX * 2)))
     if aside := counted["set_aside"].each():
-        lines = [
+        unread = [
             f"{file['path'].text(300)}, {file['size'].count():,} bytes: {file['trouble'].text(300)}" for file in aside
         ]
-        shown.append(("files that could not be read, their rows unknown", len(lines), lines[:SAMPLES_MAX]))
+        samples.append(("files that could not be read, their rows unknown", len(unread), unread[:SAMPLES_MAX]))
     if changed := [line.text(300) for line in counted["changed"].each()]:
-        shown.append(("files that changed while they were judged", len(changed), changed[:SAMPLES_MAX]))
-    return Section("audit", title, "", lead, {"facts": told, "shown": shown})
+        samples.append(("files that changed while they were judged", len(changed), changed[:SAMPLES_MAX]))
+    return Section("audit", title, "", lead, {"facts": lines, "shown": samples})
 
 
 COUNTED: Final = {
@@ -413,14 +394,14 @@ AUDITED: Final = {
 
 def comparison(document: ReportPart) -> Section:
     """Of a diff: how far it had to look, and what it found."""
-    found = read_comparison(document)
-    equal = share(found.ranges - found.ranges_differing, found.ranges)
+    diff = read_comparison(document)
+    equal = share(diff.ranges - diff.ranges_differing, diff.ranges)
     lead = (
         f"{equal} of the ranges were equal by their fingerprints, and never looked at row by row."
-        if found.ranges
+        if diff.ranges
         else ""
     )
-    values = {"charts": both(found.chart), "facts": found.facts, "shown": found.shown}
+    values = {"charts": both(diff.chart), "facts": diff.facts, "shown": diff.shown}
     return Section("comparison", "What was compared", "", lead, values)
 
 
@@ -488,42 +469,64 @@ class Standing:
 def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
     """How a run stands, from its books, its audit and its missing ranges."""
     untold = {part["about"].text(): part for part in document["cannot_tell"].each()}
+    audit, manifest, ranges = document["audit"], document["manifest"], document["missing_ranges"]
+    refused = " and ".join(
+        f"{many(count, thing)} {what}"
+        for count, thing, what in ((ledger["reject"], "row", "rejected"), (ledger["unsure"], "message", "unsure"))
+        if count
+    )
+    lost, twice = _lost(audit, ledger), _twice(audit, ledger, untold.get("copies"))
+    between = [*_orphans(audit), *_files(manifest)]
+    question = "Was anything refused or left open?"
     checks = [
-        _lost(document["audit"], ledger),
-        _twice(document["audit"], ledger, untold.get("copies")),
-        *_orphans(document["audit"]),
-        *_files(document["manifest"]),
-        _missing(document, untold.get("lost")),
-        _refused(ledger),
-    ]
+        lost, twice, *between, _missing(ranges, untold.get("lost")),
+        Check("warn", question, f"Yes: {refused}.") if refused else Check("ok", question, "No."),
+    ]  # fmt: skip
     bad = any(check.level == "bad" for check in checks)
-    alone = any(check.level == "warn" for check in checks[2:-2])
-    unknown = bool(ledger["unsure"])
-    proven = checks[0].level == checks[1].level == "ok" and not untold
-    level: Level = "bad" if bad else "warn" if alone or unknown else "ok" if proven else "note"
-    left = _open_things(document, ledger)
-    but = f"{'But look' if level == 'ok' else 'Look'} at {_and(left)}." if left and not bad else ""
-    listed = bool(document["missing_ranges"])
-    aside = len(document["manifest"]["set_aside"].each())
-    headline, code = _headline(ledger, level, alone), _exit(left, level, listed, bool(untold))
-    if aside and not bad:
-        headline, code = "Some files could not be read", f"Exit code 1: {many(aside, 'file')} could not be read."
+    alone = any(check.level == "warn" for check in between)
+    proven = lost.level == twice.level == "ok" and not untold
+    level: Level = "bad" if bad else "warn" if alone or ledger["unsure"] else "ok" if proven else "note"
+    if not ledger.balanced:
+        headline = "The books do not balance" if ledger.problem is None else "The books cannot be right"
+    else:
+        headline = {
+            "bad": "Source and output do not agree",
+            "warn": "Some messages count nowhere" if alone else "Some messages cannot be known",
+            "ok": "Nothing lost, nothing counted twice",
+            "note": "The books balance",
+        }[level]
+    things = _open_things(document, ledger)
+    open_things = " and ".join(filter(None, (", ".join(things[:-1]), *things[-1:])))
+    but = f"{'But look' if level == 'ok' else 'Look'} at {open_things}." if things and not bad else ""
+    unread = len(manifest["set_aside"].each())
+    if bad:
+        code = "Exit code 3: a run like this is not complete. Do not use its output."
+    elif unread:
+        headline, code = "Some files could not be read", f"Exit code 1: {many(unread, 'file')} could not be read."
+    elif things:  # a stream counts what is missing while it goes
+        code = f"Exit code 0{': the run is complete' if ranges else ''}. With --strict it is 1: {open_things}."
+    elif not ranges:
+        code = "Exit code 0. With --strict it is 1 if gaps are open when it ends."
+    elif untold:
+        code = "Exit code 0, with --strict too: nothing was found. Not all could be told: see above."
+    else:
+        code = "Exit code 0, with --strict too: there is nothing to look at."
     return Standing(level, headline, checks, code, but)
 
 
-def compared(found: Comparison) -> Standing:
+def compared(diff: Comparison) -> Standing:
     """How two sides stand to each other."""
-    rows = f"{found.rows[0]:,} and {many(found.rows[1], 'row')}"
-    if found.equal:
-        told = Check("ok", "Do both hold the same rows?", f"Yes: {rows}.")
-        return Standing("ok", "The two are equal", [told], "Exit code 0: they are equal.")
+    rows = f"{diff.rows[0]:,} and {many(diff.rows[1], 'row')}"
+    if diff.equal:
+        same = Check("ok", "Do both hold the same rows?", f"Yes: {rows}.")
+        return Standing("ok", "The two are equal", [same], "Exit code 0: they are equal.")
     checks = [
         Check("bad" if count else "ok", f"What is only {side}?", f"{many(count, 'row')}." if count else "Nothing.")
-        for side, count in zip(found.sides, found.only, strict=True)
+        for side, count in zip(diff.sides, diff.only, strict=True)
     ]
-    if found.wire is None:
-        keys = f"{many(found.differing, 'key')}." if found.differing else "Nothing."
-        checks.append(Check("bad" if found.differing else "ok", "What do both have, differently?", keys))
+    if diff.wire is None:
+        keys = f"{many(diff.differing, 'key')}." if diff.differing else "Nothing."
+        checks.append(Check("bad" if diff.differing else "ok", "What do both have, differently?", keys))
     return Standing("bad", "The two differ", checks, f"Exit code 1: they differ ({rows}).")
 
 
@@ -614,103 +617,60 @@ def _files(manifest: ReportPart) -> Iterator[Check]:
         why = manifest["not_counted"].text(PATH_CHARS_MAX)
         yield Check("note", question, f"Not known: rows were not counted independently: {why}.")
     elif manifest["files"].count():
-        held = f"{many(manifest['rows'].count(), 'row')} in {many(manifest['files'].count(), 'file')}"
-        yield Check("ok", question, f"Yes: {held}, by a count that did not go through the reader.")
+        rows = f"{many(manifest['rows'].count(), 'row')} in {many(manifest['files'].count(), 'file')}"
+        yield Check("ok", question, f"Yes: {rows}, by a count that did not go through the reader.")
 
 
-def _missing(document: ReportPart, untold: ReportPart | None) -> Check:
+def _missing(ranges: ReportPart, untold: ReportPart | None) -> Check:
     question = "Did everything arrive?"
     if untold:
         return Check("note", question, _untold(untold))
-    if not document["missing_ranges"]:
+    if not ranges:
         return Check("note", question, "Not listed here: what is missing now may come yet.")
-    ranges = document["missing_ranges"].count()
-    if ranges:
-        return Check("warn", question, f"No: {many(ranges, 'range')} of messages never came. Ask the senders again.")
+    if count := ranges.count():
+        return Check("warn", question, f"No: {many(count, 'range')} of messages never came. Ask the senders again.")
     return Check("ok", question, "Yes, as far as can be known.")
-
-
-def _refused(ledger: VerdictTable) -> Check:
-    question = "Was anything refused or left open?"
-    parts = [
-        f"{many(count, thing)} {what}"
-        for count, thing, what in (
-            (ledger["reject"], "row", "rejected"),
-            (ledger["unsure"], "message", "unsure"),
-        )
-        if count
-    ]
-    return Check("warn", question, f"Yes: {' and '.join(parts)}.") if parts else Check("ok", question, "No.")
-
-
-def _headline(ledger: VerdictTable, level: Level, alone: bool) -> str:
-    if not ledger.balanced:
-        return "The books do not balance" if ledger.problem is None else "The books cannot be right"
-    if level == "bad":
-        return "Source and output do not agree"
-    if level == "warn":
-        return "Some messages count nowhere" if alone else "Some messages cannot be known"
-    return "Nothing lost, nothing counted twice" if level == "ok" else "The books balance"
-
-
-def _exit(left: list[str], level: Level, listed: bool, untold: bool) -> str:
-    """``listed``: whether what is missing is known; a stream counts it while it goes."""
-    if level == "bad":
-        return "Exit code 3: a run like this is not complete. Do not use its output."
-    if left:
-        return f"Exit code 0{': the run is complete' if listed else ''}. With --strict it is 1: {_and(left)}."
-    if not listed:
-        return "Exit code 0. With --strict it is 1 if gaps are open when it ends."
-    if untold:
-        return "Exit code 0, with --strict too: nothing was found. Not all could be told: see above."
-    return "Exit code 0, with --strict too: there is nothing to look at."
 
 
 def _open_things(document: ReportPart, ledger: VerdictTable) -> list[str]:
     """What somebody should look at, as ``onefold run --strict`` counts it."""
-    return [
-        many(count, thing, things)
-        for count, thing, things in (
-            (document["missing_ranges"].count(), "missing range", None),
-            (ledger["reject"], "rejected row", None),
-            (ledger["unsure"], "unsure message", None),
-            (
-                document["audit"]["orphans"].count() + document["audit"]["orphans_by_rule"].count(),
-                "repeat without a first",
-                "repeats without a first",
-            ),
-            (
-                len(document["manifest"]["set_aside"].each()),
-                "file that could not be read",
-                "files that could not be read",
-            ),
-            (
-                len(document["manifest"]["changed"].each()),
-                "file that changed meanwhile",
-                "files that changed meanwhile",
-            ),
-        )
-        if count
-    ]
-
-
-def _and(things: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(things[:-1]), things[-1])))
+    audit, manifest = document["audit"], document["manifest"]
+    alone = audit["orphans"].count() + audit["orphans_by_rule"].count()
+    unread, changed = (len(manifest[name].each()) for name in ("set_aside", "changed"))
+    things = (
+        (document["missing_ranges"].count(), "missing range", None),
+        (ledger["reject"], "rejected row", None),
+        (ledger["unsure"], "unsure message", None),
+        (alone, "repeat without a first", "repeats without a first"),
+        (unread, "file that could not be read", "files that could not be read"),
+        (changed, "file that changed meanwhile", "files that changed meanwhile"),
+    )
+    return [many(count, thing, plural) for count, thing, plural in things if count]
 
 
 BYTES_MAX: Final = 2_000_000
 """Of a page: what every mail takes."""
-RUN: Final = (
-    over_time, by_reason, by_key, gaps, lags, work,
-    rejects, audit,
-)  # fmt: skip
+RUN: Final = (over_time, by_reason, by_key, gaps, lags, work, rejects, audit)
 """The sections of a run, in the order of the page."""
 
 
 def html(document: dict[str, Any]) -> str:
     """The page of a run, a stream or a diff; with fewer keys and samples if it would be too large for a mail."""
+    templates, style, style_hash = _look()
     for divisor in (1, 4, 16, 64):
-        page = _rendered(_smaller(document, divisor))
+        part = ReportPart(_smaller(document, divisor))
+        source = part["settings"]["source"]["path"]
+        values: dict[str, Any] = {"tiles": [], "law": []}
+        facts = [("source", source.text(200))] if source else []
+        facts += [("folder", part["path"].text(200))] if part["path"] else []
+        facts += [("engine", engine)] if (engine := engine_of(part)) else []
+        facts += [("took", f"{part['seconds'].real():,.1f} s")] if part["seconds"] else []
+        if is_diff(part):
+            banner = compared(read_comparison(part))
+            values |= {"kind": "diff", "standing": banner, "sections": [comparison(part), about(part)]}
+        else:
+            values |= _run_values(part, read_ledger(part))
+        page = templates.get_template("page.html.j2").render(style=style, hash=style_hash, facts=facts, **values)
         if len(page.encode()) <= BYTES_MAX:
             break
     return page
@@ -728,41 +688,7 @@ def _smaller(document: dict[str, Any], divisor: int) -> dict[str, Any]:
     return {**document, "figures": {**figures, "strips": strips, "rejects": rejects}}
 
 
-def _rendered(document: dict[str, Any]) -> str:
-    part = ReportPart(document)
-    values = _compared(part) if is_diff(part) else _judged(part)
-    style = _style()
-    return _templates().get_template("page.html.j2").render(style=style, hash=_hash(style), **values)
-
-
-def _judged(part: ReportPart) -> dict[str, Any]:
-    ledger = read_ledger(part)
-    return {
-        "kind": "stream" if part["batches"] else "run",
-        "standing": standing(part, ledger),
-        "facts": _facts(part),
-        "tiles": _tiles(part, ledger),
-        "law": both(lambda width: pictures.law(ledger, width)),
-        "sections": [*(section(part, ledger) for section in RUN), about(part)],
-    }
-
-
-def _compared(part: ReportPart) -> dict[str, Any]:
-    found = compared(read_comparison(part))
-    shown = [comparison(part), about(part)]
-    return {"kind": "diff", "standing": found, "facts": _facts(part), "tiles": [], "law": [], "sections": shown}
-
-
-def _facts(part: ReportPart) -> list[tuple[str, str]]:
-    """What this is a report of."""
-    facts = [("folder", part["path"].text(200))] if part["path"] else []
-    facts += [("engine", engine)] if (engine := engine_of(part)) else []
-    facts += [("took", f"{part['seconds'].real():,.1f} s")] if part["seconds"] else []
-    source = part["settings"]["source"]["path"]
-    return [*([("source", source.text(200))] if source else []), *facts]
-
-
-def _tiles(part: ReportPart, ledger: VerdictTable) -> list[dict[str, str]]:
+def _run_values(part: ReportPart, ledger: VerdictTable) -> dict[str, Any]:
     words = {"first": "these count", "repeat": "copies", "unsure": "cannot be known", "reject": "refused"}
     keys = f"in {many(part['keys'].count(), key_word(part))}" if part["keys"] else ""
     tiles = [{"kind": "in", "name": "in", "count": f"{ledger.received:,}", "more": keys}]
@@ -772,29 +698,24 @@ def _tiles(part: ReportPart, ledger: VerdictTable) -> list[dict[str, str]]:
     if part["missing_ranges"]:
         ranges = f"{part['missing_ranges'].count():,}"
         tiles.append({"kind": "missing", "name": "missing ranges", "count": ranges, "more": "never arrived"})
-    return tiles
+    return {
+        "kind": "stream" if part["batches"] else "run",
+        "standing": standing(part, ledger),
+        "tiles": tiles,
+        "law": both(lambda width: pictures.law(ledger, width)),
+        "sections": [*(section(part, ledger) for section in RUN), about(part)],
+    }
 
 
 @cache
-def _templates() -> Environment:
+def _look() -> tuple[Environment, Markup, str]:
+    """The templates, the style, and the hash of the style for the content security policy."""
+    loader = PackageLoader("onefold.report")
     templates = Environment(
-        loader=PackageLoader("onefold.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     templates.filters["thousands"] = "{:,}".format
-    templates.globals["share"] = share
-    templates.globals["many"] = many
-    return templates
-
-
-@cache
-def _style() -> Markup:
-    source, *_ = _templates().loader.get_source(_templates(), "page.css")  # type: ignore[union-attr]
-    return Markup(palette() + source)  # noqa: S704  # our own files
-
-
-def _hash(style: str) -> str:
-    return base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    templates.globals |= {"share": share, "many": many}
+    source, *_ = loader.get_source(templates, "page.css")
+    style = Markup(palette() + source)  # noqa: S704  # our own files
+    return templates, style, base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

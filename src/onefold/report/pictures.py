@@ -1,15 +1,13 @@
 """The charts of a run, each from its part of the document: what is drawn, over which axis, and said in which words.
 
-The gap map: of each key a strip of what was seen and what was not, the worst first.
-
-Strips over time share one axis, so that an outage that hit many keys stands out as a column. Numbers that only mean
-something within a key (sequences, counters) have an axis of their own per key. A range is drawn at least a hair wide:
-one lost message among millions is still there to be seen.
+Of the gap map each key is a strip of what was seen and what was not, the worst first. Strips over time share one axis,
+so that an outage that hit many keys stands out as a column. Numbers that only mean something within a key (sequences,
+counters) have an axis of their own per key. A range is drawn at least a hair wide: one lost message among millions is
+still there to be seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,16 +35,18 @@ from onefold.report.text import brief, many, place, share, size, span
 BINS_MAX: Final = 240
 BATCHES_MAX: Final = 500
 PHASES_MAX: Final = 30
+MARKED: Final = ("0.5", "0.99", "0.999")
+"""Quantiles of the lags that are marked."""
 LEFT: Final = 54
 """Where the plots begin: there is room for a number before them."""
 
 
 def law(ledger: VerdictTable, width: float) -> Chart:
     """What came in, cut into the four verdicts."""
-    told = ", ".join(
+    words = ", ".join(
         f"{n:,} {name} ({share(n, ledger.judged)})" for n, name in zip(ledger.totals, VERDICTS, strict=True)
     )
-    return shares("law", "All messages by verdict", told, list(zip(ledger.totals, VERDICTS, strict=True)), width)
+    return shares("law", "All messages by verdict", words, list(zip(ledger.totals, VERDICTS, strict=True)), width)
 
 
 def timeline(part: ReportPart, width: float) -> Chart:
@@ -65,27 +65,24 @@ def timeline(part: ReportPart, width: float) -> Chart:
     drawn = [
         every.frame("all messages", brief), every.columns(bins, VERDICTS), every.hints(words),
         rest.frame("only what does not count", brief), rest.columns([b[1:] for b in bins], VERDICTS[1:]),
-        rest.hints(words), *_axis(ticks(low, high, time, int(width / 110)), LEFT, per_ms, low, 286),
+        rest.hints(words),
     ]  # fmt: skip
+    for value, text in ticks(low, high, time, int(width / 110)):
+        x = LEFT + (value - low) * per_ms
+        drawn += [line(x, 286, x, 290, "axis"), label(x, 286 + LABELS, text, "middle")]
     peak = max(range(len(bins)), key=lambda i: sum(bins[i][1:]), default=0)
-    told = f"From {place(low, time)} to {place(high, time)}{' UTC' if time else ''}. "
-    told += f"Most of what does not count is at {place(edges[peak], time)}." if rest.highest else "Everything counts."
-    return Chart("timeline", "Verdicts over time", told, width, 286 + LABELS + 6, Markup("").join(drawn))
-
-
-def _axis(places: Sequence[tuple[float, str]], left: float, scale: float, low: float, y: float) -> list[Markup]:
-    drawn = []
-    for value, words in places:
-        x = left + (value - low) * scale
-        drawn += [line(x, y, x, y + 4, "axis"), label(x, y + LABELS, words, "middle")]
-    return drawn
+    summary = f"From {place(low, time)} to {place(high, time)}{' UTC' if time else ''}. "
+    summary += (
+        f"Most of what does not count is at {place(edges[peak], time)}." if rest.highest else "Everything counts."
+    )
+    return Chart("timeline", "Verdicts over time", summary, width, 286 + LABELS + 6, Markup("").join(drawn))
 
 
 def lags(part: ReportPart, width: float) -> Chart:
     """How long after the first its copies came, on a logarithmic axis, with the window drawn in."""
     bins = [(b[0].real(), b[1].real(), b[2].count()) for b in (row.row(3) for row in part["bins"].each(BINS_MAX))]
     window = part["window_ms"].real() if part["window_ms"] else None
-    marks = [(value.real(), f"{100 * float(q):g} %") for q, value in part["quantiles"].fields() if _marked(q)]
+    marks = [(value.real(), f"{100 * float(q):g} %") for q, value in part["quantiles"].fields() if q in MARKED]
     top = 20.0 + 14 * (len(marks) + (window is not None))
     panel = Panel(LEFT, top, width - LEFT - 12, 150, max((count for _, _, count in bins), default=0))
     highest = max([to for _, to, _ in bins] + [window or 0])
@@ -100,27 +97,18 @@ def lags(part: ReportPart, width: float) -> Chart:
     notes += [(window, f"window: {span(window)}", "window")] if window is not None else []
     drawn = [panel.frame("", brief), path(pieces, "repeat")]
     drawn += [line(at(value), 5 + 14 * i, at(value), ground, kind) for i, (value, _, kind) in enumerate(notes)]
-    drawn += [_beside(at(value), 14 + 14 * i, words, kind, width) for i, (value, words, kind) in enumerate(notes)]
+    for i, (value, words, kind) in enumerate(notes):
+        x, strong = at(value), " strong" if kind == "window" else ""
+        fits = x + 6 + LETTER * len(words) < width  # else the words stand on the other side of the line
+        drawn.append(label(x + 5 if fits else x - 5, 14 + 14 * i, words, f"{'start' if fits else 'end'}{strong}"))
     for tick, words in span_ticks(highest, at, 52):
         drawn += [
             line(at(tick), ground, at(tick), ground + 4, "axis"),
             label(at(tick), ground + LABELS, words, "middle"),
         ]
-    told = "; ".join(f"{words} of the copies came within {span(value)}" for value, words in marks)
+    words = "; ".join(f"{words} of the copies came within {span(value)}" for value, words in marks)
     return Chart(
-        "lags", "Time between a first and its copies", f"{told}.", width, ground + LABELS + 6, Markup("").join(drawn)
-    )
-
-
-def _marked(quantile: str) -> bool:
-    return quantile in ("0.5", "0.99", "0.999")
-
-
-def _beside(x: float, y: float, words: str, kind: str, width: float) -> Markup:
-    """What a line means, on the side of it where there is room."""
-    fits = x + 6 + LETTER * len(words) < width
-    return label(
-        x + 5 if fits else x - 5, y, words, f"{'start' if fits else 'end'}{' strong' if kind == 'window' else ''}"
+        "lags", "Time between a first and its copies", f"{words}.", width, ground + LABELS + 6, Markup("").join(drawn)
     )
 
 
@@ -137,9 +125,9 @@ def state(document: ReportPart, ledger: VerdictTable, width: float) -> Chart:
 def phases(part: ReportPart, width: float) -> Chart:
     """Where the time went."""
     found = [(row[0].text(28), row[1].real()) for row in (row.row(2) for row in part.each(PHASES_MAX))]
-    told = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in found)
+    words = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in found)
     rows = [(name, seconds, f"{seconds:,.1f} s", "first") for name, seconds in found]
-    return bars("phases", "Time by step", f"{told}.", rows, width)
+    return bars("phases", "Time by step", f"{words}.", rows, width)
 
 
 def batches(part: ReportPart, width: float) -> Chart:
@@ -164,8 +152,8 @@ def batches(part: ReportPart, width: float) -> Chart:
         label(LEFT, bottom + LABELS, f"batch {numbers[0]:,}"),
         label(width - 4, bottom + LABELS, f"{numbers[-1]:,}", "end"),
     ]
-    told = f"{many(len(rows), 'batch', 'batches')}, {numbers[0]:,} to {numbers[-1]:,}."
-    return Chart("batches", "Batches", told, width, bottom + LABELS + 6, Markup("").join(drawn))
+    words = f"{many(len(rows), 'batch', 'batches')}, {numbers[0]:,} to {numbers[-1]:,}."
+    return Chart("batches", "Batches", words, width, bottom + LABELS + 6, Markup("").join(drawn))
 
 
 KINDS: Final = {
@@ -204,12 +192,12 @@ class Strip:
 
     def by_kind(self, time: bool) -> list[tuple[str, list[tuple[str, str]]]]:
         """The ranges in words, those of a kind together: after what, up to what."""
-        kinds = {kind: [told(a, b, time) for a, b, of in self.shown if of == kind] for kind in KINDS}
+        kinds = {kind: [range_words(a, b, time) for a, b, of in self.shown if of == kind] for kind in KINDS}
         return [(kind, ranges) for kind, ranges in kinds.items() if ranges]
 
     def ends(self, time: bool) -> str:
         """From where to where the key was seen."""
-        return " to ".join(told(self.low, self.high, time))
+        return " to ".join(range_words(self.low, self.high, time))
 
     def drawn(self, axis: tuple[int, int], width: float, top: float = 0, height: float = 14, left: float = 0) -> Markup:
         """What was seen, and over it what was not, within the axis."""
@@ -262,24 +250,34 @@ class GapMap:
         drawn: list[Markup] = []
         for i, strip in enumerate(strips):
             name = strip.name if len(strip.name) <= letters else strip.name[: max(1, letters - 1)] + "…"
-            told = f"{many(strip.ranges, 'range')}, {share(strip.missing, 1)}"
+            words = f"{many(strip.ranges, 'range')}, {share(strip.missing, 1)}"
             drawn += [label(0, 24 * i + 13, name), strip.drawn(self.axis(strip), room, 24 * i + 2, 14, left)]
-            drawn.append(label(left + room + 8, 24 * i + 13, told))
+            drawn.append(label(left + room + 8, 24 * i + 13, words))
         foot = 24 * len(strips)
         if self.shared:
             scale = room / max(1, self.shared[1] - self.shared[0])
             for value, words in self.ticks(int(room / 110)):
                 x = left + (value - self.shared[0]) * scale
                 drawn += [line(x, foot, x, foot + 4, "axis"), label(x, foot + LABELS, words, "middle")]
-        told = f"The {len(strips)} worst of {many(self.keys, 'key')}: where messages are missing."
-        return Chart("gap_map", "Gap map", told, width, foot + LABELS + 6, Markup("").join(drawn))
+        words = f"The {len(strips)} worst of {many(self.keys, 'key')}: where messages are missing."
+        return Chart("gap_map", "Gap map", words, width, foot + LABELS + 6, Markup("").join(drawn))
 
 
 def read_gap_map(document: ReportPart) -> GapMap:
     """The strips of a run's document."""
     part, timeline = document["figures"]["strips"], document["figures"]["timeline"]
     time = part["time"].value is True
-    strips = [_strip(row) for row in part["rows"].each(STRIPS_MAX)]
+    strips = []
+    for row in part["rows"].each(STRIPS_MAX):
+        ranges = []
+        for entry in row["shown"].each(RANGES_MAX):
+            lower, upper, of = entry.row(3)
+            if (kind := of.text()) not in KINDS:
+                of.wrong(f"one of {', '.join(KINDS)}")
+            ranges.append((lower.whole() if lower else None, upper.whole(), kind))
+        key = named(row["key"], KEY_CHARS_MAX)[:KEY_COLUMNS_MAX]
+        missing = row["missing"].real() if row["missing"] else 0.0
+        strips.append(Strip(key, row["from"].whole(), row["to"].whole(), row["ranges"].count(), missing, ranges))
     shared = None
     if time and strips:
         same = timeline and timeline["column"].value == part["column"].value
@@ -291,28 +289,10 @@ def read_gap_map(document: ReportPart) -> GapMap:
     return GapMap(strips, max(len(strips), part["keys"].count()), time, shared)
 
 
-def _strip(row: ReportPart) -> Strip:
-    shown = []
-    for entry in row["shown"].each(RANGES_MAX):
-        lower, upper, of = entry.row(3)
-        if (kind := of.text()) not in KINDS:
-            of.wrong(f"one of {', '.join(KINDS)}")
-        shown.append((lower.whole() if lower else None, upper.whole(), kind))
-    ranges, missing = row["ranges"].count(), row["missing"].real() if row["missing"] else 0.0
-    return Strip(
-        named(row["key"], KEY_CHARS_MAX)[:KEY_COLUMNS_MAX],
-        row["from"].whole(),
-        row["to"].whole(),
-        ranges,
-        missing,
-        shown,
-    )
-
-
-def told(lower: int | None, upper: int, time: bool) -> tuple[str, str]:
+def range_words(lower: int | None, upper: int, time: bool) -> tuple[str, str]:
     """A range in words: after what, up to what; a day is not said twice.
 
-    >>> told(1_700_000_000_000, 1_700_000_000_500, time=True), told(None, 7, time=False)
+    >>> range_words(1_700_000_000_000, 1_700_000_000_500, time=True), range_words(None, 7, time=False)
     (('2023-11-14 22:13:20.000', '22:13:20.500'), ('the beginning', '7'))
     """
     after, upto = place(lower, time), place(upper, time)

@@ -56,7 +56,19 @@ class RunReport:
     @property
     def charts(self) -> dict[str, Chart]:
         """The charts that this document has figures for, by name."""
-        return dict(self._charts())
+        part, figures = self._part, self._part["figures"]
+        if is_diff(part):
+            charts = [read_comparison(part).chart(WIDE)]
+        else:
+            ledger = read_ledger(part)
+            charts = [pictures.law(ledger, WIDE)]
+            charts += [pictures.timeline(figures["timeline"], WIDE)] if figures["timeline"] else []
+            charts += [read_gap_map(part).chart(WIDE)] if figures["strips"] else []
+            charts += [pictures.lags(figures["lags"], WIDE)] if figures["lags"]["count"] else []
+            charts += [pictures.state(part, ledger, WIDE)] if part["state_entries"] else []
+            charts += [pictures.phases(figures["phases"], WIDE)] if figures["phases"].each() else []
+            charts += [pictures.batches(part["batches"], WIDE)] if part["batches"].each() else []
+        return {chart.name: chart for chart in charts}
 
     def text(self, width: int = 100) -> str:
         """The same for a terminal, as plain text."""
@@ -69,14 +81,11 @@ class RunReport:
     def lines(self) -> Iterator[RenderableType]:
         """The same for a console of rich."""
         try:
-            yield from self._lines()
+            yield from self._diff_lines() if is_diff(self._part) else self._run_lines()
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise BadInput(f"not the document of a run: {text.foreign(repr(error)).plain}") from error
 
-    def _lines(self) -> Iterator[RenderableType]:
-        if is_diff(self._part):
-            yield from self._compared()
-            return
+    def _run_lines(self) -> Iterator[RenderableType]:
         ledger = read_ledger(self._part)
         if ledger.problem is None:
             tally = Tally.from_dict(self.document["tally"])
@@ -88,47 +97,26 @@ class RunReport:
             yield from agreement.audited({"left_out": [], **self.document["audit"]})
         if self._part["manifest"]:
             yield from agreement.files_read(self.document["manifest"])
-        yield from self._told(standing(self._part, ledger))
+        yield from _banner(standing(self._part, ledger))
 
-    def _compared(self) -> Iterator[Text]:
-        found = read_comparison(self._part)
-        yield from self._told(compared(found))
-        for words, count, rows in found.shown:
+    def _diff_lines(self) -> Iterator[Text]:
+        diff = read_comparison(self._part)
+        yield from _banner(compared(diff))
+        for words, count, rows in diff.shown:
             yield from (text.foreign(f"  {words}: {row}", agreement.ROW_CHARS_MAX) for row in rows)
             if count > len(rows):
                 yield Text(f"  {words}: and {count - len(rows):,} more", style="dim")
-
-    def _told(self, found: Standing) -> Iterator[Text]:
-        colours = {"ok": "green", "note": "blue", "warn": "yellow", "bad": "red"}
-        yield Text(f"{found.headline}.", style=f"bold {colours[found.level]}")
-        for check in found.checks:
-            yield Text(f"  {check.question} {check.answer} [{check.word}]", style=colours[check.level])
-        yield Text(found.exit)
-
-    def _charts(self) -> Iterator[tuple[str, Chart]]:
-        part = self._part
-        figures = part["figures"]
-        if is_diff(part):
-            chart = read_comparison(part).chart(WIDE)
-            yield chart.name, chart
-            return
-        ledger = read_ledger(part)
-        yield "law", pictures.law(ledger, WIDE)
-        if figures["timeline"]:
-            yield "timeline", pictures.timeline(figures["timeline"], WIDE)
-        if figures["strips"]:
-            yield "gap_map", read_gap_map(part).chart(WIDE)
-        if figures["lags"]["count"]:
-            yield "lags", pictures.lags(figures["lags"], WIDE)
-        if part["state_entries"]:
-            yield "state", pictures.state(part, ledger, WIDE)
-        if figures["phases"].each():
-            yield "phases", pictures.phases(figures["phases"], WIDE)
-        if part["batches"].each():
-            yield "batches", pictures.batches(part["batches"], WIDE)
 
     def _repr_html_(self) -> str:
         return str(FRAME.format(self.html()))
 
     def __repr__(self) -> str:
         return f"<RunReport {read_ledger(self._part).law if not is_diff(self._part) else 'of a diff'}>"
+
+
+def _banner(banner: Standing) -> Iterator[Text]:
+    colours = {"ok": "green", "note": "blue", "warn": "yellow", "bad": "red"}
+    yield Text(f"{banner.headline}.", style=f"bold {colours[banner.level]}")
+    for check in banner.checks:
+        yield Text(f"  {check.question} {check.answer} [{check.word}]", style=colours[check.level])
+    yield Text(banner.exit)

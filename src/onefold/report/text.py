@@ -1,10 +1,9 @@
-"""A run as a person reads it on a terminal: the books, what is missing, and whether it all adds up.
+"""A run as a person reads it on a terminal, and the words and numbers that all reports share.
 
-Input is the plain form of a run, as it stands in ``run.json``, so a report can be made again at any time.
-
-Numbers as a person reads them: counts, shares, sizes, spans of time, moments. Nothing is rounded to all or none.
-
-What must be neither shown nor kept: passwords and their like, which settings may hold in options of readers.
+The books, what is missing, and whether it all adds up, from the plain form of a run, as it stands in ``run.json``: so a
+report can be made again at any time. Counts, shares, sizes, spans of time and moments: nothing is rounded to all or
+none. Foreign text is shown as nothing but text (`foreign`), and passwords and their like, which settings may hold in
+options of readers, are neither shown nor kept (`without_secrets`).
 """
 
 import re
@@ -61,21 +60,21 @@ def banner(tally: Tally) -> Text:
 
 def ranges(run: Mapping[str, Any]) -> RenderableType:
     """The missing ranges that the run kept as samples."""
-    shown: list[Mapping[str, Any]] = run["missing_ranges_shown"]
-    if not shown and any(untold["about"] == "lost" for untold in run.get("cannot_tell", ())):
+    samples: list[Mapping[str, Any]] = run["missing_ranges_shown"]
+    if not samples and any(untold["about"] == "lost" for untold in run.get("cannot_tell", ())):
         return Text("what is missing cannot be told", style="yellow")
-    if not shown:
+    if not samples:
         return Text("nothing is known to be missing", style="green")
-    lower, upper = ([name for name in shown[0] if name in ends] for ends in (LOWER, UPPER))
-    keys = [name for name in shown[0] if name not in (*lower, *upper)]
+    lower, upper = ([name for name in samples[0] if name in ends] for ends in (LOWER, UPPER))
+    keys = [name for name in samples[0] if name not in (*lower, *upper)]
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in (*keys, "missing after", "up to"):
         table.add_column(foreign(name), no_wrap=True)
-    for row in shown:
+    for row in samples:
         after = "the beginning" if row[lower[0]] is None else "|".join(str(row[name]) for name in lower)
         upto = "|".join(str(row[name]) for name in upper)
         table.add_row(*(foreign(row[key]) for key in keys), foreign(after), foreign(upto))
-    more = run["missing_ranges"] - len(shown)
+    more = run["missing_ranges"] - len(samples)
     return Group(table, Text(f"and {more:,} more", style="dim")) if more > 0 else table
 
 
@@ -83,7 +82,7 @@ def findings(run: Mapping[str, Any]) -> list[str]:
     """What is not as it should be, one line each; nothing if nothing was found."""
     tally = Tally.from_dict(run["tally"])
     files = run.get("manifest", {})  # runs of earlier versions kept none
-    found: Iterable[tuple[int, str]] = (
+    counts: Iterable[tuple[int, str]] = (
         (tally.count(Verdict.REPEAT), "repeated messages"),
         (tally.count(Verdict.UNSURE), "messages that cannot be known"),
         (tally.count(Verdict.REJECT), "rejected rows"),
@@ -91,15 +90,18 @@ def findings(run: Mapping[str, Any]) -> list[str]:
         (len(files.get("set_aside", ())), "files that cannot be read"),
         (len(files.get("changed", ())), "files that changed while they were judged"),
     )
-    return [f"{count:,} {what}" for count, what in found if count]
+    return [f"{count:,} {what}" for count, what in counts if count]
 
 
 def cannot_tell(run: Mapping[str, Any], *, toml: bool = False) -> list[Text]:
     """What nobody may claim of a run, one line each, with the option or the line of TOML that would tell."""
-    return [
-        foreign(f"cannot be told: {untold['what']}; {_setting(untold, toml)} would tell", LINE_MAX)
-        for untold in run.get("cannot_tell", ())
-    ]
+    lines = []
+    for untold in run.get("cannot_tell", ()):
+        option, value = untold["option"], untold["value"]
+        shared = ", a column that copies share," if option == "timestamp" else ""
+        setting = f'{option} = "{value}" in [judge]' if toml else f"--{option.replace('_', '-')} {value}"
+        lines.append(foreign(f"cannot be told: {untold['what']}; {setting}{shared} would tell", LINE_MAX))
+    return lines
 
 
 def absent(run: Mapping[str, Any]) -> list[Text]:
@@ -109,12 +111,6 @@ def absent(run: Mapping[str, Any]) -> list[Text]:
         return []
     order = "; without an arrival, rows are judged in the order of their numbers" if "arrival" in names else ""
     return [foreign(f"there is no column {', '.join(names)}: judged without{order}", LINE_MAX)]
-
-
-def _setting(untold: Mapping[str, Any], toml: bool) -> str:
-    option, value = untold["option"], untold["value"]
-    shared = ", a column that copies share," if option == "timestamp" else ""
-    return f'{option} = "{value}" in [judge]{shared}' if toml else f"--{option.replace('_', '-')} {value}{shared}"
 
 
 def memory(run: Mapping[str, Any]) -> str:
@@ -166,8 +162,8 @@ def size(count: float) -> str:
     >>> size(512), size(1_400_000), size(999.9)
     ('512 B', '1.4 MB', '1 kB')
     """
-    told = brief(count)
-    return told + ("B" if told[-1].isalpha() else " B")
+    number = brief(count)
+    return number + ("B" if number[-1].isalpha() else " B")
 
 
 def span(ms: float) -> str:
@@ -251,4 +247,4 @@ def hidden_in(value: Any, name: str = "") -> list[str]:
         inner = ((name, each) for each in value)
     else:
         return [name] if isinstance(value, str) and HIDDEN in value else []
-    return [found for key, each in inner for found in hidden_in(each, key)]
+    return [path for key, each in inner for path in hidden_in(each, key)]
