@@ -54,6 +54,11 @@ def program() -> str:
     return found
 
 
+def sample(test: Any) -> Any:
+    """Mark a test as one that every run has a look at, where there is a browser."""
+    return pytest.mark.sample(test) if any(map(shutil.which, NAMES)) else test
+
+
 class BrowserError(Exception):
     """The browser refused a command, or an expression that it was given raised."""
 

@@ -288,6 +288,7 @@ def test_only_what_is_shipped_is_found_and_spark_submit_names_the_master(cluster
 # --- without a cluster ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample
 def test_the_archive_holds_every_source_and_nothing_else_and_is_always_the_same():
     root = Path(shipping.__file__).parents[1]
     path = shipping.archive.__wrapped__()

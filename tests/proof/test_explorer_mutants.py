@@ -8,6 +8,7 @@ from onefold.outbox import RECOVERIES
 from onefold.outbox.explore import SHIPPED, TOPOLOGIES, Convicted, Topology, Wrong, explored
 from onefold.outbox.explore.topology import close, order, pay, stage, tell
 from tests.lib import outbox_mutants as mutants
+from tests.lib.examples import sample
 
 ONE, TWO, FOUR = (tuple({"n": n} for n in range(1, many + 1)) for many in (1, 2, 4))
 
@@ -57,7 +58,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("plan", "rewriter", "topology", "wrong"), CASES, ids=[f"{case[0]}-{case[1].__name__}" for case in CASES]
+    ("plan", "rewriter", "topology", "wrong"),
+    [sample(*case) if number % 6 == 0 else case for number, case in enumerate(CASES)],
+    ids=[f"{case[0]}-{case[1].__name__}" for case in CASES],
 )
 def test_a_mistake_is_convicted_by_the_rule_that_it_breaks(plan, rewriter, topology, wrong):
     with pytest.raises(Convicted) as convicted:

@@ -1,5 +1,7 @@
 """Two gateway servers, a real Redis, three stations each, as in ``./run soak lorawan`` but a fiftieth of it."""
 
+import pytest
+
 from tests.lib.gateway_trials import kills, redis, retries, truth, whole
 
 RATE = 900
@@ -15,6 +17,7 @@ def test_every_strategy_has_upstream_what_it_should_and_every_frame_one_acknowle
     assert "acknowledged once each" in whole(tmp_path, 150, rate=RATE)
 
 
+@pytest.mark.sample
 def test_a_server_that_is_killed_loses_and_doubles_nothing_and_two_servers_never_acknowledge_one_frame(tmp_path):
     told, found = kills(tmp_path, 600, 1, rate=RATE)
     of = found.by_strategy["drop"]

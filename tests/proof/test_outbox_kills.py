@@ -35,6 +35,7 @@ def test_three_thousand_orders_and_ten_kills_on_postgresql_and_nats_are_each_shi
     assert trouble.cut_off > 0, "no kill hit a message between its effect and its end: this proves nothing"
 
 
+@pytest.mark.sample
 def test_kills_on_one_sqlite_file_for_the_store_and_one_for_the_queue(tmp_path):
     place = Place(f"sqlite:///{tmp_path}/shop.db", f"sqlite:///{tmp_path}/queue.db")
     trouble = Trouble(kills=3, freezes=1)

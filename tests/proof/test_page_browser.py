@@ -50,6 +50,7 @@ def show(page, tmp_path):
     return show
 
 
+@sample
 def test_the_page_loads_without_an_error_and_without_the_network_in_both_schemes(page, show):
     papers = {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 28, 36)"}
     for made, first, then in (

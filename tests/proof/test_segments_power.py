@@ -10,6 +10,11 @@ def total(*counts: Counts) -> Counts:
     return Counts(*(sum(getattr(c, name) for c in counts) for name in ("points", "states", "again")))
 
 
+@pytest.mark.sample
+def test_a_power_cut_at_the_operations_of_one_history_loses_nothing_that_was_acknowledged():
+    assert cut_everywhere(0, states=2, again=20).points > 100
+
+
 def test_a_power_cut_at_any_operation_loses_nothing_that_was_acknowledged():
     counts = total(*(cut_everywhere(seed, states=3, again=45) for seed in range(4)))
     assert counts.points >= 500
@@ -17,6 +22,7 @@ def test_a_power_cut_at_any_operation_loses_nothing_that_was_acknowledged():
     assert counts.again >= 500
 
 
+@pytest.mark.sample
 def test_a_log_lives_through_many_power_cuts():
     counts = total(*(many_lives(seed, lives=25) for seed in range(100, 120)))
     assert counts.points == 500

@@ -10,6 +10,7 @@ import pytest
 
 from onefold.spark import judge_chains
 from onefold.testing.traffic import Traffic, make, write
+from tests.lib.examples import sample
 
 DRIVER = """
 import os, signal, sys
@@ -65,8 +66,8 @@ def counted(spark, *paths):
     return rows
 
 
-def test_every_row_once_whenever_the_driver_dies(spark, tmp_path, start):
-    deaths = [("after", 0), ("before", 2)]
+@pytest.mark.parametrize("deaths", [sample([("after", 0)]), [("after", 0), ("before", 2)]])
+def test_every_row_once_whenever_the_driver_dies(spark, tmp_path, start, deaths):
     assert [start("careful", *death) for death in deaths] == [-signal.SIGKILL] * len(deaths)
     assert start("careful", "never", 0) == 0
     folders = [f"{tmp_path}/out/batches/*/{name}" for name in ("firsts", "repeats", "unsure", "rejects")]

@@ -3,6 +3,7 @@
 import doctest
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from onefold import chains, lorawan, outbox, producers
+from tests.lib.examples import proof
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
@@ -143,7 +145,13 @@ def test_every_example_is_tried():
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(PRINTS)
 
 
-@pytest.mark.parametrize("name", PRINTS)
+def test_the_example_of_spark_prints_what_it_should(spark, capsys, monkeypatch):
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)  # of this process, others need it
+    runpy.run_path(str(ROOT / "examples" / "spark_judge.py"), run_name="__main__")
+    assert capsys.readouterr().out == SPARK_JUDGE
+
+
+@pytest.mark.parametrize("name", [proof(name) if name in ("shop", "spark_judge") else name for name in PRINTS])
 def test_an_example_prints_what_it_should(name, tmp_path):
     program = str(ROOT / "examples" / f"{name}.py")
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("PYSPARK_", "SPARK_"))}

@@ -28,6 +28,7 @@ def test_a_packed_file_is_reported_with_one_command_and_every_row_is_in_the_book
     assert "found: 1 lost uplinks" in done.stderr
 
 
+@pytest.mark.proof
 def test_clean_receptions_are_no_finding_and_only_people_are_told(spark, tmp_path):
     ours = [row for row in files.stored("lns") if row["message"].get("FCnt") != 4]
     data = [row for row in files.stored("lns") if "FCnt" in row["message"]]

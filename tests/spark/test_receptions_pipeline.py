@@ -86,6 +86,7 @@ def test_a_stream_pipeline_goes_on_where_it_ended_and_its_books_are_those_of_a_b
     assert pq.read_table(batch / "firsts").schema.names[-3:] == ["verdict", "reason", "status"]
 
 
+@pytest.mark.proof
 def test_a_stream_of_chirpstack_events_under_none_passes_as_it_came(tmp_path):
     heard = {"time": "2024-05-05T10:00:00.000Z", "rssi": -100, "loRaSNR": 5}
     event = {"devEUI": "00000000000000d1", "fCnt": 3, "fPort": 1, "data": "0a0b"}
