@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from onefold.report import RunReport  # noqa: E402  # after the path to the tests' browser
+from onefold import RunReport  # noqa: E402  # after the path to the tests' browser
 from tests.lib.browser import Browser, Page  # noqa: E402
 
 IMAGES = ROOT / "docs" / "images"

@@ -6,10 +6,19 @@ does the same with real stations, and Redis in the place of the dictionary below
 Run it: python examples/lorawan.py
 """
 
-from onefold.lorawan import Counters, DataUp, Device, Heard, NetworkServer, Strategy, decide
-from onefold.lorawan.mic import find_counter, signed_up
-from onefold.lorawan.rules import BAD_MIC
-from onefold.tally import Tally
+from onefold import Tally
+from onefold.lorawan import (
+    BAD_MIC,
+    Counters,
+    DataUp,
+    Device,
+    Heard,
+    NetworkServer,
+    Strategy,
+    decide,
+    find_counter,
+    signed_up,
+)
 
 KEY = bytes.fromhex("000102030405060708090a0b0c0d0e0f")
 THERMOMETER = Device(dev_eui=0x70B3D57ED0000001, dev_addr=0x26011BDA, strategy=Strategy.MARK)

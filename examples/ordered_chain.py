@@ -5,8 +5,7 @@ Message 3 comes late, 5 must be asked for, 7 is lost for good. Run it: python ex
 
 import heapq
 
-from onefold import Number, OrderedChain
-from onefold.chains import Event, Released, Resend, Unfillable
+from onefold import Event, Number, OrderedChain, Released, Resend, Unfillable
 
 Due = tuple[int, str, Number, Number | None]  # when, text, number, previous number
 

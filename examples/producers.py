@@ -9,10 +9,7 @@ Run it: python examples/producers.py
 import tempfile
 from pathlib import Path
 
-from onefold.errors import Misuse
-from onefold.producers.client import Producer
-from onefold.producers.records import Kind
-from onefold.producers.topic import Topics
+from onefold import Kind, Misuse, Producer, Topics
 
 SALES = [b"1 coffee", b"2 teas", b"1 cake", b"3 coffees", b"1 tea"]
 

@@ -12,10 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from onefold.reconcile import record
-from onefold.reconcile.client import Reconciliation, dial, reconcile
-from onefold.reconcile.records import Records, open_records
-from onefold.reconcile.server import ReconcileServer, ReconcileSettings
+from onefold.reconcile import (
+    ReconcileServer,
+    ReconcileSettings,
+    Reconciliation,
+    Records,
+    dial,
+    open_records,
+    reconcile,
+    record,
+)
 
 
 class Killed(Exception):

@@ -33,9 +33,9 @@ COLUMNS = ChainColumns(
 def own_session() -> SparkSession:
     """Any SparkSession will do; where JAVA_HOME is not set, onefold's finds a Java or brings one."""
     if "JAVA_HOME" not in os.environ:
-        from onefold.spark.session import session
+        from onefold.spark import local_session
 
-        return session(master="local[2]")
+        return local_session(master="local[2]")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the workers need pyarrow and onefold too
     return SparkSession.builder.master("local[2]").config("spark.driver.host", "127.0.0.1").getOrCreate()
 

@@ -1,56 +1,74 @@
 """onefold makes every message count once, and proves it."""
 
 import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from onefold.chains import ChainDetector, Number, OrderedChain
-from onefold.moved import MovedFinder
+from onefold.errors import BadInput, Misuse, OnefoldError, StoreFailed
+from onefold.moved import MovedFinder, loaded_on_use
 from onefold.outbox import Message, Out, Outcome
 from onefold.producers import Sequences
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 
 if TYPE_CHECKING:
+    from onefold.chains import Event, Released, Resend, Unfillable
+    from onefold.cli.main import main
     from onefold.outbox.endpoint import Endpoint
     from onefold.producers.client import Producer
+    from onefold.producers.records import Kind
     from onefold.producers.topic import Topics
     from onefold.reconcile import ItemSet, Session
+    from onefold.report import RunReport
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
+    "BadInput",
     "ChainDetector",
     "Endpoint",
+    "Event",
     "ItemSet",
+    "Kind",
     "Message",
+    "Misuse",
     "Number",
+    "OnefoldError",
     "OrderedChain",
     "Out",
     "Outcome",
     "Producer",
+    "Released",
+    "Resend",
+    "RunReport",
     "Sequences",
     "Session",
+    "StoreFailed",
     "Tally",
     "Topics",
+    "Unfillable",
     "Verdict",
     "__version__",
+    "main",
 ]
 
-_HOMES = {  # loaded when first used
-    "Endpoint": "onefold.outbox.endpoint",
-    "ItemSet": "onefold.reconcile",
-    "Producer": "onefold.producers.client",
-    "Session": "onefold.reconcile",
-    "Topics": "onefold.producers.topic",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
-
+__getattr__ = loaded_on_use(
+    __name__,
+    {
+        "Endpoint": "outbox.endpoint",
+        "Event": "chains",
+        "ItemSet": "reconcile",
+        "Kind": "producers.records",
+        "Producer": "producers.client",
+        "Released": "chains",
+        "Resend": "chains",
+        "RunReport": "report",
+        "Session": "reconcile",
+        "Topics": "producers.topic",
+        "Unfillable": "chains",
+        "main": "cli.main",
+    },
+)
 
 sys.meta_path.append(MovedFinder())

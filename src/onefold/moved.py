@@ -1,10 +1,12 @@
-"""Old paths of modules that README or docs once showed; each still works, and warns, until 1.0.
+"""Where public names live: those that are loaded when they are first used, and old paths of modules.
+
+Paths that README or docs once showed still work, and warn, until 1.0.
 
 A finder at the end of `sys.meta_path` costs nothing until someone imports a path that is not there.
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -37,6 +39,17 @@ MOVED: Final[dict[str, tuple[str, ...]]] = {
 }
 """Old path, and the modules that have its names now; all below ``onefold``."""
 PARENTS: Final = {path.rsplit(".", depth)[0] for path in MOVED for depth in range(1, path.count(".") + 1)} - {*MOVED}
+
+
+def loaded_on_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package whose public names live in these modules: an import costs what is used."""
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return load
 
 
 class MovedFinder(MetaPathFinder, Loader):

@@ -8,6 +8,7 @@ import pytest
 
 from onefold.report import RunReport
 from tests.lib import report_documents as documents
+from tests.lib.browser import sample
 from tests.lib.hostile import PAYLOADS, everywhere, mixed
 
 CONTRAST = """(() => {

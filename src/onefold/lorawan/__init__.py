@@ -3,6 +3,8 @@
 `onefold.lorawan.frames` is not imported here: it needs the ``cryptography`` package, judging does not.
 """
 
+from typing import TYPE_CHECKING
+
 from onefold.lorawan.frames import (
     DataDown,
     DataUp,
@@ -16,6 +18,7 @@ from onefold.lorawan.frames import (
 )
 from onefold.lorawan.rules import (
     ANSWERS,
+    BAD_MIC,
     RULES,
     Checked,
     Claim,
@@ -39,9 +42,14 @@ from onefold.lorawan.rules import (
     route,
     route_lost,
 )
+from onefold.moved import loaded_on_use
+
+if TYPE_CHECKING:
+    from onefold.lorawan.mic import find_counter, signed_up
 
 __all__ = [
     "ANSWERS",
+    "BAD_MIC",
     "RULES",
     "Checked",
     "Claim",
@@ -68,9 +76,19 @@ __all__ = [
     "data_key",
     "decide",
     "decide_join",
+    "find_counter",
     "join_key",
     "parse",
     "parse_down",
     "route",
     "route_lost",
+    "signed_up",
 ]
+
+__getattr__ = loaded_on_use(
+    __name__,
+    {
+        "find_counter": "mic",
+        "signed_up": "mic",
+    },
+)

@@ -1,5 +1,8 @@
 """Outbox (token-based deduplication): a message is processed only while its token exists, so each counts once."""
 
+from typing import TYPE_CHECKING
+
+from onefold.moved import loaded_on_use
 from onefold.outbox.plans import (
     ANSWERS,
     PLANS,
@@ -30,7 +33,12 @@ from onefold.outbox.plans import (
     sourced_at_once,
     transactional,
     unpack_entry,
+    unpack_message,
 )
+
+if TYPE_CHECKING:
+    from onefold.outbox.endpoint import Endpoint
+    from onefold.outbox.stores.memory import MemoryLedger, MemoryQueue
 
 __all__ = [
     "ANSWERS",
@@ -38,10 +46,13 @@ __all__ = [
     "RECOVERIES",
     "RULES",
     "Attempt",
+    "Endpoint",
     "Entity",
     "Entry",
     "Handled",
     "Key",
+    "MemoryLedger",
+    "MemoryQueue",
     "Message",
     "Out",
     "Outcome",
@@ -62,4 +73,14 @@ __all__ = [
     "sourced_at_once",
     "transactional",
     "unpack_entry",
+    "unpack_message",
 ]
+
+__getattr__ = loaded_on_use(
+    __name__,
+    {
+        "Endpoint": "endpoint",
+        "MemoryLedger": "stores.memory",
+        "MemoryQueue": "stores.memory",
+    },
+)

@@ -1,8 +1,11 @@
 """Negentropy: which ids each of two sides lacks, in a few round trips and a few bytes."""
 
+from typing import TYPE_CHECKING
+
+from onefold.moved import loaded_on_use
 from onefold.reconcile.codec import FRAME_SIZE_MIN, FRAME_SIZE_MIN_XOR, Violation
 from onefold.reconcile.items import INFINITY, Bounds, Items, ItemSet, Window
-from onefold.reconcile.records import Record, id_of, record
+from onefold.reconcile.records import Record, Records, id_of, open_records, record
 from onefold.reconcile.session import (
     LIST_BELOW,
     SPLIT,
@@ -14,6 +17,10 @@ from onefold.reconcile.session import (
     frame_size_min,
 )
 
+if TYPE_CHECKING:
+    from onefold.reconcile.client import Reconciliation, beside, dial, reconcile
+    from onefold.reconcile.server import ReconcileServer, ReconcileSettings
+
 __all__ = [
     "FRAME_SIZE_MIN",
     "FRAME_SIZE_MIN_XOR",
@@ -24,14 +31,34 @@ __all__ = [
     "ItemSet",
     "Items",
     "Limits",
+    "ReconcileServer",
+    "ReconcileSettings",
     "Reconciled",
+    "Reconciliation",
     "Record",
+    "Records",
     "Session",
     "SessionLimit",
     "Spent",
     "Violation",
     "Window",
+    "beside",
+    "dial",
     "frame_size_min",
     "id_of",
+    "open_records",
+    "reconcile",
     "record",
 ]
+
+__getattr__ = loaded_on_use(
+    __name__,
+    {
+        "ReconcileServer": "server",
+        "ReconcileSettings": "server",
+        "Reconciliation": "client",
+        "beside": "client",
+        "dial": "client",
+        "reconcile": "client",
+    },
+)

@@ -3,14 +3,16 @@
 Names are loaded when they are first used, so that looking for a Java, or reading the docs, needs no Spark.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from onefold.moved import loaded_on_use
 
 if TYPE_CHECKING:
     from onefold.spark.audit import audit
     from onefold.spark.chains import judge_chains
     from onefold.spark.columns import ChainColumns, ProducerColumns, ReceptionColumns
     from onefold.spark.diff import diff
+    from onefold.spark.diff_files import DiffTable
     from onefold.spark.explain import explain
     from onefold.spark.gaps import missing_ranges, missing_sequences
     from onefold.spark.log_source import register_log
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
     from onefold.spark.producers import judge_producers
     from onefold.spark.receptions.judge import judge_receptions, merge_uplinks
     from onefold.spark.receptions.reading import read_receptions
+    from onefold.spark.session import local_session
     from onefold.spark.window import advise_window
 
 __all__ = [
     "ChainColumns",
+    "DiffTable",
     "Naming",
     "ProducerColumns",
     "ReceptionColumns",
@@ -38,6 +42,7 @@ __all__ = [
     "judge_chains",
     "judge_producers",
     "judge_receptions",
+    "local_session",
     "merge_uplinks",
     "missing_ranges",
     "missing_sequences",
@@ -49,6 +54,7 @@ __all__ = [
 
 _HOMES = {
     "ChainColumns": "columns",
+    "DiffTable": "diff_files",
     "Naming": "peer.naming",
     "ProducerColumns": "columns",
     "ReceptionColumns": "columns",
@@ -61,6 +67,7 @@ _HOMES = {
     "explain": "explain",
     "judge_chains": "chains",
     "judge_producers": "producers",
+    "local_session": "session",
     "judge_receptions": "receptions.judge",
     "merge_uplinks": "receptions.judge",
     "missing_ranges": "gaps",
@@ -72,7 +79,4 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = loaded_on_use(__name__, _HOMES)

@@ -323,3 +323,7 @@ def _memory(memory: str) -> str:
         return memory
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return f"{min(8192, max(1024, machine // 4 // 2**20))}m"
+
+
+local_session = session
+"""The public name: `onefold.spark.session` is this module."""

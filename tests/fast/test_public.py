@@ -1,0 +1,91 @@
+"""What is public: six packages and what their `__all__` lists. Documents and examples import nothing else."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onefold.moved import MOVED
+
+ROOT = Path(__file__).parents[2]
+PUBLIC = ("onefold", "onefold.spark", "onefold.lorawan", "onefold.outbox", "onefold.reconcile", "onefold.testing")
+DOCUMENTS = [
+    *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "adr"),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+]
+PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
+
+
+def blocks(text: str) -> Iterator[str]:
+    """The Python of a document; of a session at the prompt what was typed."""
+    for block in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        if ">>>" in block:
+            yield from (line.strip()[4:] for line in block.splitlines() if line.strip().startswith(">>> from onefold"))
+        else:
+            yield block
+
+
+def imported(source: str) -> Iterator[tuple[str, str]]:
+    """The names of onefold that it imports, each with where from; "": the module itself."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == "onefold")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "onefold":
+            yield from ((node.module or "", alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_every_public_name_is_there(package):
+    module = importlib.import_module(package)
+    assert module.__all__ == sorted(set(module.__all__), key=lambda name: (not name.isupper(), name[0].islower(), name))
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'nonsense'"):
+        _ = module.nonsense
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, *PROGRAMS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_and_examples_import_only_what_is_public(path):
+    text = path.read_text(encoding="utf-8")
+    sources = [text] if path.suffix == ".py" else list(blocks(text))
+    wrong = [
+        f"{module}.{name}" if name else module
+        for source in sources
+        for module, name in imported(source)
+        if module not in PUBLIC or (name and name not in importlib.import_module(module).__all__)
+    ]
+    assert not wrong, "list it in the __all__ of a public package, or do without it"
+
+
+@pytest.mark.parametrize("path", MOVED)
+def test_an_old_path_still_works_and_says_where_its_names_are_now(path):
+    sys.modules.pop(f"onefold.{path}", None)
+    with pytest.warns(DeprecationWarning, match=rf"^onefold\.{path} is now onefold\.{MOVED[path][0]}$"):
+        module = importlib.import_module(f"onefold.{path}")
+    for home in MOVED[path]:
+        for name, value in vars(importlib.import_module(f"onefold.{home}")).items():
+            if not name.startswith("_"):
+                assert hasattr(module, name), (name, value)
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = module.nonsense
+
+
+def test_the_parent_of_old_paths_says_nothing_and_holds_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not importlib.import_module("onefold.engines").__dict__.get("__all__")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("onefold.engines.nonsense")
+
+
+def test_whoever_imports_onefold_loads_no_server_no_spark_and_no_command():
+    code = "import sys, onefold; print(*sorted(name for name in sys.modules if name.startswith('onefold.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rooms = {name.split(".")[1] for name in done.stdout.split()}
+    assert not rooms & {"spark", "cli", "net", "stores", "report", "testing", "settings"}, done.stdout
