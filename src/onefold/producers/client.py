@@ -162,8 +162,6 @@ class Embedded:
 
 
 class Remote:
-    """A session with a topic of a server, over a websocket."""
-
     def __init__(self, url: str, token: str | None, answer_s: float) -> None:
         from onefold.net.websocket import WebSocket  # an extra: who embeds the log does without
 
@@ -420,7 +418,6 @@ class Sender:
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
     def _connect(self) -> None:
-        """Open the next session, if there is none."""
         if self._connection is not None:
             return
         try:
@@ -542,7 +539,6 @@ class Producer:
 
     @property
     def name(self) -> str:
-        """The chosen or assigned name."""
         return str(self._sender.claim.name)
 
     @property
@@ -562,7 +558,6 @@ class Producer:
 
     @property
     def message_bytes_max(self) -> int:
-        """How large a payload may be."""
         return self._sender.message_bytes_max
 
     def send(self, payload: Payload, sequence_id: int | None = None) -> Receipt:

@@ -73,7 +73,6 @@ class Prefix:
         self.size = 0
 
     def recall(self) -> tuple[int, str] | None:
-        """The size and the digest that were kept; None: there are none yet."""
         if self._keep is None:
             return None
         try:
@@ -192,7 +191,6 @@ class FilePublisher:
         return last
 
     def _lines(self, file: BinaryIO, at: int, wait: Callable[[float], bool] | None) -> Iterator[tuple[int, bytes]]:
-        """Every line from an offset on, and its offset."""
         file.seek(at)
         rest = b""
         while True:

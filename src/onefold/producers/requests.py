@@ -39,8 +39,6 @@ class Receipt(NamedTuple):
 
 
 class ProducerSession(NamedTuple):
-    """What a producer is told when it connects."""
-
     name: str
     epoch: int
     last_sequence_id: int
@@ -67,7 +65,6 @@ class Request(Generic[T]):
 
     @property
     def settles(self) -> bool:
-        """Is any of it stored, now or before?"""
         return any(answer.verdict in (Verdict.FIRST, Verdict.REPEAT) for answer, _ in self.verdicts)
 
 
@@ -158,12 +155,10 @@ class _Judged:
     spans: list[_Span] = field(default_factory=list)
 
     def answer(self, begin: int, end: int, answer: Answer) -> None:
-        """These get this answer, and nothing of them is stored."""
         if begin < end:
             self.spans.append(_Span(begin, end, Answer(*answer), -1))
 
     def judge(self, i: int, j: int) -> None:
-        """Judge a run of consecutive sequences as one."""
         batch, low = self.batch, self.batch.sequences[i]
         pushed = self.memory.push(
             batch.producer, low, high=low + j - i - 1, epoch=self.epoch, digests=batch.digests[i:j]

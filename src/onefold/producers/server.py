@@ -81,13 +81,11 @@ class TopicDesk:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with it; None: nothing."""
         if self._failure is not None and self._loop.time() - self._failure[0] < FAILURE_S:
             return self._failure[1]
         return self.topic.problem
 
     def publish(self, producer: str, messages: Sequence[Message], epoch: int | None) -> Awaitable[list[Receipt]]:
-        """Judge now; the receipts when it is stored."""
         return self._settled(self.topic.submit(producer, messages, epoch))
 
     def publish_keyed(self, key: str, payload: bytes) -> Awaitable[Receipt]:
@@ -192,8 +190,6 @@ STATUSES: Final[Statuses] = {UnknownTopic: 404}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestLimits(HttpLimits):
-    """What a client may ask of the server."""
-
     messages_max: int = 10_000
     """Of one request."""
     outstanding_max: int = 16
@@ -256,7 +252,6 @@ class Service:
         return {name: desk.problem for name, desk in self.desks.items() if desk.problem is not None} | self._unopened
 
     async def names(self) -> list[str]:
-        """The topics that are there, open or not."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self.topics.names)
 
     async def tend(self) -> None:
@@ -616,8 +611,6 @@ PORT: Final = 7654
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestSettings:
-    """Where it listens, and for whom."""
-
     host: str = "127.0.0.1"
     port: int = PORT
     """0: any that is free."""

@@ -106,15 +106,12 @@ class TopicTime:
         return self._since_ms is not None and self._elapsed_ms - self._since_ms >= STEPOUT_MS
 
     def follow(self) -> None:
-        """Take the wall clock's time."""
         self.time_ms += self.off_ms
         self._since_ms, self.off_ms = None, 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
-    """How a topic remembers, and its limits."""
-
     deduplicate: bool = True
     """Of a new topic; afterwards `Topic.switch` changes it."""
     memory: MemoryKind = "highest"
@@ -195,12 +192,14 @@ class _Ticket(NamedTuple):
 class Topic:
     """Messages of named producers, each stored once. All methods may be called from any thread.
 
-    >>> from onefold.producers.log.port import MemoryLog
-    >>> topic = Topic(MemoryLog())
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> topic = Topic(SegmentLog(folder.name))
     >>> [str(receipt.verdict) for receipt in topic.publish("meter", [(0, b"a"), (1, b"b")])]
     ['FIRST', 'FIRST']
     >>> [f"{r.verdict} {r.offset}" for r in topic.publish("meter", [(1, b"b"), (2, b"c")])]  # a retry, and news
     ['REPEAT -1', 'FIRST 2']
+    >>> topic.close(); folder.cleanup()
     """
 
     def __init__(
@@ -301,7 +300,6 @@ class Topic:
         return self._ask(judge, batch.size, len(batch))
 
     def submit_keyed(self, key: str, payload: bytes) -> Future[Receipt]:
-        """Judge a message by its key now; its receipt comes with the next `flush` of anybody."""
         bytes_max = self.settings.message_bytes_max
         return self._ask(
             lambda: requests.publish_keyed(self._memory, key, payload, self._now(), bytes_max), len(payload), 1

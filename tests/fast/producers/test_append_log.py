@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onefold.errors import Misuse
-from onefold.producers.log.port import AppendLog, Draft, LogRecord, MemoryLog
+from onefold.producers.log.port import AppendLog, Draft, LogRecord
 from onefold.producers.log.segments import SegmentLog
 from onefold.producers.rules import SequencesSnapshot
 from tests.lib.disk import SimDisk
+from tests.lib.memory_log import MemoryLog
 
 
 def draft(payload: bytes, sequence: int = 0, producer: str = "p", kind: int = 0, epoch: int = 0) -> Draft:

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onefold.errors import Busy, Misuse, StoreFailed
-from onefold.producers.log.port import MemoryLog
 from onefold.producers.log.segments import SegmentLog
 from onefold.producers.records import Kind
 from onefold.producers.topic import Topic, Topics, TopicSettings
 from onefold.tally import BooksDoNotBalance
 from onefold.verdict import Verdict
 from tests.lib.disk import SimDisk
+from tests.lib.memory_log import MemoryLog
 from tests.lib.producer_trials import faults, open_topic, power
 
 FIRST, REPEAT, UNSURE, REJECT = Verdict

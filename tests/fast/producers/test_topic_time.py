@@ -7,13 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold.producers import topic as topic_module
-from onefold.producers.log.port import Draft, MemoryLog
+from onefold.producers.log.port import Draft
 from onefold.producers.log.segments import SegmentLog
 from onefold.producers.records import Kind
 from onefold.producers.topic import STEP_MAX_MS, STEPOUT_MS, Topic, TopicSettings, TopicTime
 from onefold.verdict import Verdict
 from tests.lib.disk import SimDisk
 from tests.lib.examples import examples
+from tests.lib.memory_log import MemoryLog
 
 HOUR, DAY, YEAR = 3_600_000, 86_400_000, 365 * 86_400_000
 NOW = 56 * YEAR
