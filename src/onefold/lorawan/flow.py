@@ -534,7 +534,15 @@ class Recovery:
     def sort_out(self, unfinished: Sequence[Unfinished]) -> Callable[[ClaimDesk], None]:
         """Which of these are stored, and which are not? Blocks; what it returns stores them, on the event loop."""
         readable = [(each, name) for each in unfinished if (name := RecordName.of(each.body.encode())) is not None]
-        stored = self._stored({name for _, name in readable})
+        stored: dict[RecordName, list[bytes]] = {name: [] for _, name in readable}  # what the log has of each
+        if stored:
+            keys = {name.key.encode() for name in stored}
+            for record in self._uplinks.tail(min(name.received_ms for name in stored) - MARGIN_MS, LEAST):
+                at = record.payload.find(KEY) + len(KEY)
+                if record.payload[at : at + KEY_DIGITS] in keys:  # all others need not be parsed
+                    name_ = RecordName.of(record.payload)
+                    if name_ in stored:
+                        stored[name_].append(record.payload)
         missing: list[tuple[Unfinished, RecordName]] = []
         for each, name in readable:  # a station may hear one frame twice in a millisecond: which of them is stored?
             body = each.body.encode()
@@ -564,20 +572,6 @@ class Recovery:
         """Store what was won and is not in the log, which is in the books of that run; then let go of it."""
         if await self._uplinks.put(unfinished.body.encode()):
             desk.finish(unfinished.number)
-
-    def _stored(self, names: set[RecordName]) -> dict[RecordName, list[bytes]]:
-        """The records of these receptions."""
-        records: dict[RecordName, list[bytes]] = {name: [] for name in names}
-        if not records:
-            return records
-        keys = {name.key.encode() for name in names}
-        for record in self._uplinks.tail(min(name.received_ms for name in names) - MARGIN_MS, LEAST):
-            at = record.payload.find(KEY) + len(KEY)
-            if record.payload[at : at + KEY_DIGITS] in keys:  # all others need not be parsed
-                name = RecordName.of(record.payload)
-                if name in records:
-                    records[name].append(record.payload)
-        return records
 
     def _see(self, name: RecordName) -> None:
         """By our clock it was so long ago; not in the future, whatever that clock said then."""

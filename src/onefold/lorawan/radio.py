@@ -81,6 +81,15 @@ def station_name(eui: int) -> str:
     return f"{eui:016x}"
 
 
+def dashed(eui: int) -> str:
+    """As Basics Stations write the EUI of a device.
+
+    >>> dashed(0x16C001FF10A235)
+    '00-16-C0-01-FF-10-A2-35'
+    """
+    return eui.to_bytes(8, "big").hex("-").upper()
+
+
 SHOWN_MAX: Final = 60
 PHY_BYTES_MAX: Final = 255
 """The length of a LoRa packet is one byte."""

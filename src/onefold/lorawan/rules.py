@@ -671,8 +671,11 @@ class NetworkServer:
             if problem is OLD_COUNTER and answer is FORGOTTEN:
                 problem = FORGOTTEN  # it may be a copy of what level 1 had to give up: no reason to accuse it
             return Judged(problem, status, NOWHERE, fcnt, None)
-        if not known:
-            answer = _new(answer, again=fcnt == last, restarted=restarted)
+        if not known and restarted:  # level 1 does not know it, and it passed: here the counter knows more
+            answer = RESTARTED if answer is NEW_FRAME else FORGOTTEN
+        elif not known:
+            # The last counter once more, after the expiry or a restart of the server: was the first copy counted?
+            answer = FORGOTTEN if fcnt == last else NEW_FRAME
         heard.frame = key
         claim = Claim(
             f"{device.dev_eui:016x}",
@@ -717,11 +720,3 @@ class NetworkServer:
         answer = OTHER_SERVER if claimed.fcnt_up == claim.fcnt_up else LATE
         lost = route_lost(strategy)
         return judged._replace(answer=answer, route=lost._replace(up=lost.up and judged.route.up), claim=None)
-
-
-def _new(answer: Answer, *, again: bool, restarted: bool) -> Answer:
-    """The answer to a frame that level 1 does not know and that passed: here the counter knows more."""
-    if restarted:
-        return RESTARTED if answer is NEW_FRAME else FORGOTTEN
-    # The last counter once more, after the expiry or a restart of the server: was the first copy counted?
-    return FORGOTTEN if again else NEW_FRAME

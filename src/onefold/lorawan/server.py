@@ -187,6 +187,12 @@ class GatewayServer(HttpServer):
             problems |= service.problems()
             return {"problems": problems} if problems else {"stations": len(lns.stations)}
 
+        async def tend() -> None:
+            """See to what the topics owe by the clock alone (snapshots, retention), for ever."""
+            while True:
+                await asyncio.sleep(TEND_S)
+                await asyncio.to_thread(service.tend)
+
         async def drain() -> None:
             lns.stop_reading()
             await service.drain(limits.grace_s)
@@ -206,7 +212,7 @@ class GatewayServer(HttpServer):
                 admission=Admission(settings.token, settings.host, bare=True),
                 message_bytes_max=limits.message_bytes_max,
                 drain=drain,
-                beside=[self._watch(service), _tend(service)],
+                beside=[self._watch(service), tend()],
             )
         service.tally.check()
 
@@ -230,10 +236,3 @@ class GatewayServer(HttpServer):
             task.add_done_callback(running.discard)
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)
-
-
-async def _tend(service: GatewayService) -> None:
-    """See to what the topics owe by the clock alone (snapshots, retention), for ever."""
-    while True:
-        await asyncio.sleep(TEND_S)
-        await asyncio.to_thread(service.tend)

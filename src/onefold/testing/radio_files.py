@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 
 from onefold.errors import BadInput, Misuse
 from onefold.lorawan.frames import DataUp, Frame
+from onefold.lorawan.radio import dashed
 from onefold.testing.radio import FrameKind, Frames, RadioTraffic, SimDevice
 
 KINDS = {kind.name.lower(): kind for kind in FrameKind}
@@ -134,15 +135,6 @@ def messages(traffic: RadioTraffic) -> Iterator[tuple[int, int, str]]:
             f'{texts[frame]},"RefTime":{seconds},"DR":{data_rate},"Freq":{frequency},"upinfo":{{"rctx":0,'
             f'"xtime":{xtime},"gpstime":0,"fts":-1,"rssi":{rssi},"snr":{snr},"rxtime":{seconds}}}}}',
         )
-
-
-def dashed(eui: int) -> str:
-    """An id as stations write it.
-
-    >>> dashed(0x70B3D57ED0000001)
-    '70-B3-D5-7E-D0-00-00-01'
-    """
-    return eui.to_bytes(8, "big").hex("-").upper()
 
 
 def signed(number: int) -> int:

@@ -33,8 +33,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, W
 from onefold.errors import BadInput, Misuse, OnefoldError
 from onefold.lorawan.frames import candidates, parse_down
 from onefold.lorawan.mic import data_mic
+from onefold.lorawan.radio import dashed
 from onefold.testing.radio import RadioWorld
-from onefold.testing.radio_files import HeardFrame, dashed
+from onefold.testing.radio_files import HeardFrame
 
 
 class Ack(NamedTuple):

@@ -46,6 +46,7 @@ from onefold.lorawan.radio import (
     Radio,
     Reception,
     Region,
+    dashed,
     shown,
     station_name,
     trusted_ms,
@@ -74,8 +75,11 @@ def parse_eui(value: object, field: str) -> int:
         text = value.removeprefix("router-")
         if PLAIN.fullmatch(text):
             return int(text.replace("-", "").replace(":", ""), 16)
-        if (number := _id6(text)) is not None:
-            return number
+        front, gap, back = text.partition("::")
+        groups = [part.split(":") if part else [] for part in (front, back)]
+        missing = GROUP_COUNT - len(groups[0]) - len(groups[1])
+        if all(not part or GROUPS.fullmatch(part) for part in (front, back)) and missing >= 0 and (gap or not missing):
+            return int("".join(group.zfill(4) for group in [*groups[0], *["0"] * missing, *groups[1]]), 16)
     raise BadInput(f"{field} is {shown(value)}, must be an EUI, such as 00-16-C0-01-FF-10-A2-35 or 16:c001:ff10:a235")
 
 
@@ -88,15 +92,6 @@ def parse_dashed(value: object, field: str) -> int:
     if type(value) is str and len(value) == 23 and value[2::3] == "-------" and PLAIN.fullmatch(value):
         return int(value.replace("-", ""), 16)
     raise BadInput(f"{field} is {shown(value)}, must be an EUI with dashes, such as 00-16-C0-01-FF-10-A2-35")
-
-
-def dashed(eui: int) -> str:
-    """As stations write the EUI of a device.
-
-    >>> dashed(0x16C001FF10A235)
-    '00-16-C0-01-FF-10-A2-35'
-    """
-    return eui.to_bytes(8, "big").hex("-").upper()
 
 
 def id6(eui: int) -> str:
@@ -114,20 +109,6 @@ def id6(eui: int) -> str:
                 front, back = (":".join(f"{g:x}" for g in part) for part in (groups[:at], groups[at + length :]))
                 return f"{front}::{back}"
     return ":".join(f"{group:x}" for group in groups)
-
-
-def _id6(text: str) -> int | None:
-    front, gap, back = text.partition("::")
-    if any(part and not GROUPS.fullmatch(part) for part in (front, back)):
-        return None
-    groups = [part.split(":") if part else [] for part in (front, back)]
-    missing = GROUP_COUNT - len(groups[0]) - len(groups[1])
-    if missing < 0 or (not gap and missing):
-        return None
-    number = 0
-    for group in [*groups[0], *["0"] * missing, *groups[1]]:
-        number = number << 16 | int(group, 16)
-    return number
 
 
 UNCONFIRMED_UP: Final = 0x40

@@ -36,7 +36,15 @@ class MemoryCounters:
         with self._lock:
             self._check_open()
             now_ms = self._clock_ms()
-            self._purge(now_ms)
+            while self._due and self._due[0][0] <= now_ms:  # drop what was kept long enough
+                _, device = heappop(self._due)
+                _, until = self._kept.get(device, (None, None))
+                if until is not None and until > now_ms:
+                    heappush(self._due, (until, device))
+                    continue
+                self._queued.discard(device)
+                if until is not None:
+                    del self._kept[device]
             for done in finished:
                 self._outboxes.get(done.server, {}).pop(done.number, None)
             return [self._claim(claim, now_ms) for claim in claims]
@@ -91,17 +99,6 @@ class MemoryCounters:
     def _find(self, device: str, now_ms: int) -> Counters | None:
         counters, until = self._kept.get(device, (None, None))
         return None if until is not None and until <= now_ms else counters
-
-    def _purge(self, now_ms: int) -> None:
-        while self._due and self._due[0][0] <= now_ms:
-            _, device = heappop(self._due)
-            _, until = self._kept.get(device, (None, None))
-            if until is not None and until > now_ms:
-                heappush(self._due, (until, device))
-                continue
-            self._queued.discard(device)
-            if until is not None:
-                del self._kept[device]
 
     def _check_open(self) -> None:
         if not self._open:
