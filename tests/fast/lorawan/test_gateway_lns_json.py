@@ -9,8 +9,8 @@ import pytest
 
 from onefold.errors import BadInput
 from onefold.lorawan.links import lns as lns_json
-from onefold.lorawan.links.lns import dashed, id6, parse_eui
-from onefold.lorawan.radio import EU868, region
+from onefold.lorawan.links.lns import id6, parse_eui
+from onefold.lorawan.radio import EU868, dashed, region
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "lorawan.json").read_text(encoding="utf-8"))
 ACCEPT = VECTORS["lns_json"]["accept"]
