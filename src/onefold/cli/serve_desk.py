@@ -5,18 +5,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from onefold.cli.options import (
-    AsJson,
-    Host,
-    Plan,
-    Port,
-    Store,
-    TokenFile,
-    Tokens,
-    Transport,
-    check_lasting,
-    read_token,
-)
+from onefold.cli.options import AsJson, Host, Plan, Port, Store, TokenFile, Tokens, Transport, check_lasting, read_token
 from onefold.cli.output import people
 
 Queues: TypeAlias = Annotated[

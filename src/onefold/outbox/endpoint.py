@@ -26,16 +26,7 @@ from onefold.clock import wall_ms
 from onefold.errors import BadInput, Misuse
 from onefold.outbox import plans
 from onefold.outbox.plans import Handler, Key, KeyOf, Message, Out, Outcome, Taken, check_queue
-from onefold.outbox.ports import (
-    Delivery,
-    EntityStore,
-    Ledger,
-    Queue,
-    TokenStore,
-    open_ledger,
-    open_queue,
-    open_tokens,
-)
+from onefold.outbox.ports import Delivery, EntityStore, Ledger, Queue, TokenStore, open_ledger, open_queue, open_tokens
 from onefold.outbox.runner import Loop, Work, World, attempt, check_plan, raised, run_one
 from onefold.outbox.worker import Consumer, Consuming, Recovered, recover
 from onefold.tally import Tally

@@ -3,9 +3,9 @@
 A *state* is a tuple of small numbers: the budgets left, the shared world, the parcels that can be leased, and one
 number per group of workers. Two histories that lead to equal numbers lead to the same state, and go on as one.
 
-- `Snapshots`: the real store, at any of the contents that were ever reached. A database in memory is copied out after
-  each write and copied in before the next step, so two workers can go on from one content in two ways. Each pair of
-  content and step is performed once.
+- `StoreSnapshots`: the real store, at any of the contents that were ever reached. A database in memory is copied out
+  after each write and copied in before the next step, so two workers can go on from one content in two ways. Each pair
+  of content and step is performed once.
 - `Handlers`: calls the handler that is on trial. Handlers shall be functions of state and message. One that is not (it
   reads a clock, or a counter outside) does no harm to the plans, for what counts is what was written; but the explorer
   could not go the same way again. So each call with equal input is made twice, the first answer is kept, and a
@@ -95,7 +95,7 @@ class _Outbound:
         self.parcels += parcels
 
 
-class Snapshots:
+class StoreSnapshots:
     """All contents so far, by number; the first is number 0."""
 
     def __init__(self, tables: Iterable[str], first: Sequence[plans.Birth]) -> None:
@@ -492,7 +492,7 @@ class Worlds:
 
     def __init__(
         self,
-        snapshots: Snapshots,
+        snapshots: StoreSnapshots,
         payloads: Payloads,
         positions: Positions,
         endings: frozenset[Ending],
@@ -709,7 +709,9 @@ class WorkerGroup:
 class WorkerGroups:
     """All states of groups so far, by number, and all states of workers."""
 
-    def __init__(self, groups: list[WorkerGroup], snapshots: Snapshots, positions: Positions, worlds: Worlds) -> None:
+    def __init__(
+        self, groups: list[WorkerGroup], snapshots: StoreSnapshots, positions: Positions, worlds: Worlds
+    ) -> None:
         self.groups = groups
         self.workers: list[Worker | None] = [None]
         self.members: list[tuple[int, tuple[int, ...]]] = []
@@ -956,7 +958,7 @@ class System:
         self.handlers = Handlers()
         self.endings = endings(topology, self.handlers)
         born = [plans.Birth("", "", ((f"m{n}", queue),), False) for n, (queue, _) in enumerate(topology.messages, 1)]
-        self.snapshots = Snapshots(algorithm.tables, born if algorithm.tokens else ())
+        self.snapshots = StoreSnapshots(algorithm.tables, born if algorithm.tokens else ())
         self.payloads = Payloads(topology, algorithm, self.handlers)
         self.positions = Positions()
         self.worlds = Worlds(self.snapshots, self.payloads, self.positions, self.endings, algorithm, invariant)

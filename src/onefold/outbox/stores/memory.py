@@ -25,7 +25,7 @@ POLL_S = 0.02
 
 
 @dataclass(slots=True)
-class _Record:
+class _StoredEntity:
     """An entity as text; the outbox has the text of each entry, and when it was first written."""
 
     version: int
@@ -48,7 +48,7 @@ class MemoryLedger:
         """Begin with nothing; ``realm``: the name that messages know this store by, a new one if it is not given."""
         self._clock_ms = clock_ms
         self._realm = realm or token_hex(8)
-        self._entities: dict[plans.Key, _Record] = {}
+        self._entities: dict[plans.Key, _StoredEntity] = {}
         self._tokens: dict[str, ports.Token] = {}
         self._children: dict[str, set[str]] = defaultdict(set)  # by parent: exactly the tokens that have one
         self._lock = Lock()
@@ -74,7 +74,7 @@ class MemoryLedger:
                     continue
                 first = {name: at_ms for name, (_, at_ms) in record.outbox.items()}
                 outbox = {name: (text, first.get(name, now_ms)) for name, text in entity.packed_outbox.items()}
-                self._entities[entity.key] = _Record(entity.version + 1, entity.packed_state, now_ms, outbox)
+                self._entities[entity.key] = _StoredEntity(entity.version + 1, entity.packed_state, now_ms, outbox)
             return written
 
     def stranded(
@@ -182,7 +182,7 @@ class MemoryLedger:
         entity, entry = step.entity, step.entry
         added = {step.name: (plans.pack_entry(entry), now_ms)} if entry else {}
         outbox = {**record.outbox, **added}
-        self._entities[entity.key] = _Record(entity.version + 1, entity.packed_state, now_ms, outbox)
+        self._entities[entity.key] = _StoredEntity(entity.version + 1, entity.packed_state, now_ms, outbox)
         if step.token is not None:
             self._drop(step.token)
         if entry:
@@ -190,9 +190,9 @@ class MemoryLedger:
             self._create(plans.Birth("", entry.attempt, tokens, guarded=False), now_ms)
         return plans.Settled.DONE
 
-    def _current(self, entity: plans.Entity) -> _Record | None:
+    def _current(self, entity: plans.Entity) -> _StoredEntity | None:
         """What is to be written over; None if it is not what the writer read."""
-        record = self._entities.get(entity.key, _Record(0, None, 0))
+        record = self._entities.get(entity.key, _StoredEntity(0, None, 0))
         return record if record.version == entity.version else None
 
     def _create(self, birth: plans.Birth, now_ms: int) -> bool:

@@ -386,21 +386,6 @@ async def make_streams(js: JetStreamContext, names: Names, replicas: int | None)
             raise Misuse(f"stream {wanted.name}: {limits[0]} with discard old: parcels would be lost")
 
 
-def consumer_config(names: Names, queue: str, lease_ms: int) -> ConsumerConfig:
-    """A consumer that everybody who leases from this queue shares.
-
-    No limit to what is on loan: parcels that wait out a delay count as on loan, and would stop the others.
-    """
-    return ConsumerConfig(
-        durable_name=names.consumer(queue),
-        filter_subject=names.subject(queue),
-        ack_policy=AckPolicy.EXPLICIT,
-        ack_wait=lease_ms / 1000,
-        max_ack_pending=-1,
-        max_deliver=-1,
-    )
-
-
 _NO_MORE = ("404", "408")
 _UNLIMITED = 0  # of what an inbox holds: it is bounded by what was asked for
 
@@ -496,7 +481,14 @@ class Loans:
         stream, consumers = self._names.stream, [self._names.consumer(queue) for queue in queues]
         for queue, consumer in zip(queues, consumers, strict=True):
             if self._leases_ms.get(consumer) != lease_ms:
-                config = consumer_config(self._names, queue, lease_ms)
+                config = ConsumerConfig(
+                    durable_name=consumer,
+                    filter_subject=self._names.subject(queue),
+                    ack_policy=AckPolicy.EXPLICIT,
+                    ack_wait=lease_ms / 1000,
+                    max_ack_pending=-1,  # parcels that wait out a delay count as on loan, and would stop the others
+                    max_deliver=-1,
+                )
                 await client.jetstream(timeout=self._timeout_s).add_consumer(stream, config)
                 self._leases_ms[consumer] = lease_ms
         try:
