@@ -13,12 +13,11 @@ working folder, ``sqlite:////srv/x.db`` (four strokes) one by its full path; a q
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from typing import Final, NamedTuple, Protocol
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
-from onefold.stores.addresses import masked, sqlite_file
+from onefold.stores.addresses import nothing_at, scheme_of
 
 FOREVER_MS: Final = 2**62
 """A time that no clock reaches."""
@@ -302,46 +301,33 @@ def open_tokens(url: str) -> TokenStore:
     ``redis://`` takes options behind a ``?``: ``prefix``, ``timeout_s`` and ``replicas_min`` of `RedisTokens`, and
     redis-py's own for TLS, whose names begin with ``ssl_``.
     """
-    if url.partition("://")[0] not in ("redis", "rediss"):
+    if scheme_of(url)[0] not in ("redis", "rediss"):
         return _open_ledger(url, "token store", f"{_LEDGERS}, redis://host:6379/0, rediss://host:6379/0")
     from onefold.outbox.stores.redis import RedisTokens
-    from onefold.stores.redis import shown
+    from onefold.stores.redis import split_options
 
-    where = shown(url)
-    kinds = {"prefix": str, "timeout_s": float, "replicas_min": int}
-    ours: dict[str, Any] = {}
-    redis_options = {}
-    for name, value in parse_qsl(urlsplit(url).query, keep_blank_values=True):
-        if name.startswith("ssl_"):
-            redis_options[name] = value
-            continue
-        if name not in kinds:
-            raise Misuse(f"{where}: no option {name!r}; there are {', '.join(kinds)}, ssl_...", name=name)
-        try:
-            ours[name] = kinds[name](value)
-        except ValueError:
-            raise Misuse(f"{where}: {name}={value}: this must be a number", name=name) from None
-    return RedisTokens(urlsplit(url)._replace(query=urlencode(redis_options)).geturl(), **ours)
+    address, options = split_options(url)
+    return RedisTokens(address, **options)
 
 
 _LEDGERS: Final = "memory://, sqlite:///file.db, sqlite:////folder/file.db, postgresql://user@host/database"
 
 
 def _open_ledger(url: str, what: str, kinds: str) -> Ledger:
-    scheme, strokes, rest = url.partition("://")
-    if scheme == "memory" and strokes and not rest:
-        from onefold.outbox.stores.memory import MemoryLedger
+    match scheme_of(url):
+        case "memory", _:
+            from onefold.outbox.stores.memory import MemoryLedger
 
-        return MemoryLedger()
-    if (path := sqlite_file(url)) is not None:
-        from onefold.outbox.stores.sqlite import SqliteLedger
+            return MemoryLedger()
+        case "sqlite", path:
+            from onefold.outbox.stores.sqlite import SqliteLedger
 
-        return SqliteLedger(path)
-    if scheme in ("postgresql", "postgres") and strokes:
-        from onefold.outbox.stores.postgres import PostgresLedger
+            return SqliteLedger(path)
+        case (("postgresql" | "postgres"), _):
+            from onefold.outbox.stores.postgres import PostgresLedger
 
-        return PostgresLedger(url)
-    raise Misuse(f"no {what} at {masked(url)}; there are some at {kinds}")
+            return PostgresLedger(url)
+    raise nothing_at(url, what, kinds)
 
 
 def open_queue(url: str) -> Queue:
@@ -355,21 +341,21 @@ def open_queue(url: str) -> Queue:
     Traceback (most recent call last):
     onefold.errors.Misuse: no queue at amqp://...; there are some at memory://, sqlite:///file.db, ...
     """
-    scheme, strokes, rest = url.partition("://")
-    if scheme == "memory" and strokes and not rest:
-        from onefold.outbox.stores.memory import MemoryQueue
+    match scheme_of(url):
+        case "memory", _:
+            from onefold.outbox.stores.memory import MemoryQueue
 
-        return MemoryQueue()
-    if (path := sqlite_file(url)) is not None:
-        from onefold.outbox.stores.sqlite import SqliteQueue
+            return MemoryQueue()
+        case "sqlite", path:
+            from onefold.outbox.stores.sqlite import SqliteQueue
 
-        return SqliteQueue(path)
-    if scheme in ("nats", "tls") and strokes:
-        from onefold.outbox.stores.nats import open_nats
+            return SqliteQueue(path)
+        case (("nats" | "tls"), _):
+            from onefold.outbox.stores.nats import open_nats
 
-        return open_nats(url)
+            return open_nats(url)
     kinds = "memory://, sqlite:///file.db, sqlite:////folder/file.db, nats://host:4222, tls://host:4222"
-    raise Misuse(f"no queue at {masked(url)}; there are some at {kinds}")
+    raise nothing_at(url, "queue", kinds)
 
 
 def check_parcels(parcels: Iterable[Parcel]) -> None:

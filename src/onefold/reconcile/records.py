@@ -19,7 +19,7 @@ import numpy as np
 
 from onefold.errors import BadInput, Misuse
 from onefold.reconcile.items import INFINITY, Columns, Index, Items, Window, check_id_size, padded
-from onefold.stores.addresses import masked, sqlite_file
+from onefold.stores.addresses import nothing_at, scheme_of
 
 
 class Record(NamedTuple):
@@ -128,12 +128,11 @@ def open_records(address: str, id_size: int | None = None, *, make: bool = True)
     Traceback (most recent call last):
     onefold.errors.Misuse: no records at redis://...; there are some at memory://, sqlite:///file.db, ...
     """
-    scheme, is_url, rest = address.partition("://")
-    if scheme == "memory" and is_url and not rest:
+    scheme, path = scheme_of(address) if "://" in address else ("sqlite", address)
+    if scheme == "memory":
         return MemoryRecords(32 if id_size is None else id_size)
-    path = sqlite_file(address) if is_url else address
-    if not path:
-        raise Misuse(f"no records at {masked(address)}; there are some at {KINDS}")
+    if scheme != "sqlite" or not path:
+        raise nothing_at(address, "records", KINDS)
     from onefold.reconcile.sqlite import SqliteRecords
 
     return SqliteRecords(path, id_size, make=make)
