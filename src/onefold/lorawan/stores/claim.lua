@@ -16,11 +16,11 @@
 -- one. A claim that is there already was won: its answer was lost, and it is made again. It is told so, also where a later
 -- frame was counted since.
 --
--- The rules are `decide` and `decide_join` in engines/lorawan/server.py, and a property test holds them equal. Lua counts in doubles,
+-- The rules are `decide` and `decide_join` in lorawan/rules.py, and a property test holds them equal. Lua counts in doubles,
 -- exact up to 2^53, and writes 14 digits into JSON; counters have 32 bits, which is 10 digits.
 
-local FIRST_MESSAGE_MAX = 1  -- as in engines/lorawan/validation.py
-local LATE_MAX = 1000  -- as in engines/lorawan/server.py
+local FIRST_MESSAGE_MAX = 1  -- as in lorawan/rules.py
+local LATE_MAX = 1000  -- as in lorawan/rules.py
 local claims, servers = unpack(cjson.decode(ARGV[1]))
 
 local outboxes = {}
