@@ -174,7 +174,7 @@ def test_faulty_traffic_comes_out_once_each_chain_ascending(spark, tmp_path):
 
 @pytest.mark.parametrize(("held", "problem"), [(3, None), (2, "batch 0: 5 rows were judged, 2 were published, 2 more")])
 def test_rows_judged_are_rows_published_or_held(spark, held, problem):
-    figures = BucketFigures.on(spark)
+    figures = BucketFigures(spark)
     watcher = Watcher(Tally, figures, lambda progress: None)
     tally = Tally(2, {ANSWERS[0]: 2})
     for _ in range(2):  # a task that was tried twice says the same twice
@@ -188,7 +188,7 @@ def test_rows_judged_are_rows_published_or_held(spark, held, problem):
 
 
 def test_a_clock_that_steps_back_between_two_batches_is_no_trouble(spark):
-    figures = BucketFigures.on(spark)
+    figures = BucketFigures(spark)
     watcher = Watcher(Tally, figures, lambda progress: None)
     for batch, (bucket, at_ms) in enumerate([(1, 9_000), (2, 7_000), (2, 7_000), (1, 8_000)]):
         figures.add(bucket, {"held": 0, "held_before": 0, "rows": 3, "at_ms": at_ms, "batch": batch})
@@ -254,7 +254,7 @@ def test_with_an_interval_a_wait_ends_after_a_restart_too_although_nothing_comes
 
 
 def test_of_a_bucket_the_newest_word_counts_and_of_what_was_before_the_first(spark):
-    figures = BucketFigures.on(spark)
+    figures = BucketFigures(spark)
     for word in ({"held": 5, "held_before": 2}, {"held": 9, "held_before": 5}):
         figures.add(1, word)
     figures.add(2, {"held": 1, "held_before": 1})

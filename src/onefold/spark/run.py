@@ -1,7 +1,7 @@
 """The two batch jobs: ``run`` publishes a judged source, ``check`` only tells what is wrong with one.
 
-Each room is passed once, in this order: ingest, judge, tally, figures, publish, audit. Both jobs return the same `Run`.
-A run whose audit does not find its rows as its source sent them is not complete, and says which.
+Each room is entered once, in this order: ingest, judge, books, missing ranges, figures, publish, audit. Both jobs
+return the same `Run`. A run whose audit does not find its rows as its source sent them is not complete, and says which.
 """
 
 import shutil
@@ -9,14 +9,14 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from onefold.spark import publish
 from onefold.spark.audit import Audit, AuditFailed, Passing, audit_run, comparable, keep
-from onefold.spark.columns import quoted, told
+from onefold.spark.columns import CORRUPT, quoted, told
 from onefold.spark.engine import Engine, Untold
 from onefold.spark.figures import Figures, Phases, circumstances
 from onefold.spark.files import NAMED_MAX, Manifest, Place, located, naming_files
@@ -65,7 +65,6 @@ class Run:
         return self.keys + self.gaps
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures, for JSON."""
         return {
             "format": FORMAT,
             "complete": True,
@@ -88,108 +87,117 @@ class Run:
 
 @naming_files()
 def run(
-    spark: SparkSession, source: SourceSpec, judging: Engine, path: str, *, strategy: publish.Strategy = "drop",
+    spark: SparkSession, source: SourceSpec, engine: Engine, path: str, *, strategy: publish.Strategy = "drop",
     settings: Mapping[str, Any] | None = None, ranges_max: int = 20, figures: Figures | None = None, say: Say = print,
 ) -> Run:  # fmt: skip
     """Judge a source and publish the result at ``path``; complete or not at all. ``figures``: to take for a report."""
     refuse_overlap([("the source", located(spark, source.path))], [("the output", located(spark, path))])
     phases = Phases("opening the source", say)
-    opened = open_source(spark, source, judging.reads)
-    came = opened.rows
-    absent, judging = _fitted(judging, came)
-    df, reading = _counted(came, judging)
-    sent = Passing(comparable(df))
+    read = _read(spark, source, engine)
+    engine, messages = read.engine, read.messages
+    passing = Passing(comparable(messages))
     with publish.opened(spark, path) as output:
-        place, staging = output.place, output.staging
-        found, rows, gaps = _judge(df, staging, judging, strategy, ranges_max, phases.begin, sent, opened, reading)
-        extras = judging.extras(rows)
+        result, rows, gaps = _judge(read, messages, output.staging, strategy, ranges_max, phases.begin, passing)
+        extras = engine.extras(rows)
         publish.stage_extras(output.staging, extras)
-        others = judging.others(came)
-        taken = None
+        others = engine.others(read.opened.rows)
+        pictures = None
         if figures is not None:
             phases.begin("taking figures")
-            taken = figures.take(rows, gaps, judging, found["tally"], found["keys"])
+            pictures = figures.take(rows, gaps, engine, result["tally"], result["keys"])
         phases.begin("publishing")
-        publish.commit(output, publish.staged(output.staging, rows, strategy, _columns(df), extras=extras))
+        publish.commit(output, publish.staged(output.staging, rows, strategy, _columns(messages), extras=extras))
         phases.begin("auditing")
-        audited = audit_run(df, place, judging, sent.fingerprint)
+        audited = audit_run(messages, output.place, engine, passing.fingerprint)
         if not audited.agrees:
             output.signed.own({publish.AUDIT: None})
-            keep(audited, place / publish.AUDIT)
+            keep(audited, output.place / publish.AUDIT)
         audited.check()
-        if taken is not None:
-            taken |= circumstances(came, phases)
-        result = Run(
-            **found, absent=absent, others=others, seconds=phases.seconds,
-            path=place.shown, audit=audited, figures=taken,
-        )  # fmt: skip
-        document = {**result.to_dict(), "settings": dict(settings or {})}
-        publish.finish(output, result.tally, document, result.manifest.lines())
-    return result
+        if pictures is not None:
+            pictures |= circumstances(read.opened.rows, phases)
+        complete = Run(
+            **result, others=others, seconds=phases.seconds, path=output.place.shown, audit=audited, figures=pictures
+        )
+        document = {**complete.to_dict(), "settings": dict(settings or {})}
+        publish.finish(output, complete.tally, document, complete.manifest.lines())
+    return complete
 
 
 @naming_files()
-def check(spark: SparkSession, source: SourceSpec, judging: Engine, *, ranges_max: int = 20, say: Say = print) -> Run:
-    """Judge a source and tell what was found; only a temporary folder is written, and removed."""
+def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max: int = 20, say: Say = print) -> Run:
+    """Judge a source and tell what is wrong with it; only a temporary folder is written, and removed."""
     started = monotonic()
-    opened = open_source(spark, source, judging.reads)
-    came = opened.rows
-    absent, judging = _fitted(judging, came)
-    df, reading = _counted(came, judging)
+    read = _read(spark, source, engine)
     folder = tempfile.mkdtemp(prefix="onefold-check-")
     try:
-        judged_columns = {name for _, name in judging.columns.named} | {"_corrupt_record"}
-        narrow = df.select(*(F.col(quoted(name)) for name in df.columns if name in judged_columns))
-        staging = Place(spark, folder)
-        found, _, _ = _judge(narrow, staging, judging, "mark", ranges_max, say, Passing(), opened, reading)
-        return Run(**found, absent=absent, others=judging.others(came), seconds=monotonic() - started)
+        needed = {name for _, name in read.engine.columns.named} | {CORRUPT}
+        narrow = read.messages.select(*(F.col(quoted(name)) for name in read.messages.columns if name in needed))
+        result, _, _ = _judge(read, narrow, Place(spark, folder), "mark", ranges_max, say, Passing())
+        return Run(**result, others=read.engine.others(read.opened.rows), seconds=monotonic() - started)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _counted(came: DataFrame, judging: Engine) -> tuple[DataFrame, Passing | None]:
-    """The messages of what came, and a count of its rows in passing; None: every row is a message."""
-    df = judging.shaped(came)
-    if df is came:
-        return df, None
-    reading = Passing(called="onefold_reader")
-    return judging.shaped(came.transform(reading.watch)), reading
+class _Messages(NamedTuple):
+    opened: OpenSource
+    engine: Engine
+    """Without the usual columns that are not there."""
+    absent: list[str]
+    messages: DataFrame
+    reader: Passing | None
+    """Counts the rows of the source in passing; None: every row is a message."""
 
 
-def _fitted(judging: Engine, source: DataFrame) -> tuple[list[str], Engine]:
-    """The usual columns that are not there, and the engine without them."""
-    fitted = judging.fitted(source)
-    there = {name for _, name in fitted.columns.named}
-    return [name for _, name in judging.columns.named if name not in there], fitted
+def _read(spark: SparkSession, source: SourceSpec, engine: Engine) -> _Messages:
+    opened = open_source(spark, source, engine.reads)
+    fitted = engine.fitted(opened.rows)
+    present = {name for _, name in fitted.columns.named}
+    absent = [name for _, name in engine.columns.named if name not in present]
+    messages = fitted.shaped(opened.rows)
+    if messages is opened.rows:
+        return _Messages(opened, fitted, absent, messages, None)
+    reader = Passing(called="onefold_reader")
+    return _Messages(opened, fitted, absent, fitted.shaped(opened.rows.transform(reader.watch)), reader)
 
 
 def _judge(
-    df: DataFrame, staging: Place, judging: Engine, strategy: publish.Strategy, ranges_max: int, say: Say,
-    sent: Passing, opened: OpenSource, reading: Passing | None,
+    read: _Messages, messages: DataFrame, staging: Place, strategy: publish.Strategy, ranges_max: int, say: Say,
+    passing: Passing,
 ) -> tuple[dict[str, Any], DataFrame, DataFrame]:  # fmt: skip
+    """What both jobs tell of a source, the judged rows, and the ranges that are missing. ``passing`` sees each message
+    before it is judged.
+    """
+    engine, opened = read.engine, read.opened
     say("judging")
-    judged = df.transform(sent.watch).transform(judging.step())
+    judged = messages.transform(passing.watch).transform(engine.step())
     rows = publish.stage(judged, staging, strategy)
     say("keeping the books")
-    came = _believed(opened, (reading or sent).rows)
-    tally = publish.books(rows, came if reading is None else sent.rows)
+    received = _believed(opened, (read.reader or passing).rows)
+    tally = publish.books(rows, received if read.reader is None else passing.rows)
     if not tally.balanced:  # a stage that Spark ran twice was observed twice: count again before crying out
-        tally = publish.books(rows, df.count())
+        tally = publish.books(rows, messages.count())
     tally.check()
     say("finding what is missing")
-    firsts = rows.where(F.col(VERDICT) == "FIRST")
     gaps_path = str(staging / publish.GAPS)
-    judging.missing(firsts).write.parquet(gaps_path)
-    gaps = df.sparkSession.read.parquet(gaps_path)
+    engine.missing(rows.where(F.col(VERDICT) == "FIRST")).write.parquet(gaps_path)
+    gaps = messages.sparkSession.read.parquet(gaps_path)
     first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
-    ranges = [row.asDict() for row in first.collect()]
-    found = {"tally": tally, "engine": judging.name, "keys": judging.keys(rows), "gaps": gaps.count()}
-    files = {"manifest": opened.manifest, "changed": opened.changed()}
-    return {**found, "ranges": ranges, "cannot_tell": judging.cannot_tell(), **files}, rows, gaps
+    result = {
+        "tally": tally,
+        "engine": engine.name,
+        "keys": engine.keys(rows),
+        "gaps": gaps.count(),
+        "ranges": [row.asDict() for row in first.collect()],
+        "cannot_tell": engine.cannot_tell(),
+        "absent": read.absent,
+        "manifest": opened.manifest,
+        "changed": opened.changed(),
+    }
+    return result, rows, gaps
 
 
 def _believed(opened: OpenSource, read: int) -> int:
-    """How many rows came in, by the count that was made without the reader; `AuditFailed` that names the files if the
+    """How many rows came in, by the count that was made without the reader. `AuditFailed` that names the files if the
     reader gave others.
     """
     counted = opened.manifest.rows

@@ -52,7 +52,7 @@ from weakref import WeakSet
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from py4j.protocol import Py4JJavaError
-from pyspark import SparkConf, SparkContext
+from pyspark import Accumulator, AccumulatorParam, SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
@@ -183,8 +183,6 @@ DEFAULTS = {
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 << 20),
 }
 
-_SIZE_UNKNOWN = 1 << 60  # Spark says 2^63 - 1 of a source that tells nothing
-
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
@@ -233,15 +231,40 @@ def running_tasks() -> tuple[int, int]:
     return sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
 
 
+def planned_bytes(df: DataFrame) -> int:
+    """What Spark's optimizer takes for the size of a table; of a source that tells nothing, 2^63 - 1."""
+    return int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
+
+
 def believed_bytes(df: DataFrame) -> int | None:
-    """What Spark believes of the size of a table; None if its source tells nothing."""
-    believed = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
-    return None if believed >= _SIZE_UNKNOWN else believed
+    """The same, or None if the source tells nothing."""
+    size = planned_bytes(df)
+    return None if size >= 1 << 60 else size
 
 
 def cores(spark: SparkSession) -> int:
     """How many tasks run at once."""
     return int(spark.sparkContext.defaultParallelism)
+
+
+def has_executors(spark: SparkSession) -> bool:
+    """Whether tasks run in processes of their own, see `is_cluster`."""
+    return is_cluster(str(spark.sparkContext.master))
+
+
+def java_version(spark: SparkSession) -> str:
+    jvm: Any = spark.sparkContext._jvm
+    return str(jvm.java.lang.System.getProperty("java.version"))
+
+
+def query_id(spark: SparkSession) -> str:
+    """The id of the stream that this thread works for; empty outside of one."""
+    return str(spark.sparkContext.getLocalProperty("sql.streaming.queryId") or "")
+
+
+def accumulator(spark: SparkSession, value: Any, kind: AccumulatorParam[Any]) -> Accumulator[Any]:
+    """A value that tasks add to and the driver reads."""
+    return spark.sparkContext.accumulator(value, kind)
 
 
 def _started(ours: Mapping[str, str], own: Mapping[str, str]) -> SparkSession:

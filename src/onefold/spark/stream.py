@@ -5,13 +5,9 @@ Whatever dies in between, the next start tries the last batch again: the judge a
 batch are judged in a fixed order from the state before it, and the sink recognises the batch's number. So every message
 is counted once, and the books of the run are the sum of its batches' books.
 
-Watching a stream: after every batch, what was counted, how fast, and what is remembered.
-
-Spark's listener tells rates, durations and the size of the state store; the sink tells the books; the judge tells, of
-each bucket, how many keys it remembers, how many ranges are missing and how many messages are held back. Two of them
-must agree after every batch: rows judged = rows published + growth of what is held.
-
-The files of a stream: each is looked at before its batch is judged, and again when it should not change any more.
+Of each batch, Spark's listener tells the rates and durations, the sink the books, and the judge, of each bucket, how
+many keys it remembers, how many ranges are missing and how many messages are held back. Two of them must agree: rows
+judged = rows published + growth of what is held.
 
 Spark reads a file of a stream's folder once. One that cannot be read ends the stream, at every start again; one that
 grows or is written anew after that is never looked at. So before a batch is judged its files are opened by other means
@@ -31,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any, Final, Literal, TypeAlias
 
-from pyspark import AccumulatorParam, SparkContext
+from pyspark import AccumulatorParam
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import (
@@ -51,7 +47,7 @@ from onefold.spark.in_order import held_back, parted
 from onefold.spark.ingest import OpenedStream, SourceSpec, open_stream
 from onefold.spark.meaning import Meaning, refuse_other
 from onefold.spark.publish import Strategy
-from onefold.spark.session import is_cluster, require_libraries
+from onefold.spark.session import accumulator, cores, has_executors, require_libraries
 from onefold.spark.signature import FORMAT, MARK, OURS, locked, refuse_inside, refuse_overlap, signature
 from onefold.spark.sinks import Format, Sink, open_sink, publish
 from onefold.tally import BooksDoNotBalance, Tally
@@ -88,20 +84,14 @@ class Progress:
     """Files that changed after they were read, one line each."""
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures, for JSON."""
         return {**{name: getattr(self, name) for name in self.__slots__}, "tally": self.tally.to_dict()}
 
 
 class BucketFigures:
     """What the judge says of its buckets, brought from the tasks to the driver; the newest word of a bucket counts."""
 
-    def __init__(self, context: SparkContext) -> None:
-        self._newest = context.accumulator({}, _Newest())
-
-    @classmethod
-    def on(cls, spark: SparkSession) -> BucketFigures:
-        """Figures of the tasks of this session."""
-        return cls(spark.sparkContext)
+    def __init__(self, spark: SparkSession) -> None:
+        self._newest = accumulator(spark, {}, _Newest())
 
     @property
     def add(self) -> Callable[[int, dict[str, int]], None]:
@@ -158,22 +148,17 @@ class Watcher(StreamingQueryListener):
         self._ended.clear()
 
     def published(self, batch: int, tally: Tally | None) -> None:
-        """The sink holds this batch; None: it held it before."""
-        self._batches.add(batch)
-        self._weigh(batch, tally)
-        if tally is None or self._tally is None:
-            self._tally = self._total()
-        else:
-            self._tally = self._tally + tally
+        """The sink holds this batch; None: it held it before.
 
-    def _weigh(self, batch: int, tally: Tally | None) -> None:
-        """Compare what was judged with what was published. Retried tasks count once in both."""
-        came = self._figures.arrived(batch)
-        held = self._figures.grown("held")
-        grown, self._held = held - self._held, held
-        if tally is not None and tally.received + grown != came:
-            held_back = f", {grown} more are held" if grown else ""
-            self.problem = f"batch {batch}: {came} rows were judged, {tally.received} were published{held_back}"
+        What was judged is compared with what was published. Retried tasks count once in both.
+        """
+        self._batches.add(batch)
+        judged, before, self._held = self._figures.arrived(batch), self._held, self._figures.grown("held")
+        grown = self._held - before
+        if tally is not None and tally.received + grown != judged:
+            more = f", {grown} more are held" if grown else ""
+            self.problem = f"batch {batch}: {judged} rows were judged, {tally.received} were published{more}"
+        self._tally = self._total() if tally is None or self._tally is None else self._tally + tally
 
     def settled(self) -> Progress:
         """The progress when all has been told: the listener hears of things a little later than they happen."""
@@ -196,19 +181,21 @@ class Watcher(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """A batch is done."""
-        told = event.progress
-        if told.batchId not in self._batches:
+        done = event.progress
+        if done.batchId not in self._batches:
             return
-        self._batches.discard(told.batchId)
-        state = told.stateOperators
-        seconds = told.durationMs.get("triggerExecution", 0) / 1000
+        self._batches.discard(done.batchId)
+        seconds = done.durationMs.get("triggerExecution", 0) / 1000
+        # How many offsets are left, of sources that count (Kafka's maxOffsetsBehindLatest and its like).
+        counts = [source.metrics.get("maxOffsetsBehindLatest") for source in done.sources if source.metrics]
+        behind = [int(count) for count in counts if count is not None]
         self.progress = Progress(
-            batch=told.batchId,
-            rows=told.numInputRows,
-            rows_per_second=round(told.numInputRows / seconds, 1) if seconds else 0.0,
+            batch=done.batchId,
+            rows=done.numInputRows,
+            rows_per_second=round(done.numInputRows / seconds, 1) if seconds else 0.0,
             seconds=seconds,
-            behind=_behind(told.sources),
-            state_rows=sum(operator.numRowsTotal for operator in state),
+            behind=sum(behind) if behind else None,
+            state_rows=sum(operator.numRowsTotal for operator in done.stateOperators),
             state_bytes=self._figures.total("bytes"),
             keys=self._figures.total("keys"),
             gaps=self._figures.total("gaps"),
@@ -218,14 +205,7 @@ class Watcher(StreamingQueryListener):
         self._tell(self.progress)
 
 
-def _behind(sources: list[Any]) -> int | None:
-    """How many offsets are left, of sources that count (Kafka's maxOffsetsBehindLatest and its like)."""
-    left = [source.metrics.get("maxOffsetsBehindLatest") for source in sources if source.metrics]
-    known = [int(value) for value in left if value is not None]
-    return sum(known) if known else None
-
-
-KEPT: Final = "onefold_files.json"
+SET_ASIDE: Final = "onefold_files.json"
 """In the checkpoint: the files that were set aside."""
 LOOK_S: Final = 10.0
 """How often the times of files that were read are compared with those in the folder, at most."""
@@ -242,8 +222,8 @@ class StreamFiles:
         self._spark, self._source, self._columns, self._checkpoint = spark, source, columns, checkpoint
         self._opened: OpenedStream | None = None
         self._looked_s = 0.0
-        kept = (checkpoint / KEPT).read_json() if (checkpoint / KEPT).exists() else {"set_aside": []}
-        self.aside = [SourceFile.from_dict(line) for line in kept["set_aside"]]
+        document = (checkpoint / SET_ASIDE).read_json() if (checkpoint / SET_ASIDE).exists() else {"set_aside": []}
+        self.aside = [SourceFile.from_dict(line) for line in document["set_aside"]]
         """Files that were set aside, by this start or one before."""
         self.changed: list[str] = []
         """Files that are no longer what was read, one line each."""
@@ -259,38 +239,33 @@ class StreamFiles:
         """
         if self._opened is None or self._opened.files is None:
             return
-        known = {file.path for file in self.aside}
-        paths = [path for path in self._paths(batch) if path not in known]
+        numbers = range(self._offset(batch - 1) + 1, self._offset(batch) + 1)
+        entries = [entry for number in numbers for entry in self._entries(number) if entry["batchId"] == number]
+        aside = {file.path for file in self.aside}
+        paths = [path for path in (plain_path(entry["path"]) for entry in entries) if path not in aside]
         bad = [file for file in map(self._opened.judged, self._opened.files.looked_at(paths)) if file.trouble]
         if bad and self._source.bad_files == "stop":
             raise OSError(cannot_read(bad))
         if bad:
             self.aside += bad
             lines = [{**file.to_dict(), "metadata_path": file.metadata_path} for file in self.aside]
-            (self._checkpoint / KEPT).write_json({"set_aside": lines})
+            (self._checkpoint / SET_ASIDE).write_json({"set_aside": lines})
             raise SetAside(f"batch {batch}: {len(bad)} files were set aside")
         if time.monotonic() - self._looked_s >= LOOK_S:
             self.look()
 
-    def _paths(self, batch: int) -> list[str]:
-        """The files of a batch, from the log that Spark keeps in the checkpoint."""
-        last, before = (self._offset(number) for number in (batch, batch - 1))
-        log = self._checkpoint / "sources" / "0"
-        found: list[str] = []
-        for number in range(before + 1, last + 1):
-            found += [entry["path"] for entry in self._entries(log, number) if entry["batchId"] == number]
-        return [plain_path(url) for url in found]
-
     def _offset(self, batch: int) -> int:
-        place = self._checkpoint / "offsets" / str(batch)
-        if batch < 0 or not place.exists():
+        """Where a batch ends in the log of files that Spark keeps in the checkpoint."""
+        file = self._checkpoint / OFFSETS / str(batch)
+        if batch < 0 or not file.exists():
             return -1
-        last = place.read_bytes().decode().splitlines()[2]
+        last = file.read_bytes().decode().splitlines()[2]
         if last == "-":  # nothing had been found by then
             return -1
         return int(json.loads(last)["logOffset"]) if last.startswith("{") else int(last)
 
-    def _entries(self, log: Place, number: int) -> list[dict[str, Any]]:
+    def _entries(self, number: int) -> list[dict[str, Any]]:
+        log = self._checkpoint / "sources" / "0"
         for name in (str(number), f"{number}.compact"):
             if (log / name).exists():
                 return [json.loads(line) for line in (log / name).read_bytes().decode().splitlines()[1:]]
@@ -301,13 +276,12 @@ class StreamFiles:
         if self._opened is None or self._opened.files is None:
             return
         self._looked_s = time.monotonic()
-        log = self._checkpoint / "sources" / "0"
-        names = log.names()
+        names = (self._checkpoint / "sources" / "0").names()
         compact = max((int(name.removesuffix(".compact")) for name in names if name.endswith(".compact")), default=-1)
         read: dict[str, int] = {}
         for number in sorted({int(name.removesuffix(".compact")) for name in names}):
             if number >= compact:
-                read |= {plain_path(entry["path"]): entry["timestamp"] for entry in self._entries(log, number)}
+                read |= {plain_path(entry["path"]): entry["timestamp"] for entry in self._entries(number)}
         self.changed = [
             f"{file.shown} changed after it was found: it has {file.size:,} bytes now, and is not read again"
             for file in self._opened.files.listed()
@@ -358,7 +332,7 @@ class Streaming(StreamMemory):
 
 
 def run_stream(
-    spark: SparkSession, source: SourceSpec, judging: Engine, streaming: Streaming, path: str, *,
+    spark: SparkSession, source: SourceSpec, engine: Engine, streaming: Streaming, path: str, *,
     format: Format = "parquet", strategy: Strategy = "drop",
     tell: Callable[[Progress], None] = lambda progress: None, stop: threading.Event | None = None,
     say: Callable[[str], None] = print,
@@ -369,24 +343,27 @@ def run_stream(
     the batch in hand is finished. A checkpoint or an output that was begun with other columns or rules is `Misuse`,
     and so is one that another stream is using.
     """
-    stop = stop or threading.Event()
     folders = [("the checkpoint", streaming.checkpoint), *([] if format == "postgres" else [("the output", path)])]
     writes = [(name, located(spark, folder)) for name, folder in folders]
     gaps = [("the gaps", f"{writes[-1][1]}_gaps")] if format == "delta" else []
     refuse_overlap([("the source", located(spark, source.path))], [*writes, *gaps])
     for outer, inner in permutations(writes, 2):
         refuse_inside(outer, inner)
-    files = StreamFiles(spark, source, judging.reads, Place(spark, streaming.checkpoint))
-    df = files.table().transform(judging.shaped)
-    meaning = {**judging.meaning(df, streaming), **judging.source_meaning()}
+    checkpoint = Place(spark, streaming.checkpoint)
+    files = StreamFiles(spark, source, engine.reads, checkpoint)
+    df = files.table().transform(engine.shaped)
+    meaning = {**engine.meaning(df, streaming), **engine.source_meaning()}
     sink = open_sink(spark, path, format=format, strategy=strategy, meaning=meaning)
-    _check_checkpoint(Place(spark, streaming.checkpoint), meaning, sink)
+    _check_checkpoint(checkpoint, meaning, sink)
     with ExitStack() as locks:
         for _, folder in folders:
             Place(spark, folder).make()
             locks.enter_context(locked(Place(spark, folder), "stream"))
-        _sign_checkpoint(Place(spark, streaming.checkpoint), meaning, say)
-        return _run(df, files, sink, judging, streaming, tell, stop)
+        if signature(checkpoint) is None and (checkpoint / OFFSETS).names():  # of a version that did not sign it
+            settings = ", ".join(f"{name} = {value}" for name, value in meaning.items())
+            say(f"{checkpoint.shown} does not say what it was begun with; taken to be, from now on: {settings}")
+        (checkpoint / MARK).write_json({"format": FORMAT, "kind": "checkpoint", "meaning": dict(meaning)})
+        return _run(df, files, sink, engine, streaming, tell, stop or threading.Event())
 
 
 def _check_checkpoint(checkpoint: Place, meaning: Meaning, sink: Sink) -> None:
@@ -400,31 +377,27 @@ def _check_checkpoint(checkpoint: Place, meaning: Meaning, sink: Sink) -> None:
     sink.last(_stream(checkpoint) if METADATA in names else "")
 
 
-def _sign_checkpoint(checkpoint: Place, meaning: Meaning, say: Callable[[str], None]) -> None:
-    """Keep what the checkpoint means; of one that was begun by a version that did not, say what it is taken for."""
-    if signature(checkpoint) is None and (checkpoint / OFFSETS).names():
-        settings = ", ".join(f"{name} = {value}" for name, value in meaning.items())
-        say(f"{checkpoint.shown} does not say what it was begun with; taken to be, from now on: {settings}")
-    (checkpoint / MARK).write_json({"format": FORMAT, "kind": "checkpoint", "meaning": dict(meaning)})
-
-
 def _stream(checkpoint: Place) -> str:
     """The id that Spark gave the stream when it made the checkpoint."""
     return str((checkpoint / METADATA).read_json()["id"])
 
 
 def _run(
-    df: DataFrame, files: StreamFiles, sink: Sink, judging: Engine, streaming: Streaming,
+    df: DataFrame, files: StreamFiles, sink: Sink, engine: Engine, streaming: Streaming,
     tell: Callable[[Progress], None], stop: threading.Event,
 ) -> Progress:  # fmt: skip
     spark, checkpoint = df.sparkSession, Place(df.sparkSession, streaming.checkpoint)
-    if is_cluster(str(spark.sparkContext.master)):
+    if has_executors(spark):
         require_libraries(spark, ["numpy", "pandas", "pyarrow"])
+    for key, value in STATE_STORE.items():
+        spark.conf.set(key, value)
     # A batch without data ends a wait; where all that is there is read, it would be followed by another for ever.
-    waits = {"spark.sql.streaming.noDataMicroBatches.enabled": str(streaming.trigger != AVAILABLE).lower()}
-    _settle(spark, {**STATE_STORE, **waits}, judging.partitions)
-    figures = BucketFigures.on(spark)
-    step = replace(judging, partitions=None).stream(replace(streaming, watch=figures.add))
+    waits = str(streaming.trigger != AVAILABLE).lower()
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", waits)
+    # One state store each: two per core, not the many fine slices that suit a table.
+    spark.conf.set("spark.sql.shuffle.partitions", str(engine.partitions or 2 * cores(spark)))
+    figures = BucketFigures(spark)
+    step = replace(engine, partitions=None).stream(replace(streaming, watch=figures.add))
     watcher = Watcher(sink.total, figures, lambda progress: tell(files.noted(progress)))
     errors: list[Exception] = []
 
@@ -437,7 +410,7 @@ def _run(
             if streaming.ordered_wait_ms is None:
                 tally = publish(sink, stream, batch, rows, None)
             else:
-                with parted(rows, judging.key) as (messages, gaps):
+                with parted(rows, engine.key) as (messages, gaps):
                     tally = publish(sink, stream, batch, messages, gaps)
         except (OnefoldError, OSError) as error:
             errors.append(error)
@@ -449,14 +422,14 @@ def _run(
     def go(trigger: str) -> Progress:
         rows = df
         while True:
-            judged = rows.transform(step)
-            writer = judged.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
+            writer = rows.transform(step).writeStream.foreachBatch(each)
+            writer = _triggered(writer.option("checkpointLocation", str(checkpoint)), trigger)
             errors.clear()
             watcher.begin()
             try:
-                _wait(_triggered(writer, trigger).start(), stop, errors)
+                _wait(writer.start(), stop, errors)
             except SetAside:  # the batch is begun again, by a query that leaves them out
-                rows = files.table().transform(judging.shaped)
+                rows = files.table().transform(engine.shaped)
                 continue
             files.look()
             return files.noted(watcher.settled())
@@ -481,15 +454,15 @@ def _ordered(
     of what is there it is dated so late that all waits are over. What a batch does hangs on its date alone, so one that
     is tried again gives up the same.
     """
-    held = held_back(spark, checkpoint)
-    for bucket, (rows, _) in held.items():
+    waiting = held_back(spark, checkpoint)
+    for bucket, (rows, _) in waiting.items():
         figures.add(bucket, {"held": rows, f"held{BEFORE}": rows, "rows": 0, "batch": -1})
-    if held and streaming.trigger != AVAILABLE:
-        _add_empty_batch(checkpoint, _now_ms())
+    if waiting and streaming.trigger != AVAILABLE:
+        _add_empty_batch(checkpoint, time.time_ns() // 1_000_000)
     progress = go(streaming.trigger)
     while streaming.trigger == AVAILABLE and streaming.order_end == "give_up" and progress.held and not stop.is_set():
         latest_ms = max((due_ms for _, due_ms in held_back(spark, checkpoint).values()), default=0)
-        if not _add_empty_batch(checkpoint, max(_now_ms(), latest_ms) + wait_ms + 1):
+        if not _add_empty_batch(checkpoint, max(time.time_ns() // 1_000_000, latest_ms) + wait_ms + 1):
             break
         before, progress = progress, go(ONCE)
         if progress.held >= before.held:
@@ -514,20 +487,8 @@ def _newest(log: Place) -> int | None:
     return max((int(name) for name in log.names() if name.isdecimal()), default=None)
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class _Stopped(Exception):
     """Somebody asked to stop, and the batch before is finished."""
-
-
-def _settle(spark: SparkSession, config: Mapping[str, str], partitions: int | None) -> None:
-    for key, value in config.items():
-        spark.conf.set(key, value)
-    # One state store each: two per core, not the many fine slices that suit a table.
-    tasks = partitions or 2 * spark.sparkContext.defaultParallelism
-    spark.conf.set("spark.sql.shuffle.partitions", str(tasks))
 
 
 def _triggered(writer: Any, trigger: str) -> Any:
@@ -566,5 +527,5 @@ def _cause(error: StreamingQueryException) -> str:
         return failed
     lines = [line for line in text.splitlines() if line.strip()]
     python = [line for line in lines if line.startswith(("onefold.", "Misuse", "BadInput"))]
-    told = [line for line in lines if not line.startswith((" ", "\t", "Traceback"))]
-    return (python[-1] if python else (told or lines)[0]).strip()
+    flush = [line for line in lines if not line.startswith((" ", "\t", "Traceback"))]
+    return (python[-1] if python else (flush or lines)[0]).strip()

@@ -19,8 +19,7 @@ that is not there yet; its replay finds them committed and adds the rows alone.
 """
 
 import json
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +76,9 @@ class DeltaSink:
         begun = self._begun()
         self._gaps.last(stream, begun)
         last = self._rows.last(stream, begun)
-        said = self._place / OURS / STREAM
-        if last is not None and self._meaning is not None and said.exists():
-            refuse_other(self, said.read_json().get("meaning", {}), self._meaning)
+        signed = self._place / OURS / STREAM
+        if last is not None and self._meaning is not None and signed.exists():
+            refuse_other(self, signed.read_json().get("meaning", {}), self._meaning)
         return last
 
     def _begun(self) -> Container[str]:
@@ -91,27 +90,32 @@ class DeltaSink:
 
     def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
         """Stage the files, move them to where they stay, then commit the gaps, then the rows."""
-        before = self.total()
-        kept = _kept(rows, self._strategy).schema
-        self._rows.check_schema(kept)
-        known = self._gaps.last(stream, self._begun())
-        new_gaps = gaps if known is None or known < batch else None
+        total = self.total()
+        schema = self._visible(rows).schema
+        self._rows.check_schema(schema)
+        last_gaps = self._gaps.last(stream, self._begun())
+        new_gaps = gaps if last_gaps is None or last_gaps < batch else None
         if new_gaps is not None:
             self._gaps.check_schema(new_gaps.schema)
         attempt = Attempt(self._place / OURS, batch)
         if self._meaning is not None and not (self._place / OURS / STREAM).exists():
             (self._place / OURS / STREAM).write_json({"stream": stream, "meaning": dict(self._meaning)})
-        with _micros(rows.sparkSession):
+        spark, (name, value) = rows.sparkSession, TIMESTAMP_TYPE
+        before = spark.conf.get(name)
+        spark.conf.set(name, value)
+        try:
             tally = self._stage(attempt.draft, rows)
             if new_gaps is not None:
                 new_gaps.write.parquet(str(attempt.draft / GAPS))
+        finally:
+            spark.conf.set(name, str(before))
         attempt.check()
         if new_gaps is not None:
             self._gaps.take(attempt.draft / GAPS, batch, attempt.token)
             self._gaps.commit(stream, batch, attempt.token, new_gaps.schema, {"batch": batch})
         self._rows.take(attempt.draft / ROWS, batch, attempt.token)
-        books = {"batch": batch, "tally": tally.to_dict(), "total": (before + tally).to_dict()}
-        self._rows.commit(stream, batch, attempt.token, kept, books)
+        books = {"batch": batch, "tally": tally.to_dict(), "total": (total + tally).to_dict()}
+        self._rows.commit(stream, batch, attempt.token, schema, books)
         attempt.draft.remove()
         return tally
 
@@ -120,13 +124,18 @@ class DeltaSink:
         books = self._rows.books()
         return Tally() if books is None else Tally.from_dict(books["total"])
 
+    def _visible(self, rows: DataFrame) -> DataFrame:
+        """The columns that the strategy shows."""
+        hidden = (VERDICT, REASON) if self._strategy == "none" else ()
+        return rows.select(*(F.col(quoted(name)) for name in rows.columns if name not in hidden))
+
     def _stage(self, draft: Place, rows: DataFrame) -> Tally:
         """Write the files of the batch, and count what they hold."""
         passing, counter = counted(rows)
         if self._strategy == "none":
             passing.write.parquet(str(draft / "marked"))
             staged = _read(draft / "marked", rows)
-            _kept(staged, "none").write.parquet(str(draft / ROWS))
+            self._visible(staged).write.parquet(str(draft / ROWS))
         else:
             passing.write.partitionBy(VERDICT).parquet(str(draft / ROWS))
             staged = _read(draft / ROWS, rows)
@@ -162,9 +171,9 @@ class _Table:
         table = self._open()
         if table is None:
             return
-        found, wanted = _types(table.schema()), _types(_schema(schema))
-        if found != wanted:
-            raise other_columns(self._place.shown, found, wanted)
+        there, wanted = _types(table.schema()), _types(_schema(schema))
+        if there != wanted:
+            raise other_columns(self._place.shown, there, wanted)
         if table.metadata().partition_columns != self._partition_by:
             raise Misuse(f"{self._place.shown} is partitioned by {table.metadata().partition_columns}, not by verdict")
 
@@ -176,7 +185,17 @@ class _Table:
     def commit(self, stream: str, batch: int, token: str, schema: T.StructType, books: dict[str, Any]) -> None:
         """Make the files visible: one commit with the transaction of the stream and the books."""
         folder = self._place / DATA / f"{batch:012}"
-        actions = [self._action(file) for file in _files(folder / token)]
+        actions = [
+            AddAction(
+                path=file.relative_to(self._place.shown).as_posix(),
+                size=file.stat().st_size,
+                partition_values={name: file.parent.name.removeprefix(f"{name}=") for name in self._partition_by},
+                modification_time=int(file.stat().st_mtime * 1000),
+                data_change=True,
+                stats=json.dumps({"numRecords": _count(file)}),
+            )
+            for file in _files(folder / token)
+        ]
         properties = CommitProperties(app_transactions=[Transaction(stream, batch)], custom_metadata={BOOKS: books})
         table = self._open()
         last = None if table is None else table.transaction_version(stream)
@@ -213,34 +232,6 @@ class _Table:
     def _open(self) -> DeltaTable | None:
         path = self._place.shown
         return DeltaTable(path) if DeltaTable.is_deltatable(path) else None
-
-    def _action(self, file: Path) -> AddAction:
-        values = {name: file.parent.name.removeprefix(f"{name}=") for name in self._partition_by}
-        return AddAction(
-            path=file.relative_to(self._place.shown).as_posix(),
-            size=file.stat().st_size,
-            partition_values=values,
-            modification_time=int(file.stat().st_mtime * 1000),
-            data_change=True,
-            stats=json.dumps({"numRecords": _count(file)}),
-        )
-
-
-@contextmanager
-def _micros(spark: SparkSession) -> Iterator[None]:
-    name, value = TIMESTAMP_TYPE
-    before = spark.conf.get(name)
-    spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        spark.conf.set(name, str(before))
-
-
-def _kept(rows: DataFrame, strategy: publish.Strategy) -> DataFrame:
-    """The columns that the strategy shows."""
-    hidden = (VERDICT, REASON) if strategy == "none" else ()
-    return rows.select(*(F.col(quoted(name)) for name in rows.columns if name not in hidden))
 
 
 def _files(folder: Place) -> list[Path]:

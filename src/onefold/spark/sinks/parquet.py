@@ -53,7 +53,7 @@ class ParquetSink:
         self._place = Place(spark, path)
         self._strategy = strategy
         self._meaning = meaning
-        self._known: int | None = None
+        self._last: int | None = None
 
     def __str__(self) -> str:
         return self._place.shown
@@ -69,15 +69,21 @@ class ParquetSink:
                 raise stranger(self, strangers[0])
             return None
         self._check_owner(stream)
-        if self._known is None or not self._folder(self._known).exists():
-            self._known = max(self._batches(), default=None)
-        while self._known is not None and self._folder(self._known + 1).exists():
-            self._known += 1
-        return self._known
+        if self._last is None or not self._folder(self._last).exists():
+            self._last = max(self._batches(), default=None)
+        while self._last is not None and self._folder(self._last + 1).exists():
+            self._last += 1
+        return self._last
 
     def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
         """Stage the whole batch, then rename it into place."""
-        self._sign(stream, {field.name: field.dataType.simpleString() for field in rows.schema})
+        self._place.make()
+        columns = {field.name: field.dataType.simpleString() for field in rows.schema}
+        before = self._check_owner(stream, columns) if (self._place / STREAM).exists() else None
+        signed = {"format": FORMAT, "stream": stream, "strategy": self._strategy, "columns": columns}
+        meaning = {} if self._meaning is None else {"meaning": dict(self._meaning)}
+        if before is None or not meaning.keys() <= before.keys():
+            (self._place / STREAM).write_json(signed | meaning)
         attempt = Attempt(self._place / publish.STAGING, batch)
         tally = self._stage(attempt.draft, batch, rows, gaps)
         (self._place / BATCHES).make()
@@ -91,12 +97,12 @@ class ParquetSink:
         return sum(map(Tally.from_dict, books), start=Tally())
 
     def _folder(self, batch: int) -> Place:
-        return self._place / BATCHES / _name(batch)
+        return self._place / BATCHES / f"{batch:012}"
 
     def _batches(self) -> list[int]:
         names = (self._place / BATCHES).names()
         for name in names:
-            if not (len(name) == len(_name(0)) and name.isdecimal()):
+            if len(name) != 12 or not name.isdecimal():
                 raise stranger(self._place / BATCHES, name)
         return [int(name) for name in names]
 
@@ -118,14 +124,6 @@ class ParquetSink:
             raise other_columns(self, signed["columns"], columns)
         return signed
 
-    def _sign(self, stream: str, columns: dict[str, str]) -> None:
-        self._place.make()
-        before = self._check_owner(stream, columns) if (self._place / STREAM).exists() else None
-        signed = {"format": FORMAT, "stream": stream, "strategy": self._strategy, "columns": columns}
-        meaning = {} if self._meaning is None else {"meaning": dict(self._meaning)}
-        if before is None or not meaning.keys() <= before.keys():
-            (self._place / STREAM).write_json(signed | meaning)
-
     def _stage(self, draft: Place, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
         """Write everything that the batch is, and nothing else, to ``draft``."""
         original = [F.col(quoted(name)) for name in rows.columns if name not in (VERDICT, REASON)]
@@ -141,7 +139,3 @@ class ParquetSink:
         staging.remove()
         (draft / publish.TALLY).write_json({"batch": batch, **tally.to_dict()})
         return tally
-
-
-def _name(batch: int) -> str:
-    return f"{batch:012}"

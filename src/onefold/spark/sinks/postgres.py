@@ -1,7 +1,19 @@
 """Batches in PostgreSQL tables: the executors copy, one transaction of the driver makes visible.
 
+    TABLE                 the rows
+    TABLE_gaps            the gaps
+    TABLE_tally           batch, verdict, reason, count
+    TABLE_stream          one row: whose output this is, its last batch, what it is judged by, the staging in use
+
 The rows go straight from the tasks to the database, as text that Spark itself makes of them; no row passes through
-Python one by one. What happens in the database is told in `onefold.spark.sinks.postgres`.
+Python one by one. A batch is staged in two unlogged tables: the rows, each with the number of its part, and a list of
+the parts. A part is what one task copies, in one transaction; a task that is tried again, or twice at once, waits for
+the other attempt at its part and replaces it. Then all parts are moved to where they belong, with the row of
+TABLE_stream locked: rows, gaps, books and the id of the batch change in one transaction.
+
+Each attempt at a batch has staging tables of its own names, kept in TABLE_stream: the next attempt drops them, and a
+task that still writes for an earlier one finds no table any more. Staging columns have no names of their own (c0, c1,
+...), so no name can clash. A user's own empty TABLE of the same columns is taken as it is, with its indexes.
 
     string: text    byte, short: smallint    int: integer    long: bigint      float: real    double: double precision
     boolean: boolean    decimal: numeric     date: date      binary: bytea     timestamp: timestamp with time zone
@@ -13,28 +25,14 @@ HTML and CommonMark: an error would let one hostile message stop the stream for 
 
 With ``drop`` and ``mark`` the table has ``verdict`` and ``reason``; who wants what counts reads ``where verdict =
 'FIRST'``. With ``none`` the rows are as they came, and the books are in TABLE_tally all the same.
-
-Batches in PostgreSQL: rows, gaps, books and the id of the batch change in one transaction.
-
-    TABLE                 the rows
-    TABLE_gaps            the gaps
-    TABLE_tally           batch, verdict, reason, count
-    TABLE_stream          one row: whose output this is, its last batch, what it is judged by, the staging in use
-
-A batch is staged in two unlogged tables: the rows, each with the number of its part, and a list of the parts. A part is
-what one task copies, in one transaction; a task that is tried again, or twice at once, waits for the other attempt at
-its part and replaces it. Then all parts are moved to where they belong, with the row of TABLE_stream locked.
-
-Each attempt at a batch has staging tables of its own names, kept in TABLE_stream: the next attempt drops them, and a
-task that still writes for an earlier one finds no table any more. Staging columns have no names of their own (c0, c1,
-...), so no name can clash. A user's own empty TABLE of the same columns is taken as it is, with its indexes.
 """
 
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, LiteralString, TypeAlias
 from uuid import uuid4
 
@@ -53,7 +51,7 @@ from onefold.spark.host import REASON, VERDICT
 from onefold.spark.meaning import Meaning, refuse_other
 from onefold.spark.publish import Strategy
 from onefold.spark.sinks.sink import another
-from onefold.stores.postgres import PostgresAddress, check_name, parse
+from onefold.stores.postgres import check_name, parse
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 
@@ -66,13 +64,37 @@ CONNECT_SECONDS_MAX = 30
 LOCK_SECONDS_MAX = 300
 
 
+NO_TEXT = "\ufffd"
+NESTED = (T.ArrayType, T.MapType, T.StructType, T.VariantType)
+TYPES: dict[type[T.DataType], LiteralString] = {
+    T.ByteType: "smallint",
+    T.ShortType: "smallint",
+    T.IntegerType: "integer",
+    T.LongType: "bigint",
+    T.FloatType: "real",
+    T.DoubleType: "double precision",
+    T.BooleanType: "boolean",
+    T.DecimalType: "numeric",
+    T.TimestampType: "timestamp with time zone",
+    T.TimestampNTZType: "timestamp without time zone",
+    T.DateType: "date",
+    T.BinaryType: "bytea",
+}
+# The era is written out because the year before 1 AD is 1 BC; the offset, because a session may have any zone.
+FORMATS: dict[type[T.DataType], str] = {
+    T.TimestampType: "yyyy-MM-dd HH:mm:ss.SSSSSSxxxxx G",
+    T.TimestampNTZType: "yyyy-MM-dd HH:mm:ss.SSSSSS G",
+    T.DateType: "yyyy-MM-dd G",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column's name and its type, spelled as PostgreSQL's ``format_type`` does; not ``kept``: only counted."""
+    """A column's name and its type, spelled as PostgreSQL's ``format_type`` does; ``hidden``: only counted."""
 
     name: str
     type: LiteralString
-    kept: bool = True
+    hidden: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,28 +110,40 @@ class Staging:
         return self.name, f"{self.name}_parts"
 
 
-class StagedBatches:
-    """The committed batches at an address. Each call has a connection of its own: this can be sent to executors."""
+class PostgresSink:
+    """A table, and beside it its gaps, its books and the id of its last batch.
 
-    def __init__(self, address: PostgresAddress) -> None:
-        self.address = address
+    Each call has a connection of its own: this can be sent to executors.
+    """
 
-    def stream(self) -> tuple[str, int | None, str | None] | None:
-        """Whose output this is, its last batch, and what it is judged by if that is told; None if nothing was ever
-        written. `Misuse` if it is not ours.
-        """
+    def __init__(self, url: str, strategy: Strategy, meaning: Meaning | None = None) -> None:
+        self.address = parse(url)
+        self._meaning = meaning
+        self._hidden = (VERDICT, REASON) if strategy == "none" else ()
+
+    def __str__(self) -> str:
+        return str(self.address)
+
+    def last(self, stream: str) -> int | None:
+        """What the table of the stream says."""
         with self._connect() as connection:
+            row = None
             if _exists(connection, self._named(STREAM)):
                 # As JSON: a table of an older version has no such column.
                 query = SQL("select stream, batch, to_jsonb(s) ->> 'meaning' from {} s").format(self._id(STREAM))
                 row = connection.execute(query).fetchone()
-                if row is not None:
-                    return row[0], row[1], row[2]
-            if _exists(connection, self._named()):
-                row = connection.execute(SQL("select 1 from {} limit 1").format(self._id())).fetchone()
-                if row is not None:
+            if row is None and _exists(connection, self._named()):
+                query = SQL("select 1 from {} limit 1").format(self._id())
+                if connection.execute(query).fetchone() is not None:
                     raise Misuse(f"{self.address} holds rows that no stream of ours wrote; choose another table")
-        return None
+        if row is None:
+            return None
+        owner, batch, meaning = row
+        if owner != stream:
+            raise another(self)
+        if self._meaning is not None and meaning is not None:
+            refuse_other(self, json.loads(meaning), self._meaning)
+        return int(batch) if batch is not None else None
 
     def total(self) -> Tally:
         """The sum of the books."""
@@ -120,85 +154,49 @@ class StagedBatches:
             lines = connection.execute(query).fetchall()
         return _tally(sum(count for _, _, count in lines), lines)
 
-    def begin(
-        self, stream: str, kinds: Mapping[str, Sequence[TableColumn]], meaning: str | None = None
-    ) -> dict[str, Staging]:
-        """Drop what an earlier attempt left, and make staging tables for these kinds of rows (ROWS, GAPS).
+    def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
+        """Let the executors copy everything into staging, then move it in one transaction."""
+        frames = {ROWS: rows} | ({} if gaps is None else {GAPS: gaps})
+        token, staging = uuid4().hex[:10], dict[str, Staging]()
+        for number, (kind, frame) in enumerate(frames.items()):
+            columns = tuple(_column(field, hidden=field.name in self._hidden) for field in frame.schema)
+            staging[kind] = Staging(self._named(f"_staging_{token}_{number}"), columns)
+        self._begin(stream, staging)
+        for kind, frame in frames.items():
+            text = frame.select(*(_text(field).alias(f"c{n}") for n, field in enumerate(frame.schema)))
+            text.mapInArrow(partial(self._copy, staging[kind]), "sent long").collect()
+        return self._commit(stream, batch, staging)
 
-        ``meaning``: what the rows are judged by, kept with the stream.
-        """
-        token = uuid4().hex[:10]
-        staging = {
-            kind: Staging(self._named(f"_staging_{token}_{number}"), tuple(columns))
-            for number, (kind, columns) in enumerate(kinds.items())
-        }
+    def _begin(self, stream: str, staging: Mapping[str, Staging]) -> None:
+        """Lock the row of the stream, made if it is not there; drop the staging of an earlier attempt, make our own."""
         with self._connect() as connection:
-            self._claim(connection, stream)
-            if meaning is not None:
-                self._keep_meaning(connection, meaning)
+            columns = SQL(
+                "one boolean primary key default true check (one), stream text not null, batch bigint,"
+                " staging text[] not null"
+            )
+            connection.execute(SQL("create table if not exists {} ({})").format(self._id(STREAM), columns))
+            query = SQL("insert into {} (stream, staging) values (%s, %s) on conflict do nothing")
+            connection.execute(query.format(self._id(STREAM)), [stream, []])
+            query = SQL("select stream, staging from {} for update")
+            owner, earlier = connection.execute(query.format(self._id(STREAM))).fetchone() or (None, [])
+            if owner != stream:
+                raise StaleWrite(f"{self.address} was taken by another stream in between", stream=owner)
+            for name in earlier:
+                connection.execute(SQL("drop table if exists {}").format(Identifier(name)))
+            query = SQL("select to_jsonb(s) ->> 'meaning' from {} s")
+            if self._meaning is not None and connection.execute(query.format(self._id(STREAM))).fetchone() == (None,):
+                # A table of an older version gets the column.
+                connection.execute(SQL("alter table {} add column if not exists meaning text").format(self._id(STREAM)))
+                query = SQL("update {} set meaning = %s")
+                connection.execute(query.format(self._id(STREAM)), [json.dumps(dict(self._meaning))])
             for kind, table in staging.items():
                 self._check_columns(connection, kind, table.columns)
-                _create_staging(connection, table)
-            query = SQL("update {} set staging = %s").format(self._id(STREAM))
-            connection.execute(query, [_names(staging)])
-        return staging
-
-    def copy(self, staging: Staging, part: int, chunks: Iterable[tuple[int, bytes]]) -> int:
-        """Copy one part in place of an earlier attempt at it; ``chunks``: how many rows, as CSV, the part first."""
-        rows, parts = map(Identifier, staging.tables)
-        sent = 0
-        with self._connect() as connection:
-            query = SQL("insert into {} (part, count) values (%s, 0) on conflict do nothing").format(parts)
-            new = connection.execute(query, [part]).rowcount  # waits for an attempt that is at it
-            connection.execute(SQL("select 1 from {} where part = %s for update").format(parts), [part])
-            if not new:
-                connection.execute(SQL("delete from {} where part = %s").format(rows), [part])
-            with connection.cursor().copy(SQL("copy {} from stdin (format csv)").format(rows)) as copy:
-                for count, chunk in chunks:
-                    copy.write(chunk)
-                    sent += count
-            connection.execute(SQL("update {} set count = %s where part = %s").format(parts), [sent, part])
-        return sent
-
-    def commit(self, stream: str, batch: int, staging: Mapping[str, Staging], books: tuple[str, str]) -> Tally:
-        """Move what was staged into place, all or nothing; ``books``: the columns of the verdict and the reason."""
-        with self._connect() as connection:
-            query = SQL("select stream, batch, staging from {} for update").format(self._id(STREAM))
-            found = connection.execute(query).fetchone()
-            if found != (stream, batch - 1 if batch else None, _names(staging)):
-                raise StaleWrite(f"somebody else wrote to {self.address} in between: {found}", batch=batch)
-            for name in _names(staging):  # a late attempt at a task is waited for; the next one finds no table
-                connection.execute(SQL("lock table {} in access exclusive mode").format(Identifier(name)))
-            tally = _count(connection, staging[ROWS], books).check()
-            for kind, table in staging.items():
-                self._move(connection, kind, table)
-            self._book(connection, batch, tally)
-            connection.execute(SQL("drop table {}").format(SQL(", ").join(map(Identifier, _names(staging)))))
-            connection.execute(SQL("update {} set batch = %s, staging = %s").format(self._id(STREAM)), [batch, []])
-        return tally
-
-    def _claim(self, connection: Connection, stream: str) -> None:
-        """Lock the row of the stream, made if it is not there; drop the staging that it names."""
-        columns = SQL(
-            "one boolean primary key default true check (one), stream text not null, batch bigint,"
-            " staging text[] not null"
-        )
-        connection.execute(SQL("create table if not exists {} ({})").format(self._id(STREAM), columns))
-        query = SQL("insert into {} (stream, staging) values (%s, %s) on conflict do nothing")
-        connection.execute(query.format(self._id(STREAM)), [stream, []])
-        query = SQL("select stream, staging from {} for update")
-        owner, left = connection.execute(query.format(self._id(STREAM))).fetchone() or (None, [])
-        if owner != stream:
-            raise StaleWrite(f"{self.address} was taken by another stream in between", stream=owner)
-        for name in left:
-            connection.execute(SQL("drop table if exists {}").format(Identifier(name)))
-
-    def _keep_meaning(self, connection: Connection, meaning: str) -> None:
-        """Keep it if there is none; a table of an older version gets the column."""
-        query = SQL("select to_jsonb(s) ->> 'meaning' from {} s").format(self._id(STREAM))
-        if connection.execute(query).fetchone() == (None,):
-            connection.execute(SQL("alter table {} add column if not exists meaning text").format(self._id(STREAM)))
-            connection.execute(SQL("update {} set meaning = %s").format(self._id(STREAM)), [meaning])
+                own, parts = map(Identifier, table.tables)
+                columns_ = [SQL("{} {}").format(Identifier(f"c{n}"), SQL(c.type)) for n, c in enumerate(table.columns)]
+                query = SQL("create unlogged table {} ({})")
+                connection.execute(query.format(own, SQL(", ").join([SQL("part integer"), *columns_])))
+                connection.execute(query.format(parts, SQL("part integer primary key, count bigint not null")))
+            connection.execute(SQL("update {} set staging = %s").format(self._id(STREAM)), [_names(staging)])
 
     def _check_columns(self, connection: Connection, kind: str, columns: Sequence[TableColumn]) -> None:
         for column in columns:
@@ -207,37 +205,69 @@ class StagedBatches:
             "select attname, format_type(atttypid, atttypmod) from pg_attribute"
             " where attrelid = to_regclass(quote_ident(%s)) and attnum > 0 and not attisdropped"
         )
-        found: dict[str, str] = dict(connection.execute(query, [self._named(kind)]).fetchall())
-        wanted = {column.name: column.type for column in columns if column.kept}
-        for name in [*wanted, *found] if found else []:
-            if found.get(name) != wanted.get(name):
+        there: dict[str, str] = dict(connection.execute(query, [self._named(kind)]).fetchall())
+        wanted = {column.name: column.type for column in columns if not column.hidden}
+        for name in [*wanted, *there] if there else []:
+            if there.get(name) != wanted.get(name):
                 raise Misuse(
                     f"{self.address}: the table {self._named(kind)!r} has other columns than this batch: {name!r} is"
-                    f" {found.get(name, 'missing')} there, {wanted.get(name, 'missing')} here",
+                    f" {there.get(name, 'missing')} there, {wanted.get(name, 'missing')} here",
                     column=name,
                 )
 
-    def _move(self, connection: Connection, kind: str, staging: Staging) -> None:
-        kept = [(n, column) for n, column in enumerate(staging.columns) if column.kept]
-        definitions = (SQL("{} {}").format(Identifier(column.name), SQL(column.type)) for _, column in kept)
-        table = SQL("create table if not exists {} ({})").format(self._id(kind), SQL(", ").join(definitions))
-        connection.execute(table)
-        query = SQL("insert into {} ({}) select {} from {}").format(
-            self._id(kind),
-            SQL(", ").join(Identifier(column.name) for _, column in kept),
-            SQL(", ").join(Identifier(f"c{n}") for n, _ in kept),
-            Identifier(staging.name),
-        )
-        connection.execute(query)
+    def _copy(self, staging: Staging, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Copy one part in place of an earlier attempt at it; runs in a task."""
+        context = TaskContext.get()
+        part = context.partitionId() if context else 0
+        rows, parts = map(Identifier, staging.tables)
+        count = 0
+        with self._connect() as connection:
+            query = SQL("insert into {} (part, count) values (%s, 0) on conflict do nothing").format(parts)
+            new = connection.execute(query, [part]).rowcount  # waits for an attempt that is at it
+            connection.execute(SQL("select 1 from {} where part = %s for update").format(parts), [part])
+            if not new:
+                connection.execute(SQL("delete from {} where part = %s").format(rows), [part])
+            with connection.cursor().copy(SQL("copy {} from stdin (format csv)").format(rows)) as copy:
+                for batch in batches:
+                    copy.write(_csv(batch, part))
+                    count += batch.num_rows
+            connection.execute(SQL("update {} set count = %s where part = %s").format(parts), [count, part])
+        yield pa.record_batch({"sent": pa.array([count], pa.int64())})
 
-    def _book(self, connection: Connection, batch: int, tally: Tally) -> None:
-        columns = SQL(
-            "batch bigint, verdict text, reason text, count bigint not null, primary key (batch, verdict, reason)"
-        )
-        connection.execute(SQL("create table if not exists {} ({})").format(self._id(TALLY), columns))
-        query = SQL("insert into {} (batch, verdict, reason, count) values (%s, %s, %s, %s)")
-        lines = [(batch, str(answer.verdict), answer.reason, count) for answer, count in tally]
-        connection.cursor().executemany(query.format(self._id(TALLY)), lines)
+    def _commit(self, stream: str, batch: int, staging: Mapping[str, Staging]) -> Tally:
+        """Move what was staged into place, all or nothing."""
+        with self._connect() as connection:
+            query = SQL("select stream, batch, staging from {} for update").format(self._id(STREAM))
+            row = connection.execute(query).fetchone()
+            if row != (stream, batch - 1 if batch else None, _names(staging)):
+                raise StaleWrite(f"somebody else wrote to {self.address} in between: {row}", batch=batch)
+            for name in _names(staging):  # a late attempt at a task is waited for; the next one finds no table
+                connection.execute(SQL("lock table {} in access exclusive mode").format(Identifier(name)))
+            tally = _staged_tally(connection, staging[ROWS]).check()
+            for kind, table in staging.items():
+                shown = [(n, column) for n, column in enumerate(table.columns) if not column.hidden]
+                types = (SQL("{} {}").format(Identifier(column.name), SQL(column.type)) for _, column in shown)
+                query = SQL("create table if not exists {} ({})").format(self._id(kind), SQL(", ").join(types))
+                connection.execute(query)
+                query = SQL("insert into {} ({}) select {} from {}").format(
+                    self._id(kind),
+                    SQL(", ").join(Identifier(column.name) for _, column in shown),
+                    SQL(", ").join(Identifier(f"c{n}") for n, _ in shown),
+                    Identifier(table.name),
+                )
+                connection.execute(query)
+            columns = SQL(
+                "batch bigint, verdict text, reason text, count bigint not null, primary key (batch, verdict, reason)"
+            )
+            connection.execute(SQL("create table if not exists {} ({})").format(self._id(TALLY), columns))
+            query = SQL("insert into {} (batch, verdict, reason, count) values (%s, %s, %s, %s)").format(
+                self._id(TALLY)
+            )
+            lines = [(batch, str(answer.verdict), answer.reason, count) for answer, count in tally]
+            connection.cursor().executemany(query, lines)
+            connection.execute(SQL("drop table {}").format(SQL(", ").join(map(Identifier, _names(staging)))))
+            connection.execute(SQL("update {} set batch = %s, staging = %s").format(self._id(STREAM)), [batch, []])
+        return tally
 
     @contextmanager
     def _connect(self) -> Iterator[Connection]:
@@ -274,19 +304,11 @@ def _names(staging: Mapping[str, Staging]) -> list[str]:
     return [name for table in staging.values() for name in table.tables]
 
 
-def _create_staging(connection: Connection, staging: Staging) -> None:
-    rows, parts = map(Identifier, staging.tables)
-    columns = [SQL("{} {}").format(Identifier(f"c{n}"), SQL(c.type)) for n, c in enumerate(staging.columns)]
-    query = SQL("create unlogged table {} ({})")
-    connection.execute(query.format(rows, SQL(", ").join([SQL("part integer"), *columns])))
-    connection.execute(query.format(parts, SQL("part integer primary key, count bigint not null")))
-
-
-def _count(connection: Connection, staging: Staging, books: tuple[str, str]) -> Tally:
-    """What lies in the staging table, against what the tasks say they sent."""
+def _staged_tally(connection: Connection, staging: Staging) -> Tally:
+    """What lies in the staging table, against what the tasks say they copied."""
     rows, parts = map(Identifier, staging.tables)
     names = [column.name for column in staging.columns]
-    verdict, reason = (Identifier(f"c{names.index(name)}") for name in books)
+    verdict, reason = (Identifier(f"c{names.index(name)}") for name in (VERDICT, REASON))
     received = connection.execute(SQL("select coalesce(sum(count), 0)::bigint from {}").format(parts)).fetchone()
     query = SQL("select {}, {}, count(*) from {} group by 1, 2").format(verdict, reason, rows)
     return _tally(received[0] if received else 0, connection.execute(query).fetchall())
@@ -300,97 +322,19 @@ def _line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-NO_TEXT = "\ufffd"
-NESTED = (T.ArrayType, T.MapType, T.StructType, T.VariantType)
-TYPES: dict[type[T.DataType], LiteralString] = {
-    T.ByteType: "smallint",
-    T.ShortType: "smallint",
-    T.IntegerType: "integer",
-    T.LongType: "bigint",
-    T.FloatType: "real",
-    T.DoubleType: "double precision",
-    T.BooleanType: "boolean",
-    T.DecimalType: "numeric",
-    T.TimestampType: "timestamp with time zone",
-    T.TimestampNTZType: "timestamp without time zone",
-    T.DateType: "date",
-    T.BinaryType: "bytea",
-}
-# The era is written out because the year before 1 AD is 1 BC; the offset, because a session may have any zone.
-FORMATS: dict[type[T.DataType], str] = {
-    T.TimestampType: "yyyy-MM-dd HH:mm:ss.SSSSSSxxxxx G",
-    T.TimestampNTZType: "yyyy-MM-dd HH:mm:ss.SSSSSS G",
-    T.DateType: "yyyy-MM-dd G",
-}
-
-
-class PostgresSink:
-    """A table, and beside it its gaps, its books and the id of its last batch."""
-
-    def __init__(self, url: str, strategy: Strategy, meaning: Meaning | None = None) -> None:
-        self._batches = StagedBatches(parse(url))
-        self._meaning = meaning
-        self._strategy = strategy
-
-    def __str__(self) -> str:
-        return str(self._batches.address)
-
-    def last(self, stream: str) -> int | None:
-        """What the table of the stream says."""
-        found = self._batches.stream()
-        if found is None:
-            return None
-        owner, batch, meaning = found
-        if owner != stream:
-            raise another(self)
-        if self._meaning is not None and meaning is not None:
-            refuse_other(self, json.loads(meaning), self._meaning)
-        return batch
-
-    def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
-        """Let the executors copy everything into staging, then move it in one transaction."""
-        staging = self._stage(stream, rows, gaps)
-        return self._batches.commit(stream, batch, staging, (VERDICT, REASON))
-
-    def total(self) -> Tally:
-        """The sum of the books."""
-        return self._batches.total()
-
-    def _stage(self, stream: str, rows: DataFrame, gaps: DataFrame | None) -> dict[str, Staging]:
-        hidden = {VERDICT, REASON} if self._strategy == "none" else set()
-        frames = {ROWS: rows} | ({} if gaps is None else {GAPS: gaps})
-        kinds = {kind: [_column(field, hidden) for field in frame.schema] for kind, frame in frames.items()}
-        meaning = None if self._meaning is None else json.dumps(dict(self._meaning))
-        staging = self._batches.begin(stream, kinds, meaning)
-        for kind, frame in frames.items():
-            text = frame.select(*(_text(field).alias(f"c{n}") for n, field in enumerate(frame.schema)))
-            text.mapInArrow(_copier(self._batches, staging[kind]), "sent long").collect()
-        return staging
-
-
-def _copier(store: StagedBatches, staging: Staging) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def copy(arrow: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        part = context.partitionId() if context else 0
-        sent = store.copy(staging, part, (_csv(batch, part) for batch in arrow))
-        yield pa.record_batch({"sent": pa.array([sent], pa.int64())})
-
-    return copy
-
-
-def _csv(batch: pa.RecordBatch, part: int) -> tuple[int, bytes]:
+def _csv(batch: pa.RecordBatch, part: int) -> bytes:
     """The rows with their part before them; null is nothing, the empty text is ``""``, and so COPY reads them."""
     parts = pa.repeat(pa.scalar(part, pa.int32()), batch.num_rows)
     table = pa.Table.from_arrays([parts, *batch.columns], names=["part", *batch.schema.names])
     buffer = io.BytesIO()
     csv.write_csv(table, buffer, csv.WriteOptions(include_header=False, quoting_style="needed"))
-    return batch.num_rows, buffer.getvalue()
+    return buffer.getvalue()
 
 
-def _column(field: T.StructField, hidden: set[str]) -> TableColumn:
+def _column(field: T.StructField, *, hidden: bool) -> TableColumn:
     kind = type(field.dataType)
     name: LiteralString = TYPES.get(kind, "jsonb" if issubclass(kind, NESTED) else "text")
-    return TableColumn(field.name, name, kept=field.name not in hidden)
+    return TableColumn(field.name, name, hidden)
 
 
 def _text(field: T.StructField) -> Column:

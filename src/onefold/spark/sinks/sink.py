@@ -11,9 +11,8 @@ the same rows. A sink makes exactly once of it by two rules.
 
 A checkpoint that was deleted starts again at 0 under a new id of the stream; the place remembers the old one.
 
-An attempt to write a batch to files, and the fence that keeps an earlier attempt from finishing.
-
-A driver that was believed dead may wake up in the middle of a batch that its successor is writing again. So
+Of sinks that write files: a driver that was believed dead may wake up in the middle of a batch that its successor is
+writing again. So there is a fence (`Attempt`):
 
 - each attempt has a folder of its own, ``draft``, that no task of another attempt writes to;
 - it puts its token into ``attempt.json`` before it clears away what the earlier ones left, and looks again right before
@@ -126,27 +125,27 @@ def open_sink(
     raise Misuse(f"format is {format!r}, must be parquet, delta or postgres", format=format)
 
 
-def another(place: object) -> Misuse:
+def another(sink: object) -> Misuse:
     """The refusal of a place that another stream writes to."""
     return Misuse(
-        f"{place} was written by another checkpoint than this stream's: its batches start again at 0 and would be"
+        f"{sink} was written by another checkpoint than this stream's: its batches start again at 0 and would be"
         " counted twice; use its checkpoint, or an empty place",
-        place=str(place),
+        place=str(sink),
     )
 
 
-def stranger(place: object, name: str) -> Misuse:
+def stranger(sink: object, name: str) -> Misuse:
     """The refusal of a place that holds something that no sink of ours put there."""
-    return Misuse(f"{place} is not a stream's output: it holds {name!r}; choose another place", place=str(place))
+    return Misuse(f"{sink} is not a stream's output: it holds {name!r}; choose another place", place=str(sink))
 
 
-def other_columns(place: object, there: Mapping[str, str], here: Mapping[str, str]) -> Misuse:
+def other_columns(sink: object, there: Mapping[str, str], here: Mapping[str, str]) -> Misuse:
     """The refusal of a batch whose columns are not those of the batches before it."""
     wrong = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     what = (
         f"{wrong[0]!r} is {there.get(wrong[0], 'missing')} there, {here.get(wrong[0], 'missing')} here" if wrong else ""
     )
-    return Misuse(f"{place} has other columns than this batch: {what or 'their order differs'}", columns=wrong)
+    return Misuse(f"{sink} has other columns than this batch: {what or 'their order differs'}", columns=wrong)
 
 
 WORD = "attempt.json"
@@ -174,10 +173,10 @@ class Attempt:
 
     def check(self) -> None:
         """Raise `StaleWrite` if a later attempt has begun."""
-        said = self._word.read_json().get("attempt") if self._word.exists() else None
-        if said != self.token:
+        newest = self._word.read_json().get("attempt") if self._word.exists() else None
+        if newest != self.token:
             raise StaleWrite(
-                f"another attempt to write this batch began in between ({self._word.shown} says {said}): is a second"
+                f"another attempt to write this batch began in between ({self._word.shown} says {newest}): is a second"
                 " query running on this checkpoint?",
                 attempt=self.token,
             )
