@@ -176,7 +176,7 @@ def test_a_crash_before_the_commit_leaves_nothing_that_counts(spark, bench, fram
     steps = {
         "parquet": "onefold.spark.files.Place.publish_as",
         "delta": "onefold.spark.sinks.delta._Table.commit",
-        "postgres": "onefold.spark.sinks.postgres.StagedBatches._book",
+        "postgres": "onefold.spark.sinks.postgres.PostgresSink._book",
     }
     with monkeypatch.context() as patch:
         patch.setattr(steps[format], crash)

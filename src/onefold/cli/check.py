@@ -85,56 +85,54 @@ def check(
     from onefold.spark.producers import ProducersEngine
     from onefold.spark.session import session
 
-    judging: Engine
+    engine: Engine
     if producer is None:
         texts = {"--order": (order, "none"), "--payload": (payload, "none"), "--memory": (memory, "gaps")}
         _refuse({**texts, "--jump-max": (jump_max, 0)}, "--producer")
         before = {"previous_timestamp": previous_timestamp, "previous_sequence": previous_sequence}
-        given = {"sequence": sequence, **before, "arrival": arrival}
-        named = {role: _maybe(name) for role, name in given.items() if name is not None}
+        options = {"sequence": sequence, **before, "arrival": arrival}
+        named = {role: _maybe(name) for role, name in options.items() if name is not None}
         columns = ChainColumns(key=names_of(key), timestamp=timestamp, **named)
-        judging = ChainsEngine(columns=columns, floor=floor, gap_count_max=gap_count_max)
+        engine = ChainsEngine(columns=columns, floor=floor, gap_count_max=gap_count_max)
     else:
         of_chains = {"--key": (key, _KEY), "--timestamp": (timestamp, "timestamp"), "--arrival": (arrival, None)}
         _refuse(of_chains, "no --producer")
         content = names_of(_maybe(payload) or "")
         number = sequence or "sequence"
         dump = ProducerColumns(producer=names_of(producer), sequence=number, order=_maybe(order), payload=content)
-        judging = ProducersEngine(columns=dump, memory=memory, gap_count_max=gap_count_max, jump_max=jump_max or None)
+        engine = ProducersEngine(columns=dump, memory=memory, gap_count_max=gap_count_max, jump_max=jump_max or None)
     with progress(people) as say:
         say("starting Spark")
         spark = session(master)
         kind = format_of(path) if format == "auto" else format
         source = SourceSpec(path=path, format=kind, bad_files=bad_files, partition_types=partition_types)
-        with _columns_in_options(path, judging):
-            result = jobs.check(spark, source, judging, ranges_max=ranges, say=say).to_dict()
-    if _told(result, json):
+        with _columns_in_options(path, engine):
+            result = jobs.check(spark, source, engine, ranges_max=ranges, say=say).to_dict()
+    if _show_findings(result, json):
         raise typer.Exit(1)
 
 
-def _told(result: dict[str, Any], json: bool) -> bool:
-    """Tell what was found; whether there was anything."""
-    found = text.findings(result)
+def _show_findings(result: dict[str, Any], json: bool) -> bool:
+    """Show what is wrong with a data set; whether anything is."""
+    findings = text.findings(result)
     if json:
-        emit_json({**result, "findings": found})
+        emit_json({**result, "findings": findings})
     tally = Tally.from_dict(result["tally"])
     people.print(text.books(tally, result["engine"]))
     people.print(text.ranges(result))
     people.print(text.banner(tally))
-    for line in agreement.files_read(result["manifest"]):
-        people.print(line, soft_wrap=True)
-    for line in text.absent(result):
+    for line in (*agreement.files_read(result["manifest"]), *text.absent(result)):
         people.print(line, soft_wrap=True)
     untold = text.cannot_tell(result)
     clean = "nothing was found" if untold else "clean: every message is there once"
-    people.print(f"found: {', '.join(found)}" if found else clean, highlight=False)
+    people.print(f"found: {', '.join(findings)}" if findings else clean, highlight=False)
     for line in untold:
         people.print(line, soft_wrap=True)
-    return bool(found)
+    return bool(findings)
 
 
 @contextmanager
-def _columns_in_options(path: str, judging: "Engine") -> Iterator[None]:
+def _columns_in_options(path: str, engine: "Engine") -> Iterator[None]:
     """Say of a column that is not there what the command could be."""
     from onefold.spark.columns import Usual
 
@@ -144,12 +142,12 @@ def _columns_in_options(path: str, judging: "Engine") -> Iterator[None]:
         if "role" not in error.values:
             raise
         chosen: dict[str, list[str]] = {}
-        for role, name in judging.columns.named:
+        for role, name in engine.columns.named:
             if not isinstance(name, Usual):
                 chosen.setdefault(role, []).append(name)
         wrong, required = error.values["role"], error.values["required"]
-        given = {role: ",".join(names) for role, names in chosen.items()} | {wrong: "COLUMN" if required else "none"}
-        options = (f"--{role.replace('_', '-')} {shlex.quote(name)}" for role, name in given.items())
+        named = {role: ",".join(names) for role, names in chosen.items()} | {wrong: "COLUMN" if required else "none"}
+        options = (f"--{role.replace('_', '-')} {shlex.quote(name)}" for role, name in named.items())
         command = f"onefold check {shlex.quote(path)} {' '.join(options)}"
         raise Misuse(f"{error.values['said']}; try: {command}", **error.values) from error
 
@@ -176,9 +174,9 @@ def format_of(path: str) -> str:
     """
     from pathlib import Path
 
-    place = Path(path)
-    if (place / "topic.json").is_file():
+    folder = Path(path)
+    if (folder / "topic.json").is_file():
         return "onefold-log"
-    files = sorted(place.rglob("*")) if place.is_dir() else [place]
-    seen = (f for f in files if not any(part.startswith((".", "_")) for part in f.relative_to(place).parts))
-    return next((_FORMATS[file.suffix] for file in seen if file.suffix in _FORMATS), "parquet")
+    files = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
+    visible = (f for f in files if not any(part.startswith((".", "_")) for part in f.relative_to(folder).parts))
+    return next((_FORMATS[file.suffix] for file in visible if file.suffix in _FORMATS), "parquet")

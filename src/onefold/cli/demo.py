@@ -1,6 +1,6 @@
 """``onefold demo``: a faulty stream made clean, and the proof.
 
-The demo, live: a console beside it, and in the end the same traffic as a stream, until Ctrl-C.
+With ``--serve`` a console shows it, and in the end the same traffic comes as a stream, until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -27,45 +27,6 @@ if TYPE_CHECKING:
 FILES = 40
 """The traffic comes in so many files, one of them a batch: a minute or two to look at."""
 STREAM = "stream"
-
-
-def open_console(out: Path) -> ConsoleServer:
-    """Show the demo's run and its stream, neither of which is there yet, in a browser."""
-    from onefold.cli.serve_console import opened_console
-
-    console = opened_console([out / STREAM, out / "run"], [])
-    # It keeps nothing, so it may end with the process: a demo that fails must not wait for it.
-    threading.Thread(target=console.run, name="onefold-console", daemon=True).start()
-    console.ready.wait()
-    people.print(f"[bold]0[/] Open {console.url} in a browser to watch.", highlight=False)
-    return console
-
-
-def stream_live(out: Path, console: ConsoleServer) -> None:
-    """Judge the traffic once more, as a stream, until somebody has seen enough."""
-    people.print(
-        f"[bold]4[/] The same traffic as a stream, a file at a time: {console.url} shows it. Ctrl-C ends it.",
-        highlight=False,
-    )
-    try:
-        stream(_live_settings(out), strict=False, json=False, metrics=None)
-    finally:
-        console.stop()
-
-
-def _live_settings(out: Path) -> Settings:
-    tables = {
-        "source": {
-            "path": str((out / "traffic" / "messages").absolute()),
-            "mode": "stream",
-            "trigger": "2 seconds",
-            "options": {"maxFilesPerTrigger": "1"},
-        },
-        "judge": {"floor": "open"},
-        "publish": {"path": str((out / STREAM).absolute())},
-        "spark": {"buckets": 8},
-    }
-    return Settings.model_validate(tables)
 
 
 _MARK = ".onefold-demo"  # only a folder that holds this is ever cleared
@@ -99,10 +60,10 @@ def demo(
 
     started = monotonic()
     _clear(out)
-    console = open_console(out) if serve else None
+    console = _open_console(out) if serve else None
     faults = Faults(poisoned=0.05, malformed=0.005)
-    made = make(Traffic(seed=seed, rows=rows, chains=chains, faults=faults))
-    write(made, out / "traffic", files=FILES if serve else 1)
+    traffic = make(Traffic(seed=seed, rows=rows, chains=chains, faults=faults))
+    write(traffic, out / "traffic", files=FILES if serve else 1)
     people.print(
         f"[bold]1[/] A faulty stream: {rows:,} rows from {chains:,} chains. {faults.copies:.0%} of the messages "
         f"come again, {faults.reorder:.0%} come late, {faults.losses:.1%} never come, {faults.malformed:.1%} of the "
@@ -110,7 +71,9 @@ def demo(
         highlight=False,
     )
     people.print("[bold]2[/] Every message is judged, on Spark.")
-    result = execute(_settings(out))
+    messages, rules = str((out / "traffic" / "messages").absolute()), {"floor": "open"}
+    run = {"source": {"path": messages}, "judge": rules, "publish": {"path": str((out / "run").absolute())}}
+    result = execute(Settings.model_validate(run))
     tally = Tally.from_dict(result["tally"])
     people.print(text.books(tally))
     mark = score(out / "run", out / "traffic" / "truth")
@@ -132,18 +95,35 @@ def demo(
     if json:
         emit_json({**result, "truth": asdict(mark)})
     if console is not None:
-        stream_live(out, console)
+        _stream_live(out, messages, rules, console)
     if not mark.perfect:
         raise typer.Exit(1)
 
 
-def _settings(out: Path) -> Settings:
-    tables = {
-        "source": {"path": str((out / "traffic" / "messages").absolute())},
-        "judge": {"floor": "open"},
-        "publish": {"path": str((out / "run").absolute())},
-    }
-    return Settings.model_validate(tables)
+def _stream_live(out: Path, messages: str, rules: dict[str, str], console: ConsoleServer) -> None:
+    """Judge the traffic once more, as a stream, until somebody has seen enough."""
+    people.print(
+        f"[bold]4[/] The same traffic as a stream, a file at a time: {console.url} shows it. Ctrl-C ends it.",
+        highlight=False,
+    )
+    source = {"path": messages, "mode": "stream", "trigger": "2 seconds", "options": {"maxFilesPerTrigger": "1"}}
+    live = {"source": source, "judge": rules, "publish": {"path": str((out / STREAM).absolute())}}
+    try:
+        stream(Settings.model_validate({**live, "spark": {"buckets": 8}}), strict=False, json=False, metrics=None)
+    finally:
+        console.stop()
+
+
+def _open_console(out: Path) -> ConsoleServer:
+    """Show the demo's run and its stream, neither of which is there yet, in a browser."""
+    from onefold.cli.serve_console import opened_console
+
+    console = opened_console([out / STREAM, out / "run"], [])
+    # It keeps nothing, so it may end with the process: a demo that fails must not wait for it.
+    threading.Thread(target=console.run, name="onefold-console", daemon=True).start()
+    console.ready.wait()
+    people.print(f"[bold]0[/] Open {console.url} in a browser to watch.", highlight=False)
+    return console
 
 
 def _clear(out: Path) -> None:

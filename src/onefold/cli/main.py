@@ -124,26 +124,19 @@ class LazyGroup(TyperGroup):
     # Typer keeps the types of these arguments to itself.
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Name, command and remaining words: typer's answer, with the stand-in replaced."""
-        name, found, rest = super().resolve_command(ctx, args)
-        if name is None or isinstance(found, TyperGroup):
-            return name, found, rest
-        return name, _load(name if self.name not in GROUPS else str(self.name), name), rest
-
-
-def _load(module: str, name: str) -> Any:
-    single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name)(getattr(import_module(f"onefold.cli.{module}"), name.replace("-", "_")))
-    return typer.main.get_command(single)
-
-
-def _stand_in() -> None:
-    pass
+        name, command, rest = super().resolve_command(ctx, args)
+        if name is None or isinstance(command, TyperGroup):
+            return name, command, rest
+        module = import_module(f"onefold.cli.{self.name if self.name in GROUPS else name}")
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name)(getattr(module, name.replace("-", "_")))
+        return name, typer.main.get_command(single), rest
 
 
 def _group(commands: Mapping[str, str]) -> typer.Typer:
     group = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode=None)  # plain: a third faster
     for name, text in commands.items():
-        group.command(name, help=text)(_stand_in)
+        group.command(name, help=text)(lambda: None)
     return group
 
 
@@ -194,31 +187,21 @@ def describe(error: BaseException) -> tuple[int, str]:
     (3, 'out: Permission denied')
     """
     if isinstance(error, typer.TyperException):  # usage: an option, argument or command that is not there
-        return 2, f"{error.format_message()} (see {_help_words(error)})"
+        context = getattr(error, "ctx", None)
+        return 2, f"{error.format_message()} (see {context.command_path if context else 'onefold'} --help)"
     if isinstance(error, Misuse | BadInput):
         return 2, str(error)
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(package := str(error.name).partition(".")[0])):
         return 2, f"{package} is not installed: pip install 'onefold[{extra}]'"
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return 130, "interrupted"
-    return 3, _told(error)
-
-
-def _help_words(error: typer.TyperException) -> str:
-    context = getattr(error, "ctx", None)
-    return f"{context.command_path if context else 'onefold'} --help"
-
-
-def _told(error: BaseException) -> str:
-    """One line on why it could not be completed."""
     if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
-        return _first_of_spark(str(error)) or type(error).__name__
+        return 3, _first_of_spark(str(error)) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
-        where = f"{error.filename}: " if error.filename is not None else ""
-        return f"{where}{error.strerror}"
+        return 3, error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     if isinstance(error, OnefoldError | OSError):
-        return _first(str(error)) or type(error).__name__
-    return f"{type(error).__name__}: {_first(str(error))} (unexpected: ONEFOLD_DEBUG=1 shows where)"
+        return 3, _first(str(error)) or type(error).__name__
+    return 3, f"{type(error).__name__}: {_first(str(error))} (unexpected: ONEFOLD_DEBUG=1 shows where)"
 
 
 def _first(text: str) -> str:

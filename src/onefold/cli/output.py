@@ -66,12 +66,12 @@ class People(Console):
             yield segment if control or text.isprintable() else Segment(printable(text), style)
 
 
-def _people() -> People:
-    width = None if sys.stderr.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
-    return People(stderr=True, width=width, highlight=False, emoji=False)
-
-
-people: Final = _people()
+people: Final = People(
+    stderr=True,
+    width=None if sys.stderr.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS,
+    highlight=False,
+    emoji=False,
+)
 """Where text for people goes. Foreign text may hold brackets: print it with ``markup=False``."""
 
 
@@ -119,7 +119,11 @@ def progress(console: Console) -> Iterator[Callable[[str], None]]:
 
         def refresh() -> None:
             while not done.wait(REFRESH_S):
-                status.update(f"{state['step']}{_tasks()}  [dim]{monotonic() - started:.0f} s[/]")
+                from onefold.spark.session import running_tasks  # not while the command itself is still loading it
+
+                finished, total = running_tasks()
+                tasks = f"  {finished} of {total} tasks" if total else ""
+                status.update(f"{state['step']}{tasks}  [dim]{monotonic() - started:.0f} s[/]")
 
         watcher = threading.Thread(target=refresh, daemon=True)
         watcher.start()
@@ -128,13 +132,6 @@ def progress(console: Console) -> Iterator[Callable[[str], None]]:
         finally:
             done.set()
             watcher.join()
-
-
-def _tasks() -> str:
-    from onefold.spark.session import running_tasks
-
-    finished, total = running_tasks()
-    return f"  {finished} of {total} tasks" if total else ""
 
 
 @contextmanager
@@ -188,28 +185,18 @@ class BatchLines:
         """Add a line."""
         line = json.dumps({"at_ms": round(self._clock() * 1000), **document})  # in ASCII, which can always be written
         with suppress(OSError):
-            if self._count is None:
-                self._count = self._found()
-            with self._file.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            torn = b""
+            if self._count is None:  # an earlier start may have left lines, the last of them torn by a crash
+                before = self._file.read_bytes() if self._file.exists() else b""
+                self._count = len(before.splitlines())
+                torn = b"" if not before or before.endswith(b"\n") else b"\n"
+            with self._file.open("ab") as file:
+                file.write(torn + line.encode() + b"\n")
             self._count += 1
             if self._count >= 2 * self._lines_max:
-                self._cut()
-
-    def _found(self) -> int:
-        """How many lines an earlier start left; one that a crash tore is ended, so that the next stands by itself."""
-        if not self._file.exists():
-            return 0
-        text = self._file.read_bytes()
-        if text and not text.endswith(b"\n"):
-            with self._file.open("ab") as file:
-                file.write(b"\n")
-        return len(text.splitlines())
-
-    def _cut(self) -> None:
-        kept = self._file.read_bytes().splitlines(keepends=True)[-self._lines_max :]
-        _replace(self._file, b"".join(kept))
-        self._count = len(kept)
+                newest = self._file.read_bytes().splitlines(keepends=True)[-self._lines_max :]
+                _replace(self._file, b"".join(newest))
+                self._count = len(newest)
 
 
 @contextmanager
@@ -229,11 +216,10 @@ def steps_told(
         now = clock()
         starts = [start for _, start in steps]
         lasted = [round(end - start, 3) for start, end in zip(starts, [*starts[1:], now], strict=True)]
-        told = {"state": state, "began_ms": round(began * 1000), "at_ms": round(now * 1000), **more}
-        names = (name for name, _ in steps)
+        times = {"began_ms": round(began * 1000), "at_ms": round(now * 1000)}
+        named = list(zip((name for name, _ in steps), lasted, strict=True))
         with suppress(OSError):
-            document = {**told, "steps": list(zip(names, lasted, strict=True))}
-            _replace(folder / STEPS, json.dumps(document).encode())
+            _replace(folder / STEPS, json.dumps({"state": state, **times, **more, "steps": named}).encode())
 
     def begin(step: str) -> None:
         steps.append((step, clock()))

@@ -59,9 +59,8 @@ def run(
         people.print(
             f"{result['others']:,} rows of the source are no messages: not judged, in no book", highlight=False
         )
-    for line in (*agreement.audited(result["audit"]), *text.cannot_tell(result, toml=True)):
-        people.print(line, soft_wrap=True)
-    for line in agreement.files_read(result["manifest"]):
+    audited, untold = agreement.audited(result["audit"]), text.cannot_tell(result, toml=True)
+    for line in (*audited, *untold, *agreement.files_read(result["manifest"])):
         people.print(line, soft_wrap=True)
     people.print(f"published in {result['path']}", highlight=False)
     if result["report"]:
@@ -86,23 +85,22 @@ def execute(settings: Settings) -> dict[str, Any]:
     samples = {} if page == "samples" else {"samples_max": 0}
     with progress(people) as say, steps_told(local_folder(settings.publish.path), say) as begin:
         say("starting Spark")
-        spark, source, judging = opened(settings)
-        told = without_secrets(settings.model_dump(mode="json"))  # run.json lies beside the rows, for all their readers
+        spark, source, engine = opened(settings)
+        public = without_secrets(settings.model_dump(mode="json"))  # run.json lies beside the rows, for all readers
         with columns_in_toml():
             result = jobs.run(
                 spark,
                 source,
-                judging,
+                engine,
                 settings.publish.path,
                 strategy=settings.publish.strategy,
-                settings=told,
+                settings=public,
                 ranges_max=settings.report.ranges_max,
                 figures=None if page == "off" else Figures(**samples),
                 say=begin,
-            )
-        found = result.to_dict()
-        report = None if page == "off" else _leave_page(spark, settings.publish.path, {**found, "settings": told})
-    return {**found, "report": report}
+            ).to_dict()
+        report = None if page == "off" else _leave_page(spark, settings.publish.path, {**result, "settings": public})
+    return {**result, "report": report}
 
 
 def _leave_page(spark: Any, path: str, document: dict[str, Any]) -> str | None:
@@ -111,10 +109,10 @@ def _leave_page(spark: Any, path: str, document: dict[str, Any]) -> str | None:
     from onefold.spark.files import Place
     from onefold.spark.publish import REPORT
 
-    place = Place(spark, path) / REPORT
+    file = Place(spark, path) / REPORT
     try:
-        place.write_bytes(RunReport(document).html().encode())
+        file.write_bytes(RunReport(document).html().encode())
     except (OSError, OnefoldError) as error:  # the run is complete, and its page can be made again
         people.print(f"no page: {error}; `onefold report` makes one", style="yellow", markup=False, soft_wrap=True)
         return None
-    return place.shown
+    return file.shown

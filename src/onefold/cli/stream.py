@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 
 
 def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None) -> int:
-    """Run the stream of these settings until it ends or is told to; the exit code."""
+    """Run the stream of these settings until it ends or is asked to stop; the exit code."""
+    from onefold.cli.pipeline import engine_of
+
     stop = threading.Event()
     with ExitStack() as ways:
-        show = ways.enter_context(_shown(ENGINES[settings.judge.engine].remembers))
-        tellers: list[Callable[[Progress], None]] = [show]
+        tellers = [ways.enter_context(_on_screen(ENGINES[settings.judge.engine].remembers))]
         if metrics is not None:
             tellers.append(ways.enter_context(_metrics(metrics)))
-        tellers.append(ways.enter_context(_written(settings, stop)))
+        tellers.append(ways.enter_context(_in_folder(settings, stop)))
         if json:  # last: who reads the line finds the batch everywhere else
             tellers.append(lambda progress: _line({"event": "batch", **progress.to_dict()}))
         last = _run(settings, stop, lambda progress: [tell(progress) for tell in tellers])
@@ -38,30 +39,23 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
         _line({"event": "stopped" if stop.is_set() else "end", **last.to_dict()})
     people.print(text.books(last.tally, settings.judge.engine))
     people.print(text.banner(last.tally))
-    people.print(f"{'stopped' if stop.is_set() else 'all read'}; published in {_place(settings)}", highlight=False)
+    output = settings.publish.path
+    if settings.publish.format == "postgres":
+        from onefold.stores.postgres import parse
+
+        output = str(parse(output))  # without the password
+    people.print(f"{'stopped' if stop.is_set() else 'all read'}; published in {output}", highlight=False)
     if last.held:
         people.print(f"{last.held:,} messages are held back in the checkpoint, in no book yet", highlight=False)
-    for line in told_of_files(last):
-        people.print(line, style="yellow", markup=False, soft_wrap=True)
-    for untold in text.cannot_tell({"cannot_tell": _untold(settings)}, toml=True):
-        people.print(untold, soft_wrap=True)
+    aside = [f"set aside: {file['path']}, {file['size']:,} bytes: {file['trouble']}" for file in last.set_aside]
+    for line in [*(f"{line}; its rows are unknown" for line in aside), *last.changed]:
+        people.print(text.foreign(line, 500).plain, style="yellow", markup=False, soft_wrap=True)
+    untold = [untold._asdict() for untold in engine_of(settings).cannot_tell()]
+    for sentence in text.cannot_tell({"cannot_tell": untold}, toml=True):
+        people.print(sentence, soft_wrap=True)
     _leave_page(settings)
     unsure = last.tally.count(Verdict.UNSURE) or last.tally.count(Verdict.REJECT)
     return 1 if last.set_aside or (strict and (unsure or last.gaps or last.changed)) else 0
-
-
-def told_of_files(progress: Progress) -> list[str]:
-    """What is to be known of files that could not be read, or changed after they were read, one line each."""
-    aside = [f"set aside: {file['path']}, {file['size']:,} bytes: {file['trouble']}" for file in progress.set_aside]
-    lines = [*(f"{line}; its rows are unknown" for line in aside), *progress.changed]
-    return [text.foreign(line, 500).plain for line in lines]
-
-
-def _untold(settings: Settings) -> list[dict[str, str]]:
-    """What cannot be told, by the settings."""
-    from onefold.cli.pipeline import engine_of
-
-    return [untold._asdict() for untold in engine_of(settings).cannot_tell()]
 
 
 def _leave_page(settings: Settings) -> None:
@@ -83,33 +77,31 @@ def _leave_page(settings: Settings) -> None:
 
 def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], Any]) -> Progress:
     from onefold.cli.pipeline import opened
-    from onefold.spark import stream as streams
     from onefold.spark.signature import refuse_overlap
+    from onefold.spark.stream import Streaming, run_stream
 
     judge, publish = settings.judge, settings.publish
     if publish.checkpoint == "auto" and publish.format == "postgres":
         raise Misuse('publish.checkpoint: is "auto", must be a folder: a database has no place for it')
-    folder = f"{publish.path}.checkpoint" if publish.checkpoint == "auto" else publish.checkpoint
-    writes = [
-        ("publish.checkpoint", folder),
-        *([] if publish.format == "postgres" else [("publish.path", publish.path)]),
-    ]
-    refuse_overlap([("source.path", settings.source.path)], writes)
-    spark, source, judging = opened(settings)
+    checkpoint = f"{publish.path}.checkpoint" if publish.checkpoint == "auto" else publish.checkpoint
+    output = [] if publish.format == "postgres" else [("publish.path", publish.path)]
+    refuse_overlap([("source.path", settings.source.path)], [("publish.checkpoint", checkpoint), *output])
+    spark, source, engine = opened(settings)
+    streaming = Streaming(
+        checkpoint=checkpoint,
+        trigger=settings.source.trigger,
+        idle_ms=None if judge.idle_ms == "off" else int(judge.idle_ms),
+        state_rows_max=None if judge.state_rows_max == "off" else int(judge.state_rows_max),
+        buckets=settings.spark.buckets,
+        ordered_wait_ms=None if judge.order_wait_ms == "off" else int(judge.order_wait_ms),
+        order_end=judge.order_end,
+    )
     with _signals(stop):  # after Spark, which has its own idea of Ctrl-C
-        return streams.run_stream(
+        return run_stream(
             spark,
             source,
-            judging,
-            streams.Streaming(
-                checkpoint=folder,
-                trigger=settings.source.trigger,
-                idle_ms=None if judge.idle_ms == "off" else int(judge.idle_ms),
-                state_rows_max=None if judge.state_rows_max == "off" else int(judge.state_rows_max),
-                buckets=settings.spark.buckets,
-                ordered_wait_ms=None if judge.order_wait_ms == "off" else int(judge.order_wait_ms),
-                order_end=judge.order_end,
-            ),
+            engine,
+            streaming,
             publish.path,
             format=publish.format,
             strategy=publish.strategy,
@@ -121,12 +113,12 @@ def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], A
 
 @contextmanager
 def _signals(stop: threading.Event) -> Iterator[None]:
-    def asked(number: int, frame: object) -> None:
+    def ask(number: int, frame: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt  # asked twice: at once, which loses nothing either
         stop.set()
 
-    before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -135,7 +127,7 @@ def _signals(stop: threading.Event) -> Iterator[None]:
 
 
 @contextmanager
-def _shown(keys: str) -> Iterator[Callable[[Progress], None]]:
+def _on_screen(keys: str) -> Iterator[Callable[[Progress], None]]:
     """On a terminal a table that stays in place, elsewhere a plain line per batch."""
     if not people.is_terminal:
         yield lambda progress: people.print(_sentence(progress, keys), markup=False)
@@ -146,21 +138,22 @@ def _shown(keys: str) -> Iterator[Callable[[Progress], None]]:
 
 def _sentence(progress: Progress, keys: str) -> str:
     files = [(len(progress.set_aside), "set aside"), (len(progress.changed), "changed after they were read")]
-    told = "".join(f"; {count:,} files {what}" for count, what in files if count)
     return (
         f"batch {progress.batch}: {progress.rows:,} rows, {progress.rows_per_second:,.0f}/s; in all {progress.tally};"
         f" {progress.keys:,} {keys}, {progress.gaps:,} gaps, {progress.state_bytes:,} bytes remembered"
         + (f"; {progress.held:,} messages held back" if progress.held else "")
-        + told
+        + "".join(f"; {count:,} files {what}" for count, what in files if count)
     )
 
 
 def _table(progress: Progress, keys: str) -> Table:
-    table = Table(box=None, show_header=False, pad_edge=False)
     counts = {str(verdict): f"{progress.tally.count(verdict):,}" for verdict in Verdict}
-    state = f"{progress.keys:,} {keys}, {progress.gaps:,} gaps, {progress.state_bytes:,} bytes"
-    rate = f"{progress.rows:,} rows in {progress.seconds:.1f} s, {progress.rows_per_second:,.0f}/s"
-    rows = {"batch": f"{progress.batch}", "last batch": rate, **counts, "remembered": state}
+    rows = {
+        "batch": f"{progress.batch}",
+        "last batch": f"{progress.rows:,} rows in {progress.seconds:.1f} s, {progress.rows_per_second:,.0f}/s",
+        **counts,
+        "remembered": f"{progress.keys:,} {keys}, {progress.gaps:,} gaps, {progress.state_bytes:,} bytes",
+    }
     if progress.held:
         rows["held back"] = f"{progress.held:,}"
     if progress.set_aside:
@@ -169,24 +162,25 @@ def _table(progress: Progress, keys: str) -> Table:
         rows["changed"] = f"{len(progress.changed):,} files, after they were read"
     if progress.behind is not None:
         rows["still to read"] = f"{progress.behind:,}"
+    table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in rows.items():
         table.add_row(name, value)
     return table
 
 
 @contextmanager
-def _written(settings: Settings, stop: threading.Event) -> Iterator[Callable[[Progress], None]]:
+def _in_folder(settings: Settings, stop: threading.Event) -> Iterator[Callable[[Progress], None]]:
     """A line in the folder of the stream for each batch, and one for the end; other sinks are no folders."""
     folder = local_folder(settings.publish.path) if settings.publish.format == "parquet" else None
     if folder is None:
         yield lambda progress: None
         return
     lines = BatchLines(folder)
-    told = False  # not before the first batch is the folder known to be a stream's
+    begun = False  # not before the first batch is the folder known to be a stream's
 
     def tell(progress: Progress) -> None:
-        nonlocal told
-        told = True
+        nonlocal begun
+        begun = True
         lines.tell({"event": "batch", **progress.to_dict()})
 
     end = "failed"
@@ -194,7 +188,7 @@ def _written(settings: Settings, stop: threading.Event) -> Iterator[Callable[[Pr
         yield tell
         end = "stopped" if stop.is_set() else "end"
     finally:
-        if told:
+        if begun:
             lines.tell({"event": end})
 
 
@@ -227,11 +221,3 @@ def _metrics(port: int) -> Iterator[Callable[[Progress], None]]:
 
 def _line(document: dict[str, Any]) -> None:
     print(json_text(document), flush=True)
-
-
-def _place(settings: Settings) -> str:
-    if settings.publish.format != "postgres":
-        return settings.publish.path
-    from onefold.stores.postgres import parse
-
-    return str(parse(settings.publish.path))  # without the password

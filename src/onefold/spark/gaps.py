@@ -33,11 +33,13 @@ def missing_ranges(firsts: DataFrame, columns: ChainColumns | None = None, *, fl
     previous = _number(firsts, names.previous_timestamp, names.previous_sequence)
     narrow = firsts.select(*key, number.alias(_NUMBER), previous.alias(_PREVIOUS))
     before = F.lag(_NUMBER).over(Window.partitionBy(*key).orderBy(_NUMBER))
-    known = F.col(_PREVIOUS)["t"].isNotNull()
-    opens = known & (F.col(_BEFORE).isNull() if floor == "open" else F.lit(False))
-    found = narrow.withColumn(_BEFORE, before).where(opens | (known & (F.col(_PREVIOUS) > F.col(_BEFORE))))
+    named = F.col(_PREVIOUS)["t"].isNotNull()
+    opens = named & (F.col(_BEFORE).isNull() if floor == "open" else F.lit(False))
+    missing = narrow.withColumn(_BEFORE, before).where(opens | (named & (F.col(_PREVIOUS) > F.col(_BEFORE))))
     ends = [(F.col(_BEFORE), LOWER), (F.col(_PREVIOUS), UPPER)]
-    return found.select(*key, *(end for at, ends_ in ends for end in range_end(firsts, names, at["t"], at["s"], ends_)))
+    return missing.select(
+        *key, *(end for at, ends_ in ends for end in range_end(firsts, names, at["t"], at["s"], ends_))
+    )
 
 
 def range_end(df: DataFrame, names: ChainColumns, ms: Column, sequence: Column, ends: Sequence[str]) -> list[Column]:
@@ -60,8 +62,8 @@ def missing_sequences(firsts: DataFrame, columns: ProducerColumns | None = None)
     key = [F.col(quoted(name)) for name in names.producer]
     narrow = firsts.select(*key, whole(firsts, names.sequence).alias(_NUMBER))
     before = F.lag(_NUMBER).over(Window.partitionBy(*key).orderBy(_NUMBER))
-    found = narrow.withColumn(_BEFORE, before).where(F.col(_NUMBER) - F.coalesce(_BEFORE, F.lit(-1)) > 1)
-    return found.select(*key, F.col(_BEFORE).alias(LOWER[1]), (F.col(_NUMBER) - 1).alias(UPPER[1]))
+    missing = narrow.withColumn(_BEFORE, before).where(F.col(_NUMBER) - F.coalesce(_BEFORE, F.lit(-1)) > 1)
+    return missing.select(*key, F.col(_BEFORE).alias(LOWER[1]), (F.col(_NUMBER) - 1).alias(UPPER[1]))
 
 
 def _number(df: DataFrame, timestamp: str, sequence: str | None) -> Column:

@@ -509,11 +509,11 @@ def _split(batches: list[pa.RecordBatch], names: list[str], buckets: int) -> pa.
     )
 
 
-def to_blob(rows: pa.RecordBatch) -> bytes:
+def to_blob(rows: pa.RecordBatch | pa.Table) -> bytes:
     """Rows as an Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_batch(rows)
+        writer.write(rows)
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 

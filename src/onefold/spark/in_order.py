@@ -130,13 +130,19 @@ class OrderedBucket:
         self._next += len(turn)
         going = _Going()
         names = zip(columns.key.tolist(), columns.key_check.tolist(), strict=True)
-        for place, (name, number) in enumerate(zip(names, columns.number.tolist(), strict=True), offset):
+        for row, (name, number) in enumerate(zip(names, columns.number.tolist(), strict=True), offset):
             if number < 0:
-                self._codes[place] = -1 - number
-                going.row(place)
+                self._codes[row] = -1 - number
+                going.row(row)
             else:
-                self._add(name, place, number, now_ms, going)
-        self._tick(now_ms, going)
+                self._add(name, row, number, now_ms, going)
+        latest_ms = now_ms + self._settings.longest_ms  # what is due later was found by a clock that was ahead
+        due = [name for name, (due, _) in self._asleep.items() if 0 <= due <= now_ms or due > latest_ms]
+        due += [name for name, chain in self._awake.items() if chain.due_ms is not None]
+        for name in sorted(due):
+            chain = self._wake(name)
+            if chain is not None:
+                self._follow(chain.tick(now_ms), going)
         return self._out(table, going)
 
     def due_ms(self) -> int | None:
@@ -149,29 +155,20 @@ class OrderedBucket:
         """What there is to watch; ``gaps`` are those that are waited for."""
         gaps = sum(due >= 0 for due, _ in self._asleep.values())
         gaps += sum(chain.due_ms is not None for chain in self._awake.values())
-        held = {"held": len(self._ids), "held_before": self._held_before}
-        return {"keys": len(self._asleep) + len(self._awake), "gaps": gaps, **held}
+        keys = len(self._asleep) + len(self._awake)
+        return {"keys": keys, "gaps": gaps, "held": len(self._ids), "held_before": self._held_before}
 
-    def _add(self, name: _Name, place: int, number: int, now_ms: int, going: _Going) -> None:
+    def _add(self, name: _Name, row: int, number: int, now_ms: int, going: _Going) -> None:
         chain = self._wake(name)
         if chain is None:
-            self._codes[place] = _CODES[STATE_FULL]
-            return going.row(place)
-        previous = None if self._previous[place] == NO_PREVIOUS else unpack(self._previous[place])
-        step = chain.add(previous, unpack(number), self._ids[place], now_ms)
-        self._codes[place] = _CODES[step.answer]
+            self._codes[row] = _CODES[STATE_FULL]
+            return going.row(row)
+        previous = None if self._previous[row] == NO_PREVIOUS else unpack(self._previous[row])
+        step = chain.add(previous, unpack(number), self._ids[row], now_ms)
+        self._codes[row] = _CODES[step.answer]
         if step.answer.verdict is not Verdict.FIRST:
-            return going.row(place)
+            return going.row(row)
         return self._follow(step.events, going)
-
-    def _tick(self, now_ms: int, going: _Going) -> None:
-        latest_ms = now_ms + self._settings.longest_ms  # what is due later was found by a clock that was ahead
-        due = [name for name, (due, _) in self._asleep.items() if 0 <= due <= now_ms or due > latest_ms]
-        due += [name for name, chain in self._awake.items() if chain.due_ms is not None]
-        for name in sorted(due):
-            chain = self._wake(name)
-            if chain is not None:
-                self._follow(chain.tick(now_ms), going)
 
     def _follow(self, events: list[Event[int]], going: _Going) -> None:
         given_up: Number | None = None
@@ -179,11 +176,11 @@ class OrderedBucket:
             if isinstance(event, Unfillable):
                 given_up = event.lower
             elif isinstance(event, Released):
-                place = bisect_left(self._ids, event.message)
+                row = bisect_left(self._ids, event.message)
                 if given_up is not None:  # what is missing ends with the number that the next one names
-                    going.gap(place, given_up, unpack(self._previous[place]))
+                    going.gap(row, given_up, unpack(self._previous[row]))
                     given_up = None
-                going.row(place)
+                going.row(row)
 
     def _wake(self, name: _Name) -> OrderedChain[int] | None:
         if name in self._awake:
@@ -202,32 +199,32 @@ class OrderedBucket:
     def _with_held(self, rows: pa.Table | None, turn: Int64s) -> pa.Table | None:
         if rows is None:
             return self._rows
-        came = pa.Table.from_arrays(rows.take(pa.array(turn)).columns, names=rows.column_names)
+        new = pa.Table.from_arrays(rows.take(pa.array(turn)).columns, names=rows.column_names)
         if self._rows is None:
-            return came
-        if self._rows.schema != came.schema:
+            return new
+        if self._rows.schema != new.schema:
             raise Misuse(
                 "the rows held back have other columns than those that come: use an empty checkpoint and place"
             )
-        return pa.concat_tables([self._rows, came])
+        return pa.concat_tables([self._rows, new])
 
     def _out(self, table: pa.Table | None, going: _Going) -> ReleasedRow:
-        places, gaps = np.array(going.places, np.int64), np.array(going.is_gap, np.bool_)
-        codes = np.array(self._codes, np.int8)[places] if len(places) else np.empty(0, np.int8)
+        rows, gaps = np.array(going.rows, np.int64), np.array(going.is_gap, np.bool_)
+        codes = np.array(self._codes, np.int8)[rows] if len(rows) else np.empty(0, np.int8)
         codes[gaps] = GAP
         stay = np.ones(len(self._ids), np.bool_)
-        stay[places] = False
-        kept = np.flatnonzero(stay)
-        if len(self._ids) != len(kept) + np.count_nonzero(~gaps):
+        stay[rows] = False
+        waiting = np.flatnonzero(stay)
+        if len(self._ids) != len(waiting) + np.count_nonzero(~gaps):
             raise AssertionError("a row came out twice")
         bounds = np.array(going.bounds, np.int64).reshape(-1, 4)
         self._ids, self._codes, self._previous = (
-            [values[i] for i in kept] for values in (self._ids, self._codes, self._previous)
+            [values[i] for i in waiting] for values in (self._ids, self._codes, self._previous)
         )
         if table is None:
             return ReleasedRow(pa.table({}), codes, bounds)
-        self._rows = table.take(pa.array(kept)) if len(kept) else None
-        whole, key_only = pa.array(places), pa.array(places, mask=gaps)
+        self._rows = table.take(pa.array(waiting)) if len(waiting) else None
+        whole, key_only = pa.array(rows), pa.array(rows, mask=gaps)
         columns = [c.take(whole if i in self._key else key_only) for i, c in enumerate(table.columns)]
         return ReleasedRow(pa.Table.from_arrays(columns, names=table.column_names), codes, bounds)
 
@@ -237,14 +234,14 @@ class OrderedBucket:
         for name, chain in self._awake.items():
             all_[name] = -1 if chain.due_ms is None else chain.due_ms, chain.snapshot()
         lines = [(*name, due, len(data)) for name, (due, data) in all_.items()]
-        held = np.array([self._ids, self._codes, self._previous], np.int64)
+        waiting = np.array([self._ids, self._codes, self._previous], np.int64)
         return b"".join(
             [
                 _HEAD.pack(_MAGIC, FORMAT, self._next, len(lines), len(self._ids)),
                 np.array(lines, np.int64).tobytes(),
                 *(data for _, data in all_.values()),
-                held.tobytes(),
-                _to_stream(self._rows),
+                waiting.tobytes(),
+                b"" if self._rows is None else to_blob(self._rows),
             ]
         )
 
@@ -264,8 +261,8 @@ class OrderedBucket:
                     raise ValueError(f"a chain of {length} bytes at byte {at} of {len(blob)}")
                 self._asleep[key_, check] = due, blob[at : at + length]
                 at += length
-            held = np.frombuffer(blob[at : at + 24 * held_count], np.int64).reshape(3, held_count)
-            self._ids, self._codes, self._previous = held.tolist()
+            waiting = np.frombuffer(blob[at : at + 24 * held_count], np.int64).reshape(3, held_count)
+            self._ids, self._codes, self._previous = waiting.tolist()
             self._rows = pa.ipc.open_stream(blob[at + 24 * held_count :]).read_all() if held_count else None
             if self._rows is not None:
                 self._rows.validate(full=True)
@@ -280,19 +277,19 @@ def held_count(head: bytes) -> int:
 
 
 class _Going:
-    """What goes out: places of rows, and of the rows above gaps."""
+    """What goes out: rows, and the rows above gaps."""
 
     def __init__(self) -> None:
-        self.places: list[int] = []
+        self.rows: list[int] = []
         self.is_gap: list[bool] = []
         self.bounds: list[tuple[int, int, int, int]] = []
 
-    def row(self, place: int) -> None:
-        self.places.append(place)
+    def row(self, row: int) -> None:
+        self.rows.append(row)
         self.is_gap.append(False)
 
-    def gap(self, place: int, lower: Number, upper: Number) -> None:
-        self.places.append(place)
+    def gap(self, row: int, lower: Number, upper: Number) -> None:
+        self.rows.append(row)
         self.is_gap.append(True)
         self.bounds.append((*lower, *upper))
 
@@ -304,15 +301,6 @@ def _steady(columns: KeyColumns) -> Int64s:
     rank = np.empty(len(first), np.int64)
     rank[np.lexsort((columns.key_check[first], columns.key[first]))] = np.arange(len(first))
     return rank[code]
-
-
-def _to_stream(rows: pa.Table | None) -> bytes:
-    if rows is None:
-        return b""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
 GAP_COLUMN = "__onefold_gap"
@@ -365,20 +353,20 @@ def held_back(spark: SparkSession, checkpoint: Place) -> dict[int, tuple[int, in
     rows = spark.read.format("statestore").load(str(checkpoint))
     value = F.col("value.groupState.blob")
     heads = rows.select("key.bucket", F.substring(value, 1, HEAD_MAX).alias("head"), "value.timeoutTimestamp").collect()
-    held = {row["bucket"]: (held_count(any_meaning(bytes(row["head"]))), row["timeoutTimestamp"]) for row in heads}
-    return {bucket: (count, max(0, due_ms)) for bucket, (count, due_ms) in held.items() if count}
+    counts = {row["bucket"]: (held_count(any_meaning(bytes(row["head"]))), row["timeoutTimestamp"]) for row in heads}
+    return {bucket: (count, max(0, due_ms)) for bucket, (count, due_ms) in counts.items() if count}
 
 
 @contextmanager
 def parted(ordered: DataFrame, key_columns: Sequence[str]) -> Iterator[tuple[DataFrame, DataFrame]]:
     """A batch of an ordered stream as messages and gaps; it is evaluated once, however often these two are."""
-    kept = ordered.persist(StorageLevel.MEMORY_AND_DISK)
+    rows = ordered.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         gap, key = F.col(GAP_COLUMN), [F.col(quoted(name)) for name in key_columns]
         bounds = [gap[name].alias(name) for name in (*LOWER, *UPPER)]
-        yield kept.where(gap.isNull()).drop(GAP_COLUMN), kept.where(gap.isNotNull()).select(*key, *bounds)
+        yield rows.where(gap.isNull()).drop(GAP_COLUMN), rows.where(gap.isNotNull()).select(*key, *bounds)
     finally:
-        kept.unpersist()
+        rows.unpersist()
 
 
 def _fold(

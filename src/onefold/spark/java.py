@@ -128,8 +128,8 @@ def _released(home: Path) -> int | None:
         text = (home / "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    found = re.search(r'^JAVA_VERSION="([^"]+)"', text, re.MULTILINE)
-    return _major(found[1]) if found else None
+    version = re.search(r'^JAVA_VERSION="([^"]+)"', text, re.MULTILINE)
+    return _major(version[1]) if version else None
 
 
 def _asked(program: Path) -> tuple[Path, int]:
@@ -139,11 +139,13 @@ def _asked(program: Path) -> tuple[Path, int]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS_MAX, check=False)
     except (OSError, subprocess.SubprocessError) as error:
         raise _Unusable(f"{program} does not run: {error}") from error
-    told = dict(re.findall(r"^\s*(java\.home|java\.version) = (.+?)\s*$", done.stderr + done.stdout, re.MULTILINE))
-    version = _major(told.get("java.version", ""))
-    if version is None or "java.home" not in told:
+    properties = dict(
+        re.findall(r"^\s*(java\.home|java\.version) = (.+?)\s*$", done.stderr + done.stdout, re.MULTILINE)
+    )
+    version = _major(properties.get("java.version", ""))
+    if version is None or "java.home" not in properties:
         raise _Unusable(f"{program} does not tell its version (exit code {done.returncode})")
-    return Path(told["java.home"]), version
+    return Path(properties["java.home"]), version
 
 
 def _major(version: str) -> int | None:
@@ -152,8 +154,8 @@ def _major(version: str) -> int | None:
     >>> _major("17.0.15"), _major("25-ea"), _major("1.8.0_392"), _major("next")
     (17, 25, 8, None)
     """
-    found = re.match(r"(?:1\.)?(\d+)", version)
-    return int(found[1]) if found else None
+    major = re.match(r"(?:1\.)?(\d+)", version)
+    return int(major[1]) if major else None
 
 
 def _shim_home(home: Path, environ: Mapping[str, str]) -> Path:
@@ -166,13 +168,13 @@ def _shim_home(home: Path, environ: Mapping[str, str]) -> Path:
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     caches = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "")) / ".cache")
     if caches.is_absolute():
-        kept = caches / "onefold" / name
+        shim = caches / "onefold" / name
         try:
-            if not _is_ours(kept, script):
+            if not _is_ours(shim, script):
                 caches.mkdir(parents=True, exist_ok=True)
-                _write(kept, script)
-            if _is_ours(kept, script):
-                return kept
+                _write(shim, script)
+            if _is_ours(shim, script):
+                return shim
         except OSError:
             pass  # read-only, full, or somebody else's: the folder below is always ours
     passing = Path(tempfile.mkdtemp(prefix="onefold-java-"))
@@ -189,8 +191,8 @@ def _is_ours(home: Path, script: str) -> bool:
     if not program.is_file():
         return False
     for path in (home.parent, home, program.parent, program):
-        found = path.lstat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        status = path.lstat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             return False
     return program.read_text(encoding="utf-8", errors="replace") == script and os.access(program, os.X_OK)
 

@@ -53,19 +53,15 @@ class OnefoldLog(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What it is called."""
         return NAME
 
     def schema(self) -> T.StructType:
-        """What a record is."""
         return SCHEMA
 
     def reader(self, schema: T.StructType) -> "TableReader":
-        """Of all that is there now."""
         return TableReader(_Range(self.options))
 
     def streamReader(self, schema: T.StructType) -> "StreamReader":
-        """Of what is there and what comes."""
         return StreamReader(_Range(self.options))
 
 
@@ -73,7 +69,7 @@ class _Range:
     """Plans and reads ranges of a log, by the options."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        unknown = sorted(name for name in options if name.lower() not in {known.lower() for known in OPTIONS})
+        unknown = sorted(name for name in options if name.lower() not in {option.lower() for option in OPTIONS})
         if unknown:
             raise Misuse(f"option {unknown[0]!r} is unknown, the options are {', '.join(OPTIONS)}", option=unknown[0])
         if "path" not in options:
@@ -133,11 +129,9 @@ class TableReader(DataSourceReader):
         self._log = log
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The ranges, one a task."""
         return self._log.partitions(*self._log.bounds())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """A range."""
         return self._log.read(partition.value)
 
 
@@ -176,13 +170,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"offset": max(end, start["offset"])}
 
     def reportLatestOffset(self) -> dict[str, int]:
-        """How far the log goes."""
         return {"offset": self._log.bounds()[1]}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """The ranges of a batch, one a task."""
         return self._log.partitions(start["offset"], end["offset"])
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """A range."""
         return self._log.read(partition.value)

@@ -8,8 +8,8 @@ is told the first name that differs, and both values.
 Not part of it are bounds, which may change from start to start, because what is remembered says by itself where they
 were: ``gap_count_max``, ``idle_ms``, ``state_rows_max``, ``order_wait_ms``, ``late_ms``, ``digests_max``.
 
-An engine lists its own (see `judging`). A rule that an engine gets later is listed where it differs from what was done
-before, so that what was kept before stays good.
+An engine lists its own (`Engine.meaning`). A rule that an engine gets later is listed where it differs from what was
+done before, so that what was kept before stays good.
 
 In a bucket of the state the meaning stands before the engine's own bytes: a magic, a length, JSON. A state without it
 is of a version that did not know it: it is taken as it is, and gets one with the next batch.
@@ -54,13 +54,13 @@ def difference(before: Meaning, now: Meaning) -> str | None:
     return None
 
 
-def refuse_other(place: object, before: Meaning, now: Meaning) -> None:
-    """Raise `Misuse` if what was kept at a place means something else now."""
+def refuse_other(owner: object, before: Meaning, now: Meaning) -> None:
+    """Raise `Misuse` if what a checkpoint, a sink or a state remembers means something else now."""
     if (other := difference(before, now)) is not None:
         raise Misuse(
-            f"{place} was begun with {other}: what is remembered there would mean something else; set it back, or begin"
+            f"{owner} was begun with {other}: what is remembered there would mean something else; set it back, or begin"
             " anew with an empty checkpoint and an empty output",
-            place=str(place), before=dict(before), now=dict(now),
+            place=str(owner), before=dict(before), now=dict(now),
         )  # fmt: skip
 
 

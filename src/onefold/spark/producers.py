@@ -1,10 +1,8 @@
-"""``df.transform(judge_producers(...))``: every row of a dump of a log gets its verdict and reason.
+"""``df.transform(judge_producers(...))``: every row of a table or a stream of numbered messages gets its verdict.
 
-For any table or stream with a producer and a sequence: topics of Kafka or Pulsar, our own log. The rows of a producer
-meet in one task and are judged there in a fixed order, as the log would have judged them (see `sequences`); what
-crosses to Python are six or seven integers per row, and the wide row stays in the JVM, as for chains (see `judge`).
-
-The producers engine over columns: many at once, rows sorted by producer and then in the order of judgement.
+For any rows with a producer and a sequence: topics of Kafka or Pulsar, our own log. The rows of a producer meet in one
+task and are judged there in a fixed order, as the log would have judged them; what crosses to Python are six or seven
+integers per row, and the wide row stays in the JVM, as for chains (see `host`).
 
 The scalar `Sequences` is the truth; this form gives the answers that it gives when every FIRST is persisted at once. A
 producer is a chain, so the columnar chain detector judges producers too:
@@ -19,19 +17,13 @@ and gaps are counted as the scalar engine counts them. What chains do not know i
     jumps       so is a row that lies more than ``jump_max`` above the highest sequence before it, if that is set
     conflicts   a row that the chain has seen before is compared with the digest of the row that was FIRST
 
-A negative sequence marks a row that was refused before it came here: ``refused(code)`` is answered with ``code``.
+A negative sequence marks a row that was refused before it came here: ``refused(code)`` is answered with ``code``. Cost:
+that of the chain detector, a sort of the epochs where they differ, and a sort of the repeats and their firsts.
 
-Cost: that of the chain detector, a sort of the epochs where they differ, and a sort of the repeats and their firsts.
-
-The producers engine as a guest of the stateful host: a bank of producers per bucket.
-
-Beside the bank of chains (see `sequences` for why producers are chains) a bucket remembers, in the order of the bank:
-
-    epochs     the highest epoch of each producer
-    digests    of the last ``digests_max`` sequences stored of each producer, in the order in which they were stored
-
-Within a micro-batch a repeat is compared with its first, however far apart they are; across batches, with the digests
-that are remembered. That finds every conflict that the scalar engine finds, and never one that is none.
+Of a stream, a bucket remembers, beside a bank of chains and in its order, the highest epoch of each producer and the
+digests of the last ``digests_max`` sequences stored. Within a micro-batch a repeat is compared with its first, however
+far apart they are; across batches, with the digests that are remembered. That finds every conflict that the scalar
+engine finds, and never one that is none. The state:
 
     head       "OFPB", format, memory, length of the bank, count of producers, count of digests
     bank       its own bytes
@@ -143,15 +135,12 @@ class Digests(NamedTuple):
 
     @classmethod
     def none(cls) -> Digests:
-        """No rows."""
         return cls(*(np.empty(0, np.int64) for _ in cls._fields))
 
     def take(self, rows: Int64s | Bools) -> Digests:
-        """These rows."""
         return Digests(*(column[rows] for column in self))
 
     def and_then(self, other: Digests) -> Digests:
-        """These rows, and then the others."""
         return Digests(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
@@ -222,17 +211,17 @@ def jumps(rank: Int64s, sequence: Int64s, start: Int64s, jump_max: int | None) -
     refused = np.zeros(len(sequence), np.bool_)
     if jump_max is None or not len(sequence):
         return refused
-    known = start[start >= 0]
-    least = min(int(sequence.min()), int(known.min())) if len(known) else int(sequence.min())
+    heads = start[start >= 0]
+    least = min(int(sequence.min()), int(heads.min())) if len(heads) else int(sequence.min())
     if int(sequence.max()) - least <= jump_max:
         return refused
     firsts = np.flatnonzero(begins(rank))
     levels, level = np.unique(np.insert(sequence, firsts, start), return_inverse=True)
     highest = np.maximum.accumulate(np.insert(rank, firsts, rank[firsts]) * len(levels) + level)
     before = levels[highest[np.arange(len(sequence)) + rank] % len(levels)]
-    found = np.flatnonzero((before >= 0) & (sequence - np.maximum(before, 0) > jump_max))
+    far = np.flatnonzero((before >= 0) & (sequence - np.maximum(before, 0) > jump_max))
     ends = np.append(firsts[1:], len(sequence))
-    for producer in np.unique(rank[found]).tolist():  # what follows a refused row is measured by what came before it
+    for producer in np.unique(rank[far]).tolist():  # what follows a refused row is measured by what came before it
         head, first = int(start[producer]), int(firsts[producer])
         for row, own in enumerate(sequence[first : ends[producer]].tolist(), first):
             if own - head > jump_max and head >= 0:
@@ -242,30 +231,30 @@ def jumps(rank: Int64s, sequence: Int64s, start: Int64s, jump_max: int | None) -
     return refused
 
 
-def contradictions(rows: Digests, codes: Codes, known: Digests) -> tuple[Int64s, Digests]:
+def contradictions(rows: Digests, codes: Codes, before: Digests) -> tuple[Int64s, Digests]:
     """Which rows contradict the one that was stored, and the rows that are stored by now.
 
-    ``known``: what was stored before. Of one sequence, the rows must come in the order of judgement.
+    ``before``: what was stored before. Of one sequence, the rows must come in the order of judgement.
     """
-    asked = np.flatnonzero(_BEHIND[codes])
+    copies = np.flatnonzero(_BEHIND[codes])
     stored = rows.take(_STORED[codes])
-    if not len(asked):
-        return asked, stored
-    return asked[_differ(known.and_then(stored), rows.take(asked))], stored
+    if not len(copies):
+        return copies, stored
+    return copies[_differ(before.and_then(stored), rows.take(copies))], stored
 
 
-def _differ(stored: Digests, asked: Digests) -> Bools:
-    """Which of the asked are stored, and with another digest."""
-    bits = max(10, (8 * len(asked.owner)).bit_length())
+def _differ(stored: Digests, copies: Digests) -> Bools:
+    """Which of the copies are stored, and with another digest."""
+    bits = max(10, (8 * len(copies.owner)).bit_length())
     marked = np.zeros(1 << bits, np.bool_)
-    marked[_slots(asked, bits)] = True
-    stored = stored.take(marked[_slots(stored, bits)])  # most are never asked for: sorting them would be for nothing
-    both = stored.and_then(asked)
-    order = np.lexsort((both.sequence, both.owner))  # stable: what is stored comes before who asks
+    marked[_slots(copies, bits)] = True
+    stored = stored.take(marked[_slots(stored, bits)])  # most have no copies: sorting them would be for nothing
+    both = stored.and_then(copies)
+    order = np.lexsort((both.sequence, both.owner))  # stable: what is stored comes before its copies
     owner, sequence, digest = both.take(order)
-    place = np.arange(len(order))
-    opens = np.maximum.accumulate(np.where(begins(owner, sequence), place, 0))
-    last = np.maximum.accumulate(np.where(order < len(stored.owner), place, -1))
+    position = np.arange(len(order))
+    opens = np.maximum.accumulate(np.where(begins(owner, sequence), position, 0))
+    last = np.maximum.accumulate(np.where(order < len(stored.owner), position, -1))
     different = np.empty(len(order), np.bool_)
     different[order] = (last >= opens) & (digest[last] != digest)
     return different[len(stored.owner) :]
@@ -320,7 +309,8 @@ class ColumnarSequences:
             codes[live[far]] = CODES["jump_too_far"]
             live, producer, sequence = live[~far], producer[~far], sequence[~far]
         if len(live):
-            codes[live] = self._as_chain(producer, sequence)
+            rows = AsChain.of(sequence, self._memory, begins(producer))  # a made-up message changes nothing twice
+            codes[live] = rows.answers(self._detector.judge(rows.spread(producer), rows.previous, rows.number))
         return codes
 
     def _jumps(self, producer: Int64s, sequence: Int64s) -> Bools:
@@ -330,13 +320,9 @@ class ColumnarSequences:
             start[0] = self._highest[1]
         far = jumps(np.cumsum(first) - 1, sequence, start, self._jump_max)
         last = int(np.flatnonzero(first)[-1])
-        taken = sequence[last:][~far[last:]]
-        self._highest = int(producer[-1]), max(int(start[-1]), int(taken.max()) if len(taken) else -1)
+        newest = sequence[last:][~far[last:]]
+        self._highest = int(producer[-1]), max(int(start[-1]), int(newest.max()) if len(newest) else -1)
         return far
-
-    def _as_chain(self, producer: Int64s, sequence: Int64s) -> Codes:
-        rows = AsChain.of(sequence, self._memory, begins(producer))  # shown again, a made-up message changes nothing
-        return rows.answers(self._detector.judge(rows.spread(producer), rows.previous, rows.number))
 
     def review(self, producer: Int64s, epoch: Int64s, sequence: Int64s, digest: Int64s, codes: Codes) -> Codes:
         """The codes, with ``conflict`` where a repeat's digest is not that of the first.
@@ -344,9 +330,9 @@ class ColumnarSequences:
         Of one sequence the rows must come in the order of judgement, in one call or in calls that follow each other.
         """
         rows = Digests(producer, sequence, digest)
-        found, stored = contradictions(rows, codes, self._stored)
+        conflicts, stored = contradictions(rows, codes, self._stored)
         codes = codes.copy()
-        codes[found] = CODES["conflict"]
+        codes[conflicts] = CODES["conflict"]
         stored = self._stored.and_then(stored)
         self._stored = stored.take((stored.owner == producer[-1]) & (stored.sequence == sequence[-1]))
         return codes
@@ -389,17 +375,20 @@ class ProducerFold:
         first = begins(columns.key, columns.key_check)
         rank = np.cumsum(first) - 1
         names = columns.key[first], columns.key_check[first]
-        known = self._bank.names
-        at = self._bank.find(*names)
+        before, at = self._bank.names, self._bank.find(*names)
         judged = fences(rank, columns.previous, np.append(self._epochs, NO_EPOCH)[at])
         live = np.flatnonzero(judged < 0)
-        if self._jump_max is not None:
-            live = self._without_jumps(columns, rank, at, judged, live)
+        if self._jump_max is not None:  # a producer's head in the bank is its highest sequence, + 1
+            present, own = np.unique(rank[live], return_inverse=True)
+            start = np.append(self._bank.heads, 0)[at[present]] - 1
+            far = jumps(own, columns.number[live], start, self._jump_max)
+            judged[live[far]] = CODES["jump_too_far"]
+            live = live[~far]
         judged[live] = self._as_chains(columns.take(live), at[rank[live]] < 0, now_ms)
         if self._jump_max is not None:  # who has no room has no highest sequence to jump from either
             full = np.isin(rank, rank[judged == CODES["state_full"]])
             judged[full & (judged == CODES["jump_too_far"])] = CODES["state_full"]
-        moved, now_at = self._bank.find(*known), self._bank.find(*names)
+        moved, now_at = self._bank.find(*before), self._bank.find(*names)
         self._learn_epochs(moved, now_at, columns.previous, np.flatnonzero(first))
         if columns.more:
             rows = Digests(now_at[rank], columns.number, columns.more[0])
@@ -408,14 +397,6 @@ class ProducerFold:
             self._digests = self._digests._replace(owner=moved[self._digests.owner])
         codes[good] = judged
         return codes
-
-    def _without_jumps(self, columns: KeyColumns, rank: Int64s, at: Int64s, judged: Codes, live: Int64s) -> Int64s:
-        """Refuse the rows that jump too far; the others. A producer's head in the bank is its highest sequence, + 1."""
-        present, own = np.unique(rank[live], return_inverse=True)
-        start = np.append(self._bank.heads, 0)[at[present]] - 1
-        far = jumps(own, columns.number[live], start, self._jump_max)
-        judged[live[far]] = CODES["jump_too_far"]
-        return live[~far]
 
     def _as_chains(self, columns: KeyColumns, new: Bools, now_ms: int) -> Codes:
         fresh = begins(columns.key, columns.key_check) & new
@@ -428,20 +409,20 @@ class ProducerFold:
         epochs = np.full(len(self._bank), NO_EPOCH, np.int64)
         epochs[moved] = self._epochs
         if len(firsts):
-            kept = np.flatnonzero(at >= 0)
+            own = np.flatnonzero(at >= 0)
             highest = np.maximum.reduceat(epoch, firsts)
-            epochs[at[kept]] = np.maximum(epochs[at[kept]], highest[kept])
+            epochs[at[own]] = np.maximum(epochs[at[own]], highest[own])
         self._epochs = epochs
 
     def _learn_digests(self, moved: Int64s, rows: Digests, judged: Codes) -> Int64s:
         """Which rows conflict; the digests of what was stored are remembered."""
-        known = self._digests._replace(owner=moved[self._digests.owner])
-        found, stored = contradictions(rows, judged, known)
-        everything = known.and_then(stored)
+        before = self._digests._replace(owner=moved[self._digests.owner])
+        conflicts, stored = contradictions(rows, judged, before)
+        everything = before.and_then(stored)
         everything = everything.take(np.argsort(everything.owner, kind="stable"))
         after = np.searchsorted(everything.owner, everything.owner, "right") - np.arange(len(everything.owner))
         self._digests = everything.take(after <= self._digests_max)
-        return found
+        return conflicts
 
     def snapshot(self) -> bytes:
         """All that is remembered, as bytes."""
@@ -472,7 +453,6 @@ class ProducerFold:
         return self
 
     def figures(self) -> dict[str, int]:
-        """What there is to watch."""
         return {"keys": len(self._bank), "gaps": self._bank.gap_count}
 
 

@@ -74,15 +74,15 @@ def opened(spark: SparkSession, path: str) -> Iterator[Output]:
                 folder.remove(STAGING)
 
 
-def _of_former_versions(place: Place) -> list[str]:
+def _of_former_versions(folder: Place) -> list[str]:
     """What is a run's own in a folder that has no signature, only a run.json: the folders of its strategy."""
     try:
-        run = (place / RUN).read_json() if (place / RUN).exists() else None
+        run = (folder / RUN).read_json() if (folder / RUN).exists() else None
     except ValueError:
         return []
     if not isinstance(run, dict) or run.get("complete") is not True or "tally" not in run:
         return []
-    rows = list(FOLDERS.values()) if (place / FOLDERS[Verdict.FIRST]).exists() else [MESSAGES]
+    rows = list(FOLDERS.values()) if (folder / FOLDERS[Verdict.FIRST]).exists() else [MESSAGES]
     return [*rows, *EXTRAS, GAPS]
 
 
@@ -90,7 +90,10 @@ def stage(judged: DataFrame, staging: Place, strategy: Strategy) -> DataFrame:
     """Write all judged rows into the staging folder, in one pass; return them as read back from there."""
     spark = judged.sparkSession
     staged = staging / ROWS
-    judged.withColumn(_FOLDER, _folder(strategy)).write.partitionBy(_FOLDER).parquet(str(staged))
+    folder = F.lit(FOLDERS[Verdict.REJECT] if strategy == "drop" else MESSAGES)
+    for verdict, name in FOLDERS.items() if strategy == "drop" else ():
+        folder = F.when(F.col(VERDICT) == str(verdict), F.lit(name)).otherwise(folder)
+    judged.withColumn(_FOLDER, folder).write.partitionBy(_FOLDER).parquet(str(staged))
     schema = judged.schema
     rows = spark.read.schema(schema.add(_FOLDER, "string")).parquet(str(staged)) if staged.names() else None
     return spark.createDataFrame([], schema) if rows is None else rows.drop(_FOLDER)
@@ -138,12 +141,3 @@ def finish(output: Output, tally: Tally, run: dict[str, object], manifest: bytes
     (output.place / MANIFEST).write_bytes(manifest)
     output.signed.remove(STAGING)
     (output.place / RUN).write_json(run)
-
-
-def _folder(strategy: Strategy) -> Column:
-    if strategy != "drop":
-        return F.lit(MESSAGES)
-    folder = F.lit(FOLDERS[Verdict.REJECT])
-    for verdict, name in FOLDERS.items():
-        folder = F.when(F.col(VERDICT) == str(verdict), F.lit(name)).otherwise(folder)
-    return folder

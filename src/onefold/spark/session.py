@@ -4,31 +4,20 @@ Ours shows no UI and no progress bars, keeps time in UTC and writes Spark's own 
 terminal. What else is set depends on where the executors are:
 
 * on this machine (local, local-cluster, a standalone master on loopback): all talk is on loopback, and they run the
-  driver's Python. If they are started by the session itself (the first two), they talk to it over `sockets`;
+  driver's Python. If they are started by the session itself (the first two), they talk to it over Unix sockets;
 * elsewhere: neither the driver's address nor its Python need mean anything there. Spark finds the address, the Python
   is what ``spark.pyspark.python`` or ``PYSPARK_PYTHON`` says, else their ``python3``.
 
 Under ``spark-submit`` the JVM is there already: its master and whatever it was told win over what is set here, and only
 ``config`` wins over both, as with every program that is submitted.
 
-onefold travels with the job: on a cluster the executors get the package from the driver.
-
-The judgement is Python and runs on the executors, which have no onefold of their own, or another version of it. So the
+onefold travels with the job: the executors of a cluster have no onefold of their own, or another version of it, so the
 driver makes an archive of its own sources and hands it to Spark, which gives it to every executor, also to those that
-start later. It goes before whatever is installed there: both sides always run the same version.
+start later. It goes before whatever is installed there: both sides always run the same version. The archive is pure
+Python and the same bytes for the same sources. What it cannot carry are the compiled packages; `require_libraries`
+looks for those before the first row is read, so that a missing one is one line and not a page of Java.
 
-The archive is pure Python, some 100 kB, and the same bytes for the same sources. What it cannot carry are the compiled
-packages; `require_libraries` looks for those before the first row is read, so that a missing one is one line and not a
-page of Java.
-
-Over what the JVM and its Python workers talk, where both are processes of one user on one machine: Unix sockets.
-
-Spark's default is TCP on loopback, and there a task of few rows waits for nothing: what the JVM has to say to a worker
-comes in small writes, the second is held back until the first is acknowledged, and the acknowledgement of something so
-small is held back too, for 40 ms. A small job of eight tasks takes half as long without that.
-
-Whoever can open the socket of a worker can have it run code, and Spark asks no secret of those who come this way. So
-the sockets are in a folder that only its owner may enter.
+This file and `files` are the only ones that touch ``_jvm``, ``_jdf`` or ``sparkContext``.
 """
 
 from __future__ import annotations
@@ -139,7 +128,13 @@ def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, Traversable]
 def unix_sockets() -> dict[str, str]:
     """The settings of a new session; none, that is TCP, where temporary files cannot be sockets.
 
-    Some file systems have none, and the path of a socket must be short: 108 bytes on Linux, 104 on macOS.
+    On TCP, Spark's default, a task of few rows waits for nothing: what the JVM has to say to a worker comes in small
+    writes, the second is held back until the first is acknowledged, and the acknowledgement of something so small is
+    held back too, for 40 ms. A small job of eight tasks takes half as long without that.
+
+    Whoever can open the socket of a worker can have it run code, and Spark asks no secret of those who come this way:
+    the sockets are in a folder that only its owner may enter. Some file systems have none, and the path of a socket
+    must be short: 108 bytes on Linux, 104 on macOS.
     """
     folder = Path(tempfile.mkdtemp(prefix="onefold-sockets-"))
     trial = folder / f".{uuid4()}.sock"  # a name as long as those that Spark gives
@@ -192,19 +187,19 @@ def session(master: str = "local[*]", *, memory: str = "auto", config: Mapping[s
     ``memory`` is the driver's heap; "auto" takes a quarter of the machine, between 1 and 8 GB. On a cluster the
     executors get this package, and are asked for the libraries that it needs.
     """
-    spark = SparkSession.getActiveSession() or _of_another_thread()
+    spark = SparkSession.getActiveSession()
+    if spark is None and SparkContext._active_spark_context is not None:
+        spark = SparkSession.builder.getOrCreate()  # of another thread: it is active only where it was made
     if spark is None:
+        if memory == "auto":
+            machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            memory = f"{min(8192, max(1024, machine // 4 // 2**20))}m"
         own = dict(config or {})
-        ours = {"spark.master": master, "spark.driver.memory": _memory(memory), **DEFAULTS}
+        ours = {"spark.master": master, "spark.driver.memory": memory, **DEFAULTS}
         spark = _submitted(ours, own) if "PYSPARK_GATEWAY_PORT" in os.environ else _started(ours, own)
     if ship(spark):
         require_libraries(spark)
     return spark
-
-
-def _of_another_thread() -> SparkSession | None:
-    """The session that this process has already: it is active only where it was made, and in threads begun there."""
-    return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()
 
 
 def is_here(master: str) -> bool:
@@ -278,7 +273,11 @@ def _started(ours: Mapping[str, str], own: Mapping[str, str]) -> SparkSession:
         try:
             return SparkSession(SparkContext(conf=conf, gateway=gateway))
         except (Py4JJavaError, PySparkException) as error:  # of a master that does not answer, after a minute
-            raise OSError(f"Spark did not start on {master}: {_reason(error)}") from error
+            message = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
+            line = (str(message).strip().splitlines() or [type(error).__name__])[0]
+            if "stopped SparkContext" in line:  # what is left to say when the master gave up, or was given up
+                line = "the master does not answer"
+            raise OSError(f"Spark did not start on {master}: {line}") from error
 
 
 def _submitted(ours: Mapping[str, str], own: Mapping[str, str]) -> SparkSession:
@@ -325,27 +324,13 @@ def _launch(conf: SparkConf) -> Any:
         )
     except PySparkException as error:
         lines = log.read_text(errors="replace").strip().splitlines()
-        said = [line for line in lines if not line.startswith("\tat ")]  # without the stack of an exception
-        raise OSError(f"Spark did not start: {said[-1] if said else error} (its log: {log})") from error
+        words = [line for line in lines if not line.startswith("\tat ")]  # without the stack of an exception
+        raise OSError(f"Spark did not start: {words[-1] if words else error} (its log: {log})") from error
     finally:
         os.close(descriptor)
     if "ONEFOLD_DEBUG" not in os.environ:
         atexit.register(log.unlink, missing_ok=True)
     return gateway
-
-
-def _reason(error: Exception) -> str:
-    said = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
-    line = (str(said).strip().splitlines() or [type(error).__name__])[0]
-    # What is left to say when the master gave up, or was given up, while the context was being made.
-    return "the master does not answer" if "stopped SparkContext" in line else line
-
-
-def _memory(memory: str) -> str:
-    if memory != "auto":
-        return memory
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"{min(8192, max(1024, machine // 4 // 2**20))}m"
 
 
 local_session = session
