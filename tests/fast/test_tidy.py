@@ -109,6 +109,20 @@ def test_engine_modules_teach():
     assert not short, "the head of an engine's file says the idea, the rules, the cost: 3 lines or more"
 
 
+def test_the_jvm_is_asked_in_two_files():
+    """Where Spark is remote, each of these calls needs another answer: they stand where all of them can be seen."""
+    allowed = {"spark/session.py", "spark/files.py"}
+    asks = {"_jvm", "_jdf", "_jsc", "sparkContext"}
+    found = [
+        f"{place(path, node)} {node.attr}"
+        for path in SOURCES
+        if path.relative_to(ROOT / "src" / "onefold").as_posix() not in allowed
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute) and node.attr in asks
+    ]
+    assert not found
+
+
 def test_nothing_is_unpickled_or_evaluated():
     wrong = [
         f"{place(path, node)} imports {name}"

@@ -200,7 +200,12 @@ def judge_partition(
             return
         if runs:
             runs.append(_Run(_table(concatenate(buffer), rows - waiting), file))
-            codes = _codes_on_disk(rows, files.enter_context(tempfile.TemporaryFile()))
+            # Written, not only sized: on a full disk this is an error, a store into a sparse map would end the process.
+            disk = files.enter_context(tempfile.TemporaryFile())
+            for start in range(0, rows, _BATCH):
+                disk.write(bytes(min(_BATCH, rows - start)))
+            disk.flush()
+            codes: Codes = np.memmap(disk, np.int8, "r+", shape=(rows,))
             names = _Names()
             for window in _windows(runs, rows_in_memory_max):
                 codes[window[-1]] = judge(names(window), *(window[i] for i in wanted))
@@ -225,14 +230,6 @@ def judge_partition(
 
 def _table(columns: KeyColumns, first_row: int) -> Int64s:
     return np.stack((*columns.flat, np.arange(first_row, first_row + len(columns.key))))
-
-
-def _codes_on_disk(rows: int, file: IO[bytes]) -> Codes:
-    # Written, not only sized: on a full disk this is an error, a store into a sparse map would end the process.
-    for start in range(0, rows, _BATCH):
-        file.write(bytes(min(_BATCH, rows - start)))
-    file.flush()
-    return np.memmap(file, np.int8, "r+", shape=(rows,))
 
 
 def _sorted(table: Int64s, keys: list[int]) -> Int64s:
@@ -395,8 +392,22 @@ def with_verdict(df: DataFrame, engine: Engine, memory: StreamMemory) -> DataFra
             GroupStateTimeout.NoTimeout,
         )
         return folded.mapInArrow(_unpack(engine.answers), judged_schema(df)).toDF(*df.columns, *LABELS)
-    rows = df.repartition(engine.partitions or _task_count(df), *integers.key)
-    coded = rows.transform(integers.read).withColumn(REASON, _judge_udf(engine)(*integers.columns))
+    believed = believed_bytes(df)
+    if believed is None:
+        tasks = int(str(df.sparkSession.conf.get("spark.sql.shuffle.partitions")))
+    else:  # no fewer than four per core: they need not be equally long
+        tasks = max(4 * cores(df.sparkSession), min(believed // TASK_BYTES, TASKS_MAX))
+
+    def judge(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        parts = (KeyColumns.of(column.to_numpy(zero_copy_only=False) for column in batch) for batch in batches)
+        for codes in engine.judge_partition(parts):
+            yield pa.array(codes)
+        settle()
+
+    # "Not deterministic" keeps the optimizer from moving it across the shuffle, or evaluating it twice.
+    judged: Any = F.arrow_udf(judge, T.ByteType()).asNondeterministic()  # type: ignore[attr-defined]
+    rows = df.repartition(engine.partitions or tasks, *integers.key)
+    coded = rows.transform(integers.read).withColumn(REASON, judged(*integers.columns))
     # The verdict or reason of a code is a look-up in a constant array.
     words = [F.array(*(F.lit(str(answer[part])) for answer in engine.answers)) for part in (0, 1)]
     labels = {name: F.get(array, F.col(REASON)) for name, array in zip(LABELS, words, strict=True)}
@@ -410,25 +421,6 @@ def prepare(df: DataFrame) -> None:
         if name.lower() in LABELS:  # to Spark, Reason and reason are one column: it would be overwritten
             raise Misuse(f"there is a column {name!r} already: rename it, the judge writes one", column=name)
     ship(df.sparkSession)
-
-
-def _task_count(df: DataFrame) -> int:
-    """By what Spark believes of the input's size, and no fewer than four per core: they need not be equally long."""
-    believed = believed_bytes(df)
-    if believed is None:
-        return int(str(df.sparkSession.conf.get("spark.sql.shuffle.partitions")))
-    return max(4 * cores(df.sparkSession), min(believed // TASK_BYTES, TASKS_MAX))
-
-
-def _judge_udf(engine: Engine) -> Callable[..., Column]:
-    def judge(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        parts = (KeyColumns.of(column.to_numpy(zero_copy_only=False) for column in batch) for batch in batches)
-        for codes in engine.judge_partition(parts):
-            yield pa.array(codes)
-        settle()
-
-    # "Not deterministic" keeps the optimizer from moving it across the shuffle, or evaluating it twice.
-    return F.arrow_udf(judge, T.ByteType()).asNondeterministic()  # type: ignore[no-any-return,attr-defined]
 
 
 def tie(df: DataFrame, ordered: set[str]) -> Column:

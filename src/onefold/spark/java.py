@@ -26,6 +26,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,22 +115,17 @@ def _inspect(program: Path) -> tuple[Path, int]:
     if not os.access(program, os.X_OK) or program.is_dir():
         raise _Unusable(f"{program} is not a program")
     home = program.parent.parent
-    version = _released(home) if program == home / "bin" / "java" else None
+    version = None
+    if program == home / "bin" / "java":  # every OpenJDK build has a release file at its top
+        with suppress(OSError):
+            text = (home / "release").read_text(encoding="utf-8", errors="replace")
+            release = re.search(r'^JAVA_VERSION="([^"]+)"', text, re.MULTILINE)
+            version = _major(release[1]) if release else None
     if version is None:
         home, version = _asked(program)
     if version not in USABLE:
         raise _Unusable(f"{program} is Java {version}, Spark needs {', '.join(map(str, USABLE[:-1]))} or {USABLE[-1]}")
     return home, version
-
-
-def _released(home: Path) -> int | None:
-    """The major version by the ``release`` file that every OpenJDK build has at its top, if it is there."""
-    try:
-        text = (home / "release").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    version = re.search(r'^JAVA_VERSION="([^"]+)"', text, re.MULTILINE)
-    return _major(version[1]) if version else None
 
 
 def _asked(program: Path) -> tuple[Path, int]:

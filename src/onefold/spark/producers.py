@@ -384,7 +384,13 @@ class ProducerFold:
             far = jumps(own, columns.number[live], start, self._jump_max)
             judged[live[far]] = CODES["jump_too_far"]
             live = live[~far]
-        judged[live] = self._as_chains(columns.take(live), at[rank[live]] < 0, now_ms)
+        accepted = columns.take(live)
+        fresh = begins(accepted.key, accepted.key_check) & (at[rank[live]] < 0)
+        chain = AsChain.of(accepted.number, self._memory, fresh)
+        messages = ChainMessages(
+            chain.spread(accepted.key), chain.spread(accepted.key_check), chain.previous, chain.number
+        )
+        judged[live] = chain.answers(self._bank.judge(messages, now_ms))
         if self._jump_max is not None:  # who has no room has no highest sequence to jump from either
             full = np.isin(rank, rank[judged == CODES["state_full"]])
             judged[full & (judged == CODES["jump_too_far"])] = CODES["state_full"]
@@ -397,12 +403,6 @@ class ProducerFold:
             self._digests = self._digests._replace(owner=moved[self._digests.owner])
         codes[good] = judged
         return codes
-
-    def _as_chains(self, columns: KeyColumns, new: Bools, now_ms: int) -> Codes:
-        fresh = begins(columns.key, columns.key_check) & new
-        rows = AsChain.of(columns.number, self._memory, fresh)
-        messages = ChainMessages(rows.spread(columns.key), rows.spread(columns.key_check), rows.previous, rows.number)
-        return rows.answers(self._bank.judge(messages, now_ms))
 
     def _learn_epochs(self, moved: Int64s, at: Int64s, epoch: Int64s, firsts: Int64s) -> None:
         """``moved``: where the producers known before stand now; ``at``: where those of the batch do, or -1."""

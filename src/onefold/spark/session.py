@@ -196,7 +196,13 @@ def session(master: str = "local[*]", *, memory: str = "auto", config: Mapping[s
             memory = f"{min(8192, max(1024, machine // 4 // 2**20))}m"
         own = dict(config or {})
         ours = {"spark.master": master, "spark.driver.memory": memory, **DEFAULTS}
-        spark = _submitted(ours, own) if "PYSPARK_GATEWAY_PORT" in os.environ else _started(ours, own)
+        if "PYSPARK_GATEWAY_PORT" in os.environ:  # under spark-submit, which has said where to run and by what means
+            gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
+            conf = SparkConf(_jvm=gateway.jvm)
+            conf.setAll(list({**ours, **dict(conf.getAll()), **own}.items()))
+            spark = SparkSession(SparkContext(conf=conf, gateway=gateway))
+        else:
+            spark = _started(ours, own)
     if ship(spark):
         require_libraries(spark)
     return spark
@@ -257,6 +263,17 @@ def query_id(spark: SparkSession) -> str:
     return str(spark.sparkContext.getLocalProperty("sql.streaming.queryId") or "")
 
 
+def file_status(spark: SparkSession, urls: Iterable[str]) -> Iterator[tuple[str, int, int]]:
+    """Each file by its URL, with its size in bytes and when it was changed, in Unix milliseconds."""
+    jvm: Any = spark.sparkContext._jvm
+    configuration = spark.sparkContext._jsc.hadoopConfiguration()
+    to_path, to_uri = getattr(jvm, "org.apache.hadoop.fs.Path"), getattr(jvm, "java.net.URI")
+    for url in urls:
+        path = to_path(to_uri(url))
+        status = path.getFileSystem(configuration).getFileStatus(path)
+        yield url, int(status.getLen()), int(status.getModificationTime())
+
+
 def accumulator(spark: SparkSession, value: Any, kind: AccumulatorParam[Any]) -> Accumulator[Any]:
     """A value that tasks add to and the driver reads."""
     return spark.sparkContext.accumulator(value, kind)
@@ -278,14 +295,6 @@ def _started(ours: Mapping[str, str], own: Mapping[str, str]) -> SparkSession:
             if "stopped SparkContext" in line:  # what is left to say when the master gave up, or was given up
                 line = "the master does not answer"
             raise OSError(f"Spark did not start on {master}: {line}") from error
-
-
-def _submitted(ours: Mapping[str, str], own: Mapping[str, str]) -> SparkSession:
-    """A session in the JVM of ``spark-submit``, which has told it where to run and with which means."""
-    gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
-    conf = SparkConf(_jvm=gateway.jvm)
-    conf.setAll(list({**ours, **dict(conf.getAll()), **own}.items()))
-    return SparkSession(SparkContext(conf=conf, gateway=gateway))
 
 
 def _variables(here: bool, own: Mapping[str, str]) -> dict[str, str]:

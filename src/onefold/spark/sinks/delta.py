@@ -147,8 +147,8 @@ class DeltaSink:
 class _Table:
     """One Delta table: what its log says, and how a batch gets into it."""
 
-    def __init__(self, place: Place, partition_by: list[str]) -> None:
-        self._place = place
+    def __init__(self, home: Place, partition_by: list[str]) -> None:
+        self._place = home
         self._partition_by = partition_by
 
     def last(self, stream: str, allowed: Container[str]) -> int | None:

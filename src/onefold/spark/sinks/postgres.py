@@ -159,8 +159,12 @@ class PostgresSink:
         frames = {ROWS: rows} | ({} if gaps is None else {GAPS: gaps})
         token, staging = uuid4().hex[:10], dict[str, Staging]()
         for number, (kind, frame) in enumerate(frames.items()):
-            columns = tuple(_column(field, hidden=field.name in self._hidden) for field in frame.schema)
-            staging[kind] = Staging(self._named(f"_staging_{token}_{number}"), columns)
+            columns = []
+            for field in frame.schema:
+                of = type(field.dataType)
+                name: LiteralString = TYPES.get(of, "jsonb" if issubclass(of, NESTED) else "text")
+                columns.append(TableColumn(field.name, name, hidden=field.name in self._hidden))
+            staging[kind] = Staging(self._named(f"_staging_{token}_{number}"), tuple(columns))
         self._begin(stream, staging)
         for kind, frame in frames.items():
             text = frame.select(*(_text(field).alias(f"c{n}") for n, field in enumerate(frame.schema)))
@@ -245,14 +249,14 @@ class PostgresSink:
                 connection.execute(SQL("lock table {} in access exclusive mode").format(Identifier(name)))
             tally = _staged_tally(connection, staging[ROWS]).check()
             for kind, table in staging.items():
-                shown = [(n, column) for n, column in enumerate(table.columns) if not column.hidden]
-                types = (SQL("{} {}").format(Identifier(column.name), SQL(column.type)) for _, column in shown)
+                visible = [(n, column) for n, column in enumerate(table.columns) if not column.hidden]
+                types = (SQL("{} {}").format(Identifier(column.name), SQL(column.type)) for _, column in visible)
                 query = SQL("create table if not exists {} ({})").format(self._id(kind), SQL(", ").join(types))
                 connection.execute(query)
                 query = SQL("insert into {} ({}) select {} from {}").format(
                     self._id(kind),
-                    SQL(", ").join(Identifier(column.name) for _, column in shown),
-                    SQL(", ").join(Identifier(f"c{n}") for n, _ in shown),
+                    SQL(", ").join(Identifier(column.name) for _, column in visible),
+                    SQL(", ").join(Identifier(f"c{n}") for n, _ in visible),
                     Identifier(table.name),
                 )
                 connection.execute(query)
@@ -330,12 +334,6 @@ def _csv(batch: pa.RecordBatch, part: int) -> bytes:
     buffer = io.BytesIO()
     csv.write_csv(table, buffer, csv.WriteOptions(include_header=False, quoting_style="needed"))
     return buffer.getvalue()
-
-
-def _column(field: T.StructField, *, hidden: bool) -> TableColumn:
-    kind = type(field.dataType)
-    name: LiteralString = TYPES.get(kind, "jsonb" if issubclass(kind, NESTED) else "text")
-    return TableColumn(field.name, name, hidden)
 
 
 def _text(field: T.StructField) -> Column:
