@@ -443,17 +443,16 @@ def test_postgres_takes_an_empty_table_of_the_user_and_refuses_one_with_rows(spa
 def test_a_second_attempt_at_a_part_replaces_the_first_in_postgres(bench, frame):
     place = bench("postgres")
     sink = place.open()
-    store = sink._batches
     staging = sink._stage(ME, frame(0, 1, 2), None)
     for _ in range(2):
-        assert store.copy(staging[""], 0, [(1, b'0,"5","again","FIRST","in_order"\n')]) == 1
+        assert sink._copy_part(staging[""], 0, [(1, b'0,"5","again","FIRST","in_order"\n')]) == 1
     url, _, _ = place.path.partition("#")
     with psycopg.connect(url) as connection:
         query = SQL("select c0 from {} where part = 0").format(Identifier(staging[""].name))
         assert connection.execute(query).fetchall() == [(5,)]
     place.publish(0, frame(0, 1, 2))
     with pytest.raises(OSError, match="does not exist"):  # a task of the first attempt finds no table any more
-        store.copy(staging[""], 0, [])
+        sink._copy_part(staging[""], 0, [])
     assert place.ids() == [0, 1, 2]
     with psycopg.connect(url) as connection:
         left = "select count(*) from pg_class where relname like %s"
@@ -471,14 +470,14 @@ def test_two_attempts_at_a_part_at_once_leave_one_in_postgres(bench, frame):
         assert go_on.wait(60)
 
     with ThreadPoolExecutor() as threads:
-        first = threads.submit(sink._batches.copy, staging, 7, slow())
+        first = threads.submit(sink._copy_part, staging, 7, slow())
         sleep(0.5)
-        second = threads.submit(sink._batches.copy, staging, 7, [(1, b'7,"2","quick","FIRST","in_order"\n')])
+        second = threads.submit(sink._copy_part, staging, 7, [(1, b'7,"2","quick","FIRST","in_order"\n')])
         sleep(0.5)
         assert not second.done()
         go_on.set()
         assert (first.result(), second.result()) == (1, 1)
-    sink._batches.commit(ME, 0, {"": staging}, ("verdict", "reason"))
+    sink._commit(ME, 0, {"": staging})
     assert place.ids() == [2]
 
 

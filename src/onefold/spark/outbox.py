@@ -58,7 +58,7 @@ from onefold.outbox.ports import EntityStore, Ledger, open_ledger, open_queue, o
 from onefold.outbox.runner import World, run_one
 from onefold.spark.columns import quoted
 from onefold.spark.host import REASON, VERDICT
-from onefold.spark.session import is_cluster, ship
+from onefold.spark.session import has_executors, query_id, ship
 from onefold.verdict import Verdict
 
 Item = TypeVar("Item")
@@ -115,9 +115,7 @@ def outbox_sink(
     sink = OutboxSink(store, transport, to, source, tokens, plan, _names(body), buckets, chunk_max, only)
 
     def send(rows: DataFrame, batch: int) -> None:
-        # The id of the stream whose batch this is, which its checkpoint keeps; empty outside of one.
-        query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        sink.send(rows, batch, str(query or ""))
+        sink.send(rows, batch, query_id(rows.sparkSession))
 
     return send
 
@@ -187,7 +185,7 @@ class OutboxSink:
     def send(self, rows: DataFrame, number: int, query: str) -> SentBatch:
         if not 0 <= number <= NUMBER_MAX:
             raise Misuse(f"mark is {number}, must be from 0 to {NUMBER_MAX:,}", mark=number)
-        if is_cluster(str(rows.sparkSession.sparkContext.master)):
+        if has_executors(rows.sparkSession):
             for name, url in self.urls.items():
                 if url.startswith("sqlite:"):
                     raise Misuse(

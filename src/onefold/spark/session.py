@@ -259,7 +259,7 @@ def java_version(spark: SparkSession) -> str:
 
 
 def query_id(spark: SparkSession) -> str:
-    """The id of the stream that this thread works for; empty outside of one."""
+    """The id of the stream whose batch this thread works on, which its checkpoint keeps; empty outside of one."""
     return str(spark.sparkContext.getLocalProperty("sql.streaming.queryId") or "")
 
 

@@ -74,6 +74,7 @@ from onefold.spark.peer.naming import (
     rows_of,
     words,
 )
+from onefold.spark.session import file_status
 from onefold.spark.signature import refuse_inside
 
 Files: TypeAlias = dict[str, tuple[int, int]]
@@ -90,16 +91,11 @@ def files_of(df: DataFrame, table: DiffTable) -> Files:
     """
     if table.format not in IMMUTABLE:
         return {}
-    jvm: Any = df.sparkSession.sparkContext._jvm
-    configuration = df.sparkSession.sparkContext._jsc.hadoopConfiguration()
-    to_path, to_uri = getattr(jvm, "org.apache.hadoop.fs.Path"), getattr(jvm, "java.net.URI")
     files = {}
-    for name in df.inputFiles():
-        path = to_path(to_uri(name))
-        status = path.getFileSystem(configuration).getFileStatus(path)
-        if name.startswith("file:///"):  # beside a row Spark names a local file with fewer slashes
-            name = "file:/" + name.removeprefix("file:///")
-        files[name] = (int(status.getLen()), int(status.getModificationTime()))
+    for url, size, modified_ms in file_status(df.sparkSession, df.inputFiles()):
+        if url.startswith("file:///"):  # beside a row Spark names a local file with fewer slashes
+            url = "file:/" + url.removeprefix("file:///")
+        files[url] = size, modified_ms
     return files
 
 

@@ -156,6 +156,9 @@ class PostgresSink:
 
     def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
         """Let the executors copy everything into staging, then move it in one transaction."""
+        return self._commit(stream, batch, self._stage(stream, rows, gaps))
+
+    def _stage(self, stream: str, rows: DataFrame, gaps: DataFrame | None) -> dict[str, Staging]:
         frames = {ROWS: rows} | ({} if gaps is None else {GAPS: gaps})
         token, staging = uuid4().hex[:10], dict[str, Staging]()
         for number, (kind, frame) in enumerate(frames.items()):
@@ -169,7 +172,7 @@ class PostgresSink:
         for kind, frame in frames.items():
             text = frame.select(*(_text(field).alias(f"c{n}") for n, field in enumerate(frame.schema)))
             text.mapInArrow(partial(self._copy, staging[kind]), "sent long").collect()
-        return self._commit(stream, batch, staging)
+        return staging
 
     def _begin(self, stream: str, staging: Mapping[str, Staging]) -> None:
         """Lock the row of the stream, made if it is not there; drop the staging of an earlier attempt, make our own."""
@@ -220,9 +223,14 @@ class PostgresSink:
                 )
 
     def _copy(self, staging: Staging, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Copy one part in place of an earlier attempt at it; runs in a task."""
+        """Copy the rows of a task, which are a part; runs there."""
         context = TaskContext.get()
         part = context.partitionId() if context else 0
+        count = self._copy_part(staging, part, ((batch.num_rows, _csv(batch, part)) for batch in batches))
+        yield pa.record_batch({"sent": pa.array([count], pa.int64())})
+
+    def _copy_part(self, staging: Staging, part: int, chunks: Iterable[tuple[int, bytes]]) -> int:
+        """Copy one part in place of an earlier attempt at it; ``chunks``: how many rows, as CSV, the part first."""
         rows, parts = map(Identifier, staging.tables)
         count = 0
         with self._connect() as connection:
@@ -232,11 +240,11 @@ class PostgresSink:
             if not new:
                 connection.execute(SQL("delete from {} where part = %s").format(rows), [part])
             with connection.cursor().copy(SQL("copy {} from stdin (format csv)").format(rows)) as copy:
-                for batch in batches:
-                    copy.write(_csv(batch, part))
-                    count += batch.num_rows
+                for size, chunk in chunks:
+                    copy.write(chunk)
+                    count += size
             connection.execute(SQL("update {} set count = %s where part = %s").format(parts), [count, part])
-        yield pa.record_batch({"sent": pa.array([count], pa.int64())})
+        return count
 
     def _commit(self, stream: str, batch: int, staging: Mapping[str, Staging]) -> Tally:
         """Move what was staged into place, all or nothing."""
