@@ -43,7 +43,7 @@ def console(
 
     It only reads, and can be started and stopped at any time. Ctrl-C and SIGTERM stop it.
     """
-    shown = opened_console(
+    opened = opened_console(
         run or [], server or [], host=host, port=port, token=read_token(token_file),
         server_token=None if server_token_file is None else read_token(server_token_file),  # not our own variable
     )  # fmt: skip
@@ -52,9 +52,9 @@ def console(
         people.print(f"console: {url}", markup=False, soft_wrap=True)
         if json:
             document = {"url": url, "runs": [str(each) for each in run or []], "servers": server or []}
-            print(jsons.dumps({**document, "token": shown.settings.token is not None}), flush=True)
+            print(jsons.dumps({**document, "token": opened.settings.token is not None}), flush=True)
 
-    shown.run(say)
+    opened.run(say)
 
 
 def opened_console(

@@ -218,9 +218,9 @@ def ticks(low: int, high: int, time: bool, most: int) -> list[Tick]:
         step = next(size * n for n in (1, 2, 5, 10) if size * n >= least)
     first = -(-low // step) * step
     places = list(range(first, high + 1, step))[: 4 * most]
-    labels = [_label(place, step) if time else brief(place) for place in places]
+    labels = [_label(value, step) if time else brief(value) for value in places]
     if not time and len(set(labels)) < len(labels):
-        labels = [f"{place:,}" for place in places]
+        labels = [f"{value:,}" for value in places]
     return list(zip(places, labels, strict=True))
 
 

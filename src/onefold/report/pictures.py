@@ -124,9 +124,9 @@ def state(document: ReportPart, ledger: VerdictTable, width: float) -> Chart:
 
 def phases(part: ReportPart, width: float) -> Chart:
     """Where the time went."""
-    found = [(row[0].text(28), row[1].real()) for row in (row.row(2) for row in part.each(PHASES_MAX))]
-    words = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in found)
-    rows = [(name, seconds, f"{seconds:,.1f} s", "first") for name, seconds in found]
+    steps = [(row[0].text(28), row[1].real()) for row in (row.row(2) for row in part.each(PHASES_MAX))]
+    words = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in steps)
+    rows = [(name, seconds, f"{seconds:,.1f} s", "first") for name, seconds in steps]
     return bars("phases", "Time by step", f"{words}.", rows, width)
 
 

@@ -62,15 +62,15 @@ def stream_view(
     tallies = [Tally.from_dict(line["tally"]) for line in batches]
     last, tally = batches[-1], tallies[-1]
     state, how = ENDS.get(lines[-1].get("event"), ("running", ""))
-    told = f"{how}; batch {last['batch']:,}" if how else f"batch {last['batch']:,}"
+    text = f"{how}; batch {last['batch']:,}" if how else f"batch {last['batch']:,}"
     if not tally.balanced:
-        state, told = "trouble", f"THE BOOKS DO NOT BALANCE: {tally}"
+        state, text = "trouble", f"THE BOOKS DO NOT BALANCE: {tally}"
     figures = (
         (label, last.get(name), unit) for name, (label, unit) in FACTS.items() if name != "held" or last.get(name)
     )
     points = tuple((whole(line["at_ms"]), *counts_of(tally)) for line, tally in zip(batches, tallies, strict=True))
     return View(
-        kind="stream", state=state, told=told, at_ms=whole(lines[-1]["at_ms"]), counts=counts_of(tally),
+        kind="stream", state=state, told=text, at_ms=whole(lines[-1]["at_ms"]), counts=counts_of(tally),
         balanced=tally.balanced, points=points[-POINTS_MAX:], rejects=_rejects(batches, tallies, rejected),
         facts=tuple((label, finite(value), unit) for label, value, unit in figures if value is not None), **more,
     )  # fmt: skip
@@ -163,10 +163,10 @@ class Folder:
         steps = _document(self.path / STEPS) if STEPS in names else {}
         state = STATES.get(steps.get("state"), "running") if steps else "complete"
         if state != "complete":
-            *past, (now, _) = steps["steps"]
+            past, now = steps["steps"][:-1], steps["steps"][-1][0]
             facts: tuple[Fact, ...] = tuple((shown(name), finite(took), "seconds") for name, took in past[-STEPS_MAX:])
-            told = shown(steps.get("why") or now)
-            return View(kind="run", state=state, told=told, at_ms=whole(steps["at_ms"]), facts=facts, **more)
+            text = shown(steps.get("why") or now)
+            return View(kind="run", state=state, told=text, at_ms=whole(steps["at_ms"]), facts=facts, **more)
         if RUN not in names:
             return View(kind="run", state="waiting", told="nothing is there yet", **more)
         run = _document(self.path / RUN)
@@ -183,13 +183,13 @@ class Folder:
         )
         audit = run.get("audit") or {}
         agrees, alone = audit.get("agrees"), whole(audit.get("orphans", 0)) + whole(audit.get("orphans_by_rule", 0))
-        told = "complete" if tally.balanced else "THE BOOKS DO NOT BALANCE"
+        text = "complete" if tally.balanced else "THE BOOKS DO NOT BALANCE"
         if tally.balanced:
-            told += "" if agrees is None else "; source and sink agree" if agrees else "; SOURCE AND SINK DO NOT AGREE"
-            told += f"; {alone:,} repeats have no first" if alone else ""
-            told += "; not all can be told, see the report" if run.get("cannot_tell") else ""
+            text += "" if agrees is None else "; source and sink agree" if agrees else "; SOURCE AND SINK DO NOT AGREE"
+            text += f"; {alone:,} repeats have no first" if alone else ""
+            text += "; not all can be told, see the report" if run.get("cannot_tell") else ""
         return View(
-            kind="run", state="complete" if tally.balanced and agrees is not False else "trouble", told=told,
+            kind="run", state="complete" if tally.balanced and agrees is not False else "trouble", told=text,
             at_ms=round((self.path / RUN).stat().st_mtime * 1000), counts=counts_of(tally), balanced=tally.balanced,
             facts=tuple((label, finite(run[name]), unit) for label, name, unit in figures if name in run),
             rejects=rejects, **more,

@@ -115,10 +115,10 @@ class WatchedServer:
         return self._view(state, "answers" if health == "ok" else f"says: {health}", counts, facts)
 
     def _view(
-        self, state: State, told: str, counts: Counts | None = None, facts: tuple[Fact, ...] = ()
+        self, state: State, text: str, counts: Counts | None = None, facts: tuple[Fact, ...] = ()
     ) -> View:  # fmt: skip
         return View(
-            name=self.name, kind="server", state=state, told=shown(told), at_ms=self._heard_ms, counts=counts,
+            name=self.name, kind="server", state=state, told=shown(text), at_ms=self._heard_ms, counts=counts,
             points=tuple(self._points), facts=facts, rejects=tuple(self._rejects),
         )  # fmt: skip
 
