@@ -243,7 +243,18 @@ def match(ours: Listed, theirs: Listed) -> Matched:
     place_bits = max(len(ours.ids), len(theirs.ids)).bit_length()
     if 64 - range_bits - place_bits - 1 < BEGINNING_BITS_MIN:
         return _match_by_dictionary(ours, theirs, matched, np.arange(len(ours.counts)))
+    ours_at, theirs_at, crowded = _pairs(ours, theirs, range_bits, place_bits)
+    limbs = ours.ids.view(np.uint64).take(ours_at, axis=0) == theirs.ids.view(np.uint64).take(theirs_at, axis=0)
+    equal = np.logical_and.reduce([limbs[:, k] for k in range(limbs.shape[1])])
+    if not equal.all():
+        ours_at, theirs_at = ours_at[equal], theirs_at[equal]
+    partner_of_ours[ours_at] = theirs_at
+    partner_of_theirs[theirs_at] = ours_at
+    return _match_by_dictionary(ours, theirs, matched, crowded) if len(crowded) else matched
 
+
+def _pairs(ours: Listed, theirs: Listed, range_bits: int, place_bits: int) -> tuple[Ints, Ints, Ints]:
+    """Positions of ours and of theirs that look alike, and the ranges that are crowded."""
     below = np.uint64(place_bits + 1)
 
     def keys_of(listed: Listed, side: int) -> Limbs:
@@ -260,15 +271,7 @@ def match(ours: Listed, theirs: Listed) -> Matched:
     odd[1:] |= alike[1:] & alike[:-1]
     crowded = np.unique(keys[:-1][odd] >> np.uint64(64 - range_bits)).astype(np.int64)
     first, mask = flagged(pair), np.uint64((1 << place_bits) - 1)
-    ours_at, theirs_at = (keys[first] & mask).astype(np.int64), (keys[first + 1] & mask).astype(np.int64)
-
-    limbs = ours.ids.view(np.uint64).take(ours_at, axis=0) == theirs.ids.view(np.uint64).take(theirs_at, axis=0)
-    equal = np.logical_and.reduce([limbs[:, k] for k in range(limbs.shape[1])])
-    if not equal.all():
-        ours_at, theirs_at = ours_at[equal], theirs_at[equal]
-    partner_of_ours[ours_at] = theirs_at
-    partner_of_theirs[theirs_at] = ours_at
-    return _match_by_dictionary(ours, theirs, matched, crowded) if len(crowded) else matched
+    return (keys[first] & mask).astype(np.int64), (keys[first + 1] & mask).astype(np.int64), crowded
 
 
 def _match_by_dictionary(ours: Listed, theirs: Listed, matched: Matched, ranges: Ints) -> Matched:
@@ -482,6 +485,15 @@ def xor_reply(setting: Setting, lists: Lists) -> tuple[Ranges, Ints]:
     return replies.take(order), source[order]
 
 
+def list_reply(setting: Setting, lists: Lists) -> tuple[Ranges, Ints]:
+    """What a server answers to lists, and of each result which list it answers."""
+    if setting.wire.xor:
+        return xor_reply(setting, lists)
+    if setting.reply == "sparse":
+        return sparse_reply(lists)
+    return lists.ranges.as_lists(), np.arange(len(lists.ranges))
+
+
 def answer(setting: Setting, message: bytes) -> bytes:
     """The server's reply to a message; nothing is remembered."""
     head, start = setting.wire.head, setting.wire.body(message, initiator=False)
@@ -528,13 +540,7 @@ def _replies(received: Received) -> tuple[Ranges, bool]:
     pieces, source = split(setting.items, received.ranges.take(differing), setting.split, setting.list_below)
     if not len(which):
         return pieces, complete
-    lists = received.lists(which)
-    if setting.wire.xor:
-        replies, owner = xor_reply(setting, lists)
-    elif setting.reply == "sparse":
-        replies, owner = sparse_reply(lists)
-    else:
-        replies, owner = lists.ranges.as_lists(), np.arange(len(which))
+    replies, owner = list_reply(setting, received.lists(which))
     order = np.argsort(np.concatenate((differing[source], which[owner])), kind="stable")
     return Ranges.join([pieces, replies]).take(order), complete
 
@@ -737,7 +743,8 @@ class Session:
         answers = Answers.of(Received.of(self._setting, message, start or 0, initiator=True), self._asked)
         have, need = answers.from_lists()
         more_have, more_need = answers.from_responses()
-        have, need = have + more_have, need + more_need
+        have += more_have
+        need += more_need
         ranges = answers.next()
         spent = spent.found(len(need), self._limits)
         waiting = [*self._waiting, ranges] if len(ranges) else self._waiting
