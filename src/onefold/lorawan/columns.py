@@ -304,7 +304,13 @@ class ColumnarStations:
         if ends_with != self._chain:
             self._open = {}
         last = np.flatnonzero(of_chain == ends_with)
-        self._remember(key[last], key_check[last], after.take(last), int(time[-1]))
+        # What the rows of this chain may still meet, if more of them come:
+        of_last = zip(key[last].tolist(), key_check[last].tolist(), strict=True)
+        windows = zip(*(column.tolist() for column in after.take(last)), strict=True)
+        self._open.update(zip(of_last, windows, strict=True))
+        seen, newest = KnownFrames._fields.index("last"), int(time[-1])
+        for name in [name for name, window in self._open.items() if newest - window[seen] >= self._windows.expiry_ms]:
+            del self._open[name]
         if not self._strict_adr:
             self._know_again(codes, chain, frame, frame_check)
         self._chain = ends_with
@@ -318,14 +324,6 @@ class ColumnarStations:
                     for column, value in zip(memory, before, strict=True):
                         column[i] = value
         return memory
-
-    def _remember(self, frame: Int64s, frame_check: Int64s, after: KnownFrames, newest: int) -> None:
-        """What the rows of this chain may still meet, if more of them come."""
-        names = zip(frame.tolist(), frame_check.tolist(), strict=True)
-        self._open.update(zip(names, zip(*(column.tolist() for column in after), strict=True), strict=True))
-        last = KnownFrames._fields.index("last")
-        for name in [name for name, window in self._open.items() if newest - window[last] >= self._windows.expiry_ms]:
-            del self._open[name]
 
     def _know_again(self, codes: Codes, chain: Int64s, frame: Int64s, frame_check: Int64s) -> None:
         opens = openers(codes)
@@ -476,7 +474,12 @@ class FrameBank:
         if self._chains is not None:
             self._chains.know_again(codes, receptions)
         self._newest = max(self._newest, int(receptions.time.max()))
-        self._give_up()
+        # Drop the windows that nothing can meet any more but what is later than late_ms.
+        expired = self._newest - self._known.last >= self._windows.expiry_ms + self._late_ms
+        if expired.any():
+            self._given_up = max(self._given_up, int(self._known.last[expired].max()))
+            rest = np.flatnonzero(~expired)
+            self._key, self._key_check, self._known = self._key[rest], self._key_check[rest], self._known.take(rest)
         return codes
 
     def _recall(self, at: Int64s) -> KnownFrames:
@@ -544,14 +547,6 @@ class FrameBank:
         self._known = KnownFrames(
             *(np.insert(column, slots, values[new]) for column, values in zip(self._known, memory, strict=True))
         )
-
-    def _give_up(self) -> None:
-        """Drop the windows that nothing can meet any more but what is later than ``late_ms``."""
-        expired = self._newest - self._known.last >= self._windows.expiry_ms + self._late_ms
-        if expired.any():
-            self._given_up = max(self._given_up, int(self._known.last[expired].max()))
-            rest = np.flatnonzero(~expired)
-            self._key, self._key_check, self._known = self._key[rest], self._key_check[rest], self._known.take(rest)
 
     def snapshot(self) -> bytes:
         """All that is remembered, as bytes; the settings are not in it."""
