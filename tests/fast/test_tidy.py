@@ -76,6 +76,50 @@ def test_modules_are_named_after_what_they_are_about():
     assert not parts & BANNED_NAMES
 
 
+ALONE = {
+    "onefold.producers.memory": "the state of the rules, which are long enough to read without it",
+    "onefold.reconcile.nip77": "an adapter: negentropy as Nostr relays speak it",
+    "onefold.reconcile.sqlite": "an adapter: records in a SQLite file",
+    "onefold.report.page": "the page itself; who imports it opens runs and serves notebooks",
+}
+"""Modules with one importer, each with why it is not a part of that one."""
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+
+
+def importers() -> dict[str, set[str]]:
+    """Of each module of src those that import it, or a name of it."""
+    modules = {module_of(path): path for path in SOURCES}
+    found: dict[str, set[str]] = {name: set() for name in modules}
+    for name, path in modules.items():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                targets = [f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)]
+            else:
+                continue
+            for target in {*targets} & modules.keys() - {name}:
+                found[target].add(name)
+    return found
+
+
+def test_a_module_is_a_page_a_command_an_adapter_or_has_two_importers():
+    """A page: a package shows it in its `__init__`, or another room asks for it. All else is a part of its user."""
+    packages = {module_of(path) for path in SOURCES if path.name == "__init__.py"}
+    adapters = {"cli", "stores", "links", "sinks"}  # and the commands
+    offenders = {}
+    for name, users in importers().items():
+        parts = name.split(".")
+        shown = users & packages or any(user.split(".")[1:2] != parts[1:2] for user in users)
+        if name not in packages and not adapters.intersection(parts[:-1]) and len(users) < 2 and not shown:
+            offenders[name] = sorted(users)
+    wrong = {name: users for name, users in offenders.items() if name not in ALONE}
+    assert not wrong, f"join these with who imports them: {wrong}"
+
+
 def test_functions_are_short():
     long = {}
     for path in SOURCES:

@@ -35,7 +35,7 @@ def process(*words: object, cwd: Path, **environ: str) -> Done:
     """As a user starts it."""
     command = [sys.executable, "-m", "onefold.cli.main", *map(str, words)]
     done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, **environ}
+        command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, **environ}
     )
     return Done(done.returncode, done.stdout, done.stderr)
 
