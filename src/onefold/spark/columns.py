@@ -6,10 +6,9 @@ or ISO 8601 text (without a zone: UTC). The session's time zone never matters. A
 row's problem, and the row is refused with a reason; a type that can hold none is a mistake of the caller, found before
 a single row is read.
 
-What can be said of a row without any memory: is its key whole, its number a number, its time believable?
-
-All of it is native column logic. The result is one integer per row: the packed number, or, for a row that is refused
-here, the negative integer that stands for the reason (see `engines.chains.columnar`).
+`packed` says of a chain's row what can be said without any memory: is its key whole, its number a number, its time
+believable? The result is one integer per row: the packed number, or, for a row that is refused here, the negative
+integer that stands for the reason (see `chains.columns`). All of it is native column logic.
 """
 
 from __future__ import annotations
@@ -36,6 +35,8 @@ TIME = (*STAMPS, T.DateType)
 
 RANGE_ENDS: Final = ("lower_timestamp", "lower_sequence", "upper_timestamp", "upper_sequence")
 """The columns of the missing ranges beside the key."""
+CORRUPT: Final = "_corrupt_record"
+"""Where Spark's readers put the text of a row that they could not read."""
 OURS: Final = ("_onefold_", "__onefold_")
 """What the names of columns begin with that are added on the way, and taken off again."""
 
@@ -91,12 +92,10 @@ class ChainColumns:
 
     def of(self, df: DataFrame) -> ChainColumns:
         """The columns that this table has: those that were left at their defaults and are not there are None."""
-        there = set(df.columns)
-        absent = {role for role, name in self.named if isinstance(name, Usual) and name not in there}
-        if {"sequence", "previous_timestamp"}.isdisjoint(absent) and None not in (
-            self.sequence,
-            self.previous_timestamp,
-        ):
+        present = set(df.columns)
+        absent = {role for role, name in self.named if isinstance(name, Usual) and name not in present}
+        is_whole = self.sequence is not None and self.previous_timestamp is not None
+        if is_whole and {"sequence", "previous_timestamp"}.isdisjoint(absent):
             absent.discard("previous_sequence")  # half of what the previous number is: taking it for 0 would be a guess
         none: dict[str, Any] = dict.fromkeys(absent)
         return replace(self, **none)
@@ -187,13 +186,9 @@ class ReceptionColumns:
 
 
 def check_columns(
-    df: DataFrame,
-    named: list[tuple[str, str]],
-    *,
-    plain: tuple[str, ...],
-    required: tuple[str, ...],
-    times: tuple[str, ...],
-) -> None:
+    df: DataFrame, named: list[tuple[str, str]], *,
+    plain: tuple[str, ...], required: tuple[str, ...], times: tuple[str, ...],
+) -> None:  # fmt: skip
     """Raise `Misuse` that names the column if one of these (role, column) is missing or of a type that cannot be.
 
     ``plain``: roles that may be any plain value; ``times``: those that hold times. All else must be whole numbers.
@@ -202,8 +197,8 @@ def check_columns(
     for role, name in named:
         if name not in types:
             hint = "" if role in required else f"; if there is none: {role}=None"
-            said = f"no column {name!r} ({role}): the columns are {', '.join(types)}"
-            raise Misuse(f"{said}{hint}", column=name, role=role, said=said, required=role in required)
+            text = f"no column {name!r} ({role}): the columns are {', '.join(types)}"
+            raise Misuse(f"{text}{hint}", column=name, role=role, said=text, required=role in required)
         kind = types[name]
         if role not in plain and not isinstance(kind, (*WHOLE, *TEXT, *EXACT, *(TIME if role in times else ()))):
             wanted = "whole numbers or times" if role in times else "whole numbers"
@@ -261,7 +256,7 @@ def moment(df: DataFrame, name: str) -> Moment:
     """What the column says as a time; where `readings` were added to the table, as they say."""
     column, kind = F.col(quoted(name)), df.schema[name].dataType
     if isinstance(kind, TEXT):
-        return _moment(_Written.added(name) if _Written.name(name, 0) in df.columns else _Written.of(column))
+        return (_Written.added(name) if _Written.name(name, 0) in df.columns else _Written.of(column)).moment
     if isinstance(kind, STAMPS):
         at = _instant(column, kind)
         return Moment(F.unix_millis(at), _below(at))
@@ -273,14 +268,12 @@ def moment(df: DataFrame, name: str) -> Moment:
 def readings(df: DataFrame, names: Iterable[str | None]) -> dict[str, Column]:
     """What to add to a table before `moment` is asked for these columns many times over: text is then parsed once."""
     texts = [name for name in names if name is not None and isinstance(df.schema[name].dataType, TEXT)]
-    return {
-        _Written.name(name, i): part for name in texts for i, part in enumerate(_Written.of(F.col(quoted(name))))
-    }  # fmt: skip
+    return {_Written.name(name, i): part for name in texts for i, part in enumerate(_Written.of(F.col(quoted(name))))}
 
 
 def written_moment(text: Column) -> Moment:
     """What a text says as a time: a whole number is milliseconds, all else must be ISO 8601."""
-    return _moment(_Written.of(text))
+    return _Written.of(text).moment
 
 
 class _Written(NamedTuple):
@@ -295,7 +288,15 @@ class _Written(NamedTuple):
         text = F.trim(text.cast(T.StringType()))  # without a collation, for which regular expressions need not work
         number = text.try_cast("long")
         finer = F.rpad(F.regexp_extract(text, "[.][0-9]{6}([0-9]{1,3})", 1), 3, "0").cast("long")
-        at = _with_zone(text).try_cast(T.TimestampType())
+        # ISO 8601 as Spark reads it, with seconds and a zone; else null: Spark would also take a lone clock.
+        zoned = (
+            F.when(text.rlike(_SECONDS + _ZONE), text)
+            .when(text.rlike(_SECONDS + "$"), F.concat(text, F.lit("Z")))
+            .when(text.rlike(_DATE + "$"), F.concat(text, F.lit("T00:00:00Z")))
+            .when(text.rlike(_CLOCK + "$"), F.concat(text, F.lit(":00Z")))
+            .when(text.rlike(_CLOCK + _ZONE), F.regexp_replace(text, f"({_CLOCK})", "$1:00"))
+        )
+        at = zoned.try_cast(T.TimestampType())
         return cls(number, F.when(number.isNull(), at), F.when(number.isNull(), finer))
 
     @classmethod
@@ -306,11 +307,10 @@ class _Written(NamedTuple):
     def name(cls, column: str, i: int) -> str:
         return f"_onefold_{cls._fields[i]}_{column}"
 
-
-def _moment(written: _Written) -> Moment:
-    number, at, finer = written
-    below = F.when(number.isNull(), _below(at) + finer).otherwise(F.lit(0).cast("long"))
-    return Moment(F.coalesce(number, F.unix_millis(at)), below)
+    @property
+    def moment(self) -> Moment:
+        below = F.when(self.number.isNull(), _below(self.at) + self.finer).otherwise(F.lit(0).cast("long"))
+        return Moment(F.coalesce(self.number, F.unix_millis(self.at)), below)
 
 
 def milliseconds(df: DataFrame, name: str) -> Column:
@@ -385,17 +385,6 @@ def _below(at: Column) -> Column:
     return F.pmod(F.unix_micros(at), F.lit(1000)) * 1000
 
 
-def _with_zone(text: Column) -> Column:
-    """ISO 8601 as Spark reads it, with seconds and a zone; null if it is none: Spark would also take a lone clock."""
-    return (
-        F.when(text.rlike(_SECONDS + _ZONE), text)
-        .when(text.rlike(_SECONDS + "$"), F.concat(text, F.lit("Z")))
-        .when(text.rlike(_DATE + "$"), F.concat(text, F.lit("T00:00:00Z")))
-        .when(text.rlike(_CLOCK + "$"), F.concat(text, F.lit(":00Z")))
-        .when(text.rlike(_CLOCK + _ZONE), F.regexp_replace(text, f"({_CLOCK})", "$1:00"))
-    )
-
-
 def _within(value: Column, bound: int) -> Column:
     return F.greatest(F.least(value, F.lit(bound)), F.lit(-bound))
 
@@ -403,10 +392,6 @@ def _within(value: Column, bound: int) -> Column:
 def quoted(name: str) -> str:
     """The name as Spark must see it, so that dots and spaces are part of it."""
     return "`" + name.replace("`", "``") + "`"
-
-
-CORRUPT = "_corrupt_record"
-"""Where Spark's readers put the text of a row that they could not read."""
 
 
 class Packed(NamedTuple):
@@ -424,17 +409,24 @@ def packed(df: DataFrame, columns: ChainColumns, jump_max_ms: int | None) -> Pac
     if columns.previous_timestamp is not None:
         before = _Parts.of(df, columns.previous_timestamp, columns.previous_sequence)
     fine = columns.sequence is None and columns.previous_sequence is None
-    number, parts = own.packed(fine), [own] if before is None else [own, before]
-    none = F.lit(NO_PREVIOUS).cast("long")
+    parts = [own] if before is None else [own, before]
+    number, none = own.packed(fine), F.lit(NO_PREVIOUS).cast("long")
     previous = none if before is None else F.coalesce(before.packed(fine), none)
+    bad = own.not_natural
+    if before is not None:  # half a previous number, or one that is not a number, is no number
+        names = [name for name in (columns.previous_timestamp, columns.previous_sequence) if name is not None]
+        bad |= _any([F.col(quoted(name)).isNotNull() for name in names]) & before.not_natural
     finer = [] if fine else [part.time.below > 0 for part in parts if part.time.below is not None]
     jumps = None
     if jump_max_ms is not None and columns.arrival is not None:
-        jumps = _ahead(own.time.ms, milliseconds(df, columns.arrival)) > jump_max_ms
+        arrival = milliseconds(df, columns.arrival)
+        # An arrival before all time must not overflow, which would end the job.
+        bounded = F.when(arrival < -TIMESTAMP_MAX, F.lit(-TIMESTAMP_MAX)).otherwise(arrival)
+        jumps = own.time.ms - bounded > jump_max_ms
     refusals = [
         ("malformed", F.col(CORRUPT).isNotNull() if CORRUPT in df.columns else None),
         ("null_key", _any([F.col(quoted(name)).isNull() for name in columns.key])),
-        ("bad_number", _any([*own.not_natural, *_bad_previous(columns, before)])),
+        ("bad_number", bad),
         ("number_out_of_range", _any([part.too_big for part in parts])),
         ("time_too_fine", _any(finer) if finer else None),
         ("bad_numbering", previous >= number),
@@ -445,11 +437,7 @@ def packed(df: DataFrame, columns: ChainColumns, jump_max_ms: int | None) -> Pac
     for reason, condition in reversed(refusals):
         if condition is not None:
             judged = F.when(condition, F.lit(refused(reason)).cast("long")).otherwise(judged)
-    return Packed(
-        previous=previous,
-        number=judged,
-        arrival=number if columns.arrival is None else in_order(df, columns.arrival),
-    )
+    return Packed(previous, judged, number if columns.arrival is None else in_order(df, columns.arrival))
 
 
 class _Parts(NamedTuple):
@@ -468,27 +456,13 @@ class _Parts(NamedTuple):
         return F.shiftleft(self.time.ms, SEQUENCE_BITS).bitwiseOR(F.lit(0).cast("long") if rest is None else rest)
 
     @property
-    def not_natural(self) -> list[Column]:
-        return [part.isNull() | (part < 0) for part in (self.time.ms, self.sequence) if part is not None]
+    def not_natural(self) -> Column:
+        return _any([part.isNull() | (part < 0) for part in (self.time.ms, self.sequence) if part is not None])
 
     @property
     def too_big(self) -> Column:
         late = self.time.ms > TIMESTAMP_MAX
         return late if self.sequence is None else late | (self.sequence > SEQUENCE_MAX)
-
-
-def _bad_previous(columns: ChainColumns, before: _Parts | None) -> list[Column]:
-    """Half a previous number, or one that is not a number, is no number."""
-    if before is None:
-        return []
-    names = [columns.previous_timestamp, columns.previous_sequence]
-    given = _any([F.col(quoted(name)).isNotNull() for name in names if name is not None])
-    return [given & _any(before.not_natural)]
-
-
-def _ahead(timestamp: Column, arrival: Column) -> Column:
-    """How far the timestamp lies ahead; an arrival before all time must not overflow, which would end the job."""
-    return timestamp - F.when(arrival < -TIMESTAMP_MAX, F.lit(-TIMESTAMP_MAX)).otherwise(arrival)
 
 
 def _any(conditions: list[Column]) -> Column:

@@ -1,26 +1,22 @@
-"""The files of a source, looked at without the reader that judges them: the manifest.
+"""Files, as Spark sees them: those of a source (the manifest), and folders that are read or written (`Place`).
 
 A reader that skips a file, stops early or joins two lines says nothing of it, and an audit that reads through the same
 reader cannot know. So before a source is read, each of its files is opened here by other means: the footer of a
 Parquet or ORC file says how many rows it holds and which columns; of a text file the lines are counted, which also
-proves that a packed one can be unpacked to its end. Files that cannot be read are found before any row is judged, and
-by name.
-
-Files of this machine are read by Python, in threads (zlib, numpy and the disk let go of the interpreter). Of other file
-systems only footers and first lines come through the driver; their lines are counted by a Spark job that parses
-nothing.
+proves that a compressed one can be unpacked to its end. Files that cannot be read are found before any row is judged,
+and by name.
 
     rows = lines - blank lines - header lines
 
-What the lines of a file do not tell (values of several lines, another encoding, comments, formats that are not known
-here) is not counted, and the manifest says why.
+What the lines of a file do not tell (values of several lines, another encoding, comments, unknown formats) is not
+counted, and the manifest says why.
 
+Local files are read by Python, in threads (zlib, numpy and the disk release the GIL). Of other file systems only
+footers and first lines come through the driver; their lines are counted by a Spark job that parses nothing.
 Cost: a pass over the bytes of text files; of Parquet and ORC only the footers.
 
-A folder that a run is published to, wherever Spark can write: a local path, HDFS, an object store.
-
-All through Hadoop's file system layer, so that driver and executors mean the same place. Trouble is an `OSError` of one
-line that names the place.
+A `Place` is a local path, HDFS or an object store, always through Hadoop's file system layer, so that driver and
+executors mean the same place. Trouble is an `OSError` of one line that names it.
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -65,8 +61,14 @@ NAMED_MAX: Final = 3
 
 LINES: Final = ("json", "csv", "text")
 FOOTED: Final = ("parquet", "orc")
+LISTING: Final = {"pathglobfilter", "recursivefilelookup", "basepath", "modifiedbefore", "modifiedafter"}
+"""The options that say which files are meant."""
+_INDEX: Final = ("path", "modificationTime", "length", "content")
+"""The columns of Spark's table of files; all others are names of folders."""
 _BLANK: Final = {"json": b" \t", "csv": bytes(range(33)), "text": b""}
-"""Of which bytes a line consists that Spark's readers pass over. To the text reader every line is a row."""
+"""The bytes of lines that Spark's readers skip. To the text reader every line is a row."""
+_ASCII: Final = {"utf-8", "us-ascii", "ascii", "iso-8859-1", "latin1", "iso-8859-15", "windows-1252", "cp1252"}
+"""Encodings in which a line feed is the byte of a line feed, and nothing else is."""
 _FOREIGN: Final = {
     b"\x1f\x8b": "gzip", b"PAR1": "Parquet", b"ORC": "ORC", b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "zstd",
     b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
@@ -77,14 +79,8 @@ _UNPACKED: Final[Mapping[str, Callable[[Any], Any]]] = {
     ".bz2": bz2.BZ2File,
 }
 _PACKED: Final = (".deflate", ".zst", ".lz4", ".snappy", ".xz", ".lzo")
-"""Packed in a way that Spark may know, and that Python's own library does not unpack piece by piece."""
+"""Compressed in a way that Spark may know, and that Python's own library does not unpack piece by piece."""
 _FAILED: Final = re.compile(r"\[FAILED_READ_FILE[^\]]*\] \w.*? file (\S+?)\.?\s")
-_INDEX: Final = ("path", "modificationTime", "length", "content")
-"""The columns of Spark's table of files; all others are names of folders."""
-LISTING: Final = {"pathglobfilter", "recursivefilelookup", "basepath", "modifiedbefore", "modifiedafter"}
-"""The options that say which files are meant."""
-_ASCII: Final = {"utf-8", "us-ascii", "ascii", "iso-8859-1", "latin1", "iso-8859-15", "windows-1252", "cp1252"}
-"""Encodings in which a line feed is the byte of a line feed, and nothing else is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +109,13 @@ class SourceFile:
 
     def to_dict(self) -> dict[str, Any]:
         """A line of the manifest."""
-        known = {"path": self.shown, "size": self.size, "modified_ms": self.modified_ms}
+        file = {"path": self.shown, "size": self.size, "modified_ms": self.modified_ms}
         if self.trouble:
-            return {**known, "trouble": self.trouble}
-        return {**known, "rows": self.rows, "blank": self.blank, "header": self.header}
+            return {**file, "trouble": self.trouble}
+        return {**file, "rows": self.rows, "blank": self.blank, "header": self.header}
 
     @classmethod
     def from_dict(cls, line: Mapping[str, Any]) -> SourceFile:
-        """A line of the manifest, read back."""
         path = str(line["path"])
         return cls(path if ":/" in path else f"file:{path}", int(line["size"]), int(line["modified_ms"]),
                    rows=line.get("rows"), blank=int(line.get("blank", 0)), header=int(line.get("header", 0)),
@@ -148,45 +143,42 @@ class Manifest:
 
     def to_dict(self) -> dict[str, Any]:
         """The sums, for run.json; each file is a line of the manifest beside it."""
-        sums = {name: sum(getattr(file, name) for file in self.files) for name in ("size", "blank", "header")}
         return {
             "files": len(self.files),
-            "bytes": sums["size"],
+            "bytes": sum(file.size for file in self.files),
             "rows": self.rows,
-            "blank": sums["blank"],
-            "header": sums["header"],
+            "blank": sum(file.blank for file in self.files),
+            "header": sum(file.header for file in self.files),
             "not_counted": self.why_not or None,
             "set_aside": [file.to_dict() for file in self.aside],
         }
 
     def lines(self) -> bytes:
         """The manifest as a file: a line of JSON per file."""
-        every = sorted((*self.files, *self.aside), key=lambda file: file.path)
-        return "".join(json.dumps(file.to_dict(), ensure_ascii=False) + "\n" for file in every).encode(
-            errors="surrogateescape"
-        )
+        files = sorted((*self.files, *self.aside), key=lambda file: file.path)
+        text = "".join(json.dumps(file.to_dict(), ensure_ascii=False) + "\n" for file in files)
+        return text.encode(errors="surrogateescape")
 
     @classmethod
     def from_lines(cls, data: bytes) -> Manifest:
-        """Read `lines` back."""
         every = [SourceFile.from_dict(json.loads(line)) for line in data.decode(errors="surrogateescape").splitlines()]
         files = tuple(file for file in every if not file.trouble)
         uncounted = any(file.rows is None for file in files)
         return cls(files, tuple(file for file in every if file.trouble), "they were not" if uncounted else "")
 
     def changed(self, now: Iterable[SourceFile], *, new: bool = False) -> list[str]:
-        """What happened to the files since, one line each; ``new``: files that came since are told too."""
-        there, lines = {file.path: file for file in now}, []
+        """What happened to the files since, one line each; ``new``: list files that came since, too."""
+        current, lines = {file.path: file for file in now}, []
         for file in (*self.files, *self.aside):
-            found = there.pop(file.path, None)
-            if found is None:
+            same = current.pop(file.path, None)
+            if same is None:
                 lines.append(f"{file.shown} is gone: it had {file.size:,} bytes")
-            elif found.size != file.size:
-                verb = "has grown" if found.size > file.size else "has shrunk"
-                lines.append(f"{file.shown} {verb} from {file.size:,} to {found.size:,} bytes")
-            elif found.modified_ms != file.modified_ms:
-                lines.append(f"{file.shown} was written again: {found.size:,} bytes, as before")
-        return lines + ([f"{file.shown} is new" for file in there.values()] if new else [])
+            elif same.size != file.size:
+                verb = "has grown" if same.size > file.size else "has shrunk"
+                lines.append(f"{file.shown} {verb} from {file.size:,} to {same.size:,} bytes")
+            elif same.modified_ms != file.modified_ms:
+                lines.append(f"{file.shown} was written again: {same.size:,} bytes, as before")
+        return lines + ([f"{file.shown} is new" for file in current.values()] if new else [])
 
 
 class SourceFiles:
@@ -197,55 +189,20 @@ class SourceFiles:
         self._path = path
         self.kind = kind
         self.options = {name.lower(): value for name, value in options.items()}  # Spark's names are case-insensitive
+        self.has_header = kind == "csv" and is_true(self.options.get("header"))
+        encoding = (self.options.get("encoding") or self.options.get("charset") or "utf-8").lower()
+        self.encoding = "utf-8" if encoding == "utf8" else encoding
+        self.is_wide = self.encoding not in _ASCII
+        """Whether the encoding is one in which the byte of a line feed may mean something else."""
+        self.why_not = self._why_not()
+        """Why the rows of such files are not counted; empty: they are."""
         self._index = self._listing()
 
-    def _listing(self, paths: Sequence[str] | None = None) -> DataFrame:
-        which = {name: value for name, value in self.options.items() if name in LISTING}
-        return self._spark.read.format("binaryFile").options(**which).load(list(paths or [self._path]))
-
-    def folders(self, *, infer: bool) -> list[T.StructField]:
-        """The columns that are names of folders, such as ``device=7``: texts, or what Spark takes them for."""
-        found = [column for column in self._index.schema if column.name not in _INDEX]
-        return [column if infer else T.StructField(column.name, T.StringType()) for column in found]
-
-    def listed(self, paths: Sequence[str] | None = None) -> list[SourceFile]:
-        """What is there now, unopened, or these of it. Spark's readers pass over files without a byte; here they are
-        named.
-        """
-        index = self._listing(paths)
-        rows = index.select("path", "length", F.unix_millis("modificationTime"), "_metadata.file_path").collect()
-        found = {str(path): SourceFile(str(path), size, ms, metadata_path=at) for path, size, ms, at in rows}
-        names = (plain_path(url) for url in index.inputFiles())
-        return sorted([*found.values(), *(SourceFile(name, 0, 0) for name in names if name not in found)],
-                      key=lambda file: file.path)  # fmt: skip
-
-    def inspected(self, bad_files: BadFiles = "stop", *, count: bool = True, known: Manifest | None = None) -> Manifest:
-        """The manifest of what is there now. ``count``: rows too. ``known``: files that did not change since are not
-        opened again.
-
-        Raise `OSError` that names the first files that cannot be read, unless they are to be set aside.
-        """
-        before = {(f.path, f.size, f.modified_ms): f for f in (*known.files, *known.aside)} if known else {}
-        files = self.listed()
-        new = [file for file in files if (file.path, file.size, file.modified_ms) not in before]
-        opened = {file.path: file for file in self._looked_at(new, count)}
-        files = [opened.get(file.path) or before[file.path, file.size, file.modified_ms] for file in files]
-        bad = tuple(file for file in files if file.trouble)
-        if bad and bad_files == "stop":
-            raise OSError(cannot_read(bad) if count else named_files(bad))
-        return Manifest(tuple(file for file in files if not file.trouble), bad, self.why_not if count else "not asked")
-
-    def looked_at(self, paths: Sequence[str]) -> list[SourceFile]:
-        """These files, each with its trouble if it cannot be read."""
-        return self._looked_at(self.listed(paths), count=False) if paths else []
-
-    @property
-    def why_not(self) -> str:
-        """Why the rows of such files are not counted; empty: they are."""
-        if self.kind not in (*LINES, *FOOTED):
-            return f"how many rows a file of format {self.kind!r} holds is not known without its reader"
+    def _why_not(self) -> str:
         if self.kind in FOOTED:
             return ""
+        if self.kind not in LINES:
+            return f"how many rows a file of format {self.kind!r} holds is not known without its reader"
         for option, why in (("multiline", "a value may have several lines"), ("wholetext", "a file is one value")):
             if is_true(self.options.get(option)):
                 return f"{why} ({option} = true)"
@@ -253,118 +210,123 @@ class SourceFiles:
             return f"lines are counted in encodings like UTF-8 only (encoding = {self.encoding})"
         return "lines may be comments (comment is set)" if self.options.get("comment") else ""
 
-    def _looked_at(self, files: Sequence[SourceFile], count: bool) -> list[SourceFile]:
-        """Each file with what can be told of it, or with its trouble."""
-        with ThreadPoolExecutor(max_workers=THREADS_MAX) as pool:
-            looked = list(pool.map(partial(self._look, count=count and not self.why_not), files))
-        uncounted = [file for file in looked if count and not self.why_not and file.rows is None and not file.trouble]
-        counted = {file.path: file for file in self._counted_by_spark(uncounted)} if uncounted else {}
-        return [counted.get(file.path, file) for file in looked]
+    def _listing(self, paths: Sequence[str] | None = None) -> DataFrame:
+        which = {name: value for name, value in self.options.items() if name in LISTING}
+        return self._spark.read.format("binaryFile").options(**which).load(list(paths or [self._path]))
 
-    def _look(self, file: SourceFile, *, count: bool) -> SourceFile:
+    def folders(self, *, infer: bool) -> list[T.StructField]:
+        """The columns that are names of folders, such as ``device=7``: texts, or what Spark takes them for."""
+        columns = [column for column in self._index.schema if column.name not in _INDEX]
+        return [column if infer else T.StructField(column.name, T.StringType()) for column in columns]
+
+    def listed(self, paths: Sequence[str] | None = None) -> list[SourceFile]:
+        """What is there now, unopened, or these of it. Spark's readers skip files without a byte; they are named here."""
+        index = self._listing(paths)
+        rows = index.select("path", "length", F.unix_millis("modificationTime"), "_metadata.file_path").collect()
+        files = {str(path): SourceFile(str(path), size, ms, metadata_path=at) for path, size, ms, at in rows}
+        names = (plain_path(url) for url in index.inputFiles())
+        empty = [SourceFile(name, 0, 0) for name in names if name not in files]
+        return sorted([*files.values(), *empty], key=lambda file: file.path)
+
+    def inspected(
+        self, bad_files: BadFiles = "stop", *, count: bool = True, before: Manifest | None = None
+    ) -> Manifest:
+        """The manifest of what is there now. ``count``: rows too. ``before``: files that did not change since are not
+        opened again.
+
+        Raise `OSError` that names the first files that cannot be read, unless they are to be set aside.
+        """
+        earlier = {(f.path, f.size, f.modified_ms): f for f in (*before.files, *before.aside)} if before else {}
+        files = self.listed()
+        new = [file for file in files if (file.path, file.size, file.modified_ms) not in earlier]
+        opened = {file.path: file for file in self._look_at(new, count=count)}
+        files = [opened.get(file.path) or earlier[file.path, file.size, file.modified_ms] for file in files]
+        bad = tuple(file for file in files if file.trouble)
+        if bad and bad_files == "stop":
+            raise OSError(cannot_read(bad) if count else named_files(bad))
+        return Manifest(tuple(file for file in files if not file.trouble), bad, self.why_not if count else "not asked")
+
+    def looked_at(self, paths: Sequence[str]) -> list[SourceFile]:
+        """These files, each with its trouble if it cannot be read."""
+        return self._look_at(self.listed(paths), count=False) if paths else []
+
+    def _look_at(self, files: Sequence[SourceFile], *, count: bool) -> list[SourceFile]:
+        """Each file with its layout and rows, or with its trouble."""
+        count = count and not self.why_not
+        with ThreadPoolExecutor(max_workers=THREADS_MAX) as pool:
+            files = list(pool.map(partial(self._open_and_look, count=count), files))
+        uncounted = [file for file in files if count and file.rows is None and not file.trouble]
+        counted = {file.path: file for file in self._count_by_spark(uncounted)} if uncounted else {}
+        return [counted.get(file.path, file) for file in files]
+
+    def _open_and_look(self, file: SourceFile, *, count: bool) -> SourceFile:
         if not file.size:
             return replace(file, trouble="it is empty (0 bytes)")
+        is_local = file.path.startswith("file:")
         try:
-            with closing(self._opened(file)) as raw:
-                if self.kind in FOOTED:
-                    rows, layout = _footer(self.kind, raw)
-                    return replace(file, rows=rows, layout=layout)
-                return self._look_at_lines(file, raw, count) if self.kind in LINES else file
+            local = Path(file.path.removeprefix("file:"))
+            with local.open("rb") if is_local else io.BufferedReader(_Remote(self._spark, file), 64 << 10) as raw:
+                if self.kind == "orc":
+                    orc = pa.orc.ORCFile(raw)
+                    return replace(file, rows=orc.nrows, layout=str(orc.schema.remove_metadata()))
+                if self.kind == "parquet":
+                    footer = pa.parquet.ParquetFile(raw).metadata
+                    spark = (footer.metadata or {}).get(b"org.apache.spark.sql.parquet.row.metadata", b"")
+                    schema = str(footer.schema).partition("\n")[2]  # its first line is an address in memory
+                    return replace(file, rows=footer.num_rows, layout=f"{schema}\n{spark!r}")
+                return self._look_at_lines(file, raw, is_local, count) if self.kind in LINES else file
         except (OSError, EOFError, ValueError, zlib.error, pa.ArrowException) as error:
             return replace(file, trouble=_words(error))
 
-    def _look_at_lines(self, file: SourceFile, raw: IO[bytes], count: bool) -> SourceFile:
+    def _look_at_lines(self, file: SourceFile, raw: IO[bytes], is_local: bool, count: bool) -> SourceFile:
         ending = next((end for end in (*_UNPACKED, *_PACKED) if file.path.endswith(end)), "")
         if ending in _PACKED:
             return file
-        local = file.path.startswith("file:")
         unpacked: IO[bytes] = _UNPACKED[ending](raw) if ending else raw
-        head = unpacked.read(HEAD_BYTES_MAX if local or self._has_header else 8)
+        head = unpacked.read(HEAD_BYTES_MAX if is_local or self.has_header else 8)
         if not ending and not self.is_wide:
             for magic, kind in _FOREIGN.items():
                 if head.startswith(magic):
                     raise ValueError(f"it is {kind}, not text in UTF-8")
-        blank, layout = _BLANK[self.kind], ""
-        if self._has_header:
+        blank = _BLANK[self.kind]
+        if self.has_header:
             first = (line for line in head.removeprefix(b"\xef\xbb\xbf").splitlines() if line.strip(blank))
-            layout = next(first, b"").decode(errors="backslashreplace")
-        if not local or "linesep" in self.options:
-            return replace(file, layout=layout)
+            file = replace(file, layout=next(first, b"").decode(errors="backslashreplace"))
+        if not is_local or "linesep" in self.options:
+            return file
         chunks = _chunks(head, unpacked, None if ending else file.size)
         if not count:
             for _ in chunks if ending else ():  # unpacked to its end, it is whole
                 pass
-            return replace(file, layout=layout)
+            return file
         lines, rows = counted(chunks, blank)
-        rows = lines if self.kind == "text" else rows
-        header = 1 if self._has_header and rows else 0
-        return replace(file, rows=rows - header, blank=lines - rows, header=header, layout=layout)
+        return self._with_counts(file, lines, lines if self.kind == "text" else rows)
 
-    @property
-    def _has_header(self) -> bool:
-        return self.kind == "csv" and is_true(self.options.get("header"))
+    def _with_counts(self, file: SourceFile, lines: int, rows: int) -> SourceFile:
+        header = 1 if self.has_header and rows else 0
+        return replace(file, rows=rows - header, blank=lines - rows, header=header)
 
-    @property
-    def encoding(self) -> str:
-        """In which text is written, in small letters."""
-        said = (self.options.get("encoding") or self.options.get("charset") or "utf-8").lower()
-        return "utf-8" if said == "utf8" else said
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether the encoding is one in which the byte of a line feed may mean something else."""
-        return self.encoding not in _ASCII
-
-    def _opened(self, file: SourceFile) -> IO[bytes]:
-        if file.path.startswith("file:"):
-            return open(file.path.removeprefix("file:"), "rb")
-        return io.BufferedReader(_Remote(self._spark, file), 64 << 10)
-
-    def _counted_by_spark(self, files: Sequence[SourceFile]) -> list[SourceFile]:
+    def _count_by_spark(self, files: Sequence[SourceFile]) -> list[SourceFile]:
         """The same count through Spark, for what Python does not reach or cannot unpack."""
-        try:
-            return self._lines_of(files)
-        except (PySparkException, Py4JJavaError) as error:
-            if len(files) == 1:
-                return [replace(files[0], trouble=_words(error))]
-        with ThreadPoolExecutor(max_workers=THREADS_MAX) as pool:
-            return [file for found in pool.map(lambda file: self._counted_by_spark([file]), files) for file in found]
-
-    def _lines_of(self, files: Sequence[SourceFile]) -> list[SourceFile]:
         reader = self._spark.read.format("text")
         if "linesep" in self.options:
             reader = reader.option("lineSep", self.options["linesep"])
         blanks = _BLANK[self.kind].decode()
-        is_row = F.lit(True) if not blanks else F.btrim(F.col("value"), F.lit(blanks)) != ""
-        lines = reader.load([file.path for file in files]).groupBy(F.col("_metadata.file_path").alias("at"))
-        found = {
-            row["at"]: row
-            for row in lines.agg(F.count(F.lit(1)).alias("n"), F.count_if(is_row).alias("rows")).collect()
-        }
-        counted_files = []
-        for file in files:
-            row = found.get(file.metadata_path)
-            n, rows = (0, 0) if row is None else (row["n"], row["rows"])
-            header = 1 if self._has_header and rows else 0
-            counted_files.append(replace(file, rows=rows - header, blank=n - rows, header=header))
-        return counted_files
+        is_row = F.btrim(F.col("value"), F.lit(blanks)) != "" if blanks else F.lit(True)
+        try:
+            lines = reader.load([file.path for file in files]).groupBy("_metadata.file_path")
+            counts = {at: (n, rows) for at, n, rows in lines.agg(F.count(F.lit(1)), F.count_if(is_row)).collect()}
+        except (PySparkException, Py4JJavaError) as error:
+            if len(files) == 1:
+                return [replace(files[0], trouble=_words(error))]
+            with ThreadPoolExecutor(max_workers=THREADS_MAX) as pool:  # one by one, to find out which it is
+                return [file for each in pool.map(lambda file: self._count_by_spark([file]), files) for file in each]
+        return [self._with_counts(file, *counts.get(file.metadata_path, (0, 0))) for file in files]
 
 
 def is_in(files: Iterable[SourceFile]) -> Column:
     """Whether a row comes from one of these files; Spark does not open the others."""
     return F.col("_metadata.file_path").isin([file.metadata_path for file in files if file.metadata_path])
-
-
-def cannot_read(files: Sequence[SourceFile]) -> str:
-    """One line that names the first of the files that cannot be read, and how to go on without them."""
-    return f'{named_files(files)}; source.bad_files = "set_aside" goes on without such files, and names them'
-
-
-def named_files(files: Sequence[SourceFile]) -> str:
-    """One line that names the first of the files that cannot be read."""
-    named = "; ".join(f"{file.shown}: {file.trouble}" for file in files[:NAMED_MAX])
-    more = f"; and {len(files) - NAMED_MAX:,} more" if len(files) > NAMED_MAX else ""
-    return f"cannot read {named}{more}"
 
 
 def is_true(value: str | None) -> bool:
@@ -397,56 +359,40 @@ def counted(chunks: Iterable[bytes], blank: bytes) -> tuple[int, int]:
     return lines + in_line, rows
 
 
-def _chunks(head: bytes, file: IO[bytes], most: int | None) -> Iterator[bytes]:
+def _chunks(head: bytes, file: IO[bytes], size: int | None) -> Iterator[bytes]:
     """The bytes of a file from its beginning, at most so many: what is appended meanwhile is not read."""
-    chunk, left = head, most
-    while chunk and (left is None or left > 0):
-        yield chunk if left is None else chunk[:left]
-        left = None if left is None else left - len(chunk)
+    chunk = head
+    while chunk and (size is None or size > 0):
+        yield chunk[:size]
+        size = None if size is None else size - len(chunk)
         chunk = file.read(CHUNK_BYTES)
-
-
-def _footer(kind: str, raw: IO[bytes]) -> tuple[int, str]:
-    """How many rows a Parquet or ORC file holds, and its schema as it is stored there."""
-    if kind == "orc":
-        orc = pa.orc.ORCFile(raw)
-        return orc.nrows, str(orc.schema.remove_metadata())
-    footer = pa.parquet.ParquetFile(raw).metadata
-    spark = (footer.metadata or {}).get(b"org.apache.spark.sql.parquet.row.metadata", b"")
-    return footer.num_rows, f"{footer.schema}\n{spark!r}".partition("\n")[2]  # its first line is an address in memory
 
 
 class _Remote(io.RawIOBase):
     """A file of another file system, through Hadoop: for the few bytes of a footer or a header."""
 
     def __init__(self, spark: SparkSession, file: SourceFile) -> None:
-        jvm: Any = spark.sparkContext._jvm
-        path = getattr(jvm, "org.apache.hadoop.fs.Path")(file.path)
         try:
-            self._stream = path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()).open(path)
+            files, path = _hadoop(spark, file.path)
+            self._stream = files.open(path)
         except Py4JJavaError as error:
             raise OSError(_words(error)) from error
         self._at, self._size = 0, file.size
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
         return True
 
     def tell(self) -> int:
-        """Where the next byte comes from."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Go to a byte."""
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer from where we are."""
         try:
             self._stream.seek(self._at)
             data = bytes(self._stream.readNBytes(min(len(buffer), max(0, self._size - self._at))))
@@ -457,21 +403,37 @@ class _Remote(io.RawIOBase):
         return len(data)
 
     def close(self) -> None:
-        """Let go of it."""
         if not self.closed:
             self._stream.close()
         super().close()
 
 
+def cannot_read(files: Sequence[SourceFile]) -> str:
+    """One line that names the first of the files that cannot be read, and how to go on without them."""
+    return f'{named_files(files)}; source.bad_files = "set_aside" goes on without such files, and names them'
+
+
+def named_files(files: Sequence[SourceFile]) -> str:
+    """One line that names the first of the files that cannot be read."""
+    named = "; ".join(f"{file.shown}: {file.trouble}" for file in files[:NAMED_MAX])
+    more = f"; and {len(files) - NAMED_MAX:,} more" if len(files) > NAMED_MAX else ""
+    return f"cannot read {named}{more}"
+
+
 def first_line(error: Exception) -> str:
     """What a Spark error says, without its stack; of one out of the JVM, what began it."""
-    said: object = error
+    message: object = error
     if isinstance(error, Py4JJavaError):
         cause = error.java_exception
         while cause is not None:
-            said, cause = cause.getMessage() or said, cause.getCause()
-    text = str(said).strip().splitlines()
+            message, cause = cause.getMessage() or message, cause.getCause()
+    text = str(message).strip().splitlines()
     return text[0] if text else type(error).__name__
+
+
+def _words(error: Exception) -> str:
+    text = (error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)).strip()
+    return " ".join(text.split())[:300] or type(error).__name__
 
 
 @contextmanager
@@ -493,17 +455,12 @@ def failed_file(text: str) -> str | None:
     ...             "\\tat x\\nCaused by: java.io.IOException: no ORC")
     'cannot read /a b.orc: no ORC'
     """
-    found = _FAILED.search(text)
-    if found is None:
+    match = _FAILED.search(text)
+    if match is None:
         return None
-    causes = [line.partition(": ")[2] for line in text[found.end() :].splitlines() if line.startswith("Caused by: ")]
+    causes = [line.partition(": ")[2] for line in text[match.end() :].splitlines() if line.startswith("Caused by: ")]
     causes = [cause.partition(": ")[2] or cause for cause in causes]
-    return f"cannot read {plain_path(found[1]).removeprefix('file:')}: {causes[-1] if causes else 'the reader failed'}"
-
-
-def _words(error: Exception) -> str:
-    text = (error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)).strip()
-    return " ".join(text.split())[:300] or type(error).__name__
+    return f"cannot read {plain_path(match[1]).removeprefix('file:')}: {causes[-1] if causes else 'the reader failed'}"
 
 
 def plain_path(url: str) -> str:
@@ -511,88 +468,102 @@ def plain_path(url: str) -> str:
     return "file:" + unquote(url.removeprefix("file://")) if url.startswith("file:///") else unquote(url)
 
 
+def located(spark: SparkSession, path: str) -> str:
+    """The path as this session understands it: with the scheme and the folder that it starts from."""
+    try:
+        return str(Place(spark, path)) if path else path
+    except OSError:  # no path to Hadoop, such as the name of something else: the reader says what is wrong
+        return path
+
+
+def _hadoop(spark: SparkSession, path: str) -> tuple[Any, Any]:
+    """Hadoop's file system of a path, and the path."""
+    jvm: Any = spark.sparkContext._jvm
+    # By its whole name: of jvm.org.apache... each step is looked for as a class, in every jar there is.
+    there = getattr(jvm, "org.apache.hadoop.fs.Path")(path)
+    return there.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()), there
+
+
 class Place:
-    """A folder and what is in it.
+    """A folder, or a file, wherever Spark can write, and what is in it.
 
     ``place / "firsts"`` is a folder or file below it; ``str(place)`` is what Spark reads from and writes to.
     """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self._spark = spark
-        jvm: Any = spark.sparkContext._jvm
-        # By its whole name: of jvm.org.apache... each step is looked for as a class, in every jar there is.
-        self._path = getattr(jvm, "org.apache.hadoop.fs.Path")(path)
-        with self._named("open"):
-            configuration = spark.sparkContext._jsc.hadoopConfiguration()
-            self._files = self._path.getFileSystem(configuration)
-            self._path = self._files.makeQualified(self._path)
+        self._url = path
+        with self._naming("open"):
+            self._files, relative = _hadoop(spark, path)
+            self._path = self._files.makeQualified(relative)
+        self._url = str(self._path.toString())
 
     def __truediv__(self, name: str) -> Place:
         return Place(self._spark, f"{self}/{name}")
 
     def __str__(self) -> str:
-        return str(self._path.toString())
+        return self._url
 
     @property
     def shown(self) -> str:
         """The place as a person writes it: a local path without its scheme."""
-        return str(self).removeprefix("file:")
+        return self._url.removeprefix("file:")
 
     @property
     def local(self) -> Path | None:
         """The same place for Python, if it is on a disk of this machine."""
-        return Path(self.shown) if str(self).startswith("file:") else None
+        return Path(self.shown) if self._url.startswith("file:") else None
 
     def exists(self) -> bool:
-        """Whether there is anything at this place."""
-        with self._named("look at"):
+        with self._naming("look at"):
             return bool(self._files.exists(self._path))
 
     def names(self) -> list[str]:
-        """What lies in the folder; nothing if there is no folder. Hidden names do not count: Spark passes over them."""
-        with self._named("list"):
+        """What lies in the folder; nothing if there is no folder. Hidden names do not count: Spark skips them."""
+        with self._naming("list"):
             if not self._files.exists(self._path):
                 return []
-            found = [str(status.getPath().getName()) for status in self._files.listStatus(self._path)]
-        return sorted(name for name in found if not name.startswith("."))
+            names = [str(status.getPath().getName()) for status in self._files.listStatus(self._path)]
+        return sorted(name for name in names if not name.startswith("."))
 
     def files(self) -> list[str]:
-        """All files below the folder, at any depth, by their way from it; checksums of Hadoop's do not count."""
+        """All files below the folder, at any depth, by their relative paths; Hadoop's checksums do not count."""
         if (folder := self.local) is not None:  # one call of Java costs as much as a hundred of these
             walk = ((Path(above), [*folders, *names]) for above, folders, names in os.walk(folder))
-            found = [above / name for above, names in walk for name in names]
-            found = [path for path in found if path.is_symlink() or not path.is_dir()]
-            return sorted(path.relative_to(folder).as_posix() for path in found if not _is_checksum(path.name))
+            paths = [above / name for above, names in walk for name in names]
+            paths = [path for path in paths if path.is_symlink() or not path.is_dir()]
+            files = [path for path in paths if not (path.name.startswith(".") and path.name.endswith(".crc"))]
+            return sorted(path.relative_to(folder).as_posix() for path in files)
         if not self.exists():
             return []
-        with self._named("list"):
-            files, names = self._files.listFiles(self._path, True), []
-            while files.hasNext():
-                names.append(str(files.next().getPath().toString()).removeprefix(f"{self}/"))
+        with self._naming("list"):
+            statuses, names = self._files.listFiles(self._path, True), []
+            while statuses.hasNext():
+                names.append(str(statuses.next().getPath().toString()).removeprefix(f"{self}/"))
         return sorted(names)
 
     def make(self) -> None:
         """Make the folder, and those above it."""
-        with self._named("write to"):
+        with self._naming("write to"):
             if not self._files.mkdirs(self._path):
                 raise OSError(f"cannot write to {self.shown}")
 
     def remove(self) -> None:
         """Remove it with all below it; nothing happens if it is not there."""
-        with self._named("remove"):
+        with self._naming("remove"):
             self._files.delete(self._path, True)
 
     def move_to(self, target: Place) -> None:
         """Rename; what stood there before is removed first."""
         target.remove()
-        with self._named("move"):
+        with self._naming("move"):
             if not self._files.rename(self._path, target._path):
                 raise OSError(f"cannot move {self.shown} to {target.shown}")
 
     def publish_as(self, target: Place) -> None:
         """Rename to a name that nothing may have yet; what stands there stays, and `StaleWrite` says so."""
         inside = target / str(self._path.getName())  # where Hadoop's rename puts a folder if the target is one
-        with self._named("publish"):
+        with self._naming("publish"):
             moved = not target.exists() and self._files.rename(self._path, target._path)
         if not moved or inside.exists():
             inside.remove()
@@ -603,11 +574,8 @@ class Place:
     def write_bytes(self, data: bytes) -> None:
         """Write a file so that it is seen whole or not at all."""
         draft = Place(self._spark, f"{self}.new")
-        with draft._named("write"):
-            self._files.setWriteChecksum(False)  # no .crc files beside what people read
-            stream = self._files.create(draft._path, True)
-            stream.write(bytearray(data))
-            stream.close()
+        draft._files.setWriteChecksum(False)  # no .crc files beside what people read
+        draft.write_over(data)
         if (file := self.local) is not None:
             os.replace(draft.shown, file)  # in one step, where Hadoop has two
         else:
@@ -615,7 +583,7 @@ class Place:
 
     def write_new(self, data: bytes) -> bool:
         """Write a file that is not there yet; False, and nothing written, if it is."""
-        with self._named("write"):
+        with self._naming("write"):
             if self._files.exists(self._path):
                 return False
             try:
@@ -630,14 +598,13 @@ class Place:
 
     def write_over(self, data: bytes) -> None:
         """Write a file whether it is there or not; who reads it meanwhile may see a part of it."""
-        with self._named("write"):
+        with self._naming("write"):
             stream = self._files.create(self._path, True)
             stream.write(bytearray(data))
             stream.close()
 
     def read_bytes(self) -> bytes:
-        """Read a file back."""
-        with self._named("read"):
+        with self._naming("read"):
             stream = self._files.open(self._path)
             data = bytes(stream.readAllBytes())
             stream.close()
@@ -648,25 +615,12 @@ class Place:
         self.write_bytes((json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
 
     def read_json(self) -> Any:
-        """Read a document back."""
         return json.loads(self.read_bytes())
 
     @contextmanager
-    def _named(self, verb: str) -> Iterator[None]:
+    def _naming(self, verb: str) -> Iterator[None]:
         try:
             yield
         except Py4JJavaError as error:
-            said = str(error.java_exception.getMessage()).splitlines()[0]
-            raise OSError(f"cannot {verb} {self.shown}: {said}") from error
-
-
-def located(spark: SparkSession, path: str) -> str:
-    """The path as this session understands it: with the scheme and the folder that it starts from."""
-    try:
-        return str(Place(spark, path)) if path else path
-    except OSError:  # no path to Hadoop, such as the name of something else: the reader says what is wrong
-        return path
-
-
-def _is_checksum(name: str) -> bool:
-    return name.startswith(".") and name.endswith(".crc")
+            message = str(error.java_exception.getMessage()).splitlines()[0]
+            raise OSError(f"cannot {verb} {self.shown}: {message}") from error

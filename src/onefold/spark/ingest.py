@@ -2,33 +2,26 @@
 
 Nothing is inferred that could change a message:
 
-    keys and numbers    in text formats (JSON lines, CSV) they are read as text, as they are written: ``"001"`` stays
-                        what it is, and one bad value spoils its own row and not the type of the column
-    partition folders   their values are text (``device=001`` and ``device=1`` are two devices), unless
-                        ``partition_types = "infer"``
-    columns             are found over all files: one that only some have is null elsewhere; CSV files are read by
+    keys and numbers    in text formats (JSON lines, CSV) are read as text, as written: ``"001"`` stays what it is, and
+                        one bad value spoils its own row and not the type of the column
+    partition folders   hold text (``device=001`` and ``device=1`` are two devices), unless ``partition_types="infer"``
+    columns             are collected over all files: one that only some have is null elsewhere; CSV files are read by
                         their own header lines; Parquet and ORC files that disagree on a type are refused by name
-    JSON lines          are judged one by one. A line that is not exactly one JSON object with distinct keys is kept
-                        whole in ``_corrupt_record``, and rejected as `malformed`; those around it are untouched
+    JSON lines          are judged one by one. A line that is not exactly one JSON object with distinct keys is odd: it
+                        is kept whole in ``_corrupt_record`` and rejected as `malformed`; those around it are untouched
     files               that cannot be read, empty ones included, are named (`files`)
 
-JSON lines are surveyed first, in one pass that is native to Spark: which columns there are in all lines, and whether
-any line is odd. If none is, Spark's own reader may read them, which is the fastest; else each line is taken apart here.
-
-JSON lines, each judged by itself: a message is exactly one JSON object, and no key is in it twice.
-
-Spark's parser is lenient. Of two objects on a line it takes the first, of a key that is there twice the last, a list it
-spreads into rows, bytes that are no text it replaces; and two spellings of one name (``Note``, ``note``) in a single
-line make the whole source unreadable. Here such a line is odd: it keeps its text, and nothing else is believed of it.
-
-All of it is native to Spark, a column expression per question:
+Spark's JSON parser is lenient: of two objects on a line it takes the first, of a duplicate key the last, it spreads a
+list into rows, replaces bytes that are not UTF-8; and two spellings of one name (``Note``, ``note``) in a single line
+make the whole source unreadable. So JSON lines are surveyed first, in one native pass: which columns there are, and
+whether any line is odd. If none is, Spark's own reader reads them, which is fastest; else each line is parsed here, with
+one column expression per question:
 
     valid text      ``is_valid_utf8``
-    one object      it is parsed as the first element of a list whose second is a mark that nobody can guess: what comes
-                    after the object, such as a second one, ends the list early or makes it longer. Where a line has one
-                    pair of braces, around it all, there is nothing to ask
-    distinct keys   ``try_parse_json`` refuses a key that is twice in an object, at any depth; of the line in small
-                    letters, also two spellings of it. It refuses numbers that are none and half characters as well
+    one object      it is parsed as the first element of a list whose second is a random mark: a second object ends the
+                    list early or makes it longer. A line with one pair of braces, around it all, need not be asked
+    distinct keys   ``try_parse_json`` refuses a duplicate key at any depth; of the line in lower case, also two
+                    spellings of it. It refuses malformed numbers and half surrogates as well
 
 A blank line is no message.
 """
@@ -41,7 +34,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
@@ -67,187 +60,32 @@ from onefold.spark.files import (
 )
 from onefold.spark.host import Transform
 
-VALUE: Final = "value"
-"""The column that holds a line."""
-STRICT: Final = {"allowNonNumericNumbers": "false", "allowSingleQuotes": "false"}
+PartitionTypes: TypeAlias = Literal["text", "infer"]
+
+PROBE_ROWS = 1_000
+"""How many rows are looked at before a text column is believed to hold numbers."""
+TIMES = ("timestamp", "arrival", "order", "time")
+"""Roles whose columns hold times, or numbers; that of the previous message may be empty for long."""
 LOOSE: Final = {
     "allowcomments", "allowunquotedfieldnames", "allowsinglequotes", "allownumericleadingzeros", "infertimestamp",
     "allowbackslashescapinganycharacter", "allowunquotedcontrolchars", "allownonnumericnumbers", "multiline",
 }  # fmt: skip
 """Options that ask for more than JSON, or for less than a line: with one, Spark's own reader says what a row is."""
-
-_BLANKS: Final = " \t"
-_OBJECT: Final = re.compile(r"`(?:[^`]|``)*`|OBJECT<")
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What all lines together say."""
-
-    keys: T.StructType
-    """Every key of every line, in each of its spellings, with the type that all its values have."""
-    odd: int
-    """How many lines are no messages."""
-    sample: str | None
-    """One of them."""
-
-
-def look_over(lines: DataFrame, *, strict: bool = False) -> Survey:
-    """Look through all lines once: which columns there are, and whether a line is odd.
-
-    Unless it is ``strict``, a line with two spellings of a key is not found odd: there is no such line where no column
-    is spelled in two ways.
-    """
-    parsed = F.when(_is_text_of_object() & (_has_distinct_keys() if strict else F.lit(True)), F.try_parse_json(VALUE))
-    seen = _not_blank(lines).select(F.col(VALUE), parsed.alias("parsed"), _is_one_object().alias("one"))
-    is_odd = F.col("parsed").isNull() | ~F.col("one")
-    (found,) = seen.agg(
-        F.schema_of_variant_agg(F.when(~is_odd, F.col("parsed"))),
-        F.count_if(is_odd),
-        F.any_value(F.when(is_odd, F.col(VALUE)), True),
-    ).collect()
-    spelled = _OBJECT.sub(lambda part: "STRUCT<" if part[0] == "OBJECT<" else part[0], found[0])
-    keys = T.DataType.fromDDL(spelled) if spelled.startswith("STRUCT<") else T.StructType()
-    return Survey(keys, int(found[1]), None if found[2] is None else str(found[2])[:80])  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, slots=True)
-class SourceColumns:
-    """The columns of a table of JSON lines, and the keys that each is read from."""
-
-    keys: Mapping[str, tuple[str, ...]]
-    """Of each column, the spellings of its key."""
-    types: Mapping[str, T.DataType]
-    as_written: frozenset[str]
-    """The columns whose values are read as text, as they are written."""
-
-    @classmethod
-    def of(cls, found: T.StructType, as_written: Collection[str], options: Mapping[str, str]) -> SourceColumns:
-        """One column for all spellings of a key. A key whose values have no type in common is text: their JSON.
-
-        ``options``: of Spark's reader, by their names in small letters.
-        """
-        spelled: dict[str, dict[str, T.DataType]] = {}
-        for key in found:
-            spelled.setdefault(key.name.lower(), {})[key.name] = key.dataType
-        keys, types = {}, {}
-        for spellings in spelled.values():
-            name = next((name for name in spellings if name in as_written), max(spellings))  # not in capitals
-            kinds = set(spellings.values()) - {T.NullType()}
-            if not kinds and is_true(options.get("dropfieldifallnull")):
-                continue
-            kind = _settled(kinds.pop(), options) if len(kinds) == 1 else T.StringType()
-            is_plain = not isinstance(kind, T.StructType | T.ArrayType)
-            keys[name], types[name] = tuple(spellings), T.StringType() if name in as_written and is_plain else kind
-        return cls(keys, types, frozenset(name for name in keys if name in as_written))
-
-    @property
-    def ambiguous(self) -> bool:
-        """Whether a key is spelled in several ways."""
-        return any(len(spellings) > 1 for spellings in self.keys.values())
-
-    @property
-    def schema(self) -> T.StructType:
-        """The columns, by their names."""
-        return T.StructType([T.StructField(name, kind) for name, kind in self.types.items()])
-
-    def table(self, lines: DataFrame, options: Mapping[str, str]) -> DataFrame:
-        """The table of these lines; an odd one has nothing but its text, in ``_corrupt_record``."""
-        keys = [(key, self.types[name]) for name, spellings in self.keys.items() for key in spellings]
-        places = {key: f"c{i}" for i, (key, _) in enumerate(keys)}
-        schema = T.StructType([*(T.StructField(*key) for key in keys), T.StructField(CORRUPT, T.StringType())])
-        # By place, because Spark cannot tell two spellings of a name apart.
-        by_place = T.StructType([*(T.StructField(places[key], kind) for key, kind in keys), schema[-1]])
-        own = {name: value for name, value in options.items() if name not in ("mode", "linesep")}
-        parsed = F.from_json(F.col(VALUE), schema, {**own, **STRICT}).cast(by_place)
-        others = [F.col(quoted(name)) for name in lines.columns if name != VALUE]
-        sound = F.coalesce(_is_one_object() & _has_distinct_keys(), F.lit(False))
-        rows = _not_blank(lines).select(*others, F.col(VALUE), parsed.alias("row"), sound.alias("sound"))
-        good = F.col("sound") & F.col("row").isNotNull() & F.col(f"row.{CORRUPT}").isNull()
-        rows = rows.withColumn("sound", good)
-        hidden = {name.lower() for name in lines.columns}
-        cells = [
-            F.when(F.col("sound"), F.coalesce(*(self._cell(name, key, places[key]) for key in spellings))).alias(name)
-            for name, spellings in self.keys.items()
-            if name.lower() not in hidden
-        ]
-        return rows.select(*cells, F.when(~F.col("sound"), F.make_valid_utf8(VALUE)).alias(CORRUPT), *others)
-
-    def _cell(self, name: str, key: str, place: str) -> Column:
-        """The value of a key. A number with a fraction went through a double; as text it is looked up in its line."""
-        cell = F.col(f"row.{place}")
-        if name not in self.as_written or self.types[name] != T.StringType():
-            return cell
-        pattern = rf'"{re.escape(key)}"[ \t]*:[ \t]*(-?[0-9][0-9.eE+-]*)'
-        text = F.regexp_extract(F.col(VALUE), pattern, 1)
-        same = text.try_cast("double") == cell.try_cast("double")
-        return F.when(cell.rlike("[.E]") & same, text).otherwise(cell)
-
-
-def _settled(kind: T.DataType, options: Mapping[str, str]) -> T.DataType:
-    """The type of a column, from what its values have in common."""
-    if isinstance(kind, T.ArrayType):
-        return T.ArrayType(_settled(kind.elementType, options))
-    if isinstance(kind, T.StructType) and 0 < len(kind) == len({key.name.lower() for key in kind}):
-        return T.StructType([T.StructField(key.name, _settled(key.dataType, options)) for key in kind])
-    if isinstance(kind, T.StructType | T.VariantType | T.NullType) or is_true(options.get("primitivesasstring")):
-        return T.StringType()
-    if isinstance(kind, T.DecimalType) and kind.scale and not is_true(options.get("prefersdecimal")):
-        return T.DoubleType()
-    return kind
-
-
-def _not_blank(lines: DataFrame) -> DataFrame:
-    return lines.where(_trimmed() != "")
-
-
-def _trimmed() -> Column:
-    return F.btrim(F.col(VALUE), F.lit(_BLANKS))
-
-
-def _is_text_of_object() -> Column:
-    return F.is_valid_utf8(F.col(VALUE)) & _trimmed().startswith("{")
-
-
-def _is_one_object() -> Column:
-    """Whether the line is one JSON object and nothing after it; of one that is no JSON at all it may say yes."""
-    line = _trimmed()
-    alone = (F.locate("{", line, 2) == 0) & (F.instr(line, "}") == F.length(line))
-    mark = secrets.token_hex(8)
-    element = T.StructType([T.StructField(mark, T.BooleanType())])
-    schema = T.StructType([T.StructField(mark, T.ArrayType(element))])
-    wrapped = F.concat(F.lit(f'{{"{mark}":['), F.col(VALUE), F.lit(f',{{"{mark}":true}}]}}'))
-    found = F.from_json(wrapped, schema, dict(STRICT))[mark]
-    is_first = (F.size(found) == 2) & found[0].isNotNull() & found[1][mark]
-    return _is_text_of_object() & F.when(alone, F.lit(True)).otherwise(F.coalesce(is_first, F.lit(False)))
-
-
-def _has_distinct_keys() -> Column:
-    """Whether no object of the line has a key twice, in whatever spelling."""
-    keys = F.json_object_keys(VALUE)
-    distinct = F.size(F.array_distinct(F.transform(keys, lambda key: F.lower(key)))) == F.size(keys)
-    # In small letters, a letter that is written as an escape stays what it is: there the keys themselves are asked.
-    escaped = F.when(F.instr(F.col(VALUE), "\\u") > 0, distinct).otherwise(F.lit(True))
-    return F.try_parse_json(VALUE).isNotNull() & F.try_parse_json(F.lower(F.col(VALUE))).isNotNull() & escaped
-
-
-PartitionTypes: TypeAlias = Literal["text", "infer"]
-
-PROBE_ROWS = 1_000
-"""How many rows are looked at before a text column is believed to hold numbers."""
+STRICT: Final = {"allowNonNumericNumbers": "false", "allowSingleQuotes": "false"}
+VALUE: Final = "value"
+"""The column that holds a line."""
+AT: Final = "_onefold_at"
+"""The column with the file of a row, where that is asked."""
 
 _FORMATS = {"jsonl": "json", "ndjson": "json"}
-_DEFAULT_OPTIONS = {"csv": {"header": "true"}}
 _FILES = {"parquet", "json", "csv", "orc", "text", "avro"}
-TIMES = ("timestamp", "arrival", "order", "time")
-"""Roles whose columns hold times, or numbers; that of the previous message may be empty for long."""
-_INFERRED = {"payload"}
-"""Columns with a role whose values are compared, but name nothing: they keep the type that they have."""
+_DEFAULT_OPTIONS = {"csv": {"header": "true"}}
 _STREAM_OPTIONS = {"maxfilespertrigger", "maxbytespertrigger", "latestfirst", "maxfileage", "cleansource"}
+_INFERRED = {"payload"}
+"""Roles whose columns are compared, but name nothing: they keep the type that they have."""
 _LADDERS: Final = ((T.ByteType, T.ShortType, T.IntegerType, T.LongType), (T.FloatType, T.DoubleType))
 """Types of which each holds all values of those before it."""
-AT: Final = "_onefold_at"
-"""The column that says which file a row is from, where that is asked."""
+_OBJECT: Final = re.compile(r"`(?:[^`]|``)*`|OBJECT<")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,33 +109,45 @@ class OpenSource:
     manifest: Manifest
     files: SourceFiles | None = None
     """None: the source is no files."""
-    by_file: Callable[[], DataFrame] | None = None
-    """Reads it again, as (file, rows)."""
+    rows_by_file: Callable[[], dict[str, int]] = dict
+    """How many rows the reader gives of each file, by another pass."""
 
     def changed(self) -> list[str]:
         """What happened to its files since it was opened, one line each."""
         return [] if self.files is None else self.manifest.changed(self.files.listed())
 
-    def rows_by_file(self) -> dict[str, int]:
-        """How many rows the reader gives of each file, by another pass."""
-        assert self.by_file is not None
-        return {str(at): int(rows) for at, rows in self.by_file().collect()}
-
 
 def open_source(spark: SparkSession, source: SourceSpec, columns: Named, *, count: bool = True) -> OpenSource:
     """The table of a source, ready to be judged by these columns. ``count``: its rows are counted without the reader.
 
-    Raise `Misuse` for what is not there or cannot be what it should be, `OSError` for files that cannot be read.
+    Raise `Misuse` for what is missing or cannot be what it should be, `OSError` for files that cannot be read.
     """
-    with _told(spark, source) as (kind, options):
+    with _clear_errors(spark, source) as (kind, options):
         if kind in _FILES:
-            opened = _opened(Reading(spark, source, columns, kind, options), count)
+            opened = _open_files(Reading(spark, source, columns, kind, options), count)
         else:
             why = f"what a source of format {source.format!r} holds is known from its reader alone"
             opened = OpenSource(spark.read.format(kind).options(**options).load(source.path), Manifest(why_not=why))
         columns.check(opened.rows)
         _refuse_words(opened.rows, columns)
     return opened
+
+
+def _open_files(reading: Reading, count: bool) -> OpenSource:
+    reading.look(count=count)
+    parts, aside = reading.parts(), reading.manifest.aside
+
+    def table(*, at: bool = False) -> DataFrame:
+        frames = [part.read(reading.spark.read, reading.source.path, aside, at=at) for part in parts]
+        return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
+
+    def rows_by_file() -> dict[str, int]:
+        return {str(at): int(rows) for at, rows in table(at=True).groupBy(AT).count().collect()}
+
+    df = table()
+    if count:  # what changed since it was looked at is counted again, as the reader has just listed it
+        reading.look(count=True)
+    return OpenSource(df, reading.manifest.only(df.inputFiles()), reading.files, rows_by_file)
 
 
 def read(
@@ -330,12 +180,12 @@ def open_stream(
     spark: SparkSession, source: SourceSpec, columns: Named, aside: Sequence[SourceFile] = ()
 ) -> OpenedStream:
     """A source as a stream; of files, those that are there now say what the columns are. ``aside``: not to be read."""
-    with _told(spark, source) as (kind, options):
+    with _clear_errors(spark, source) as (kind, options):
         reader = spark.readStream.options(**options)
         if kind in _FILES:
             batch = {name: value for name, value in options.items() if name.lower() not in _STREAM_OPTIONS}
             reading = Reading(spark, replace(source, bad_files="set_aside"), columns, kind, batch)
-            reading.look(count=False, aside=aside)  # what is bad is told when its batch comes
+            reading.look(count=False, aside=aside)  # bad files are reported when their batch comes
             part, header = reading.stream_part(source.bad_files)
             _refuse_words(part.read(spark.read, source.path, reading.manifest.aside), columns)
             opened = OpenedStream(part.read(reader, source.path, aside), reading.files, header)
@@ -346,9 +196,10 @@ def open_stream(
 
 
 @contextmanager
-def _told(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str, dict[str, str]]]:
+def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str, dict[str, str]]]:
     """The format as Spark calls it, and its options; and one clear line for whatever Spark says of the source."""
-    if source.path and "://" not in source.path and not _exists(spark, source.path):
+    is_pattern = any(char in source.path for char in "*?[{")
+    if source.path and "://" not in source.path and not is_pattern and not Place(spark, source.path).exists():
         raise Misuse(f"there is nothing at {source.path}", path=source.path)
     if source.format == log_source.NAME:
         log_source.register_log(spark)
@@ -358,29 +209,29 @@ def _told(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str, dict[s
     except AnalysisException as error:
         raise Misuse(f"{what}: {first_line(error)}", path=source.path, format=source.format) from error
     except Py4JJavaError as error:  # such as a format that is not there
-        said = str(error.java_exception.getMessage()).splitlines()[0]
-        raise Misuse(f"{what}: {said}", path=source.path, format=source.format) from error
+        message = str(error.java_exception.getMessage()).splitlines()[0]
+        raise Misuse(f"{what}: {message}", path=source.path, format=source.format) from error
     except PySparkException as error:
         raise OSError(f"{what}: {first_line(error)}") from error
 
 
-def _exists(spark: SparkSession, path: str) -> bool:
-    return any(char in path for char in "*?[{") or Place(spark, path).exists()
-
-
-def _opened(reading: Reading, count: bool) -> OpenSource:
-    reading.look(count=count)
-    parts, aside = reading.parts(), reading.manifest.aside
-
-    def table(*, at: bool = False) -> DataFrame:
-        frames = [part.read(reading.spark.read, reading.source.path, aside, at=at) for part in parts]
-        return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
-
-    df = table()
-    if count:  # what changed since it was looked at is counted again, as the reader has just listed it
-        reading.look(count=True)
-    manifest = reading.manifest.only(df.inputFiles())
-    return OpenSource(df, manifest, reading.files, lambda: table(at=True).groupBy(AT).count())
+def _refuse_words(df: DataFrame, columns: Named) -> None:
+    """A text column without a single number or time among its first values is the wrong column, not a bad row."""
+    present = set(df.columns)
+    roles = {name: role for role, name in columns.named if role in (*TIMES, "sequence") and name in present}
+    texts = [name for name in roles if isinstance(df.schema[name].dataType, TEXT)]
+    if not texts:
+        return
+    cells = []
+    for name in texts:
+        cells.append(F.count(milliseconds(df, name) if roles[name] in TIMES else whole(df, name)))
+        cells.append(F.first(F.col(quoted(name)), ignorenulls=True))
+    head = df.select(*(F.col(quoted(name)) for name in texts)).limit(PROBE_ROWS)
+    row = head.agg(*cells).collect()[0]
+    for name, count, example in zip(texts, row[::2], row[1::2], strict=True):
+        if count == 0 and example is not None:
+            what = "a whole number or a time" if roles[name] in TIMES else "a whole number"
+            raise Misuse(f"column {name!r} is text without {what} in it, such as {example!r}", column=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,23 +274,23 @@ class Reading:
 
     def look(self, *, count: bool, aside: Sequence[SourceFile] = ()) -> None:
         """Look at the files that are there now, but for those that were looked at and did not change."""
-        found = self.files.inspected(self.source.bad_files, count=count, known=self.manifest)
-        gone = {file.path for file in aside}
-        bad = [*found.aside, *(file for file in found.files if file.path in gone)]
-        self.manifest = replace(found, files=tuple(f for f in found.files if f.path not in gone), aside=tuple(bad))
-        if bad and not self.manifest.files:
-            told = bad[0].trouble or "it was set aside"
-            raise OSError(f"there is no file at {self.source.path} that can be read; {bad[0].shown}: {told}")
+        manifest = self.files.inspected(self.source.bad_files, count=count, before=self.manifest)
+        paths = {file.path for file in aside}
+        bad = (*manifest.aside, *(file for file in manifest.files if file.path in paths))
+        good = tuple(file for file in manifest.files if file.path not in paths)
+        self.manifest = replace(manifest, files=good, aside=bad)
+        if bad and not good:
+            why = bad[0].trouble or "it was set aside"
+            raise OSError(f"there is no file at {self.source.path} that can be read; {bad[0].shown}: {why}")
 
     def parts(self) -> list[SourcePart]:
         """How all of it is read, in a table."""
-        if not self.manifest.files:
-            return [SourcePart(self._kind, self._options, self._with_folders(self._inferred()))]
-        if self._kind == "csv":
+        if self._kind == "csv" and self.manifest.files:
             return self._csv()
-        if self._kind == "json":
-            return [self._loose_json() if self._is_loose else self._json()]
-        return [SourcePart(self._kind, self._options, self._with_folders(self._merged()))]
+        if self._kind == "json" and self.manifest.files:
+            return [self._json()]
+        columns = self._merged() if self.manifest.files else self._inferred()
+        return [SourcePart(self._kind, self._options, self._with_folders(columns))]
 
     def stream_part(self, bad_files: BadFiles) -> tuple[SourcePart, str | None]:
         """How all of it is read, in a stream, and the header line that its files must have."""
@@ -449,12 +300,12 @@ class Reading:
         if len(parts) > 1 and bad_files == "stop":
             one, other = ((part.only or ())[0].shown for part in parts[:2])
             raise Misuse(f"{one} and {other} have different header lines: a stream reads one", path=self.source.path)
-        has_header = self._kind == "csv" and is_true(self.files.options.get("header")) and self.manifest.files
+        has_header = self.files.has_header and self.manifest.files
         header = (parts[0].only or self.manifest.files)[0].layout if has_header else None
         return replace(parts[0], only=None), header
 
     def _inferred(self, files: Sequence[SourceFile] | None = None) -> T.StructType:
-        """The columns as Spark's own reader finds them."""
+        """The columns as Spark's own reader infers them."""
         paths = self.source.path if files is None else [file.path for file in files]
         return self.spark.read.format(self._kind).options(**self._options).load(paths).schema
 
@@ -465,21 +316,21 @@ class Reading:
         return T.StructType([*(each for each in (*columns, *more) if each.name.lower() not in names), *folders])
 
     def _merged(self) -> T.StructType:
-        """The columns of all files. Files of one layout have the same, so that one of each is asked."""
+        """The columns of all files. Files of one layout have the same, so one of each is asked."""
         if self._kind not in FOOTED:
             return self._inferred(self.manifest.files)
         columns: dict[str, tuple[T.StructField, SourceFile]] = {}
         for file in {file.layout: file for file in reversed(self.manifest.files)}.values():
             for column in self._inferred([file]):
-                known, first = columns.get(column.name.lower(), (column, file))
-                kind = _wider(known.dataType, column.dataType)
+                earlier, first = columns.get(column.name.lower(), (column, file))
+                kind = _wider(earlier.dataType, column.dataType)
                 if kind is None:
-                    here, there = column.dataType.simpleString(), known.dataType.simpleString()
+                    here, there = column.dataType.simpleString(), earlier.dataType.simpleString()
                     raise Misuse(
                         f"column {column.name!r} is {here} in {file.shown}, {there} in {first.shown}: no type is both",
                         column=column.name,
                     )
-                columns[column.name.lower()] = (T.StructField(known.name, kind), first)
+                columns[column.name.lower()] = (T.StructField(earlier.name, kind), first)
         return T.StructType([column for column, _ in columns.values()])
 
     def _csv(self) -> list[SourcePart]:
@@ -487,14 +338,14 @@ class Reading:
         layouts: dict[str, list[SourceFile]] = {}
         for file in self.manifest.files:
             layouts.setdefault(file.layout, []).append(file)
-        guessed = is_true(self.files.options.get("inferschema"))
-        found = [self._inferred(files if guessed else files[:1]) for files in layouts.values()]
+        infer = is_true(self.files.options.get("inferschema"))
+        schemas = [self._inferred(files if infer else files[:1]) for files in layouts.values()]
         types: dict[str, T.DataType] = {}
-        for column in (column for columns in found for column in columns):
-            known = types.get(column.name.lower(), column.dataType)
-            types[column.name.lower()] = _wider(known, column.dataType) or T.StringType()
+        for column in (column for schema in schemas for column in schema):
+            earlier = types.get(column.name.lower(), column.dataType)
+            types[column.name.lower()] = _wider(earlier, column.dataType) or T.StringType()
         parts = []
-        for columns, files in zip(found, layouts.values(), strict=True):
+        for columns, files in zip(schemas, layouts.values(), strict=True):
             typed = [T.StructField(column.name, types[column.name.lower()]) for column in columns]
             schema = self._with_folders(self._as_written(typed), _text(CORRUPT))
             parts.append(SourcePart("csv", self._options, schema, only=files if len(layouts) > 1 else None))
@@ -502,37 +353,39 @@ class Reading:
 
     def _as_written(self, columns: Iterable[T.StructField]) -> T.StructType:
         """The columns, those that name or number a message as text."""
-        plain = [(column, column.name in self._roles and not _is_nested(column.dataType)) for column in columns]
-        return T.StructType([_text(column.name) if is_text else column for column, is_text in plain])
+        nested = T.StructType | T.ArrayType | T.MapType
+        return T.StructType([
+            _text(column.name) if column.name in self._roles and not isinstance(column.dataType, nested) else column
+            for column in columns
+        ])  # fmt: skip
 
     @property
     def _is_loose(self) -> bool:
         """Whether Spark's own reader is to say what a row of JSON is."""
         return any(is_true(self.files.options.get(name)) for name in LOOSE) or self.files.is_wide
 
-    def _loose_json(self) -> SourcePart:
-        columns = self._as_written(each for each in self._inferred(self.manifest.files) if each.name != CORRUPT)
-        return SourcePart("json", self._options, self._with_folders(columns, _text(CORRUPT)))
-
     def _json(self) -> SourcePart:
-        """By Spark's own reader if a survey finds no odd line; else line by line."""
-        survey = look_over(self._lines().read(self.spark.read, self.source.path, self.manifest.aside))
-        columns = SourceColumns.of(survey.keys, self._roles, self.files.options)
-        if survey.odd and self._fails_fast:
+        """By Spark's own reader if it is to decide, or if a survey finds no odd line; else line by line."""
+        if self._is_loose:
+            columns = self._as_written(each for each in self._inferred(self.manifest.files) if each.name != CORRUPT)
+            return SourcePart("json", self._options, self._with_folders(columns, _text(CORRUPT)))
+        found = survey(self._lines().read(self.spark.read, self.source.path, self.manifest.aside))
+        table = JsonTable.of(found.keys, self._roles, self.files.options)
+        if found.odd and self._fails_fast:
             raise OSError(
-                f"{self.source.path}: {survey.odd:,} lines are not one JSON object each, such as {survey.sample!r}"
+                f"{self.source.path}: {found.odd:,} lines are not one JSON object each, such as {found.sample!r}"
             )
-        if survey.odd or columns.ambiguous:
+        if found.odd or any(len(spellings) > 1 for spellings in table.keys.values()):
             return self._line_by_line()
-        return SourcePart("json", self._options, self._with_folders(columns.schema, _text(CORRUPT)))
+        schema = T.StructType([T.StructField(name, kind) for name, kind in table.types.items()])
+        return SourcePart("json", self._options, self._with_folders(schema, _text(CORRUPT)))
 
     def _line_by_line(self) -> SourcePart:
-        """Each line taken apart by itself; what an odd one holds is no column."""
+        """Each line parsed by itself; what an odd one holds is no column."""
         lines = self._lines()
         rows = lines.read(self.spark.read, self.source.path, self.manifest.aside)
-        keys = look_over(rows, strict=True).keys
-        columns = SourceColumns.of(keys, self._roles, self.files.options)
-        return replace(lines, step=lambda df: columns.table(lines.step(df), self.files.options))
+        table = JsonTable.of(survey(rows, strict=True).keys, self._roles, self.files.options)
+        return replace(lines, step=lambda df: table.rows(lines.step(df), self.files.options))
 
     def _lines(self) -> SourcePart:
         """The lines as they are."""
@@ -545,10 +398,6 @@ class Reading:
 
 def _text(name: str) -> T.StructField:
     return T.StructField(name, T.StringType())
-
-
-def _is_nested(kind: T.DataType) -> bool:
-    return isinstance(kind, T.StructType | T.ArrayType | T.MapType)
 
 
 def _wider(one: T.DataType, other: T.DataType) -> T.DataType | None:
@@ -564,30 +413,152 @@ def _wider(one: T.DataType, other: T.DataType) -> T.DataType | None:
         element = _wider(one.elementType, other.elementType)
         return None if element is None else T.ArrayType(element)
     if isinstance(one, T.StructType) and isinstance(other, T.StructType):
-        names = {column.name.lower(): column for column in one}
+        columns = {column.name.lower(): column for column in one}
         for column in other:
-            known = names.get(column.name.lower(), column)
-            kind = _wider(known.dataType, column.dataType)
+            earlier = columns.get(column.name.lower(), column)
+            kind = _wider(earlier.dataType, column.dataType)
             if kind is None:
                 return None
-            names[column.name.lower()] = T.StructField(known.name, kind)
-        return T.StructType(list(names.values()))
+            columns[column.name.lower()] = T.StructField(earlier.name, kind)
+        return T.StructType(list(columns.values()))
     return None
 
 
-def _refuse_words(df: DataFrame, columns: Named) -> None:
-    """A text column without a single number or time among its first values is the wrong column, not a bad row."""
-    there = set(df.columns)
-    wanted = {name: role in TIMES for role, name in columns.named if role in (*TIMES, "sequence") and name in there}
-    texts = [name for name in wanted if isinstance(df.schema[name].dataType, TEXT)]
-    if not texts:
-        return
-    head = df.select(*(F.col(quoted(name)) for name in texts)).limit(PROBE_ROWS)
-    cells = [cell for name in texts for cell in (
-        F.count(milliseconds(df, name) if wanted[name] else whole(df, name)),
-        F.first(F.col(quoted(name)), ignorenulls=True))]  # fmt: skip
-    found = head.agg(*cells).collect()[0]
-    for i, name in enumerate(texts):
-        if found[2 * i] == 0 and found[2 * i + 1] is not None:
-            what = "a whole number or a time" if wanted[name] else "a whole number"
-            raise Misuse(f"column {name!r} is text without {what} in it, such as {found[2 * i + 1]!r}", column=name)
+class Survey(NamedTuple):
+    """What all JSON lines together say."""
+
+    keys: T.StructType
+    """Every key of every line, in each of its spellings, with the type that all its values have."""
+    odd: int
+    """How many lines are no messages."""
+    sample: str | None
+    """One of them."""
+
+
+def survey(lines: DataFrame, *, strict: bool = False) -> Survey:
+    """Look through all lines once: which columns there are, and whether a line is odd.
+
+    Unless it is ``strict``, a line with two spellings of a key is not counted as odd: there is no such line where no
+    column is spelled in two ways.
+    """
+    is_sound = _is_text_of_object() & (_has_distinct_keys() if strict else F.lit(True))
+    parsed = lines.where(_trimmed() != "").select(
+        F.col(VALUE), F.when(is_sound, F.try_parse_json(VALUE)).alias("parsed"), _is_one_object().alias("one")
+    )
+    is_odd = F.col("parsed").isNull() | ~F.col("one")
+    schema, odd, sample = parsed.agg(
+        F.schema_of_variant_agg(F.when(~is_odd, F.col("parsed"))),
+        F.count_if(is_odd),
+        F.any_value(F.when(is_odd, F.col(VALUE)), True),
+    ).collect()[0]
+    ddl = _OBJECT.sub(lambda part: "STRUCT<" if part[0] == "OBJECT<" else part[0], schema)
+    keys = T.DataType.fromDDL(ddl) if ddl.startswith("STRUCT<") else T.StructType()
+    return Survey(keys, int(odd), None if sample is None else str(sample)[:80])  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonTable:
+    """The columns of a table of JSON lines, and the keys that each is read from."""
+
+    keys: Mapping[str, tuple[str, ...]]
+    """Of each column, the spellings of its key."""
+    types: Mapping[str, T.DataType]
+    as_written: frozenset[str]
+    """The columns whose values are read as text, as they are written."""
+
+    @classmethod
+    def of(cls, found: T.StructType, as_written: Collection[str], options: Mapping[str, str]) -> JsonTable:
+        """One column for all spellings of a key. A key whose values have no type in common is text: their JSON.
+
+        ``options``: of Spark's reader, by their names in lower case.
+        """
+        spelled: dict[str, dict[str, T.DataType]] = {}
+        for key in found:
+            spelled.setdefault(key.name.lower(), {})[key.name] = key.dataType
+        keys, types = {}, {}
+        for spellings in spelled.values():
+            name = next((name for name in spellings if name in as_written), max(spellings))  # not in capitals
+            kinds = set(spellings.values()) - {T.NullType()}
+            if not kinds and is_true(options.get("dropfieldifallnull")):
+                continue
+            kind = _settled(kinds.pop(), options) if len(kinds) == 1 else T.StringType()
+            is_plain = not isinstance(kind, T.StructType | T.ArrayType)
+            keys[name], types[name] = tuple(spellings), T.StringType() if name in as_written and is_plain else kind
+        return cls(keys, types, frozenset(name for name in keys if name in as_written))
+
+    def rows(self, lines: DataFrame, options: Mapping[str, str]) -> DataFrame:
+        """The table of these lines; an odd one has nothing but its text, in ``_corrupt_record``."""
+        keys = [(key, self.types[name]) for name, spellings in self.keys.items() for key in spellings]
+        cells = {key: f"c{i}" for i, (key, _) in enumerate(keys)}
+        schema = T.StructType([*(T.StructField(*key) for key in keys), _text(CORRUPT)])
+        # By position, because Spark cannot tell two spellings of a name apart.
+        by_position = T.StructType([*(T.StructField(cells[key], kind) for key, kind in keys), _text(CORRUPT)])
+        own = {name: value for name, value in options.items() if name not in ("mode", "linesep")}
+        parsed = F.from_json(F.col(VALUE), schema, {**own, **STRICT}).cast(by_position)
+        others = [F.col(quoted(name)) for name in lines.columns if name != VALUE]
+        is_sound = F.coalesce(_is_one_object() & _has_distinct_keys(), F.lit(False))
+        rows = lines.where(_trimmed() != "").select(
+            *others, F.col(VALUE), parsed.alias("row"), is_sound.alias("sound")
+        )  # fmt: skip
+        is_parsed = F.col("row").isNotNull() & F.col(f"row.{CORRUPT}").isNull()
+        rows = rows.withColumn("sound", F.col("sound") & is_parsed)
+        hidden = {name.lower() for name in lines.columns}
+        columns = [
+            F.when(F.col("sound"), F.coalesce(*(self._cell(name, key, cells[key]) for key in spellings))).alias(name)
+            for name, spellings in self.keys.items()
+            if name.lower() not in hidden
+        ]
+        return rows.select(*columns, F.when(~F.col("sound"), F.make_valid_utf8(VALUE)).alias(CORRUPT), *others)
+
+    def _cell(self, name: str, key: str, cell: str) -> Column:
+        """The value of a key. A number with a fraction went through a double; as text it is looked up in its line."""
+        value = F.col(f"row.{cell}")
+        if name not in self.as_written or self.types[name] != T.StringType():
+            return value
+        pattern = rf'"{re.escape(key)}"[ \t]*:[ \t]*(-?[0-9][0-9.eE+-]*)'
+        text = F.regexp_extract(F.col(VALUE), pattern, 1)
+        is_same = text.try_cast("double") == value.try_cast("double")
+        return F.when(value.rlike("[.E]") & is_same, text).otherwise(value)
+
+
+def _settled(kind: T.DataType, options: Mapping[str, str]) -> T.DataType:
+    """The type of a column, from what its values have in common."""
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(_settled(kind.elementType, options))
+    if isinstance(kind, T.StructType) and 0 < len(kind) == len({key.name.lower() for key in kind}):
+        return T.StructType([T.StructField(key.name, _settled(key.dataType, options)) for key in kind])
+    if isinstance(kind, T.StructType | T.VariantType | T.NullType) or is_true(options.get("primitivesasstring")):
+        return T.StringType()
+    if isinstance(kind, T.DecimalType) and kind.scale and not is_true(options.get("prefersdecimal")):
+        return T.DoubleType()
+    return kind
+
+
+def _trimmed() -> Column:
+    return F.btrim(F.col(VALUE), F.lit(" \t"))
+
+
+def _is_text_of_object() -> Column:
+    return F.is_valid_utf8(F.col(VALUE)) & _trimmed().startswith("{")
+
+
+def _is_one_object() -> Column:
+    """Whether the line is one JSON object and nothing after it; of one that is no JSON at all it may say yes."""
+    line = _trimmed()
+    alone = (F.locate("{", line, 2) == 0) & (F.instr(line, "}") == F.length(line))
+    mark = secrets.token_hex(8)
+    element = T.StructType([T.StructField(mark, T.BooleanType())])
+    schema = T.StructType([T.StructField(mark, T.ArrayType(element))])
+    wrapped = F.concat(F.lit(f'{{"{mark}":['), F.col(VALUE), F.lit(f',{{"{mark}":true}}]}}'))
+    elements = F.from_json(wrapped, schema, dict(STRICT))[mark]
+    is_first = (F.size(elements) == 2) & elements[0].isNotNull() & elements[1][mark]
+    return _is_text_of_object() & F.when(alone, F.lit(True)).otherwise(F.coalesce(is_first, F.lit(False)))
+
+
+def _has_distinct_keys() -> Column:
+    """Whether no object of the line has a key twice, in whatever spelling."""
+    keys = F.json_object_keys(VALUE)
+    distinct = F.size(F.array_distinct(F.transform(keys, lambda key: F.lower(key)))) == F.size(keys)
+    # Lower case leaves a letter that is written as an escape as it is: there the keys themselves are asked.
+    escaped = F.when(F.instr(F.col(VALUE), "\\u") > 0, distinct).otherwise(F.lit(True))
+    return F.try_parse_json(VALUE).isNotNull() & F.try_parse_json(F.lower(F.col(VALUE))).isNotNull() & escaped

@@ -1,4 +1,4 @@
-"""Folders that this tool has signed: nothing else is ever removed or replaced, and one writes at a time.
+"""Folders that this tool has signed: nothing else is ever removed or replaced, one writes at a time, none overlaps.
 
 A folder that is written to carries a small document, ``_onefold.json``, from the first moment on: of what kind it is (a
 run, a comparison, an audit) and which names in it are its own; of folders of rows also the files that were put there.
@@ -9,25 +9,23 @@ The rules:
 - What is removed is what the signature names. A file that somebody else put beside or among our own is named, and the
   folder is refused; it is never removed.
 
-A crash leaves an empty folder (taken by the next), a half-written document (which is passed over: nothing else can be
+A crash leaves an empty folder (taken by the next), a half-written document (which is skipped: nothing else can be
 there yet), or a signature that names more than there is.
 
-While a folder is written to it is locked. On a disk of this machine that is a lock of the operating system on the
-folder itself: whoever dies lets it go at once. Elsewhere it is a record, ``_onefold.lock``, which its owner writes anew
-every few seconds. One that does not change for `STILL_S` has no owner any more, nor one whose process was of this
-machine and is gone; no clock is compared with another one's. Who lost a lock finds out before it removes or publishes
-anything.
-
-Whether two places overlap: they are one, or one lies inside the other, however they are spelled.
+While a folder is written to it is locked. On a local disk that is a flock on the folder itself, which ends with its
+process. Elsewhere it is a lease, ``_onefold.lock``, which its owner renews every few seconds. One that does not change
+for `STILL_S` has no owner any more, nor one whose process was on this machine and is gone; no two clocks are compared.
+Who lost a lock finds out before it removes or publishes anything.
 
 What is written over its own source destroys it, and what is written inside it is read again by the next run. So every
-job asks before it writes anything. Nothing here needs a Spark: a mistake in the settings costs no start of one.
+job asks `refuse_overlap` before it writes anything; this needs no Spark, so a mistake in the settings costs no start of
+one. Two places overlap if they are one, or one lies inside the other, however they are spelled:
 
     data/../data/in/   in -> data/in   file:data   file:///data   the same place, through dots, links and spellings
     s3://b/x   s3a://b/x               the same: some schemes are several names of one store
     data/*/in   data/{a,b}             a pattern overlaps whatever it could match, now or later
 
-Local paths are compared with their links resolved and, where both are there, as the file system itself compares them.
+Local paths are compared with their links resolved and, where both exist, as the file system itself compares them.
 """
 
 from __future__ import annotations
@@ -41,12 +39,11 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from glob import iglob
 from itertools import islice, product
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 from uuid import uuid4
 
 from onefold.errors import Misuse, StaleWrite
@@ -61,6 +58,9 @@ STILL_S: Final = 30.0
 """Six beats: a pause of the collector or of the network is no death. HDFS itself gives a writer a minute."""
 LOOK_S: Final = 1.0
 
+Owned: TypeAlias = Mapping[str, list[str] | None]
+"""The names that are ours in a folder, of each its files; None: whatever is in it."""
+
 
 class Lock(Protocol):
     """The right to write to a folder."""
@@ -73,36 +73,31 @@ class Lock(Protocol):
 class Signed:
     """A signed folder, locked while this is used: what is ours in it, and the only way to remove any of it."""
 
-    def __init__(self, place: Place, kind: str, lock: Lock, owns: Mapping[str, list[str] | None]) -> None:
+    def __init__(self, place: Place, kind: str, lock: Lock, owns: Owned) -> None:
         self.place = place
         self._kind = kind
         self._lock = lock
         self._owns = dict(owns)
 
-    def own(self, names: Mapping[str, list[str] | None]) -> None:
-        """Write down what is about to be made: names, of each its files (None: whatever will be in it)."""
+    def own(self, names: Owned) -> None:
+        """Write down what is about to be made."""
         self._lock.check()
         for name in names:
             if name not in self._owns and (self.place / name).exists():
                 raise _stranger(self.place, self._kind, name)
         self._owns |= names
-        self.sign()
-
-    def sign(self) -> None:
-        """Write the signature."""
-        document = {"format": FORMAT, "kind": self._kind, "owns": self._owns}
-        (self.place / MARK).write_json(document)
+        (self.place / MARK).write_json({"format": FORMAT, "kind": self._kind, "owns": self._owns})
 
     def remove(self, name: str) -> None:
         """Remove one of our own; `Misuse` if there is something under this name, or in it, that is not."""
         self._lock.check()
         if (self.place / name).exists():
-            _check(self.place, self._kind, name, self._owns)
+            _refuse_foreign(self.place, self._kind, name, self._owns)
             (self.place / name).remove()
 
-    def replace(self, staged: Mapping[str, Place], gone: Iterable[str]) -> None:
-        """Remove these names, then move what was staged to its names; before each step the signature tells of it."""
-        for name in {**dict.fromkeys(gone), **staged}:
+    def replace(self, staged: Mapping[str, Place], earlier: Iterable[str]) -> None:
+        """Remove these names, then move what was staged to its names; the signature is written before each step."""
+        for name in {**dict.fromkeys(earlier), **staged}:
             self.remove(name)
         self.own({name: source.files() for name, source in staged.items()})
         for name, source in staged.items():
@@ -122,7 +117,7 @@ def signed(
     place.make()
     with locked(place, kind) as lock:
         folder = Signed(place, kind, lock, _owned(place, kind, names, vouched))
-        folder.sign()
+        folder.own({})
         yield folder
 
 
@@ -138,39 +133,36 @@ def signature(place: Place) -> dict[str, Any] | None:
     return None
 
 
-def _owned(
-    place: Place, kind: str, names: Iterable[str], vouched: Callable[[Place], Iterable[str]]
-) -> dict[str, list[str] | None]:
+def _owned(place: Place, kind: str, names: Iterable[str], vouched: Callable[[Place], Iterable[str]]) -> Owned:
     """What is ours in a folder; `Misuse` if there is anything else, at any depth."""
-    there = [name for name in place.names() if name not in OURS]
+    present = [name for name in place.names() if name not in OURS]
     document = signature(place)
-    owns: dict[str, list[str] | None]
+    owns: Owned
     if document is None:
-        former = list(vouched(place)) if there else []
+        former = list(vouched(place)) if present else []
         owns = dict.fromkeys((*names, *former))
-        if there and not former:
+        if present and not former:
             raise Misuse(
-                f"{place.shown} is not empty, and no {kind} of onefold signed it: it holds {there[0]!r};"
+                f"{place.shown} is not empty, and no {kind} of onefold signed it: it holds {present[0]!r};"
                 " choose an empty folder, or one that does not exist",
                 path=place.shown,
             )
     elif document.get("kind") != kind:
         raise Misuse(f"{place.shown} holds a {document.get('kind')}, not a {kind}: choose another", path=place.shown)
     else:
-        owns = {**document["owns"], **{name: None for name in names if name not in document["owns"]}}
-    for name in there:
-        _check(place, kind, name, owns)
+        owns = {**dict.fromkeys(names), **document["owns"]}
+    for name in present:
+        _refuse_foreign(place, kind, name, owns)
     return owns
 
 
-def _check(place: Place, kind: str, name: str, owns: Mapping[str, list[str] | None]) -> None:
+def _refuse_foreign(place: Place, kind: str, name: str, owns: Owned) -> None:
     if name not in owns:
         raise _stranger(place, kind, name)
     files = owns[name]
-    if files is not None:
-        for file in (place / name).files():
-            if file not in files:
-                raise _stranger(place, kind, f"{name}/{file}")
+    for file in () if files is None else (place / name).files():
+        if file not in (files or ()):
+            raise _stranger(place, kind, f"{name}/{file}")
 
 
 def _stranger(place: Place, kind: str, name: str) -> Misuse:
@@ -185,36 +177,24 @@ def _stranger(place: Place, kind: str, name: str) -> Misuse:
 def locked(place: Place, kind: str) -> Iterator[Lock]:
     """Have a folder, which is there, for ourselves; `Misuse` if somebody else has it."""
     if (folder := place.local) is not None:
-        with _opened(folder) as descriptor:
-            if _flock(descriptor, place, kind):
-                yield HeldLock()
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:  # any other: its file system has no such locks
+                if error.errno == errno.EWOULDBLOCK:
+                    raise _busy(place, kind, "") from error
+            else:
+                yield _Flock()
                 return
-    record = _Record(place, kind)
-    record.acquire()
+        finally:
+            os.close(descriptor)
+    lease = _Lease(place, kind)
+    lease.acquire()
     try:
-        yield record
+        yield lease
     finally:
-        record.release()
-
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _flock(descriptor: int, place: Place, kind: str) -> bool:
-    """Whether the folder is locked now; False: its file system has no such locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno == errno.EWOULDBLOCK:
-            raise _busy(place, kind, "") from error
-        return False
-    return True
+        lease.release()
 
 
 def _busy(place: Place, kind: str, who: str) -> Misuse:
@@ -224,15 +204,14 @@ def _busy(place: Place, kind: str, who: str) -> Misuse:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class HeldLock:
+class _Flock:
     """A lock of the operating system, which nobody can take away."""
 
     def check(self) -> None:
-        """Nothing can have happened to it."""
+        pass
 
 
-class _Record:
+class _Lease:
     """A lock that is a file, renewed for as long as its owner lives."""
 
     def __init__(self, place: Place, kind: str) -> None:
@@ -240,39 +219,46 @@ class _Record:
         self._file = place / LOCK
         self._token = uuid4().hex
         self._beats = 0
-        self._mutex = threading.Lock()  # of our own record we never read a part
+        self._mutex = threading.Lock()  # of our own lease we never read a part
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="onefold-lock", daemon=True)
+        self._thread = threading.Thread(target=self._renew, name="onefold-lock", daemon=True)
 
     def acquire(self) -> None:
-        """Make the record, or take over that of an owner who is gone."""
+        """Make the lease, or take over that of an owner who is gone."""
         while not self._file.write_new(self._document()):
             last = self._read()
-            if last is not None and not self._is_gone(last):
-                said = _said(last)
-                raise _busy(self._place, self._kind, f" ({said['host']}, process {said['pid']})" if said else "")
+            if last is not None and not self._is_abandoned(last):
+                owner = _owner(last)
+                raise _busy(self._place, self._kind, f" ({owner['host']}, process {owner['pid']})" if owner else "")
             self._file.remove()
         self._thread.start()
 
     def check(self) -> None:
-        """Whether the record is still ours."""
         with self._mutex:
-            said = _said(self._read() or b"") or {}
-        if said.get("token") != self._token:
+            owner = _owner(self._read() or b"") or {}
+        if owner.get("token") != self._token:
             raise StaleWrite(f"somebody else took over {self._place.shown} in between", path=self._place.shown)
 
     def release(self) -> None:
-        """Remove the record if it is still ours."""
+        """Remove the lease if it is still ours."""
         self._ended.set()
         self._thread.join()
         with suppress(StaleWrite, OSError):
             self.check()
             self._file.remove()
 
-    def _is_gone(self, last: bytes) -> bool:
-        said = _said(last)
-        if said is not None and said["host"] == socket.gethostname() and not _is_alive(said["pid"], said["began"]):
-            return True
+    def _is_abandoned(self, last: bytes) -> bool:
+        """Whether its owner is a dead process of this machine, or does not renew it."""
+        owner = _owner(last)
+        if owner is not None and owner["host"] == socket.gethostname():
+            try:
+                os.kill(owner["pid"], 0)
+            except ProcessLookupError:
+                return True
+            except PermissionError:
+                pass
+            if _start_time(owner["pid"]) != owner["began"]:  # process ids are used again
+                return True
         end = monotonic() + STILL_S
         while monotonic() < end:
             sleep(LOOK_S)
@@ -280,7 +266,7 @@ class _Record:
                 return False
         return True
 
-    def _beat(self) -> None:
+    def _renew(self) -> None:
         while not self._ended.wait(BEAT_S):
             with suppress(StaleWrite, OSError):  # a store that is away for a moment; at `check` it must be there
                 self.check()
@@ -290,7 +276,7 @@ class _Record:
 
     def _document(self) -> bytes:
         pid = os.getpid()
-        owner = {"host": socket.gethostname(), "pid": pid, "began": _began(pid), "token": self._token}
+        owner = {"host": socket.gethostname(), "pid": pid, "began": _start_time(pid), "token": self._token}
         return json.dumps({**owner, "beats": self._beats}).encode()
 
     def _read(self) -> bytes | None:
@@ -300,26 +286,15 @@ class _Record:
             return b""
 
 
-def _said(record: bytes) -> dict[str, Any] | None:
+def _owner(lease: bytes) -> dict[str, Any] | None:
     try:
-        said = json.loads(record)
+        owner = json.loads(lease)
     except ValueError:
         return None
-    return said if isinstance(said, dict) and {"host", "pid", "began", "token"} <= said.keys() else None
+    return owner if isinstance(owner, dict) and {"host", "pid", "began", "token"} <= owner.keys() else None
 
 
-def _is_alive(pid: int, began: str) -> bool:
-    """Whether a process of this machine is there, and the same one: numbers are used again."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return _began(pid) == began
-
-
-def _began(pid: int) -> str:
+def _start_time(pid: int) -> str:
     """When a process began, in ticks since this machine did, where the system tells."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -339,17 +314,13 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/]*))?(.*)", re.
 _ONE_STORE: Final = {"s3n": "s3", "s3a": "s3", "abfss": "abfs", "wasbs": "wasb"}
 
 
-class _Where(NamedTuple):
-    """A place: the store that it is in, and the way to it; a part of the way may be a pattern."""
+class _Location(NamedTuple):
+    """The store that a path is in, and the path in it; a part of it may be a pattern."""
 
     scheme: str
     host: str
     """Empty: the store's usual one, which may be any."""
     parts: tuple[str, ...]
-
-    @property
-    def path(self) -> str:
-        return "/" + "/".join(self.parts)
 
 
 def refuse_overlap(reads: Iterable[tuple[str, str]], writes: Iterable[tuple[str, str]]) -> None:
@@ -366,17 +337,6 @@ def refuse_overlap(reads: Iterable[tuple[str, str]], writes: Iterable[tuple[str,
                 f"{written} ({target}) overlaps {read} ({source}): choose a place outside of it",
                 source=source, target=target,
             )  # fmt: skip
-
-
-def overlaps(source: str, target: str) -> bool:
-    """Whether what is read at ``source``, which may be a pattern, is at, above or below ``target``.
-
-    >>> overlaps("data/in", "data/in/../in/out"), overlaps("s3a://b/x/", "s3://b/x"), overlaps("data/a", "data/ab")
-    (True, True, False)
-    >>> overlaps("data/*/in", "data/out"), overlaps("data/[0-9]*", "data/out"), overlaps("data/{a,b}/c", "data/b")
-    (True, False, True)
-    """
-    return any(_meet(one, other) for one in _read(source) for other in _written(target))
 
 
 def refuse_inside(outer: tuple[str, str], inner: tuple[str, str]) -> None:
@@ -398,68 +358,70 @@ def refuse_inside(outer: tuple[str, str], inner: tuple[str, str]) -> None:
         )  # fmt: skip
 
 
-def _meet(one: _Where, other: _Where) -> bool:
-    if one.scheme != other.scheme or (one.host != other.host and one.host and other.host):
-        return False
-    if all(_matches(a, b) for a, b in zip(one.parts, other.parts, strict=False)):
-        return True
-    return one.scheme == "file" and not PATTERN.search(one.path) and _same_by_inode(one.path, other.path)
+def overlaps(source: str, target: str) -> bool:
+    """Whether what is read at ``source``, which may be a pattern, is at, above or below ``target``.
 
+    In ``target`` nothing is a pattern: the signs of a path that is written to are themselves.
 
-def _same_by_inode(one: str, other: str) -> bool:
-    """Whether one is the other or above it in the file system's own eyes: of bind mounts, or where case is ignored."""
-    for above, below in ((one, other), (other, one)):
-        try:
-            above_stat = os.stat(above)
-        except OSError:
+    >>> overlaps("data/in", "data/in/../in/out"), overlaps("s3a://b/x/", "s3://b/x"), overlaps("data/a", "data/ab")
+    (True, True, False)
+    >>> overlaps("data/*/in", "data/out"), overlaps("data/[0-9]*", "data/out"), overlaps("data/{a,b}/c", "data/b")
+    (True, False, True)
+    """
+    scheme, host, path = _split(target)
+    written = _Location(scheme, host, _real_parts(scheme, path))
+    for read in _locations(source):
+        if read.scheme != scheme or (read.host != host and read.host and host):
             continue
-        for folder in (Path(below), *Path(below).parents):
-            try:
-                if os.path.samestat(os.stat(folder), above_stat):
-                    return True
-            except OSError:  # not there yet
-                continue
+        if all(_matches(pattern, name) for pattern, name in zip(read.parts, written.parts, strict=False)):
+            return True
+        one, other = ("/" + "/".join(location.parts) for location in (read, written))
+        if scheme == "file" and not PATTERN.search(one) and _same_by_inode(one, other):
+            return True
     return False
 
 
-def _read(path: str) -> Iterator[_Where]:
-    scheme, host, way = _split(path)
-    for each in _without_braces(way):
-        yield from _resolved(scheme, host, each)
-        if scheme == "file" and PATTERN.search(each):
-            for found in islice(iglob(each), MATCHES_MAX):  # whatever is matched may be a link to elsewhere
-                yield from _resolved(scheme, host, os.path.realpath(found))
+def _same_by_inode(one: str, other: str) -> bool:
+    """Whether one is the other or above it to the file system itself: of bind mounts, or where it is case-insensitive."""
+    for above, below in ((one, other), (other, one)):
+        with suppress(OSError):
+            above_stat = os.stat(above)
+            for folder in (Path(below), *Path(below).parents):
+                with suppress(OSError):  # not there yet
+                    if os.path.samestat(os.stat(folder), above_stat):
+                        return True
+    return False
 
 
-def _written(path: str) -> Iterator[_Where]:
-    """Nothing is a pattern in a path that is written to: its signs are themselves."""
-    scheme, host, way = _split(path)
-    real = os.path.realpath(way) if scheme == "file" else os.path.normpath("/" + way)
-    yield _Where(scheme, host, _parts(real))
+def _locations(path: str) -> Iterator[_Location]:
+    """Where a path leads that may be a pattern, and what matches it now, which may be a link to elsewhere."""
+    scheme, host, whole = _split(path)
+    for each in _without_braces(whole):
+        matches = islice(iglob(each), MATCHES_MAX) if scheme == "file" and PATTERN.search(each) else ()
+        for way in (each, *map(os.path.realpath, matches)):
+            parts = way.split("/")
+            fixed = next((i for i, part in enumerate(parts) if PATTERN.search(part)), len(parts))
+            start = "/".join(parts[:fixed]) or ("/" if way.startswith("/") else ".")
+            rest = [part for part in parts[fixed:] if part not in ("", ".")]
+            if ".." in rest:  # behind a pattern it may lead anywhere below what is fixed
+                rest = []
+            yield _Location(scheme, host, (*_real_parts(scheme, start), *rest))
 
 
 def _split(path: str) -> tuple[str, str, str]:
-    found = _SCHEME.fullmatch(path)
-    if found is None:
+    """The store of a path: scheme and host; and the path in it."""
+    url = _SCHEME.fullmatch(path)
+    if url is None:
         return "file", "", path
-    scheme, host, way = found[1].lower(), (found[2] or "").lower(), found[3]
+    scheme, host, way = url[1].lower(), (url[2] or "").lower(), url[3]
     if scheme == "file":
         return "file", "", way
     return _ONE_STORE.get(scheme, scheme), host.rpartition("@")[2].partition(":")[0], way
 
 
-def _resolved(scheme: str, host: str, way: str) -> Iterator[_Where]:
-    parts = way.split("/")
-    fixed = next((i for i, part in enumerate(parts) if PATTERN.search(part)), len(parts))
-    start, rest = "/".join(parts[:fixed]) or ("/" if way.startswith("/") else "."), [p for p in parts[fixed:] if p]
-    if ".." in rest:  # behind a pattern it may lead anywhere below what is fixed
-        rest = []
-    real = os.path.realpath(start) if scheme == "file" else os.path.normpath("/" + start)
-    yield _Where(scheme, host, (*_parts(real), *(part for part in rest if part != ".")))
-
-
-def _parts(path: str) -> tuple[str, ...]:
-    return tuple(part for part in path.split("/") if part)
+def _real_parts(scheme: str, path: str) -> tuple[str, ...]:
+    real = os.path.realpath(path) if scheme == "file" else os.path.normpath("/" + path)
+    return tuple(part for part in real.split("/") if part)
 
 
 def _without_braces(path: str) -> list[str]:
@@ -480,15 +442,14 @@ def _without_braces(path: str) -> list[str]:
 def _matches(pattern: str, name: str) -> bool:
     if not PATTERN.search(pattern):
         return pattern == name
+
+    def any_of(escaped: re.Match[str]) -> str:
+        inside = re.sub(r"\\(.)", r"\1", escaped[1])
+        negated = inside[:1] in ("!", "^")
+        return f"[{'^' * negated}{inside[negated:]}]".replace("\\", "\\\\")
+
     text = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
-    text = re.sub(r"\\\[(.*?)\\\]", lambda group: _any_of(group[1]), text)
     try:
-        return re.fullmatch(text, name, re.S) is not None
+        return re.fullmatch(re.sub(r"\\\[(.*?)\\\]", any_of, text), name, re.S) is not None
     except re.error:  # not a pattern to us: it may match anything
         return True
-
-
-def _any_of(escaped: str) -> str:
-    inside = re.sub(r"\\(.)", r"\1", escaped)
-    negated = inside[:1] in ("!", "^")
-    return f"[{'^' * negated}{inside[negated:]}]".replace("\\", "\\\\")
