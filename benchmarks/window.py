@@ -75,9 +75,9 @@ def by_approximation(df: Any) -> list[int]:
 
 
 def by_lags(df: Any) -> list[int]:
-    from onefold.spark.window import LAG, Distribution, WindowColumns, kept, lags, timed
+    from onefold.spark.window import LAG, Distribution, WindowColumns, lags, stored, timed
 
-    with kept(lags(timed(df, WindowColumns(key=tuple(KEY))))) as found:
+    with stored(lags(timed(df, WindowColumns(key=tuple(KEY))))) as found:
         return [quantile.value for quantile in Distribution.of(found, LAG).quantiles(SHARES).values()]
 
 

@@ -7,11 +7,11 @@ from onefold.cli.main import describe
 from onefold.errors import Misuse
 from onefold.spark import audit
 from onefold.spark import run as jobs
-from onefold.spark.audit import AuditFailed, AuditFinding, Ids, books_differ, published, whole_row_id
+from onefold.spark.audits import AuditFailed, AuditFinding, Ids, books_differ, published
 from onefold.spark.chains import ChainsEngine
-from onefold.spark.diff import fingerprint
 from onefold.spark.engine import Identity
 from onefold.spark.files import Place
+from onefold.spark.fingerprints import fingerprint, whole_row_id
 from onefold.spark.ingest import SourceSpec
 from onefold.tally import Tally
 from onefold.testing.faults import Faults

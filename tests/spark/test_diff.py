@@ -14,9 +14,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse
-from onefold.spark import diff
-from onefold.spark import diff as diff_rows
-from onefold.spark.diff import (
+from onefold.spark import diff, differences
+from onefold.spark.diff_files import DiffTable, append, read_table
+from onefold.spark.fingerprints import (
     RANGE,
     Fingerprint,
     bits_for,
@@ -31,7 +31,6 @@ from onefold.spark.diff import (
     with_words,
     word_names,
 )
-from onefold.spark.diff_files import DiffTable, append, read_table
 
 NAN, OTHER_NAN = float("nan"), np.frombuffer(b"\x01\x00\x00\x00\x00\x00\xf8\xff", "<f8")[0].item()
 UTC = dt.UTC
@@ -179,7 +178,7 @@ def test_whole_rows_are_compared_as_bags(spark):
 
 
 def test_by_key_each_key_is_missing_surplus_differing_or_the_same(spark, monkeypatch):
-    monkeypatch.setattr(diff_rows, "DELTA_MAX", 10)  # and so many differ that they do not come to the driver
+    monkeypatch.setattr(differences, "DELTA_MAX", 10)  # and so many differ that they do not come to the driver
     sides, frames = random_tables(spark, 300)
     a: dict[tuple, Counter] = {}
     b: dict[tuple, Counter] = {}

@@ -10,8 +10,8 @@ from pyspark.sql import functions as F
 
 from onefold.cli.explain import explained
 from onefold.errors import Misuse
-from onefold.spark.audit import published
-from onefold.spark.explain import explain, naming, read_wanted
+from onefold.spark.audits import published
+from onefold.spark.explanations import explain, naming, read_wanted
 from onefold.spark.files import Place
 from tests.lib.commands import here as onefold
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from onefold.errors import Misuse
 from onefold.spark import run as jobs
-from onefold.spark.audit import AuditFailed
+from onefold.spark.audits import AuditFailed
 from onefold.spark.chains import ChainsEngine
 from onefold.spark.columns import ChainColumns
 from onefold.spark.ingest import SourceSpec

@@ -21,7 +21,7 @@ from onefold.chains.columns import ColumnarDetector
 from onefold.chains.rules import IN_ORDER, NEW_CHAIN, OPENS_GAP, SEEN
 from onefold.spark.chains import ChainsEngine, judge_chains
 from onefold.spark.columns import ChainColumns, ProducerColumns, ReceptionColumns, in_order, milliseconds, moment
-from onefold.spark.explain import explain
+from onefold.spark.explanations import explain
 from onefold.spark.figures import Figures
 from onefold.spark.gaps import LOWER, UPPER, missing_ranges
 from onefold.spark.host import KeyColumns, StreamMemory, judge_partition

@@ -48,7 +48,7 @@ def audit(
 
 def _audited(run: str, out: str | None, say: Any) -> dict[str, Any]:
     from onefold.cli.pipeline import opened
-    from onefold.spark.audit import audit_run, books, books_differ, keep_in, kinds_folder
+    from onefold.spark.audits import audit_run, books, books_differ, keep_in, kinds_folder
     from onefold.spark.files import Manifest, Place, located
     from onefold.spark.ingest import open_source
     from onefold.spark.publish import MANIFEST

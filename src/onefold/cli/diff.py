@@ -19,8 +19,8 @@ from onefold.report.agreement import row_text
 from onefold.report.text import foreign
 
 if TYPE_CHECKING:
-    from onefold.spark.diff import Diff, Hash
     from onefold.spark.diff_files import DiffTable
+    from onefold.spark.differences import Diff, Hash
 
 ROWS_MAX: Final = 10_000_000
 """Rows of the table that are read: as many ids as a peer may say we lack. There is one session, and it is ours."""
@@ -45,8 +45,8 @@ def diff_peer(
     """What a table and a peer lack of each other; the rows and ids are written to ``out``, if there is one."""
     from onefold.reconcile.client import ClientLimits, find_ids
     from onefold.reconcile.exchange import Opening
-    from onefold.spark.diff import sampled
     from onefold.spark.diff_files import outcome
+    from onefold.spark.differences import sampled
     from onefold.spark.peer.index import TableIndex, TableItems
     from onefold.spark.peer.naming import Naming
     from onefold.spark.peer.records import rows_with, write_found
@@ -202,8 +202,6 @@ def diff_tables(
     say: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """What the tables do not share, after the repair if there was one."""
-    from onefold.spark.diff import diff as compare
-    from onefold.spark.diff import sampled
     from onefold.spark.diff_files import (
         DIFFERING,
         HAVE,
@@ -214,6 +212,8 @@ def diff_tables(
         read_table,
         write_outcome,
     )  # fmt: skip
+    from onefold.spark.differences import diff as compare
+    from onefold.spark.differences import sampled
 
     def compared(step: str) -> Diff:
         say(step)

@@ -52,7 +52,7 @@ def explained(
 ) -> dict[str, Any]:  # fmt: skip
     """The explanation as a plain form, with the rules in it."""
     say("starting Spark")
-    from onefold.spark.explain import explain as look
+    from onefold.spark.explanations import explain as look
     from onefold.spark.session import session
 
     spark = session()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from onefold.moved import loaded_on_use
 
 if TYPE_CHECKING:
-    from onefold.spark.audit import audit
+    from onefold.spark.audits import audit
     from onefold.spark.chains import judge_chains
     from onefold.spark.columns import ChainColumns, ProducerColumns, ReceptionColumns
-    from onefold.spark.diff import diff
     from onefold.spark.diff_files import DiffTable
-    from onefold.spark.explain import explain
+    from onefold.spark.differences import diff
+    from onefold.spark.explanations import explain
     from onefold.spark.gaps import missing_ranges, missing_sequences
     from onefold.spark.log_source import register_log
     from onefold.spark.outbox import outbox_sink, send_batch
@@ -62,9 +62,9 @@ _HOMES = {
     "TableItems": "peer.index",
     "TableRecords": "peer.records",
     "advise_window": "window",
-    "audit": "audit",
-    "diff": "diff",
-    "explain": "explain",
+    "audit": "audits",
+    "diff": "differences",
+    "explain": "explanations",
     "judge_chains": "chains",
     "judge_producers": "producers",
     "local_session": "session",

@@ -1,7 +1,7 @@
 """Tables as files: read to be compared, the outcome written, what is missing appended."""
 
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from onefold.errors import Misuse
 from onefold.spark import publish
 from onefold.spark.columns import CORRUPT, quoted
-from onefold.spark.diff import diff, sampled, spoken
+from onefold.spark.differences import diff, sampled, spoken
 from onefold.spark.engine import AnyShape
 from onefold.spark.files import Place, located
 from onefold.spark.ingest import read
@@ -30,12 +30,7 @@ _TEXT: Final[Mapping[str, Mapping[str, str]]] = {
     "csv": {"mode": "FAILFAST", "inferSchema": "true"},
     **{name: {"mode": "FAILFAST"} for name in _JSON},
 }
-_APPENDABLE: Final = {
-    "parquet": "parquet",
-    "orc": "orc",
-    "csv": "csv",
-    **dict.fromkeys(_JSON, "json"),
-}
+_APPENDABLE: Final = {"parquet": "parquet", "orc": "orc", "csv": "csv", **dict.fromkeys(_JSON, "json")}
 _WRITTEN: Final[Mapping[str, Mapping[str, str]]] = {
     "csv": {
         "header": "true",
@@ -68,20 +63,18 @@ def read_table(spark: SparkSession, table: DiffTable) -> DataFrame:
 
 
 def outcome(spark: SparkSession, path: str, tables: Iterable[str]) -> AbstractContextManager[Signed]:
-    """A folder for what is found in these tables; refused if it overlaps one, or something lives there that no diff
-    wrote.
-    """
+    """A folder for the differences of these tables; refused if it overlaps one, or holds what no diff wrote."""
     refuse_overlap([("a table", located(spark, table)) for table in tables], [("--out", located(spark, path))])
-    return signed(Place(spark, path), "diff", [*FILES, publish.STAGING], _of_former_versions)
 
+    def vouched(folder: Place) -> list[str]:
+        """What is a diff's own in a folder of a former version, which has no signature, only a diff.json."""
+        try:
+            document = (folder / SUMMARY).read_json() if (folder / SUMMARY).exists() else None
+        except ValueError:
+            return []
+        return [HAVE, NEED, DIFFERING] if isinstance(document, dict) and "equal" in document else []
 
-def _of_former_versions(place: Place) -> list[str]:
-    """What is a diff's own in a folder that has no signature, only a diff.json."""
-    try:
-        said = (place / SUMMARY).read_json() if (place / SUMMARY).exists() else None
-    except ValueError:
-        return []
-    return [HAVE, NEED, DIFFERING] if isinstance(said, dict) and "equal" in said else []
+    return signed(Place(spark, path), "diff", [*FILES, publish.STAGING], vouched)
 
 
 def write_outcome(folder: Signed, tables: Mapping[str, DataFrame], figures: Mapping[str, Any]) -> None:
@@ -103,9 +96,9 @@ def check_appendable(spark: SparkSession, table: DiffTable) -> None:
         raise Misuse(
             f"{table.path} as {table.format} cannot be appended to: repair needs a folder of files", path=table.path
         )
-    place = Place(spark, table.path)
+    folder = Place(spark, table.path)
     name = table.path.rstrip("/").rpartition("/")[2]
-    if place.names() == [name] and not (place / name).exists():
+    if folder.names() == [name] and not (folder / name).exists():
         raise Misuse(f"{table.path} is a single file: repair needs a folder of files", path=table.path)
 
 
@@ -119,20 +112,28 @@ def append(spark: SparkSession, rows: DataFrame, table: DiffTable) -> None:
     again at any time.
     """
     check_appendable(spark, table)
-    place, fields = Place(spark, table.path), read_table(spark, table).schema.fields
+    folder, fields = Place(spark, table.path), read_table(spark, table).schema.fields
     for target in fields:
         if target.name not in rows.columns:
             raise Misuse(f"column {target.name!r} of {table.path} is not in the other table", column=target.name)
     wanted = rows.select(*(F.col(quoted(f.name)) for f in fields))
-    # A number that is too large for its column becomes null here, and so is found when it is read again.
+    # A number that is too large for its column becomes null here, which shows when it is read again.
     fitting = wanted.select(*(F.col(quoted(f.name)).try_cast(f.dataType).alias(f.name) for f in fields))
-    folders, draft = _folders(place, {f.name for f in fields}), place / f"_onefold_repair_{uuid4().hex}"
-    for name in place.names():
+    for name in folder.names():
         if DRAFT.fullmatch(name):  # of one that died
-            (place / name).remove()
+            (folder / name).remove()
+    partitions, inner, columns = [], folder, {f.name for f in fields}  # columns that are folders, from the outermost
+    while names := [name for name in inner.names() if "=" in name and name.partition("=")[0] in columns]:
+        partitions.append(names[0].partition("=")[0])
+        inner = inner / names[0]
+    kind, draft = _APPENDABLE[table.format], folder / f"_onefold_repair_{uuid4().hex}"
+    options = {**_WRITTEN.get(kind, {}), **table.options}
+    writer = fitting.write.mode("append").options(**options).partitionBy(*partitions).format(kind)
     try:
-        _write(fitting, table, draft, folders)
-        with diff(wanted, _read_again(spark, table, draft, fields)) as lost:
+        writer.save(str(draft))
+        as_read = {"header": "true", **table.options, "mode": "PERMISSIVE"}
+        again = spark.read.schema(T.StructType(fields)).options(**as_read).format(kind).load(str(draft))
+        with diff(wanted, again) as lost:
             if not lost.equal:
                 (row,) = sampled(lost.only_a, None, 1)
                 raise Misuse(
@@ -142,26 +143,4 @@ def append(spark: SparkSession, rows: DataFrame, table: DiffTable) -> None:
                 )
     finally:
         draft.remove()
-    _write(fitting, table, place, folders)
-
-
-def _write(rows: DataFrame, table: DiffTable, place: Place, folders: list[str]) -> None:
-    kind = _APPENDABLE[table.format]
-    options = {**_WRITTEN.get(kind, {}), **table.options}
-    rows.write.mode("append").options(**options).partitionBy(*folders).format(kind).save(str(place))
-
-
-def _read_again(spark: SparkSession, table: DiffTable, place: Place, fields: list[T.StructField]) -> DataFrame:
-    """What was tried, read as the table is."""
-    kind = _APPENDABLE[table.format]
-    options = {"header": "true", **table.options, "mode": "PERMISSIVE"}
-    return spark.read.schema(T.StructType(fields)).options(**options).format(kind).load(str(place))
-
-
-def _folders(place: Place, columns: Set[str]) -> list[str]:
-    """Which of the columns are folders, from the outermost."""
-    found: list[str] = []
-    while inner := [name for name in place.names() if "=" in name and name.partition("=")[0] in columns]:
-        found.append(inner[0].partition("=")[0])
-        place = place / inner[0]
-    return found
+    writer.save(str(folder))

@@ -61,8 +61,8 @@ from pyspark.sql import types as T
 from onefold import __version__
 from onefold.errors import Misuse
 from onefold.spark.columns import WHOLE, milliseconds, quoted
-from onefold.spark.diff import hashable
 from onefold.spark.engine import Engine, Identity, Subject
+from onefold.spark.fingerprints import hashable
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.session import believed_bytes
 from onefold.spark.window import DIGITS, Distribution, rank_of

@@ -220,7 +220,7 @@ class SourceFiles:
         return [column if infer else T.StructField(column.name, T.StringType()) for column in columns]
 
     def listed(self, paths: Sequence[str] | None = None) -> list[SourceFile]:
-        """What is there now, unopened, or these of it. Spark's readers skip files without a byte; they are named here."""
+        """What is there now, unopened, or these of it; also files without a byte, which Spark's readers skip."""
         index = self._listing(paths)
         rows = index.select("path", "length", F.unix_millis("modificationTime"), "_metadata.file_path").collect()
         files = {str(path): SourceFile(str(path), size, ms, metadata_path=at) for path, size, ms, at in rows}

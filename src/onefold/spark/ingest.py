@@ -14,8 +14,8 @@ Nothing is inferred that could change a message:
 Spark's JSON parser is lenient: of two objects on a line it takes the first, of a duplicate key the last, it spreads a
 list into rows, replaces bytes that are not UTF-8; and two spellings of one name (``Note``, ``note``) in a single line
 make the whole source unreadable. So JSON lines are surveyed first, in one native pass: which columns there are, and
-whether any line is odd. If none is, Spark's own reader reads them, which is fastest; else each line is parsed here, with
-one column expression per question:
+whether any line is odd. If none is, Spark's own reader reads them, which is fastest; else each line is parsed here,
+with one column expression per question:
 
     valid text      ``is_valid_utf8``
     one object      it is parsed as the first element of a list whose second is a random mark: a second object ends the
@@ -369,13 +369,13 @@ class Reading:
         if self._is_loose:
             columns = self._as_written(each for each in self._inferred(self.manifest.files) if each.name != CORRUPT)
             return SourcePart("json", self._options, self._with_folders(columns, _text(CORRUPT)))
-        found = survey(self._lines().read(self.spark.read, self.source.path, self.manifest.aside))
-        table = JsonTable.of(found.keys, self._roles, self.files.options)
-        if found.odd and self._fails_fast:
+        outcome = survey(self._lines().read(self.spark.read, self.source.path, self.manifest.aside))
+        table = JsonTable.of(outcome.keys, self._roles, self.files.options)
+        if outcome.odd and self._fails_fast:
             raise OSError(
-                f"{self.source.path}: {found.odd:,} lines are not one JSON object each, such as {found.sample!r}"
+                f"{self.source.path}: {outcome.odd:,} lines are not one JSON object each, such as {outcome.sample!r}"
             )
-        if found.odd or any(len(spellings) > 1 for spellings in table.keys.values()):
+        if outcome.odd or any(len(spellings) > 1 for spellings in table.keys.values()):
             return self._line_by_line()
         schema = T.StructType([T.StructField(name, kind) for name, kind in table.types.items()])
         return SourcePart("json", self._options, self._with_folders(schema, _text(CORRUPT)))
@@ -467,13 +467,13 @@ class JsonTable:
     """The columns whose values are read as text, as they are written."""
 
     @classmethod
-    def of(cls, found: T.StructType, as_written: Collection[str], options: Mapping[str, str]) -> JsonTable:
+    def of(cls, surveyed: T.StructType, as_written: Collection[str], options: Mapping[str, str]) -> JsonTable:
         """One column for all spellings of a key. A key whose values have no type in common is text: their JSON.
 
         ``options``: of Spark's reader, by their names in lower case.
         """
         spelled: dict[str, dict[str, T.DataType]] = {}
-        for key in found:
+        for key in surveyed:
             spelled.setdefault(key.name.lower(), {})[key.name] = key.dataType
         keys, types = {}, {}
         for spellings in spelled.values():

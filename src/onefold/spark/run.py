@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from onefold.spark import publish
-from onefold.spark.audit import Audit, AuditFailed, Passing, audit_run, comparable, keep
+from onefold.spark.audits import Audit, AuditFailed, Passing, audit_run, comparable, keep
 from onefold.spark.columns import CORRUPT, quoted, told
 from onefold.spark.engine import Engine, Untold
 from onefold.spark.figures import Figures, Phases, circumstances

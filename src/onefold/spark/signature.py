@@ -73,8 +73,8 @@ class Lock(Protocol):
 class Signed:
     """A signed folder, locked while this is used: what is ours in it, and the only way to remove any of it."""
 
-    def __init__(self, place: Place, kind: str, lock: Lock, owns: Owned) -> None:
-        self.place = place
+    def __init__(self, folder: Place, kind: str, lock: Lock, owns: Owned) -> None:
+        self.place = folder
         self._kind = kind
         self._lock = lock
         self._owns = dict(owns)
@@ -106,26 +106,26 @@ class Signed:
 
 @contextmanager
 def signed(
-    place: Place, kind: str, names: Iterable[str], vouched: Callable[[Place], Iterable[str]] = lambda place: ()
+    folder: Place, kind: str, names: Iterable[str], vouched: Callable[[Place], Iterable[str]] = lambda folder: ()
 ) -> Iterator[Signed]:
     """Take a folder for ourselves, locked and signed; refused with `Misuse` if anything in it is not ours.
 
     ``names`` are ours from the beginning. ``vouched`` says which names are ours in a folder of the versions that did
     not sign: by what they left instead.
     """
-    _owned(place, kind, names, vouched)  # before anything is written, a lock included
-    place.make()
-    with locked(place, kind) as lock:
-        folder = Signed(place, kind, lock, _owned(place, kind, names, vouched))
-        folder.own({})
-        yield folder
+    _owned(folder, kind, names, vouched)  # before anything is written, a lock included
+    folder.make()
+    with locked(folder, kind) as lock:
+        ours = Signed(folder, kind, lock, _owned(folder, kind, names, vouched))
+        ours.own({})
+        yield ours
 
 
-def signature(place: Place) -> dict[str, Any] | None:
+def signature(folder: Place) -> dict[str, Any] | None:
     """What the folder is signed with; None if it is not."""
     for name in (MARK, f"{MARK}.new"):  # the second alone: a crash between the two steps that replace the first
         try:
-            document = (place / name).read_json() if (place / name).exists() else None
+            document = (folder / name).read_json() if (folder / name).exists() else None
         except ValueError:
             continue
         if isinstance(document, dict) and document.get("format") == FORMAT:
@@ -133,63 +133,63 @@ def signature(place: Place) -> dict[str, Any] | None:
     return None
 
 
-def _owned(place: Place, kind: str, names: Iterable[str], vouched: Callable[[Place], Iterable[str]]) -> Owned:
+def _owned(folder: Place, kind: str, names: Iterable[str], vouched: Callable[[Place], Iterable[str]]) -> Owned:
     """What is ours in a folder; `Misuse` if there is anything else, at any depth."""
-    present = [name for name in place.names() if name not in OURS]
-    document = signature(place)
+    present = [name for name in folder.names() if name not in OURS]
+    document = signature(folder)
     owns: Owned
     if document is None:
-        former = list(vouched(place)) if present else []
+        former = list(vouched(folder)) if present else []
         owns = dict.fromkeys((*names, *former))
         if present and not former:
             raise Misuse(
-                f"{place.shown} is not empty, and no {kind} of onefold signed it: it holds {present[0]!r};"
+                f"{folder.shown} is not empty, and no {kind} of onefold signed it: it holds {present[0]!r};"
                 " choose an empty folder, or one that does not exist",
-                path=place.shown,
+                path=folder.shown,
             )
     elif document.get("kind") != kind:
-        raise Misuse(f"{place.shown} holds a {document.get('kind')}, not a {kind}: choose another", path=place.shown)
+        raise Misuse(f"{folder.shown} holds a {document.get('kind')}, not a {kind}: choose another", path=folder.shown)
     else:
         owns = {**dict.fromkeys(names), **document["owns"]}
     for name in present:
-        _refuse_foreign(place, kind, name, owns)
+        _refuse_foreign(folder, kind, name, owns)
     return owns
 
 
-def _refuse_foreign(place: Place, kind: str, name: str, owns: Owned) -> None:
+def _refuse_foreign(folder: Place, kind: str, name: str, owns: Owned) -> None:
     if name not in owns:
-        raise _stranger(place, kind, name)
+        raise _stranger(folder, kind, name)
     files = owns[name]
-    for file in () if files is None else (place / name).files():
+    for file in () if files is None else (folder / name).files():
         if file not in (files or ()):
-            raise _stranger(place, kind, f"{name}/{file}")
+            raise _stranger(folder, kind, f"{name}/{file}")
 
 
-def _stranger(place: Place, kind: str, name: str) -> Misuse:
+def _stranger(folder: Place, kind: str, name: str) -> Misuse:
     return Misuse(
-        f"{place.shown} is not only a {kind}'s folder: it holds {name!r}, which no {kind} of onefold wrote;"
+        f"{folder.shown} is not only a {kind}'s folder: it holds {name!r}, which no {kind} of onefold wrote;"
         " move that away, or choose another folder",
-        path=place.shown, name=name,
+        path=folder.shown, name=name,
     )  # fmt: skip
 
 
 @contextmanager
-def locked(place: Place, kind: str) -> Iterator[Lock]:
+def locked(folder: Place, kind: str) -> Iterator[Lock]:
     """Have a folder, which is there, for ourselves; `Misuse` if somebody else has it."""
-    if (folder := place.local) is not None:
-        descriptor = os.open(folder, os.O_RDONLY)
+    if (path := folder.local) is not None:
+        descriptor = os.open(path, os.O_RDONLY)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:  # any other: its file system has no such locks
                 if error.errno == errno.EWOULDBLOCK:
-                    raise _busy(place, kind, "") from error
+                    raise _busy(folder, kind, "") from error
             else:
                 yield _Flock()
                 return
         finally:
             os.close(descriptor)
-    lease = _Lease(place, kind)
+    lease = _Lease(folder, kind)
     lease.acquire()
     try:
         yield lease
@@ -197,10 +197,10 @@ def locked(place: Place, kind: str) -> Iterator[Lock]:
         lease.release()
 
 
-def _busy(place: Place, kind: str, who: str) -> Misuse:
+def _busy(folder: Place, kind: str, who: str) -> Misuse:
     return Misuse(
-        f"another {kind}{who} is writing to {place.shown}: wait until it has ended, or choose another folder",
-        path=place.shown,
+        f"another {kind}{who} is writing to {folder.shown}: wait until it has ended, or choose another folder",
+        path=folder.shown,
     )
 
 
@@ -214,9 +214,9 @@ class _Flock:
 class _Lease:
     """A lock that is a file, renewed for as long as its owner lives."""
 
-    def __init__(self, place: Place, kind: str) -> None:
-        self._place, self._kind = place, kind
-        self._file = place / LOCK
+    def __init__(self, folder: Place, kind: str) -> None:
+        self._place, self._kind = folder, kind
+        self._file = folder / LOCK
         self._token = uuid4().hex
         self._beats = 0
         self._mutex = threading.Lock()  # of our own lease we never read a part
@@ -382,7 +382,7 @@ def overlaps(source: str, target: str) -> bool:
 
 
 def _same_by_inode(one: str, other: str) -> bool:
-    """Whether one is the other or above it to the file system itself: of bind mounts, or where it is case-insensitive."""
+    """Whether one is the other or above it to the file system itself: of bind mounts, or without case."""
     for above, below in ((one, other), (other, one)):
         with suppress(OSError):
             above_stat = os.stat(above)

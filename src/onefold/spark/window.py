@@ -13,34 +13,22 @@ of the lags of its copies, which are measured here.
 Cost: two passes over the narrow columns, one shuffle of integers, and a few passes over one number per row, which is
 kept on the disks of Spark's storage meanwhile. Nothing but counts reaches the driver.
 
-The lag of every copy: how long after the first row of its id it came.
+How each is measured:
 
-The rows of an id meet in one task, in one shuffle of integers: the id as a hash of 128 bits, the time, and the order if
-there is one. There they are sorted, and each is told apart from the first before it. Sorts and buffers are Spark's own,
-which spill to disk: an id with a million copies is a longer task, not a larger one. A self join would shuffle the rows
-twice.
-
-How late rows are: how far the time of a row lies behind the latest time that came before it.
-
-That is what the delay of a watermark must cover. A running maximum over all rows would be one task; instead the order
-is cut into slots, the highest time of each is known after one aggregate, and within a slot the rows are sorted. Exact,
-and only integers are shuffled.
-
-Exact quantiles of whole numbers, in bounded memory: no sort, no sketch, no list of all values.
-
-Every value falls into a bucket by its first twelve binary digits, as floating-point numbers do: those below 4,096 have
-one each, larger ones share. One native aggregate counts them. The bucket that holds the wanted rank is then counted
-again in 65,536 finer ones, until a bucket is a single value. So a quantile up to 4 s in milliseconds costs one pass,
-up to three days two, and any of 64 bits at most five. What reaches the driver are counts: one for each bucket that
-holds a value, 16 bytes, so at most a megabyte for each quantile.
-
-What a memory costs: how many ids a window has to remember at its peak, and what interval memory keeps instead.
-
-An id is remembered from its first row on, for the length of the window. So the peak is the largest number of firsts in
-any stretch of time so long. The firsts are counted by slots of a 64th of the shortest window, and only slots that hold
-any reach the driver, so a few rows from a wrong century cost nothing. A stretch is taken as all slots that it touches:
-the number is never too small, and at most what a window that is 1/64 longer would have to remember. Slots become
-wider, and this error larger, where there would be more than a million.
+    lags        the rows of an id meet in one task, in one shuffle of integers (the id as a hash of 128 bits, the time,
+                the order if there is one), and are sorted there. Sorts and buffers are Spark's own, which spill: an id
+                with a million copies is a longer task, not a larger one. A self join would shuffle the rows twice
+    lateness    how far the time of a row lies behind the latest time before it, which is what the delay of a watermark
+                must cover. A running maximum over all rows would be one task; instead the order is cut into slots, the
+                highest time of each is known after one aggregate, and within a slot the rows are sorted. Exact
+    quantiles   exact, in bounded memory: every value falls into a bucket by its first twelve binary digits, as floating
+                point does, and one native aggregate counts them. The bucket that holds the wanted rank is counted again
+                in 65,536 finer ones, until it is a single value: one pass for quantiles up to 4 s in milliseconds, two
+                up to three days, at most five for 64 bits. Only counts reach the driver, at most a megabyte each
+    peaks       an id is remembered from its first row on, for the length of the window, so the peak is the largest
+                number of firsts in any stretch so long. Firsts are counted by slots of a 64th of the shortest window,
+                and a stretch is taken as all slots that it touches: never too small, and at most what a window that is
+                1/64 longer would have to remember. Slots become wider where there would be more than a million
 """
 
 from __future__ import annotations
@@ -50,7 +38,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from time import monotonic
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -61,8 +49,9 @@ from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
 from onefold.spark.columns import CORRUPT, ChainColumns, check_columns, in_order, milliseconds, packed, quoted
-from onefold.spark.diff import hashable, null_masks
+from onefold.spark.fingerprints import hashable, null_masks
 from onefold.spark.gaps import missing_ranges
+from onefold.spark.session import cores
 
 FIRST, LAG = "first_ms", "lag_ms"
 """Of the table of lags: when an id came first, null of a copy; how much later a copy came, null of a first."""
@@ -141,6 +130,23 @@ def why_unusable(df: DataFrame, columns: WindowColumns) -> Column:
     return why
 
 
+def usable_rows(df: DataFrame, columns: WindowColumns) -> dict[str, Any]:
+    """How many rows there are, how many cannot be used and why, and from when to when the others are; one pass."""
+    why = why_unusable(df, columns)
+    time = F.when(why.isNull(), milliseconds(df, columns.time))
+    sample = F.first(F.col(quoted(columns.time)).cast("string"), ignorenulls=True)
+    reasons = [F.count_if(why == reason) for reason in UNUSABLE]
+    row = df.agg(F.count(F.lit(1)), F.min(time), F.max(time), sample, *reasons).collect()[0]
+    rows, low, high, example, *counts = row
+    unusable = {reason: count for reason, count in zip(UNUSABLE, counts, strict=True) if count}
+    if rows and low is None:
+        why_not = ", ".join(f"{count:,} {reason}" for reason, count in unusable.items())
+        raise Misuse(
+            f"none of {rows:,} rows can be used: {why_not}; {columns.time!r} holds {example!r}", column=columns.time
+        )
+    return {"rows": rows, "unusable": unusable, "from_ms": low or 0, "to_ms": high or 0}
+
+
 def timed(df: DataFrame, columns: WindowColumns) -> DataFrame:
     """The rows that can be used: the hash of their id, their time and their place in the order, all of them longs."""
     values = {name: F.col(quoted(name)) for name in columns.id(df)}
@@ -163,22 +169,22 @@ def lags(rows: DataFrame) -> DataFrame:
     by_id = Window.partitionBy(*ID).orderBy(*([ORDER] if ORDER in rows.columns else []), AT)
     number = F.row_number().over(by_id)
     first = F.first(AT).over(by_id.rowsBetween(Window.unboundedPreceding, Window.currentRow))
-    told = rows.select(AT, number.alias("number"), first.alias("first"))
+    numbered = rows.select(AT, number.alias("number"), first.alias("first"))
     is_first = F.col("number") == 1
-    return told.select(
+    return numbered.select(
         F.when(is_first, F.col(AT)).alias(FIRST), F.when(~is_first, F.col(AT) - F.col("first")).alias(LAG)
     )
 
 
 @contextmanager
-def kept(table: DataFrame) -> Iterator[DataFrame]:
+def stored(table: DataFrame) -> Iterator[DataFrame]:
     """The table, computed once, on the disks of Spark's storage as long as it is needed."""
-    parts = TASKS_PER_CORE * table.sparkSession.sparkContext.defaultParallelism
-    stored = table.coalesce(parts).persist(StorageLevel.DISK_ONLY)
+    parts = TASKS_PER_CORE * cores(table.sparkSession)
+    on_disk = table.coalesce(parts).persist(StorageLevel.DISK_ONLY)
     try:
-        yield stored
+        yield on_disk
     finally:
-        stored.unpersist()
+        on_disk.unpersist()
 
 
 LATE: Final = "late_ms"
@@ -193,13 +199,13 @@ def lateness(rows: DataFrame) -> DataFrame:
     # As floats, which do not overflow. What they round falls into a slot too early or too late together.
     slot = F.floor((F.col(ORDER).cast("double") - F.lit(float(low))) / F.lit((high - low) // SLOTS + 1.0))
     slotted = rows.select(AT, ORDER, slot.alias(_SLOT))
-    found = slotted.groupBy(_SLOT).agg(F.max(AT).alias(AT)).orderBy(_SLOT).toArrow()
-    highest = np.maximum.accumulate(found.column(AT).to_numpy())
-    before = pa.table({_SLOT: found.column(_SLOT), _BEFORE: pa.array([None, *highest[:-1].tolist()], pa.int64())})
-    known = F.broadcast(rows.sparkSession.createDataFrame(before))
+    slots = slotted.groupBy(_SLOT).agg(F.max(AT).alias(AT)).orderBy(_SLOT).toArrow()
+    highest = np.maximum.accumulate(slots.column(AT).to_numpy())
+    before = pa.table({_SLOT: slots.column(_SLOT), _BEFORE: pa.array([None, *highest[:-1].tolist()], pa.int64())})
+    earlier = F.broadcast(rows.sparkSession.createDataFrame(before))
     in_slot = Window.partitionBy(_SLOT).orderBy(ORDER, AT).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     latest = F.greatest(F.max(AT).over(in_slot), F.col(_BEFORE))
-    return slotted.join(known, _SLOT).select((latest - F.col(AT)).alias(LATE))
+    return slotted.join(earlier, _SLOT).select((latest - F.col(AT)).alias(LATE))
 
 
 DIGITS: Final = 12
@@ -207,7 +213,7 @@ DIGITS: Final = 12
 FINER: Final = 16
 """By so many more in each pass after it."""
 
-_LOWER, _COUNT, _NEGATIVE, _LEAST, _MOST = "lower", "count", "negative", "least", "most"
+_LOWER, _COUNT = "lower", "count"
 
 
 class Quantile(NamedTuple):
@@ -217,13 +223,24 @@ class Quantile(NamedTuple):
     upto: int
 
 
-class _Place(NamedTuple):
-    """Where a rank lies: in the bucket of the values from ``lower`` on, 2^shift of them."""
+class _Bucket(NamedTuple):
+    """Where a rank lies: among the values from ``lower`` on, 2^shift of them; how many are below, and in it."""
 
     lower: int
     shift: int
     below: int
     here: int
+
+    @classmethod
+    def of(
+        cls, rank: int, lower: NDArray[np.int64], count: NDArray[np.int64], *, below: int = 0, shift: int | None = None
+    ) -> _Bucket:
+        """The bucket that a rank falls into; ``shift``: its digits, None in the first pass: by its own size."""
+        ends = below + np.cumsum(count)
+        at = int(np.searchsorted(ends, rank))
+        start, here = int(lower[at]), int(count[at])
+        digits = max(0, start.bit_length() - DIGITS) if shift is None else shift
+        return cls(start, digits, int(ends[at]) - here, here)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -247,21 +264,18 @@ class Distribution:
         """Count the values of a column, in one pass."""
         value = F.greatest(F.col(name), F.lit(0).cast("long"))
         bucket = _cut(value, F.greatest(F.length(F.bin(value)) - DIGITS, F.lit(0)))
-        counted = values.groupBy(F.when(F.col(name).isNotNull(), bucket).alias(_LOWER)).agg(  # greatest(null, 0) is 0
-            F.count(F.lit(1)).alias(_COUNT),
-            F.count_if(F.col(name) < 0).alias(_NEGATIVE),
-            F.min(name).alias(_LEAST),
-            F.max(name).alias(_MOST),
-        )
-        found = counted.toArrow()
-        rows = found.filter(found.column(_LOWER).is_valid()).sort_by(_LOWER)
+        by_bucket = values.groupBy(F.when(F.col(name).isNotNull(), bucket).alias(_LOWER))  # greatest(null, 0) is 0
+        counts = by_bucket.agg(
+            F.count(F.lit(1)).alias(_COUNT), F.count_if(F.col(name) < 0), F.min(name), F.max(name)
+        ).toArrow()
+        rows = counts.filter(counts.column(_LOWER).is_valid()).sort_by(_LOWER)
         lower, count, negative, least, most = (column.to_numpy() for column in rows.columns)
         return cls(
             values=values,
             name=name,
             lower=lower,
             count=count,
-            nulls=sum(found.column(_COUNT).to_pylist()) - int(count.sum()),
+            nulls=sum(counts.column(_COUNT).to_pylist()) - int(count.sum()),
             negative=int(negative.sum()),
             least=int(least.min(initial=0)),
             most=int(most.max(initial=0)),
@@ -282,25 +296,27 @@ class Distribution:
     def quantiles(self, shares: Iterable[float]) -> dict[float, Quantile]:
         """The exact quantiles of these shares, each above 0 and at most 1; nothing if there is no value."""
         ranks = {share: rank_of(share, self.total) for share in shares} if self.total else {}
-        places = {rank: _locate(self.lower, self.count, 0, rank, None) for rank in set(ranks.values())}
-        while coarse := {place.lower: place.shift for place in places.values() if place.shift}:
-            lower, count = self._split(coarse)
-            for rank, (start, shift, below, _) in places.items():
-                if shift:
-                    inside = (lower >= start) & (lower < start + (1 << shift))
-                    places[rank] = _locate(lower[inside], count[inside], below, rank, max(0, shift - FINER))
-        return {share: Quantile(places[r].lower, places[r].below + places[r].here) for share, r in ranks.items()}
-
-    def _split(self, buckets: Mapping[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Count the values of these buckets, lower end and digits each, in finer ones."""
+        buckets = {rank: _Bucket.of(rank, self.lower, self.count) for rank in set(ranks.values())}
         value = F.greatest(F.col(self.name), F.lit(0).cast("long"))
-        finer = F.lit(None).cast("long")
-        for lower, shift in buckets.items():
-            inside = F.col(self.name).isNotNull() & value.between(lower, lower + (1 << shift) - 1)
-            finer = F.when(inside, _cut(value, F.lit(max(0, shift - FINER)))).otherwise(finer)
-        wanted = self.values.select(finer.alias(_LOWER)).where(F.col(_LOWER).isNotNull())
-        found = wanted.groupBy(_LOWER).agg(F.count(F.lit(1)).alias(_COUNT)).toArrow().sort_by(_LOWER)
-        return found.column(_LOWER).to_numpy(), found.column(_COUNT).to_numpy()
+        while coarse := {bucket.lower: bucket.shift for bucket in buckets.values() if bucket.shift}:
+            finer = F.lit(None).cast("long")
+            for start, shift in coarse.items():
+                is_inside = F.col(self.name).isNotNull() & value.between(start, start + (1 << shift) - 1)
+                finer = F.when(is_inside, _cut(value, F.lit(max(0, shift - FINER)))).otherwise(finer)
+            inside = self.values.select(finer.alias(_LOWER)).where(F.col(_LOWER).isNotNull())
+            counts = inside.groupBy(_LOWER).agg(F.count(F.lit(1)).alias(_COUNT)).toArrow().sort_by(_LOWER)
+            lower, count = (column.to_numpy() for column in counts.columns)
+            for rank, (start, shift, below, _) in buckets.items():
+                if shift:
+                    own = (lower >= start) & (lower < start + (1 << shift))
+                    digits = max(0, shift - FINER)
+                    buckets[rank] = _Bucket.of(rank, lower[own], count[own], below=below, shift=digits)
+        return {share: Quantile(buckets[r].lower, buckets[r].below + buckets[r].here) for share, r in ranks.items()}
+
+    def to_dict(self, quantiles: Mapping[float, Quantile]) -> dict[str, Any]:
+        """Count, maximum, quantiles and bins, for JSON."""
+        values = {f"{share:.15g}": quantile.value for share, quantile in sorted(quantiles.items())}
+        return {"count": self.total, "most_ms": max(0, self.most), "quantiles": values, "bins": self.bins()}
 
 
 def rank_of(share: float, total: int) -> int:
@@ -318,15 +334,6 @@ def _cut(value: Column, digits: Column) -> Column:
     """The value without its last binary digits."""
     shifted = F.call_function("shiftright", value, digits.cast("int"))
     return F.call_function("shiftleft", shifted, digits.cast("int"))
-
-
-def _locate(lower: NDArray[np.int64], count: NDArray[np.int64], below: int, rank: int, shift: int | None) -> _Place:
-    """The bucket that a rank falls into; ``shift``: its digits, None in the first pass: by its own size."""
-    ends = below + np.cumsum(count)
-    at = int(np.searchsorted(ends, rank))
-    start, here = int(lower[at]), int(count[at])
-    digits = max(0, start.bit_length() - DIGITS) if shift is None else shift
-    return _Place(start, digits, int(ends[at]) - here, here)
 
 
 ID_BYTES: Final = 24
@@ -347,16 +354,16 @@ class Peaks(NamedTuple):
 
 
 def peaks(table: DataFrame, windows_ms: Sequence[int], *, slots_max: int = SLOTS_MAX) -> Peaks:
-    """Of a table of lags (`window_lags`): the peaks for windows of these lengths."""
+    """Of a table of `lags`: the peaks for windows of these lengths."""
     firsts = table.where(F.col(FIRST).isNotNull())
     slot_ms = max(1, min(windows_ms) // SLOTS_PER_WINDOW)
     while True:
         slots = firsts.groupBy((F.col(FIRST) - F.pmod(F.col(FIRST), F.lit(slot_ms))).alias("slot")).count()
-        found = slots.limit(slots_max + 1).toArrow()
-        if found.num_rows <= slots_max:
+        firsts_by_slot = slots.limit(slots_max + 1).toArrow()
+        if firsts_by_slot.num_rows <= slots_max:
             break
         slot_ms *= WIDER
-    starts, counts = (found.sort_by("slot").column(name).to_numpy() for name in ("slot", "count"))
+    starts, counts = (column.to_numpy() for column in firsts_by_slot.sort_by("slot").columns)
     return Peaks({ms: busiest(starts, counts, ms, slot_ms) for ms in windows_ms}, slot_ms)
 
 
@@ -389,8 +396,6 @@ def interval_memory(df: DataFrame, columns: ChainColumns | None) -> Mapping[str,
     keys = int(sound.agg(F.count_distinct(*(F.col(quoted(name)) for name in columns.key))).collect()[0][0])
     return {"chains": keys, "gaps": gaps, "entries": keys + gaps, "bytes": ID_BYTES * keys + GAP_BYTES * gaps}
 
-
-Say: TypeAlias = Callable[[str], None]
 
 FORMAT: Final = 1
 SHARES: Final = (0.99, 0.999, 0.9999)
@@ -428,7 +433,7 @@ class Advice:
     order: str | None
     rows: int
     unusable: Mapping[str, int]
-    """Rows that say nothing, by why; see `window_lags.UNUSABLE`."""
+    """Rows that say nothing, by why; see `UNUSABLE`."""
     from_ms: int
     to_ms: int
     ids: int
@@ -462,7 +467,7 @@ class Advice:
 
 def advise_window(
     df: DataFrame, *, key: Iterable[str] | None = None, time: str = "arrival", order: str | None = None,
-    shares: Iterable[float] = SHARES, chains: ChainColumns | None = None, say: Say | None = None,
+    shares: Iterable[float] = SHARES, chains: ChainColumns | None = None, say: Callable[[str], None] | None = None,
 ) -> Advice:  # fmt: skip
     """Measure the lags of the copies in a table, and which windows would catch which share of them.
 
@@ -471,59 +476,69 @@ def advise_window(
     offset of rows with an event time; then also measures how late rows are. ``chains``: the columns of numbered
     messages, to compare with interval memory. None: those of the usual names, if they are all there.
     """
-    started, tell = monotonic(), say or _silent
-    wanted = _shares(shares)
-    numbered = _usual(df) if chains is None else chains
-    columns = WindowColumns(key=_key(key, numbered), time=time, order=order)
-    columns.check(df)
-    tell("looking at the columns")
-    looked = _look(df, columns)
-    tell("measuring lags")
-    rows, told = timed(df, columns), (*SHOWN, *wanted)
-    with kept(lags(rows)) as table:
-        found = Distribution.of(table, LAG)
-        at = found.quantiles(told)
-        late = None if order is None or not found.nulls else _late(rows, told)
-        tell("counting what must be remembered")
-        # A copy must come less than the delay after its first, and no row be late by as much.
-        delays = {share: 1 + max(at[share].value, late[1][share].value if late else 0) for share in wanted if at}
-        lengths = [*(at[share].value for share in delays), *(2 * delay for delay in delays.values())]
-        peak = peaks(table, lengths) if lengths else Peaks({}, 1)
-    tell("comparing with interval memory")
-    return Advice(
-        key=columns.id(df),
-        time=time,
-        order=order,
-        **looked,
-        ids=found.nulls,
-        copies=found.total,
-        lags=_told(found, at),
-        late=_told(*late) if late else None,
-        skewed={"copies": found.negative, "most_ms": max(0, -found.least)},
-        windows=[_window(share, at[share], delay, found.total, peak) for share, delay in delays.items()],
-        slot_ms=peak.slot_ms,
-        intervals=interval_memory(df, numbered),
-        seconds=round(monotonic() - started, 3),
-    )
-
-
-def _silent(step: str) -> None:
-    pass
-
-
-def _shares(shares: Iterable[float]) -> list[float]:
+    started, say = monotonic(), say or (lambda step: None)
     wanted = sorted(set(shares))
     for share in wanted:
         if not 0 < share <= 1:
             raise Misuse(f"share is {share}, must be above 0 and at most 1", share=share)
     if not 0 < len(wanted) <= SHARES_MAX:
         raise Misuse(f"there are {len(wanted)} shares, must be 1 to {SHARES_MAX}", shares=wanted)
-    return wanted
-
-
-def _usual(df: DataFrame) -> ChainColumns | None:
-    names = ChainColumns(arrival=None)
-    return names if all(name in df.columns for _, name in names.named) else None
+    if chains is None and all(name in df.columns for _, name in ChainColumns(arrival=None).named):
+        chains = ChainColumns(arrival=None)
+    columns = WindowColumns(key=_key(key, chains), time=time, order=order)
+    columns.check(df)
+    say("looking at the columns")
+    usable = usable_rows(df, columns)
+    say("measuring lags")
+    rows, every = timed(df, columns), (*SHOWN, *wanted)
+    with stored(lags(rows)) as table:
+        copies = Distribution.of(table, LAG)
+        lag = copies.quantiles(every)
+        late, lateness_of = None, {share: Quantile(0, 0) for share in wanted}
+        if order is not None and copies.nulls:
+            with stored(lateness(rows)) as late_rows:
+                distribution = Distribution.of(late_rows, LATE)
+                lateness_of = distribution.quantiles(every)
+                late = distribution.to_dict(lateness_of)
+        say("counting what must be remembered")
+        # A copy must come less than the delay after its first, and no row be late by as much.
+        delays = {share: 1 + max(lag[share].value, lateness_of[share].value) for share in wanted if lag}
+        lengths = [*(lag[share].value for share in delays), *(2 * delay for delay in delays.values())]
+        peak = peaks(table, lengths) if lengths else Peaks({}, 1)
+    windows = []
+    for share, delay_ms in delays.items():
+        window_ms, caught = lag[share]
+        ids, watermark_ids = peak.ids[window_ms], peak.ids[2 * delay_ms]
+        windows.append(
+            WindowFor(
+                share=share,
+                window_ms=window_ms,
+                caught=caught,
+                leaked=copies.total - caught,
+                leaked_share=(copies.total - caught) / copies.total,
+                ids=ids,
+                bytes=ID_BYTES * ids,
+                watermark_ms=delay_ms,
+                watermark_ids=watermark_ids,
+                watermark_bytes=ID_BYTES * watermark_ids,
+            )
+        )
+    say("comparing with interval memory")
+    return Advice(
+        key=columns.id(df),
+        time=time,
+        order=order,
+        **usable,
+        ids=copies.nulls,
+        copies=copies.total,
+        lags=copies.to_dict(lag),
+        late=late,
+        skewed={"copies": copies.negative, "most_ms": max(0, -copies.least)},
+        windows=windows,
+        slot_ms=peak.slot_ms,
+        intervals=interval_memory(df, chains),
+        seconds=round(monotonic() - started, 3),
+    )
 
 
 def _key(key: Iterable[str] | None, chains: ChainColumns | None) -> tuple[str, ...] | None:
@@ -534,46 +549,3 @@ def _key(key: Iterable[str] | None, chains: ChainColumns | None) -> tuple[str, .
     if chains is None:
         return None
     return (*chains.key, *(name for name in (chains.timestamp, chains.sequence) if name is not None))
-
-
-def _look(df: DataFrame, columns: WindowColumns) -> dict[str, Any]:
-    """How many rows there are, which of them can be used, and from when to when they are."""
-    why = why_unusable(df, columns)
-    usable = F.when(why.isNull(), milliseconds(df, columns.time))
-    sample = F.first(F.col(quoted(columns.time)).cast("string"), ignorenulls=True)
-    reasons = [F.count_if(why == reason) for reason in UNUSABLE]
-    rows, low, high, such, *counts = df.agg(
-        F.count(F.lit(1)), F.min(usable), F.max(usable), sample, *reasons
-    ).collect()[0]
-    unusable = {reason: count for reason, count in zip(UNUSABLE, counts, strict=True) if count}
-    if rows and low is None:
-        told = ", ".join(f"{count:,} {reason}" for reason, count in unusable.items())
-        raise Misuse(f"none of {rows:,} rows can be used: {told}; {columns.time!r} holds {such!r}", column=columns.time)
-    return {"rows": rows, "unusable": unusable, "from_ms": low or 0, "to_ms": high or 0}
-
-
-def _late(rows: DataFrame, shares: Sequence[float]) -> tuple[Distribution, dict[float, Quantile]]:
-    with kept(lateness(rows)) as table:
-        found = Distribution.of(table, LATE)
-        return found, found.quantiles(shares)
-
-
-def _told(found: Distribution, at: Mapping[float, Quantile]) -> dict[str, Any]:
-    quantiles = {f"{share:.15g}": quantile.value for share, quantile in sorted(at.items())}
-    return {"count": found.total, "most_ms": max(0, found.most), "quantiles": quantiles, "bins": found.bins()}
-
-
-def _window(share: float, at: Quantile, delay_ms: int, copies: int, peak: Peaks) -> WindowFor:
-    ids, twice = peak.ids[at.value], peak.ids[2 * delay_ms]
-    return WindowFor(
-        share=share,
-        window_ms=at.value,
-        caught=at.upto,
-        leaked=copies - at.upto,
-        leaked_share=(copies - at.upto) / copies,
-        ids=ids,
-        bytes=ID_BYTES * ids,
-        watermark_ms=delay_ms,
-        watermark_ids=twice,
-        watermark_bytes=ID_BYTES * twice,
-    )

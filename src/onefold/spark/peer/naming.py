@@ -1,6 +1,6 @@
 """What a row of a table is known by when it is reconciled, an id and a time to sort by; and the buckets of an index.
 
-The id is the SHA-256 of the canonical form (`spark.diff`) of some columns, or of all. Columns that are named count in
+The id is the SHA-256 of the canonical form (`spark.fingerprints`) of some columns, or of all. Columns that are named count in
 the order in which they are named, so that tables with other names can agree; else all count in the order of their
 names, so that it does not matter where a table has them. Types must be alike: whole numbers of any width are, a float
 is no double. The time is a column of whole numbers, or of Spark timestamps, which count in milliseconds since 1970.
@@ -23,7 +23,7 @@ from pyspark.sql import types as T
 from onefold.errors import Misuse
 from onefold.reconcile.items import Bounds, Flags, Ints, Limbs, Rows, Stamps
 from onefold.spark.columns import WHOLE, milliseconds, quoted
-from onefold.spark.diff import row_form, row_id
+from onefold.spark.fingerprints import whole_row_id
 
 TIME, ID = "_onefold_time", "_onefold_id"
 WORDS: Final = tuple(f"_onefold_word{i}" for i in range(4))
@@ -66,9 +66,8 @@ class Naming:
 
     def with_id(self, df: DataFrame) -> DataFrame:
         """The table with the time and the id of each row, in hex."""
-        form = row_form((F.col(quoted(name)), df.schema[name].dataType) for name in self.names(df))
         time = F.lit(0).cast("long") if self.time is None else milliseconds(df, self.time)
-        return df.withColumns({TIME: time, ID: row_id(form)})
+        return df.withColumns({TIME: time, ID: whole_row_id(df, self.names(df))})
 
     def during(self, df: DataFrame, since: int, until: int | None) -> Column:
         """Whether a row is of this time, ``until`` left out; written so that files can pass over what is not."""

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse
-from onefold.spark.audit import published
+from onefold.spark.audits import published
 from onefold.spark.columns import TEXT, TIME, WHOLE, in_order, milliseconds, moment, quoted, told, whole, written_moment
 from onefold.spark.engine import Engine, usual_engines
 from onefold.spark.files import Place

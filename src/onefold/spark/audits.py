@@ -44,21 +44,18 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse, OnefoldError
 from onefold.spark.columns import milliseconds, quoted
-from onefold.spark.diff import (
+from onefold.spark.differences import Summary, chosen, diff, sampled, spoken
+from onefold.spark.engine import Engine, Identity
+from onefold.spark.files import Place
+from onefold.spark.fingerprints import (
     Fingerprint,
-    Summary,
     aggregates,
-    chosen,
-    diff,
     fingerprint,
     row_form,
     row_id,
-    sampled,
-    spoken,
+    whole_row_id,
     with_words,
 )
-from onefold.spark.engine import Engine, Identity
-from onefold.spark.files import Place
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.publish import FOLDERS, MESSAGES, RUN, STAGING
 from onefold.spark.signature import Signed, signed
@@ -177,11 +174,6 @@ class Passing:
             return self._seen.get
         except Py4JJavaError:  # a row without any cells, which cannot be handed over
             return {}
-
-
-def whole_row_id(df: DataFrame, names: Iterable[str]) -> Column:
-    """The id of each row, by these columns."""
-    return row_id(row_form((F.col(quoted(name)), df.schema[name].dataType) for name in names))
 
 
 def comparable(df: DataFrame) -> list[str]:

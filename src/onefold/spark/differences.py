@@ -1,0 +1,377 @@
+"""``diff(a, b)``: which rows two tables do not share. Exact, and much is never looked at.
+
+Two passes. The first sums both tables up, range by range (`fingerprints`), and shuffles nothing but sums. Where they
+differ, and only there, the second reads the rows again and compares them by their ids. What it shuffles is narrow: the
+id of a row's key and the id of the whole row, 32 bytes each. From them comes the *delta*: the ids that one table holds
+more often than the other, and how often each has their key. It is small where the tables are alike, and it is what the
+rows are then picked by; the wide rows stay where they are.
+
+Equal tables cost one pass; a few differences cost a second one over the columns, and next to no shuffle. Both tables
+are read twice and must not change in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from onefold.errors import Misuse
+from onefold.spark.columns import quoted
+from onefold.spark.fingerprints import (
+    BITS_MAX,
+    RANGE,
+    Compared,
+    bits_for,
+    common,
+    compare,
+    form,
+    hashable,
+    null_masks,
+    range_of,
+    row_form,
+    row_id,
+    with_words,
+    word_names,
+)
+
+Hash: TypeAlias = Literal["xxhash64", "sha256"]
+HASHES: Final = get_args(Hash)
+KEPT_SHARE: Final = 1 / 8
+"""If no more of the ranges differ, their rows are kept in Spark's storage; else they are read again when wanted."""
+ALL_SHARE: Final = 1 / 2
+"""If more of the ranges differ, it does not pay to look whether a row is in one of them."""
+DELTA_MAX: Final = 50_000
+"""So many ids that differ, of about 100 bytes, come to the driver and go from there to every task."""
+SPOKEN_MAX: Final = 200
+"""How much of a row an error shows."""
+OUTCOME: Final = ("differs_in", "row_a", "row_b")
+"""What stands beside the key of rows that differ."""
+
+_KEY, _ROW, _N, _I = "_onefold_key", "_onefold_row", ("_onefold_na", "_onefold_nb"), "_onefold_i"
+_KEYED: Final = ("_onefold_ka", "_onefold_kb")
+
+
+def diff(
+    a: DataFrame, b: DataFrame, *, key: Iterable[str] | None = None, columns: Iterable[str] | None = None,
+    buckets: int | None = None, hash: Hash = "xxhash64",
+) -> Diff:  # fmt: skip
+    """Compare two tables.
+
+    ``key``: the columns that name a row; None: a row is named by all that it holds, and counted as often as it is
+    there, as ``exceptAll`` does. ``columns``: what else must agree; None: every other column, which then both must
+    have. ``buckets``: into how many ranges the ids are scattered, a power of two; None: by the size of the tables.
+    ``hash``: what the fingerprints are made with, see `fingerprints`; "sha256" where somebody may want the difference
+    not to be found. Rows are always compared by SHA-256.
+
+    Two nulls are equal, every NaN is one value, and text is compared by its bytes.
+    """
+    names, rest = chosen(a, b, key, columns)
+    if buckets is not None and (not 2 <= buckets <= 1 << BITS_MAX or buckets & (buckets - 1)):
+        raise Misuse(f"buckets is {buckets}, must be a power of two from 2 to {1 << BITS_MAX}", buckets=buckets)
+    if hash not in HASHES:
+        raise Misuse(f"hash is {hash!r}, must be {' or '.join(HASHES)}", hash=hash)
+    bits = bits_for([a, b]) if buckets is None else buckets.bit_length() - 1
+    kinds = _common_types(a, b, [*names, *rest])
+    sides = [Side.of(df, names, kinds, bits, whole=key is None, hash=hash) for df in (a, b)]
+    compared = compare(sides[0].summed(), sides[1].summed(), bits)
+    return Diff(sides, compared, whole=key is None)
+
+
+def chosen(
+    a: DataFrame, b: DataFrame, key: Iterable[str] | None, columns: Iterable[str] | None
+) -> tuple[list[str], list[str]]:
+    """The key and the other columns that are compared; `Misuse` that names the column if one is missing."""
+    if isinstance(key, str) or isinstance(columns, str):
+        raise Misuse(f"key and columns are lists of names, not {key or columns!r}", key=key, columns=columns)
+    names = [] if key is None else list(dict.fromkeys(key))
+    if key is not None and not names:
+        raise Misuse("key is empty, must name at least one column, or be None: the whole row", key=key)
+    for name in names:
+        if name.lower() in OUTCOME:
+            raise Misuse(f"key column {name!r} has a name that the outcome needs: rename it", column=name)
+    if columns is None:
+        alone = [name for name in (*a.columns, *b.columns) if (name in a.columns) != (name in b.columns)]
+        if alone:
+            owner = "the first" if alone[0] in a.columns else "the second"
+            raise Misuse(f"column {alone[0]!r} is only in {owner} table: name the columns to compare", column=alone[0])
+    rest = [name for name in (a.columns if columns is None else dict.fromkeys(columns)) if name not in names]
+    for name in (*names, *rest):
+        for df, which in ((a, "first"), (b, "second")):
+            if df.columns.count(name) != 1:
+                there = ", ".join(df.columns)
+                raise Misuse(f"no column {name!r} in the {which} table: the columns are {there}", column=name)
+    if not names and not rest:
+        raise Misuse("there is no column to compare")
+    return names, rest
+
+
+def _common_types(a: DataFrame, b: DataFrame, names: Iterable[str]) -> dict[str, T.DataType]:
+    """The types in which the columns are compared; `Misuse` that names the column if there is none."""
+    kinds = {}
+    for name in names:
+        ours, theirs = a.schema[name].dataType, b.schema[name].dataType
+        kind = common(ours, theirs)
+        if kind is None:
+            both = f"{ours.simpleString()} in the first table and {theirs.simpleString()} in the second"
+            raise Misuse(f"column {name!r} is {both}: cast one of them", column=name)
+        try:
+            form(F.lit(None), kind)
+        except Misuse as error:
+            raise Misuse(f"column {name!r}: {error}", column=name) from error
+        kinds[name] = kind
+    return kinds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two tables, and how its rows are compared."""
+
+    df: DataFrame
+    cells: Mapping[str, Column]
+    """The columns that are compared, in the common types."""
+    kinds: Mapping[str, T.DataType]
+    key: Sequence[str]
+    key_form: Column
+    row_form: Column
+    range: Column
+    values: Sequence[Column]
+    """What the words of a row are made from."""
+
+    @classmethod
+    def of(
+        cls, df: DataFrame, key: Sequence[str], kinds: Mapping[str, T.DataType], bits: int, *, whole: bool, hash: Hash
+    ) -> Side:
+        cells = {}
+        for name, kind in kinds.items():
+            column, own = F.col(quoted(name)), df.schema[name].dataType
+            cells[name] = column if own.simpleString() == kind.simpleString() else column.cast(kind)
+        plain = {name: hashable(cell, kinds[name]) for name, cell in cells.items()}
+        naming = list(kinds) if whole else key
+        row = row_form((cells[name], kinds[name]) for name in kinds)
+        return cls(
+            df=df,
+            cells=cells,
+            kinds=kinds,
+            key=key,
+            key_form=row_form((cells[name], kinds[name]) for name in naming),
+            row_form=row,
+            range=range_of((plain[name] for name in naming), bits),
+            values=[row_id(row)] if hash == "sha256" else [*null_masks(cells.values()), *plain.values()],
+        )
+
+    def summed(self) -> DataFrame:
+        """What the fingerprints are made of: the range and the words of each row."""
+        return with_words(self.df.withColumn(RANGE, self.range), self.values).select(RANGE, *word_names())
+
+    def suspects(self, ranges: DataFrame | None, *, whole: bool) -> DataFrame:
+        """The rows in these ranges, all columns, with the ids of key and row; None: all rows."""
+        rows = self.df
+        if ranges is not None:
+            rows = rows.withColumn(RANGE, self.range).join(F.broadcast(ranges), RANGE, "left_semi").drop(RANGE)
+        rows = rows.withColumn(_ROW, F.unhex(row_id(self.row_form)))
+        return rows.withColumn(_KEY, F.col(_ROW) if whole else F.unhex(row_id(self.key_form)))
+
+
+def delta(suspects: Sequence[DataFrame], *, whole: bool) -> DataFrame:
+    """The ids that one side holds more often, how often each does, and how often each has their key."""
+    ones = (F.lit(1).cast("long"), F.lit(0).cast("long"))
+    a, b = (rows.select(_KEY, _ROW, ones[i].alias(_N[0]), ones[1 - i].alias(_N[1])) for i, rows in enumerate(suspects))
+    # By the key alone, so that the rows of a key meet once, and both steps below find them together.
+    together = a.unionAll(b).repartition(_KEY)
+    counted = together.groupBy(_KEY, _ROW).agg(*(F.sum(name).alias(name) for name in _N))
+    by_key = Window.partitionBy(_KEY)
+    totals = {_KEYED[i]: F.col(_N[i]) if whole else F.sum(_N[i]).over(by_key) for i in (0, 1)}
+    return counted.withColumns(totals).where(F.col(_N[0]) != F.col(_N[1]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The difference in figures."""
+
+    rows_a: int
+    rows_b: int
+    fingerprint_a: str
+    fingerprint_b: str
+    ranges: int = 0
+    """Into how many ranges the ids were scattered, and compared by their fingerprints."""
+    ranges_differing: int = 0
+    """In how many of them the rows were compared one by one."""
+    only_a: int = 0
+    """How many rows of A are missing in B."""
+    only_b: int = 0
+    differing: int = 0
+    """Of how many keys both have rows, and not the same ones."""
+    repeated_a: int = 0
+    """How many of the rows, or keys, that were found different A holds more than once."""
+    repeated_b: int = 0
+
+    @property
+    def equal(self) -> bool:
+        """Whether both hold the same rows, as often."""
+        return not (self.only_a or self.only_b or self.differing)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, for JSON."""
+        return {"equal": self.equal, **asdict(self)}
+
+
+class Diff:
+    """What two tables do not share: figures at once, rows when they are asked for.
+
+    A ``with`` block, or ``close()``, gives back what was kept in Spark's storage for the rows.
+    """
+
+    def __init__(self, sides: Sequence[Side], compared: Compared, *, whole: bool) -> None:
+        self._sides = sides
+        self._whole = whole
+        self._stored: list[DataFrame] = []
+        self._clean = not len(compared.differing)
+        share = len(compared.differing) / compared.ranges
+        spark = sides[0].df.sparkSession
+        ranges = spark.createDataFrame(pa.table({RANGE: compared.differing})) if share <= ALL_SHARE else None
+        self._suspects = [side.suspects(ranges, whole=whole) for side in sides]
+        if not self._clean and share <= KEPT_SHARE:
+            self._suspects = [self._store(suspects) for suspects in self._suspects]
+        self._delta = delta(self._suspects, whole=whole)
+        if not self._clean:
+            first = self._delta.limit(DELTA_MAX + 1).toArrow()
+            is_small = first.num_rows <= DELTA_MAX
+            self._delta = spark.createDataFrame(first) if is_small else self._store(self._delta)
+        self.summary = Summary(
+            rows_a=compared.a.count,
+            rows_b=compared.b.count,
+            fingerprint_a=str(compared.a),
+            fingerprint_b=str(compared.b),
+            ranges=compared.ranges,
+            ranges_differing=len(compared.differing),
+            **({} if self._clean else self._counts()),
+        )
+
+    def _store(self, df: DataFrame) -> DataFrame:
+        self._stored.append(df)
+        return df.persist()
+
+    def _counts(self) -> dict[str, int]:
+        """How many rows and keys there are of each kind; runs the comparison."""
+        a, b = (F.col(name) for name in _KEYED)
+        keys = self._delta.groupBy(_KEY).agg(*(F.any_value(name).alias(name) for name in _KEYED))
+        cells = {"repeated_a": F.count_if(a > 1), "repeated_b": F.count_if(b > 1)}
+        if self._whole:  # a row is its own key
+            cells |= {"only_a": F.sum(F.when(a > b, a - b)), "only_b": F.sum(F.when(b > a, b - a))}
+        else:
+            cells |= {"only_a": F.sum(F.when(b == 0, a)), "only_b": F.sum(F.when(a == 0, b))}
+            cells |= {"differing": F.count_if((a > 0) & (b > 0))}
+        row = keys.agg(*(cell.alias(name) for name, cell in cells.items())).collect()[0]
+        return {name: int(row[name] or 0) for name in cells}
+
+    @property
+    def equal(self) -> bool:
+        """Whether both hold the same rows, as often."""
+        return self.summary.equal
+
+    @property
+    def only_a(self) -> DataFrame:
+        """The rows of A that B lacks, as they are in A; of a row that A holds more often, so many more."""
+        return self._only(0)
+
+    @property
+    def only_b(self) -> DataFrame:
+        """The rows of B that A lacks."""
+        return self._only(1)
+
+    def _only(self, side: int) -> DataFrame:
+        """The rows of a side whose key the other lacks; of whole rows, what it holds more of."""
+        df = self._sides[side].df
+        if self._clean:
+            return df.limit(0)
+        if self._whole:
+            rows = self._surplus(side)
+        else:  # the other side has none of them, so all are wanted
+            alone = self._delta.where(F.col(_KEYED[1 - side]) == 0).select(_ROW)
+            rows = self._suspects[side].join(alone, _ROW, "left_semi")
+        return rows.select(*(F.col(quoted(name)) for name in df.columns))
+
+    @property
+    def differing(self) -> DataFrame:
+        """Rows of one key that differ: the key, ``differs_in`` (the columns), ``row_a`` and ``row_b``.
+
+        Where a key has several rows, those that both hold are left out and the others are paired; ``row_a`` or
+        ``row_b`` is null where there are more of them on the other side.
+        """
+        a, b = (self._contents(i, name) for i, name in enumerate("ab"))
+        key, kinds = self._sides[0].key, self._sides[0].kinds
+        names = [F.coalesce(F.col("a_key").getField(name), F.col("b_key").getField(name)).alias(name) for name in key]
+        differs = []
+        for name in (name for name in kinds if name not in key):
+            cells = [form(F.col(side).getField(name), kinds[name]) for side in "ab"]
+            differs.append(F.when(cells[0] != cells[1], F.lit(name)))
+        in_both = F.col("a").isNotNull() & F.col("b").isNotNull()
+        columns = F.array_compact(F.array(*differs)) if differs else F.array().cast("array<string>")
+        outcome = (F.when(in_both, columns), F.col("a"), F.col("b"))
+        paired = a.join(b, [_KEY, _I], "full_outer")
+        return paired.select(*names, *(cell.alias(name) for cell, name in zip(outcome, OUTCOME, strict=True)))
+
+    def _contents(self, side: int, name: str) -> DataFrame:
+        """The rows of shared keys that the other side lacks: key and content as structs, numbered within the key."""
+        cells, key = self._sides[side].cells, self._sides[side].key
+        surplus = self._surplus(side).where((F.col(_KEYED[0]) > 0) & (F.col(_KEYED[1]) > 0))
+        if self._clean or self._whole:
+            surplus = surplus.limit(0)
+        rest = [column for column in cells if column not in key] or key  # a struct of nothing cannot be written
+        content = F.struct(*(cells[column].alias(column) for column in rest))
+        keyed = F.struct(*(cells[column].alias(column) for column in key))
+        nth = F.row_number().over(Window.partitionBy(_KEY).orderBy(_ROW))
+        return surplus.select(_KEY, nth.alias(_I), keyed.alias(f"{name}_key"), content.alias(name))
+
+    def _surplus(self, side: int) -> DataFrame:
+        """The rows of a side that it holds more of, so many of them."""
+        more = F.col(_N[side]) - F.col(_N[1 - side])
+        rows = self._suspects[side].join(self._delta.where(more > 0).drop(_KEY), _ROW)
+        nth = F.row_number().over(Window.partitionBy(_ROW).orderBy(_ROW))
+        return rows.withColumn(_I, nth).where(F.col(_I) <= more)
+
+    def close(self) -> None:
+        """Give back what was kept in Spark's storage."""
+        for df in self._stored:
+            df.unpersist()
+        self._stored.clear()
+
+    def __enter__(self) -> Diff:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def sampled(df: DataFrame, names: Iterable[str] | None, most: int) -> list[dict[str, Any]]:
+    """A few rows as JSON can hold them, in order; by these columns or all."""
+    columns = [quoted(name) for name in (df.columns if names is None else names)]
+    rows = df.select(*columns).limit(most).collect()
+    return [{name: _plain(value) for name, value in row.asDict(recursive=True).items()} for row in rows]
+
+
+def spoken(row: Mapping[str, Any]) -> str:
+    r"""A row, or an id, in words, on one line, without control characters.
+
+    >>> spoken({"device": "a\n", "ts": 5})
+    'device a?, ts 5'
+    """
+    words = ", ".join(f"{name} {'null' if value is None else value}" for name, value in row.items())
+    return "".join(sign if sign.isprintable() else "?" for sign in words)[:SPOKEN_MAX]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes | bytearray):
+        return value.hex()
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    return value if value is None or isinstance(value, str | int) else str(value)

@@ -1,0 +1,289 @@
+"""Canonical forms of rows, their ids, and fingerprints of tables: where two are equal, nothing has to be looked at.
+
+The *form* of a row is text that is equal exactly where the values are; its *id* is the SHA-256 of the form. So an id
+tells apart all that differs, and nothing that Spark calls equal:
+
+    null            n in place of the value   in;  tn:  and so on; of a struct, an array or a map just n
+    whole numbers   i12;                      of any width
+    booleans        b1                        b0
+    float, double   f123;  d123;              xxhash64 of the bits, which no two values share; every NaN is one value,
+                                              and -0.0 is 0.0, as in Spark's own comparisons
+    decimals        m1.50;                    with the digits of the column's type
+    dates           D19000;                   days since 1970
+    timestamps      T1700000000000000;        microseconds since 1970, whatever the time zone of the session
+    text            t3:abc                    the length in bytes, then the bytes; a collation means nothing here
+    binary          y00FF;                    in hex
+    structs         s(fields)                 in the order of the type
+    arrays          a2:(elements)
+    maps            p2:(entries)              sorted: a map has no order
+    other values    v5:(text)                 local times, intervals, variants: as Spark writes them
+
+What comes first says what follows and where it ends, so forms can be put one after the other: no two rows share one.
+All of a row is one flat concatenation, in which constants are merged: many small steps would cost more than the hash.
+Two tables are brought to common types first (`common`); text is never taken for a number.
+
+A *fingerprint* sums up a set of rows by native aggregates, in the task that reads them, so that only a few numbers are
+shuffled: the count; two *words* of 64 bits, XORed; and the same added up in halves of 32 bits, for what XOR cannot see:
+a row that is there twice, or missing together with its copy. Fingerprints of parts add up, so a table can be summed up
+range by range, by a hash of the key. Equal fingerprints mean the same rows as often, but for an accident of 2^-128, as
+in negentropy. A word is a hash of what the row holds. Against intent there are two ways to make it:
+
+    xxhash64   over the values as they are. Fast. Who may choose the texts of a table can make two rows that it takes
+               for one
+    sha256     over the id; three times the work
+
+Sums are linear: who may choose very many rows can make two sets agree in either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from hashlib import sha256
+from operator import add
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from onefold.errors import Misuse
+from onefold.spark.columns import quoted
+from onefold.spark.session import believed_bytes
+
+DIGITS: Final[Mapping[type[T.DataType], int]] = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 20}
+"""Whole numbers from narrow to wide, and how many digits a decimal needs for them."""
+DIGITS_MAX: Final = 38
+"""The widest decimal of Spark."""
+MASK_BITS: Final = 31
+"""So many columns share a number that says which of them are null."""
+AS_TEXT: Final = (T.TimestampNTZType, T.AnyTimeType, T.AnsiIntervalType, T.CalendarIntervalType, T.VariantType)
+"""Types whose values are told apart by what Spark writes for them."""
+
+WORDS: Final = 2
+HALF: Final = (1 << 32) - 1
+ROW_BYTES: Final = 16 << 10
+"""So many bytes of the input a range: at 50 bytes a row, the 300 rows that are read again for a difference."""
+BITS_MIN, BITS_MAX = 6, 16
+"""64 ranges at least; 65,536 at most, whose sums fit into a few megabytes of every task and of the driver."""
+
+RANGE: Final = "_onefold_range"
+_VALUE, _WORD, _COUNT = "_onefold_value{}", "_onefold_word{}", "_onefold_count"
+
+Pieces: TypeAlias = list[str | Column]
+
+
+def row_form(columns: Iterable[tuple[Column, T.DataType]]) -> Column:
+    """The form of several values, one after the other: text that is never null. `Misuse` if a type has none."""
+    merged: Pieces = []
+    for piece in (piece for column, kind in columns for piece in _pieces(column, kind)):
+        if isinstance(piece, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += piece
+        else:
+            merged.append(piece)
+    return F.concat(*(F.lit(piece) if isinstance(piece, str) else piece for piece in merged))
+
+
+def form(column: Column, kind: T.DataType) -> Column:
+    """The form of a value."""
+    return row_form([(column, kind)])
+
+
+def row_id(row: Column) -> Column:
+    """The id of a row's form, in hex."""
+    return F.sha2(row, 256)
+
+
+def whole_row_id(df: DataFrame, names: Iterable[str]) -> Column:
+    """The id of each row, by these columns."""
+    return row_id(row_form((F.col(quoted(name)), df.schema[name].dataType) for name in names))
+
+
+def _pieces(column: Column, kind: T.DataType) -> Pieces:
+    """The form of a value in parts, none of them null."""
+    if type(kind) in DIGITS:
+        return ["i", _text(column), ";"]
+    if isinstance(kind, T.StringType):
+        return ["t", _text(F.octet_length(column)), ":", F.coalesce(column.cast(T.StringType()), F.lit(""))]
+    if isinstance(kind, T.BinaryType):
+        return ["y", _text(F.hex(column)), ";"]
+    if isinstance(kind, T.BooleanType):
+        return [F.when(column, "b1").when(~column, "b0").otherwise("bn")]
+    if isinstance(kind, T.FloatType | T.DoubleType):
+        bits = F.when(column.isNotNull(), F.xxhash64(column))
+        return ["f" if isinstance(kind, T.FloatType) else "d", _text(bits), ";"]
+    if isinstance(kind, T.DecimalType):
+        # With try_cast, which writes 0.0000001 whatever the session is set to; a cast may write 1E-7.
+        return ["m", _text(column.try_cast("string")), ";"]
+    if isinstance(kind, T.DateType):
+        return ["D", _text(F.unix_date(column)), ";"]
+    if isinstance(kind, T.TimestampType):
+        return ["T", _text(F.unix_micros(column)), ";"]
+    if isinstance(kind, T.NullType):
+        return ["n"]
+    if isinstance(kind, AS_TEXT):
+        text = F.to_json(column, {"timeZone": "UTC"}) if isinstance(kind, T.VariantType) else column.cast("string")
+        return ["v", _text(F.octet_length(text)), ":", F.coalesce(text, F.lit(""))]
+    return [F.coalesce(_nested(column, kind), F.lit("n"))]
+
+
+def _text(value: Column) -> Column:
+    return F.coalesce(value.cast("string"), F.lit("n"))
+
+
+def _nested(column: Column, kind: T.DataType) -> Column:
+    """The form of a struct, an array or a map; null of null."""
+    if isinstance(kind, T.StructType):
+        fields = [(column.getField(f.name), f.dataType) for f in kind.fields]
+        return F.when(column.isNotNull(), F.concat(F.lit("s"), row_form(fields)) if fields else F.lit("s"))
+    if isinstance(kind, T.ArrayType):
+        inner = kind.elementType
+        tag, forms = "a", F.transform(column, lambda element: form(element, inner))
+    elif isinstance(kind, T.MapType):
+        key, value = kind.keyType, kind.valueType
+        entries = F.transform(
+            F.map_entries(column),
+            lambda entry: row_form([(entry.getField("key"), key), (entry.getField("value"), value)]),
+        )
+        tag, forms = "p", F.array_sort(entries)
+    else:
+        raise Misuse(f"values of type {kind.simpleString()} cannot be compared: leave the column out", type=str(kind))
+    return F.concat(F.lit(tag), F.size(forms).cast("string"), F.lit(":"), F.array_join(forms, ""))
+
+
+def hashable(column: Column, kind: T.DataType) -> Column:
+    """A value as Spark's own hash can take it: nested ones only by their form, of which it would see the leaves."""
+    return column if isinstance(kind, T.AtomicType) and not isinstance(kind, T.VariantType) else form(column, kind)
+
+
+def null_masks(columns: Iterable[Column]) -> list[Column]:
+    """Which of the values are null, as bits of whole numbers: Spark's own hash skips a null."""
+    bits = [F.when(column.isNull(), F.lit(1 << i % MASK_BITS)).otherwise(F.lit(0)) for i, column in enumerate(columns)]
+    return [reduce(add, bits[i : i + MASK_BITS]) for i in range(0, len(bits), MASK_BITS)]
+
+
+def common(a: T.DataType, b: T.DataType) -> T.DataType | None:
+    """The type in which values of both can be compared without loss; None if there is none."""
+    if isinstance(a, T.StructType) and isinstance(b, T.StructType):
+        pairs = zip(a.fields, b.fields, strict=True) if a.names == b.names else ()
+        kinds = [(field.name, common(field.dataType, other.dataType)) for field, other in pairs]
+        fields = [T.StructField(name, kind) for name, kind in kinds if kind is not None]
+        return T.StructType(fields) if a.names == [field.name for field in fields] == b.names else None
+    if isinstance(a, T.ArrayType) and isinstance(b, T.ArrayType):
+        inner = common(a.elementType, b.elementType)
+        return None if inner is None else T.ArrayType(inner)
+    if isinstance(a, T.MapType) and isinstance(b, T.MapType):
+        key, value = common(a.keyType, b.keyType), common(a.valueType, b.valueType)
+        return None if key is None or value is None else T.MapType(key, value)
+    if isinstance(a, T.StringType) and isinstance(b, T.StringType):
+        return T.StringType()
+    if isinstance(a, T.FractionalType) and isinstance(b, T.FractionalType) and type(a) is not type(b):
+        return None if T.DecimalType in (type(a), type(b)) else T.DoubleType()
+    whole = list(DIGITS)
+    if type(a) in DIGITS and type(b) in DIGITS:
+        return whole[max(whole.index(type(a)), whole.index(type(b)))]()
+    exact_a, exact_b = _exact(a), _exact(b)
+    if exact_a is not None and exact_b is not None:
+        scale = max(exact_a.scale, exact_b.scale)
+        digits = scale + max(exact_a.precision - exact_a.scale, exact_b.precision - exact_b.scale)
+        return T.DecimalType(digits, scale) if digits <= DIGITS_MAX else None
+    return a if a == b else None
+
+
+def _exact(kind: T.DataType) -> T.DecimalType | None:
+    if isinstance(kind, T.DecimalType):
+        return kind
+    return T.DecimalType(DIGITS[type(kind)], 0) if type(kind) in DIGITS else None
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """The sum of a set of rows; sums of parts add up."""
+
+    count: int = 0
+    xors: tuple[int, ...] = (0,) * WORDS
+    sums: tuple[int, ...] = (0,) * (2 * WORDS)
+
+    @classmethod
+    def of(cls, cells: Sequence[Any]) -> Fingerprint:
+        """From what `aggregates` gives: null of no rows at all."""
+        count, *rest = (int(cell or 0) for cell in cells)
+        return cls(count, tuple(rest[:WORDS]), tuple(rest[WORDS:]))
+
+    def __str__(self) -> str:
+        """Sixteen bytes in hex, for people and for files: a hash of all of it."""
+        numbers = (self.count, *(x % (1 << 64) for x in self.xors), *self.sums)
+        return sha256(b"".join(n.to_bytes(16, "little") for n in numbers)).hexdigest()[:32]
+
+
+def with_words(df: DataFrame, values: Sequence[Column]) -> DataFrame:
+    """The table with the words of each row, made from these values of it."""
+    # In two steps, so that what is expensive is made once and not once a word.
+    names = [_VALUE.format(i) for i in range(len(values))]
+    valued = df.withColumns(dict(zip(names, values, strict=True)))
+    return valued.withColumns({_WORD.format(i): F.xxhash64(F.lit(i), *names) for i in range(WORDS)}).drop(*names)
+
+
+def word_names() -> list[str]:
+    """The columns of the words."""
+    return [_WORD.format(i) for i in range(WORDS)]
+
+
+def aggregates() -> list[Column]:
+    """Of a table with words: the cells of its fingerprint."""
+    words = [F.col(name) for name in word_names()]
+    halves = [half for word in words for half in (F.shiftrightunsigned(word, 32), word.bitwiseAND(F.lit(HALF)))]
+    cells = [F.count(F.lit(1)), *map(F.bit_xor, words), *map(F.sum, halves)]
+    return [cell.alias(f"{_COUNT}{i}") for i, cell in enumerate(cells)]
+
+
+def fingerprint(df: DataFrame, values: Sequence[Column]) -> Fingerprint:
+    """The fingerprint of a whole table."""
+    return Fingerprint.of(with_words(df, values).agg(*aggregates()).collect()[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Two tables, range by range."""
+
+    ranges: int
+    """Into how many the ids were scattered."""
+    differing: NDArray[np.int64]
+    """Those whose fingerprints differ."""
+    a: Fingerprint
+    b: Fingerprint
+
+
+def range_of(key: Iterable[Column], bits: int) -> Column:
+    """The range that a key falls into, of 2^bits. Spark hashes equal values alike, and a null like nothing."""
+    return F.shiftrightunsigned(F.xxhash64(*key), 64 - bits)
+
+
+def bits_for(tables: Iterable[DataFrame]) -> int:
+    """How many ranges there should be, as a power of two, by what Spark believes of the size of the larger table."""
+    sizes = [believed_bytes(table) for table in tables]
+    if None in sizes:
+        return BITS_MAX
+    return min(BITS_MAX, max(BITS_MIN, (max(size or 0 for size in sizes) // ROW_BYTES).bit_length()))
+
+
+def compare(a: DataFrame, b: DataFrame, bits: int) -> Compared:
+    """Compare two tables that have a RANGE and words, in one job."""
+    ranges = 1 << bits
+    # One number for side and range: Spark groups by a single long faster than by two columns.
+    sides = a.unionByName(b.withColumn(RANGE, F.col(RANGE) + ranges))
+    sums = sides.groupBy(RANGE).agg(*aggregates()).toArrow()
+    cells = np.array([column.to_numpy() for column in sums.columns], dtype=np.int64)
+    both = np.zeros((2 * ranges, len(cells) - 1), np.int64)
+    both[cells[0]] = cells[1:].T
+    totals = []
+    for table in (both[:ranges], both[ranges:]):
+        xors = tuple(int(x) for x in np.bitwise_xor.reduce(table[:, 1 : 1 + WORDS], axis=0))
+        # Added up as whole numbers of Python, which do not overflow.
+        count, *halves = (sum(column.tolist()) for column in np.delete(table, range(1, 1 + WORDS), axis=1).T)
+        totals.append(Fingerprint(count, xors, tuple(halves)))
+    differing = np.flatnonzero((both[:ranges] != both[ranges:]).any(axis=1))
+    return Compared(ranges, differing.astype(np.int64), totals[0], totals[1])
