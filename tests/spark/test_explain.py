@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from onefold.cli.explain import explained
 from onefold.errors import Misuse
 from onefold.spark.audits import published
-from onefold.spark.explanations import explain, naming, read_wanted
+from onefold.spark.explanations import explain, naming, read_target
 from onefold.spark.files import Place
 from tests.lib.commands import here as onefold
 
@@ -106,7 +106,7 @@ WORDS = {
 def test_all_words_must_match_rows_or_ranges(spark, run):
     """All questions at once, as conditions: a job for the rows and one for the ranges."""
     rows, gaps = published(spark, Place(spark, str(run))), spark.read.parquet(str(run / "gaps"))
-    asked = [read_wanted(rows, naming(rows, None), words, {}) for words in WORDS]
+    asked = [read_target(rows, naming(rows, None)[1], words, {}) for words in WORDS]
     inside = [wanted.in_ranges(gaps) for wanted in asked]
     matching = rows.agg(*(F.count_if(wanted.condition(rows)) for wanted in asked)).collect()[0]
     missing = gaps.agg(*(F.count_if(F.lit(False) if each is None else each) for each in inside)).collect()[0]

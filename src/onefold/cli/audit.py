@@ -29,24 +29,6 @@ def audit(
     Exit 1 if there is anything, 0 if all agrees. A repeat that has no first by the rule of its reason is a finding too:
     it counts nowhere.
     """
-    with progress(people) as say:
-        say("starting Spark")
-        found = _audited(run, out, say)
-    if json:
-        emit_json(found)
-    for line in agreement.audited(found):
-        people.print(line, soft_wrap=True)
-    for line in found["books"]:
-        people.print(foreign(f"  {line}", agreement.ROW_CHARS_MAX), soft_wrap=True)
-    for line in agreement.files_read(found["manifest"]):
-        people.print(line, soft_wrap=True)
-    wrong_files = found["manifest"]["changed"] or found["manifest"]["set_aside"]
-    alone = found["orphans"] or found["orphans_by_rule"]
-    if not found["agrees"] or alone or found["books"] or wrong_files:
-        raise typer.Exit(1)
-
-
-def _audited(run: str, out: str | None, say: Any) -> dict[str, Any]:
     from onefold.cli.pipeline import opened
     from onefold.spark.audits import audit_run, books, books_differ, keep_in, kinds_folder
     from onefold.spark.files import Manifest, Place, located
@@ -54,59 +36,68 @@ def _audited(run: str, out: str | None, say: Any) -> dict[str, Any]:
     from onefold.spark.publish import MANIFEST
     from onefold.spark.signature import refuse_overlap
 
-    settings = load(Path(run), os.environ) if run.endswith(".toml") else _settings(run)
-    if settings.publish.format != "parquet":
-        raise Misuse(f"{run}: published as {settings.publish.format}, only parquet can be audited", run=run)
-    path = settings.publish.path if run.endswith(".toml") else run
-    refuse_overlap([("the source", settings.source.path), ("the run", path)], [] if out is None else [("--out", out)])
-    spark, source, judging = opened(settings)
-    place = Place(spark, path)
-    if out is not None:
-        refuse_overlap([("the source", located(spark, source.path))], [("--out", located(spark, out))])
-    # What cannot be done is refused first.
-    with nullcontext() if out is None else kinds_folder(Place(spark, out)) as folder:
-        tally = books(spark, place)
-        now = open_source(spark, source, judging.reads)
-        kept = place / MANIFEST  # of a batch run, and not of one that an older version made
-        changed = []
-        if kept.exists() and now.files is not None:
-            changed = Manifest.from_lines(kept.read_bytes()).changed(now.files.listed(), new=True)
-        say("auditing")
-        messages = judging.shaped(now.rows)
-        audited = audit_run(messages, place, judging)
-        differ = books_differ(tally, spark, place) if audited.ids is not None else []
-        counted = now.manifest.rows
-        read = audited.source if messages is now.rows or counted is None else now.rows.count()
-        if counted is not None and read != counted:
-            differ.append(f"the files hold {counted:,} rows, the reader gave {read:,}")
-        if folder is not None:
-            keep_in(folder, audited)
+    with progress(people) as say:
+        say("starting Spark")
+        settings = load(Path(run), os.environ) if run.endswith(".toml") else _settings(run)
+        if settings.publish.format != "parquet":
+            raise Misuse(f"{run}: published as {settings.publish.format}, only parquet can be audited", run=run)
+        path = settings.publish.path if run.endswith(".toml") else run
+        written = [] if out is None else [("--out", out)]
+        refuse_overlap([("the source", settings.source.path), ("the run", path)], written)
+        spark, source, judging = opened(settings)
+        output = Place(spark, path)
+        if out is not None:
+            refuse_overlap([("the source", located(spark, source.path))], [("--out", located(spark, out))])
+        # What cannot be done is refused first.
+        with nullcontext() if out is None else kinds_folder(Place(spark, out)) as folder:
+            tally = books(spark, output)
+            now = open_source(spark, source, judging.reads)
+            before = output / MANIFEST  # of a batch run, and not of one that an older version made
+            changed = []
+            if before.exists() and now.files is not None:
+                changed = Manifest.from_lines(before.read_bytes()).changed(now.files.listed(), new=True)
+            say("auditing")
+            messages = judging.shaped(now.rows)
+            audited = audit_run(messages, output, judging)
+            differ = books_differ(tally, spark, output) if audited.ids is not None else []
+            counted = now.manifest.rows
+            read = audited.source if messages is now.rows or counted is None else now.rows.count()
+            if counted is not None and read != counted:
+                differ.append(f"the files hold {counted:,} rows, the reader gave {read:,}")
+            if folder is not None:
+                keep_in(folder, audited)
     manifest = {**now.manifest.to_dict(), "changed": changed}
-    return {**audited.to_dict(), "books": differ, "manifest": manifest, "run": place.shown}
-
-
-def _folder(run: str) -> Any:
-    """The folder, by Python's own means if they reach it: a Spark must not be started before its settings are known."""
-    if (folder := local_folder(run)) is not None:
-        return folder
-    from onefold.spark.files import Place
-    from onefold.spark.session import session
-
-    return Place(session(), run)
+    document = {**audited.to_dict(), "books": differ, "manifest": manifest, "run": output.shown}
+    if json:
+        emit_json(document)
+    for line in agreement.audited(document):
+        people.print(line, soft_wrap=True)
+    for difference in differ:
+        people.print(foreign(f"  {difference}", agreement.ROW_CHARS_MAX), soft_wrap=True)
+    for line in agreement.files_read(manifest):
+        people.print(line, soft_wrap=True)
+    if not audited.clean or differ or changed or now.manifest.aside:
+        raise typer.Exit(1)
 
 
 def _settings(run: str) -> Settings:
     """By what the run was made, as its own run.json says."""
-    place = _folder(run)
-    if (place / "stream.json").exists():
+    # By Python's own means if they reach the folder: a Spark must not be started before its settings are known.
+    folder: Any = local_folder(run)
+    if folder is None:
+        from onefold.spark.files import Place
+        from onefold.spark.session import session
+
+        folder = Place(session(), run)
+    if (folder / "stream.json").exists():
         raise Misuse(f"{run} is the output of a stream, which does not name its source: give its TOML file", run=run)
-    if not (place / "run.json").exists():
+    if not (folder / "run.json").exists():
         raise Misuse(f"{run} is not a complete run: it holds no run.json", run=run)
     try:
-        told = loads((place / "run.json").read_bytes())["settings"]
-        if secrets := hidden_in(told):
+        settings = loads((folder / "run.json").read_bytes())["settings"]
+        if secrets := hidden_in(settings):
             raise Misuse(f"{run}: run.json keeps no secrets, and so lacks {secrets[0]}: give the TOML file", run=run)
-        return Settings.model_validate(told)
+        return Settings.model_validate(settings)
     except (ValidationError, ValueError, KeyError, TypeError) as error:
         raise Misuse(
             f"{run}: run.json does not name the run's source; `onefold.spark.audit` takes tables", run=run

@@ -1,6 +1,7 @@
 """``onefold explain``: what became of a message, and why."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -37,12 +38,12 @@ def explain(
     matches.
     """
     with progress(people) as say:
-        found = explained(run, words or [], pairs=pairs_of(key or []), limit=limit, say=say)
+        document = explained(run, words or [], pairs=pairs_of(key or []), limit=limit, say=say)
     if json:
-        emit_json(found)
-    for line in explanation.lines(found):
+        emit_json(document)
+    for line in explanation.lines(document):
         people.print(line, soft_wrap=True)
-    if not found["rows"] and not found["missing_ranges"]:
+    if not document["rows"] and not document["missing_ranges"]:
         raise typer.Exit(1)
 
 
@@ -52,38 +53,31 @@ def explained(
 ) -> dict[str, Any]:  # fmt: skip
     """The explanation as a plain form, with the rules in it."""
     say("starting Spark")
-    from onefold.spark.explanations import explain as look
+    from onefold.cli.pipeline import engine_of
+    from onefold.spark.explanations import explain
+    from onefold.spark.files import Place
     from onefold.spark.session import session
 
     spark = session()
     say("looking")
-    return explanation.with_rules(look(spark, run, words, pairs=pairs, judging=_judging(spark, run), limit=limit))
+    settings, judging = Place(spark, run) / "run.json", None
+    if settings.exists():
+        # A stream does not say how it was judged, nor does a run that was made with the library.
+        with suppress(ValidationError, ValueError, KeyError, TypeError):
+            judging = engine_of(Settings.model_validate(settings.read_json()["settings"]))
+    return explanation.with_rules(explain(spark, run, words, pairs=pairs, judging=judging, limit=limit))
 
 
-def pairs_of(given: Sequence[str]) -> dict[str, str]:
+def pairs_of(options: Sequence[str]) -> dict[str, str]:
     """Columns and values.
 
     >>> pairs_of(["device=a=b"])
     {'device': 'a=b'}
     """
     pairs = {}
-    for pair in given:
+    for pair in options:
         name, sign, value = pair.partition("=")
         if not sign or not name or name in pairs:
             raise Misuse(f"--key is {pair!r}, must be COLUMN=VALUE, once for a column", key=pair)
         pairs[name] = value
     return pairs
-
-
-def _judging(spark: Any, run: str) -> Any:
-    """How the run was judged, if it says so: a stream does not, nor one that was made with the library."""
-    from onefold.cli.pipeline import engine_of
-    from onefold.spark.files import Place
-
-    document = Place(spark, run) / "run.json"
-    if not document.exists():
-        return None
-    try:
-        return engine_of(Settings.model_validate(document.read_json()["settings"]))
-    except (ValidationError, ValueError, KeyError, TypeError):
-        return None

@@ -1,8 +1,6 @@
 """``onefold window``: how long copies must be remembered, by the data itself."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -10,9 +8,6 @@ from onefold.cli.check import format_of, names_of
 from onefold.cli.output import AsJson, emit_json, people, progress
 from onefold.errors import Misuse
 from onefold.report import advice
-
-if TYPE_CHECKING:
-    from onefold.spark.columns import ChainColumns
 
 
 def window(
@@ -55,50 +50,37 @@ def window(
 
     With what each leaks and has to remember, and what interval memory needs instead. The lags are exact.
     """
+    from onefold.spark.columns import ChainColumns
     from onefold.spark.ingest import read
     from onefold.spark.session import session
     from onefold.spark.window import SHARES, WindowColumns, advise_window
 
     columns = WindowColumns(key=None if key is None else names_of(key), time=time, order=order)
-    chains = _chains(chain, number, previous)
+    chains = None
+    if chain is not None:
+        usual = ChainColumns(arrival=None)
+        own = (usual.timestamp, usual.sequence) if number is None else _pair("--number", number)
+        before = (usual.previous_timestamp, usual.previous_sequence)
+        if previous is not None:
+            before = _pair("--previous", previous)
+        if (own[1] is None) != (before[1] is None):
+            raise Misuse("--number and --previous must have as many columns", number=number, previous=previous)
+        chains = ChainColumns(
+            key=names_of(chain), timestamp=own[0], sequence=own[1],
+            previous_timestamp=before[0], previous_sequence=before[1], arrival=None,
+        )  # fmt: skip
+    for option, value in (("--number", number), ("--previous", previous)):
+        if chain is None and value is not None:
+            raise Misuse(f"{option} is {value!r}, which needs --chain", option=option)
     with progress(people) as say:
         say("starting Spark")
         df = read(session(master), path, format=format_of(path) if format == "auto" else format, columns=columns)
-        found = advise_window(
-            df,
-            key=columns.key,
-            time=time,
-            order=order,
-            shares=(*SHARES, *(quantile or ())),
-            chains=chains,
-            say=say,
-        ).to_dict()
+        shares = (*SHARES, *(quantile or ()))
+        measured = advise_window(df, key=columns.key, time=time, order=order, shares=shares, chains=chains, say=say)
+    document = measured.to_dict()
     if json:
-        emit_json({"path": path, **found, "recommendation": advice.recommendation(found)})
-    people.print(advice.report(found), soft_wrap=True)
-
-
-def _chains(chain: str | None, number: str | None, previous: str | None) -> ChainColumns | None:
-    from onefold.spark.columns import ChainColumns
-
-    if chain is None:
-        for option, value in (("--number", number), ("--previous", previous)):
-            if value is not None:
-                raise Misuse(f"{option} is {value!r}, which needs --chain", option=option)
-        return None
-    usual = ChainColumns(arrival=None)
-    own = (usual.timestamp, usual.sequence) if number is None else _pair("--number", number)
-    before = (usual.previous_timestamp, usual.previous_sequence) if previous is None else _pair("--previous", previous)
-    if (own[1] is None) != (before[1] is None):
-        raise Misuse("--number and --previous must have as many columns", number=number, previous=previous)
-    return ChainColumns(
-        key=names_of(chain),
-        timestamp=str(own[0]),
-        sequence=own[1],
-        previous_timestamp=before[0],
-        previous_sequence=before[1],
-        arrival=None,
-    )
+        emit_json({"path": path, **document, "recommendation": advice.recommendation(document)})
+    people.print(advice.report(document), soft_wrap=True)
 
 
 def _pair(option: str, text: str) -> tuple[str, str | None]:

@@ -3,50 +3,26 @@
 They are taken while the judged rows are at hand, by native aggregates over the few columns that each needs. All that
 comes back is bounded, whatever the run: below a megabyte as JSON, in `run.json` under ``figures``.
 
-    timeline     verdicts over time             worst_keys   the keys with the most that does not count
-    strips       what is missing, by key        lags         how long after its first a copy came
-    rejects      some rows of each reason       phases       where the time went
+    timeline     verdicts over some sixty equal stretches of time. The axis spans the firsts (all rows, if there are
+                 none) without the outermost thousandth on either side where that lies far off: one number from the
+                 year 2200 must not press an hour of traffic into a single stretch. What lies beyond is counted apart
+    worst_keys   the keys with the most that does not count
+    strips       of the keys that miss something, the widest missing ranges. A range was *forgotten* if a message from
+                 within it, or from above it, was answered UNSURE forgotten: an engine forgets the lowest, up to a mark
+    lags         how long after its first a copy came; of an id that expires, after the last first before it. A copy
+                 whose first is not there has no lag. Exact up to four seconds, longer ones to one part in two thousand:
+                 one pass is enough for a picture. `onefold window` is exact
+    rejects      some rows of each reason, those with the lowest hash: the same in every run, and not all from one key
+    phases       where the time went
 
-Cost: five queries at most, side by side; the largest is one shuffle of (id, arrival) by id. What there is nothing of
-costs nothing.
-
-Where the figures of a run look: which columns of the judged rows are a key, a number, a time, by engine.
-
-Keys: those with the most that does not count, and of those that miss something a strip of what was seen.
-
-A range that is missing was *forgotten* if a message from within it, or from above it, was answered UNSURE forgotten:
-what the engine forgets is the lowest, all of it up to a mark.
-
-Cost: one job. Rows are counted by key before they are shuffled; of the missing ranges, which are far fewer, each key
-keeps its widest. Then every task passes on the worst of its keys.
-
-How long after its first a copy came: the quantiles, and how many copies there are in each power of two.
-
-A copy is so much later than its first; of an id that expires, and so may be new again, than the last first before it. A
-copy whose first is not there (it lies below a floor, in another run) has no lag. Joins and sorts are Spark's own, which
-spill: an id with a million copies is a longer task, not a larger one.
-
-Lags up to four seconds are told exactly, longer ones to one part in two thousand: one pass is enough for a picture.
-`onefold window` is exact.
-
-Cost: one job, with one shuffle of (hash of the id, arrival), or none if the copies are few.
-
-Some of the rows that were refused, of each reason a few, as text.
-
-Which rows: those with the lowest hash of key and number, so the same ones in every run, and not all from one key.
-Cost: one job; each task passes on no more than are asked for.
-
-Verdicts over time: how many of each fall into each of some sixty equal stretches.
-
-The axis spans the firsts (all rows, if there are none) without the outermost thousandth on either side where that lies
-far off: one number from the year 2200 must not press an hour of traffic into a single stretch. What lies beyond is
-counted apart.
+Cost: five queries at most, side by side; the largest is one shuffle of (hash of the id, arrival) by id. What there is
+nothing of costs nothing.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from time import monotonic
@@ -54,7 +30,7 @@ from typing import Any, Final
 
 import numpy as np
 from pyspark import inheritable_thread_target
-from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -64,7 +40,7 @@ from onefold.spark.columns import WHOLE, milliseconds, quoted
 from onefold.spark.engine import Engine, Identity, Subject
 from onefold.spark.fingerprints import hashable
 from onefold.spark.host import REASON, VERDICT
-from onefold.spark.session import believed_bytes
+from onefold.spark.session import believed_bytes, java_version
 from onefold.spark.window import DIGITS, Distribution, rank_of
 from onefold.tally import Tally
 from onefold.verdict import Verdict
@@ -101,32 +77,47 @@ _RANGES, _LOST, _SHOWN, _SHARE = "_onefold_ranges", "_onefold_lost", "_onefold_s
 def keys_and_strips(
     rows: DataFrame, gaps: DataFrame, subject: Subject, *, keys_max: int, strips_max: int, ranges_max: int
 ) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:
-    """The keys with the most that is not first; the keys that miss most, if any does. No columns name a key: None."""
+    """The keys with the most that is not first; the keys that miss most, if any does. No columns name a key: None.
+
+    Cost: one job. Rows are counted by key before they are shuffled; of the missing ranges, which are far fewer, each
+    key keeps its widest. Then every task passes on the worst of its keys.
+    """
     if not subject.key:
         return None, None
-    names = [f"{_KEY}{i}" for i in range(len(subject.key))]
-    told = _counted(rows, subject, names)
+    aliases = [f"{_KEY}{i}" for i in range(len(subject.key))]
+    key = [F.col(quoted(name)).alias(alias) for name, alias in zip(subject.key, aliases, strict=True)]
+    keys = counted_by_key(rows, key, subject)
     if subject.number is None:
-        told = told.withColumns({name: F.lit(None).cast("long") for name in (_RANGES, _LOST, _SHOWN)})
+        keys = keys.withColumns({name: F.lit(None).cast("long") for name in (_RANGES, _LOST, _SHOWN)})
     else:
-        told = told.join(_gathered(gaps, subject, names, ranges_max), names, "left")
-    told = told.withColumn(_SHARE, _share(subject))
-    key = F.struct(*(cell(told, name, KEY_CHARS_MAX) for name in names[:KEY_COLUMNS_MAX])).alias(_KEY)
-    every = F.struct(key, *VERDICTS, _SEEN_FROM, _SEEN_TO, _FORGOTTEN, _RANGES, _SHOWN, _SHARE)
+        keys = keys.join(widest_ranges(gaps, key, subject, ranges_max), aliases, "left")
+    # How much is missing: of a key's time, or of its messages where they are counted without holes.
+    every = F.col(_SEEN_TO) - F.col(_SEEN_FROM) if subject.number_is_time else F.col(_LOST) + F.col("FIRST")
+    share = F.coalesce(F.least(F.try_divide(F.col(_LOST), every), F.lit(1.0)), F.lit(0.0))
+    keys = keys.withColumn(_SHARE, share)
+    name = F.struct(*(cell(keys, alias, KEY_CHARS_MAX) for alias in aliases[:KEY_COLUMNS_MAX])).alias(_KEY)
+    line = F.struct(name, *VERDICTS, _SEEN_FROM, _SEEN_TO, _FORGOTTEN, _RANGES, _SHOWN, _SHARE)
     rest = F.col("REPEAT") + F.col("UNSURE") + F.col("REJECT")
     # Of equal ones the key decides, so that two runs tell the same.
-    worst = F.max_by(F.when(rest > 0, every), F.when(rest > 0, F.struct(rest, *names)), keys_max)
-    missed = F.col(_RANGES) > 0
-    strips = F.max_by(F.when(missed, every), F.when(missed, F.struct(_SHARE, _RANGES, *names)), strips_max)
-    lines, drawn = told.agg(worst, strips).collect()[0]
-    return [_line(row, subject) for row in lines or []], _strips(drawn or [], subject)
+    worst = F.max_by(F.when(rest > 0, line), F.when(rest > 0, F.struct(rest, *aliases)), keys_max)
+    is_missing = F.col(_RANGES) > 0
+    strips = F.max_by(F.when(is_missing, line), F.when(is_missing, F.struct(_SHARE, _RANGES, *aliases)), strips_max)
+    lines, drawn = keys.agg(worst, strips).collect()[0]
+    worst_keys = [
+        {"key": _key(row, subject), "counts": [row[verdict] for verdict in VERDICTS]} for row in lines or []
+    ]  # fmt: skip
+    if not drawn:
+        return worst_keys, None
+    total = sum(len(row[_SHOWN]) for row in drawn)
+    most = total if total <= RANGES_MAX else RANGES_MAX // len(drawn)
+    strip_rows = [_strip(row, subject, most) for row in drawn]
+    return worst_keys, {"column": subject.number, "time": subject.number_is_time, "rows": strip_rows}
 
 
-def _counted(rows: DataFrame, subject: Subject, names: list[str]) -> DataFrame:
+def counted_by_key(rows: DataFrame, key: Sequence[Column], subject: Subject) -> DataFrame:
     """The keys with their four counts, where their firsts begin and end, and up to where they were forgotten."""
     number = F.lit(None).cast("long") if subject.number is None else milliseconds(rows, subject.number)
-    by_key = rows.groupBy(*(F.col(quoted(name)).alias(alias) for name, alias in zip(subject.key, names, strict=True)))
-    return by_key.agg(
+    return rows.groupBy(*key).agg(
         *(F.count_if(has(verdict)).alias(verdict) for verdict in VERDICTS),
         F.min(F.when(has("FIRST"), number)).alias(_SEEN_FROM),
         F.max(F.when(has("FIRST"), number)).alias(_SEEN_TO),
@@ -134,154 +125,124 @@ def _counted(rows: DataFrame, subject: Subject, names: list[str]) -> DataFrame:
     )
 
 
-def _gathered(gaps: DataFrame, subject: Subject, names: list[str], ranges_max: int) -> DataFrame:
+def widest_ranges(gaps: DataFrame, key: Sequence[Column], subject: Subject, ranges_max: int) -> DataFrame:
     """The keys that miss something: how many ranges, how much of it, and the widest of them."""
-    key = [F.col(quoted(name)).alias(alias) for name, alias in zip(subject.key, names, strict=True)]
     lower, upper = milliseconds(gaps, subject.lower), milliseconds(gaps, subject.upper)
     # Before all that was seen something is missing, but only who counts from a known number knows how much.
     start = upper if subject.least is None else F.lit(subject.least - 1).cast("long")
-    ranges = gaps.select(
-        *key, lower.alias(_LOWER), upper.alias(_UPPER), (upper - F.coalesce(lower, start)).alias(_WIDTH)
-    )
+    width = upper - F.coalesce(lower, start)
+    ranges = gaps.select(*key, lower.alias(_LOWER), upper.alias(_UPPER), width.alias(_WIDTH))
     # The width alone would not tell which of two equal ones is shown.
     widest = F.max_by(F.struct(_WIDTH, _LOWER, _UPPER), F.struct(_WIDTH, _UPPER), ranges_max)
-    return ranges.groupBy(*names).agg(
+    aliases = ranges.columns[: len(key)]
+    return ranges.groupBy(*aliases).agg(
         F.count(F.lit(1)).alias(_RANGES), F.sum(_WIDTH).alias(_LOST), widest.alias(_SHOWN)
     )
 
 
-def _share(subject: Subject) -> Column:
-    """How much of a key is missing: of its time, or of its messages where they are counted without holes."""
-    counted = F.col(_LOST) + F.col("FIRST")
-    every = F.col(_SEEN_TO) - F.col(_SEEN_FROM) if subject.number_is_time else counted
-    return F.coalesce(F.least(F.try_divide(F.col(_LOST), every), F.lit(1.0)), F.lit(0.0))
-
-
-def _line(row: Row, subject: Subject) -> dict[str, Any]:
-    return {"key": _named(row, subject), "counts": [row[verdict] for verdict in VERDICTS]}
-
-
-def _named(row: Row, subject: Subject) -> dict[str, Any]:
+def _key(row: Row, subject: Subject) -> dict[str, Any]:
     return dict(zip(subject.key, row[_KEY], strict=False))  # of very many columns the first
 
 
-def _strips(rows: list[Row], subject: Subject) -> dict[str, Any] | None:
-    if not rows:
-        return None
-    total = sum(len(row[_SHOWN]) for row in rows)
-    most = total if total <= RANGES_MAX else RANGES_MAX // len(rows)
-    told = [_strip(row, subject, most) for row in rows]
-    return {"column": subject.number, "time": subject.number_is_time, "rows": told}
-
-
 def _strip(row: Row, subject: Subject, most: int) -> dict[str, Any]:
-    widest = sorted(row[_SHOWN], key=lambda found: -found[_WIDTH])[:most]
-    shown = sorted(((found[_LOWER], found[_UPPER]) for found in widest), key=lambda ends: ends[1])
-    before = [upper if subject.least is None else subject.least for lower, upper in shown if lower is None]
+    widest = sorted(row[_SHOWN], key=lambda gap: -gap[_WIDTH])[:most]
+    ranges = sorted(((gap[_LOWER], gap[_UPPER]) for gap in widest), key=lambda ends: ends[1])
+    before = [upper if subject.least is None else subject.least for lower, upper in ranges if lower is None]
+    mark, lines = row[_FORGOTTEN], []
+    for lower, upper in ranges:
+        is_missing = mark is None or (lower is not None and lower >= mark)
+        lines.append([lower, upper, "missing" if is_missing else "forgotten"])
     return {
-        "key": _named(row, subject),
+        "key": _key(row, subject),
         "from": min([row[_SEEN_FROM], *before]),
-        "to": max([row[_SEEN_TO], *(upper for _, upper in shown)]),
+        "to": max([row[_SEEN_TO], *(upper for _, upper in ranges)]),
         "ranges": row[_RANGES],
-        "shown": [[lower, upper, _kind(lower, row[_FORGOTTEN])] for lower, upper in shown],
+        "shown": lines,
         "missing": round(row[_SHARE], 4),
     }
 
 
-def _kind(lower: int | None, forgotten: int | None) -> str:
-    """Of a range: its memory was given up, if a message from above its lower end was answered so."""
-    return "missing" if forgotten is None or (lower is not None and lower >= forgotten) else "forgotten"
-
-
 SHARES: Final = (0.5, 0.9, 0.99, 0.999, 0.9999, 1)
 
-_BOTH = ("FIRST", "REPEAT")
 _ID, _AT, _FIRST, _AGAIN, _LAG = "_onefold_id", "_onefold_at", "_onefold_first", "_onefold_again", "_onefold_lag"
 
 
 def lags(rows: DataFrame, subject: Subject, *, copies: int) -> dict[str, Any]:
-    """The lags of all copies, or why there are none to tell."""
+    """The lags of all copies, or why there are none to tell.
+
+    Cost: one job, with one shuffle of (hash of the id, arrival), or none if the copies are few. Joins and sorts are
+    Spark's own, which spill: an id with a million copies is a longer task, not a larger one.
+    """
     if subject.arrival is None or subject.identity is None:
         return {"why_not": subject.no_arrival}
-    told = {"column": subject.arrival, "window_ms": subject.window_ms}
+    figure: dict[str, Any] = {
+        "column": subject.arrival,
+        "window_ms": subject.window_ms,
+        "count": 0,
+        "bins": [],
+        "quantiles": {},
+    }
     if not copies:
-        return {**told, "count": 0, "bins": [], "quantiles": {}}
-    found = Distribution.of(_lags(rows, subject.identity, subject.arrival), _LAG)
-    bins = [list(entry) for entry in found.bins()]
-    return {**told, "count": found.total, "bins": bins, "quantiles": _quantiles(found)}
+        return figure
+    lag = Distribution.of(since_first(rows, subject.identity, subject.arrival), _LAG)
+    if not lag.total:
+        return figure
+    upto, quantiles = np.cumsum(lag.count), {}
+    for share in SHARES:  # rounded up to the end of a bucket
+        lower = int(lag.lower[np.searchsorted(upto, rank_of(share, lag.total))])
+        end = lower + (1 << max(0, lower.bit_length() - DIGITS)) - 1
+        quantiles[f"{share:g}"] = min(end, lag.most)
+    return {**figure, "count": lag.total, "bins": [list(entry) for entry in lag.bins()], "quantiles": quantiles}
 
 
-def _lags(rows: DataFrame, identity: Identity, arrival: str) -> DataFrame:
+def since_first(rows: DataFrame, identity: Identity, arrival: str) -> DataFrame:
+    """The lag of each copy whose first is there."""
     # By 64 bits: among ten million ids two share a hash once in 400,000 runs, and a picture is none the worse for it.
     values = [hashable(F.col(quoted(name)), rows.schema[name].dataType) for name in identity.names]
     values += identity.number(rows)
     timed = rows.select(VERDICT, F.xxhash64(*values).alias(_ID), milliseconds(rows, arrival).alias(_AT))
-    firsts, copies = (timed.where(has(verdict) & F.col(_AT).isNotNull()).drop(VERDICT) for verdict in _BOTH)
-    found = _since_the_last(firsts, copies) if identity.time else _since_the_only(firsts, copies)
+    firsts, copies = (
+        timed.where(has(verdict) & F.col(_AT).isNotNull()).drop(VERDICT) for verdict in ("FIRST", "REPEAT")
+    )
+    if identity.time is None:  # an id counts once
+        paired = copies.join(firsts.withColumnRenamed(_AT, _FIRST), _ID)
+    else:  # an id that expires may count again: the last first before the copy
+        both = firsts.withColumn(_AGAIN, F.lit(False)).unionByName(copies.withColumn(_AGAIN, F.lit(True)))
+        by_id = Window.partitionBy(_ID).orderBy(_AT, _AGAIN).rowsBetween(Window.unboundedPreceding, Window.currentRow)
+        first = F.last(F.when(~F.col(_AGAIN), F.col(_AT)), ignorenulls=True).over(by_id)
+        paired = both.withColumn(_FIRST, first).where(_AGAIN)
     # Subtracted with care: foreign times may be as far apart as a long cannot tell.
-    return found.select(F.try_subtract(_AT, _FIRST).alias(_LAG)).where(F.col(_LAG).isNotNull())
-
-
-def _since_the_only(firsts: DataFrame, copies: DataFrame) -> DataFrame:
-    """Copies with the arrival of their first: an id counts once."""
-    return copies.join(firsts.withColumnRenamed(_AT, _FIRST), _ID)
-
-
-def _since_the_last(firsts: DataFrame, copies: DataFrame) -> DataFrame:
-    """Copies with the arrival of the last first before them: an id that expires may count again."""
-    both = firsts.withColumn(_AGAIN, F.lit(False)).unionByName(copies.withColumn(_AGAIN, F.lit(True)))
-    by_id = Window.partitionBy(_ID).orderBy(_AT, _AGAIN).rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    first = F.last(F.when(~F.col(_AGAIN), F.col(_AT)), ignorenulls=True).over(by_id)
-    return both.withColumn(_FIRST, first).where(_AGAIN)
-
-
-def _quantiles(found: Distribution) -> dict[str, int]:
-    """Within how long such shares of the copies came, rounded up to the end of a bucket."""
-    if not found.total:
-        return {}
-    upto = np.cumsum(found.count)
-    buckets = {share: int(found.lower[np.searchsorted(upto, rank_of(share, found.total))]) for share in SHARES}
-    ends = {share: lower + (1 << max(0, lower.bit_length() - DIGITS)) - 1 for share, lower in buckets.items()}
-    return {f"{share:g}": min(end, found.most) for share, end in ends.items()}
+    return paired.select(F.try_subtract(_AT, _FIRST).alias(_LAG)).where(F.col(_LAG).isNotNull())
 
 
 COLUMNS_MAX: Final = 40
 CELL_CHARS_MAX: Final = 120
 
-_PLACE, _HASH, _ROW = "_onefold_place", "_onefold_hash", "_onefold_row"
+_NTH, _HASH, _ROW = "_onefold_nth", "_onefold_hash", "_onefold_row"
 
 
 def reject_samples(rows: DataFrame, subject: Subject, tally: Tally, *, samples_max: int) -> list[dict[str, Any]]:
-    """Each reason to reject with its count and some rows, the most frequent first."""
+    """Each reason to reject with its count and some rows, the most frequent first.
+
+    Cost: one job; each task passes on no more than are asked for.
+    """
     counts = {answer.reason: count for answer, count in tally if answer.verdict is Verdict.REJECT and count}
-    found = _samples(rows, subject, samples_max) if counts and samples_max else {}
+    samples: dict[str, list[dict[str, str | None]]] = {reason: [] for reason in counts}
+    if counts and samples_max:
+        # The columns that a message is judged by, and as many of the others as there is room for; in their own order.
+        own = [name for name in rows.columns if name not in (VERDICT, REASON)]
+        first = set(sorted(own, key=lambda name: name not in subject.columns)[:COLUMNS_MAX])
+        cells = F.struct(*(cell(rows, name, CELL_CHARS_MAX) for name in own if name in first))
+        by = [hashable(F.col(quoted(name)), rows.schema[name].dataType) for name in subject.columns]
+        refused = rows.where(has("REJECT"))
+        narrow = refused.select(REASON, F.xxhash64(F.lit(0), *by).alias(_HASH), cells.alias(_ROW))
+        nth = F.row_number().over(Window.partitionBy(REASON).orderBy(_HASH))
+        some = narrow.withColumn(_NTH, nth).where(F.col(_NTH) <= samples_max)
+        for row in sorted(some.collect(), key=lambda row: row[_NTH]):
+            texts = {name: None if value is None else str(value) for name, value in row[_ROW].asDict().items()}
+            samples.setdefault(row[REASON], []).append(texts)
     often = sorted(counts, key=lambda reason: (-counts[reason], reason))
-    return [{"reason": reason, "count": counts[reason], "rows": found.get(reason, [])} for reason in often]
-
-
-def _samples(rows: DataFrame, subject: Subject, samples_max: int) -> dict[str, list[dict[str, Any]]]:
-    refused = rows.where(has("REJECT"))
-    by = [hashable(F.col(quoted(name)), rows.schema[name].dataType) for name in subject.columns]
-    shown = F.struct(*(cell(rows, name, CELL_CHARS_MAX) for name in _columns(rows, subject)))
-    narrow = refused.select(REASON, F.xxhash64(F.lit(0), *by).alias(_HASH), shown.alias(_ROW))
-    place = F.row_number().over(Window.partitionBy(REASON).orderBy(_HASH))
-    some = narrow.withColumn(_PLACE, place).where(F.col(_PLACE) <= samples_max)
-    found: dict[str, list[dict[str, Any]]] = {}
-    for row in sorted(some.collect(), key=lambda row: row[_PLACE]):
-        found.setdefault(row[REASON], []).append(_texts(row[_ROW].asDict()))
-    return found
-
-
-def _columns(rows: DataFrame, subject: Subject) -> list[str]:
-    """Those that a message is judged by, and as many of the others as there is room for; in their own order."""
-    own = [name for name in rows.columns if name not in (VERDICT, REASON)]
-    judged = set(subject.columns)
-    chosen = sorted(own, key=lambda name: name not in judged)[:COLUMNS_MAX]
-    return [name for name in own if name in chosen]
-
-
-def _texts(row: dict[str, Any]) -> dict[str, str | None]:
-    return {name: None if value is None else str(value) for name, value in row.items()}
+    return [{"reason": reason, "count": counts[reason], "rows": samples[reason]} for reason in often]
 
 
 OUTERMOST: Final = (0.001, 0.999)
@@ -335,14 +296,15 @@ def timeline(rows: DataFrame, subject: Subject, tally: Tally, *, bins_max: int) 
     if subject.axis is None:
         return None
     placed = rows.select(VERDICT, milliseconds(rows, subject.axis).alias(_TIMELINE_AT))
-    axis = _axis(placed.where(has("FIRST")) if tally.count(Verdict.FIRST) else placed, bins_max)
-    if axis is None:
+    spanned = placed.where(has("FIRST")) if tally.count(Verdict.FIRST) else placed
+    quantiles = F.percentile_approx(_TIMELINE_AT, list(OUTERMOST), ACCURACY)
+    least, most, outermost = spanned.agg(F.min(_TIMELINE_AT), F.max(_TIMELINE_AT), quantiles).collect()[0]
+    if least is None:
         return None
-    counts = [F.count_if(has(verdict)) for verdict in VERDICTS]
-    counted = {
-        row[0]: list(row[1:])
-        for row in placed.groupBy(axis.bin(F.col(_TIMELINE_AT)).alias(_BIN)).agg(*counts).collect()
-    }
+    axis = Axis.around(least, most, outermost[0], outermost[1], bins_max)
+    by_bin = placed.groupBy(axis.bin(F.col(_TIMELINE_AT)).alias(_BIN))
+    rows_by_bin = by_bin.agg(*(F.count_if(has(verdict)) for verdict in VERDICTS)).collect()
+    counted = {row[0]: list(row[1:]) for row in rows_by_bin}
     nothing = [0] * len(VERDICTS)
     return {
         "column": subject.axis,
@@ -352,12 +314,6 @@ def timeline(rows: DataFrame, subject: Subject, tally: Tally, *, bins_max: int) 
         "bins": [counted.get(i, nothing) for i in range(axis.bins)],
         "outside": counted.get(None, nothing),
     }
-
-
-def _axis(placed: DataFrame, bins_max: int) -> Axis | None:
-    cells = [F.min(_TIMELINE_AT), F.max(_TIMELINE_AT), F.percentile_approx(_TIMELINE_AT, list(OUTERMOST), ACCURACY)]
-    least, most, quantiles = placed.agg(*cells).collect()[0]
-    return None if least is None else Axis.around(least, most, quantiles[0], quantiles[1], bins_max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,13 +341,16 @@ class Figures:
         """The figures of judged rows of so many keys, and of the ranges that are missing among them."""
         subject = judging.subject(rows)
         bounds = {"keys_max": self.keys_max, "strips_max": self.strips_max, "ranges_max": self.ranges_max}
-        (worst, strips), over_time, late, refused = _side_by_side(
-            rows.sparkSession,
+        figures: list[Callable[[], Any]] = [
             lambda: keys_and_strips(rows, gaps, subject, **bounds),
             lambda: timeline(rows, subject, tally, bins_max=self.bins_max),
             lambda: lags(rows, subject, copies=tally.count(Verdict.REPEAT)),
             lambda: reject_samples(rows, subject, tally, samples_max=self.samples_max),
-        )
+        ]
+        # All at once: of a small run most of the time is planning, in which the cores have nothing to do.
+        with ThreadPoolExecutor(len(figures), thread_name_prefix="onefold-figures") as threads:
+            begun = [threads.submit(inheritable_thread_target(rows.sparkSession)(figure)) for figure in figures]
+            (worst, strips), over_time, late, refused = (figure.result() for figure in begun)
         return {
             "timeline": over_time,
             "worst_keys": worst,
@@ -399,13 +358,6 @@ class Figures:
             "lags": late,
             "rejects": refused,
         }
-
-
-def _side_by_side(spark: SparkSession, *figures: Callable[[], Any]) -> list[Any]:
-    """All of them at once: of a small run most of the time is planning, in which the cores have nothing to do."""
-    with ThreadPoolExecutor(len(figures), thread_name_prefix="onefold-figures") as threads:
-        begun = [threads.submit(inheritable_thread_target(spark)(figure)) for figure in figures]
-        return [figure.result() for figure in begun]
 
 
 class Phases:
@@ -434,15 +386,7 @@ class Phases:
 
 def circumstances(source: DataFrame, phases: Phases) -> dict[str, Any]:
     """What else a report tells of a run: where the time went, how large the source is, by what it was done."""
-    return {
-        "phases": [list(phase) for phase in phases.lasted()],
-        "bytes_in": believed_bytes(source),
-        "versions": versions(source.sparkSession),
-    }
-
-
-def versions(spark: SparkSession) -> dict[str, str]:
-    """Of all that took part."""
-    jvm: Any = spark.sparkContext._jvm
-    java = str(jvm.java.lang.System.getProperty("java.version"))
-    return {"onefold": __version__, "python": platform.python_version(), "spark": spark.version, "java": java}
+    spark, size = source.sparkSession, believed_bytes(source)
+    versions = {"onefold": __version__, "python": platform.python_version(), "spark": spark.version}
+    versions["java"] = java_version(spark)
+    return {"phases": [list(phase) for phase in phases.lasted()], "bytes_in": size, "versions": versions}

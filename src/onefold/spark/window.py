@@ -423,6 +423,22 @@ class WindowFor:
     watermark_ids: int
     watermark_bytes: int
 
+    @classmethod
+    def of(cls, share: float, lag: Quantile, delay_ms: int, copies: int, peak: Peaks) -> WindowFor:
+        ids, watermark_ids = peak.ids[lag.value], peak.ids[2 * delay_ms]
+        return cls(
+            share=share,
+            window_ms=lag.value,
+            caught=lag.upto,
+            leaked=copies - lag.upto,
+            leaked_share=(copies - lag.upto) / copies,
+            ids=ids,
+            bytes=ID_BYTES * ids,
+            watermark_ms=delay_ms,
+            watermark_ids=watermark_ids,
+            watermark_bytes=ID_BYTES * watermark_ids,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
@@ -505,24 +521,6 @@ def advise_window(
         delays = {share: 1 + max(lag[share].value, lateness_of[share].value) for share in wanted if lag}
         lengths = [*(lag[share].value for share in delays), *(2 * delay for delay in delays.values())]
         peak = peaks(table, lengths) if lengths else Peaks({}, 1)
-    windows = []
-    for share, delay_ms in delays.items():
-        window_ms, caught = lag[share]
-        ids, watermark_ids = peak.ids[window_ms], peak.ids[2 * delay_ms]
-        windows.append(
-            WindowFor(
-                share=share,
-                window_ms=window_ms,
-                caught=caught,
-                leaked=copies.total - caught,
-                leaked_share=(copies.total - caught) / copies.total,
-                ids=ids,
-                bytes=ID_BYTES * ids,
-                watermark_ms=delay_ms,
-                watermark_ids=watermark_ids,
-                watermark_bytes=ID_BYTES * watermark_ids,
-            )
-        )
     say("comparing with interval memory")
     return Advice(
         key=columns.id(df),
@@ -534,7 +532,7 @@ def advise_window(
         lags=copies.to_dict(lag),
         late=late,
         skewed={"copies": copies.negative, "most_ms": max(0, -copies.least)},
-        windows=windows,
+        windows=[WindowFor.of(share, lag[share], delay, copies.total, peak) for share, delay in delays.items()],
         slot_ms=peak.slot_ms,
         intervals=interval_memory(df, chains),
         seconds=round(monotonic() - started, 3),

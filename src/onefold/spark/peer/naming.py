@@ -1,7 +1,7 @@
 """What a row of a table is known by when it is reconciled, an id and a time to sort by; and the buckets of an index.
 
-The id is the SHA-256 of the canonical form (`spark.fingerprints`) of some columns, or of all. Columns that are named count in
-the order in which they are named, so that tables with other names can agree; else all count in the order of their
+The id is the SHA-256 of the canonical form (`fingerprints`) of some columns, or of all. Columns that are named count
+in the order in which they are named, so that tables with other names can agree; else all count in the order of their
 names, so that it does not matter where a table has them. Types must be alike: whole numbers of any width are, a float
 is no double. The time is a column of whole numbers, or of Spark timestamps, which count in milliseconds since 1970.
 Without one it is 0 for all rows, and they are sorted by id. Ids are handled as four words of 64 bits, the first bytes
