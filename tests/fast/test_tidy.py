@@ -225,5 +225,16 @@ def test_the_core_works_without_spark_and_java(environ, tmp_path):
     assert (done.stdout, done.stderr) == ("FIRST\n", "")
 
 
+def test_no_module_hides_a_public_name_of_its_package():
+    """Importing a module sets its name in the package: a function of the same name would be gone after that."""
+    for package in (path for path in SOURCES if path.name == "__init__.py"):
+        lists = [
+            n.value for n in tree(package).body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"
+        ]
+        names = {name for each in lists for name in ast.literal_eval(each)}
+        hidden = names & {path.stem for path in package.parent.iterdir()}
+        assert not hidden, f"{package.parent}: rename the modules"
+
+
 def test_scripts_can_be_run_by_anybody():
     assert all(os.access(ROOT / name, os.X_OK) for name in ("run", ".ci/run"))

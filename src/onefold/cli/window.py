@@ -1,6 +1,6 @@
 """``onefold window``: how long copies must be remembered, by the data itself."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -50,28 +50,12 @@ def window(
 
     With what each leaks and has to remember, and what interval memory needs instead. The lags are exact.
     """
-    from onefold.spark.columns import ChainColumns
     from onefold.spark.ingest import read
     from onefold.spark.session import session
     from onefold.spark.window import SHARES, WindowColumns, advise_window
 
     columns = WindowColumns(key=None if key is None else names_of(key), time=time, order=order)
-    chains = None
-    if chain is not None:
-        usual = ChainColumns(arrival=None)
-        own = (usual.timestamp, usual.sequence) if number is None else _pair("--number", number)
-        before = (usual.previous_timestamp, usual.previous_sequence)
-        if previous is not None:
-            before = _pair("--previous", previous)
-        if (own[1] is None) != (before[1] is None):
-            raise Misuse("--number and --previous must have as many columns", number=number, previous=previous)
-        chains = ChainColumns(
-            key=names_of(chain), timestamp=own[0], sequence=own[1],
-            previous_timestamp=before[0], previous_sequence=before[1], arrival=None,
-        )  # fmt: skip
-    for option, value in (("--number", number), ("--previous", previous)):
-        if chain is None and value is not None:
-            raise Misuse(f"{option} is {value!r}, which needs --chain", option=option)
+    chains = _chains(chain, number, previous)
     with progress(people) as say:
         say("starting Spark")
         df = read(session(master), path, format=format_of(path) if format == "auto" else format, columns=columns)
@@ -81,6 +65,26 @@ def window(
     if json:
         emit_json({"path": path, **document, "recommendation": advice.recommendation(document)})
     people.print(advice.report(document), soft_wrap=True)
+
+
+def _chains(chain: str | None, number: str | None, previous: str | None) -> Any:
+    """The columns of numbered messages, if they are named."""
+    from onefold.spark.columns import ChainColumns
+
+    for option, value in (("--number", number), ("--previous", previous)):
+        if chain is None and value is not None:
+            raise Misuse(f"{option} is {value!r}, which needs --chain", option=option)
+    if chain is None:
+        return None
+    usual = ChainColumns(arrival=None)
+    own = (usual.timestamp, usual.sequence) if number is None else _pair("--number", number)
+    before = (usual.previous_timestamp, usual.previous_sequence) if previous is None else _pair("--previous", previous)
+    if (own[1] is None) != (before[1] is None):
+        raise Misuse("--number and --previous must have as many columns", number=number, previous=previous)
+    return ChainColumns(
+        key=names_of(chain), timestamp=own[0], sequence=own[1],
+        previous_timestamp=before[0], previous_sequence=before[1], arrival=None,
+    )  # fmt: skip
 
 
 def _pair(option: str, text: str) -> tuple[str, str | None]:

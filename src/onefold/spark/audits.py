@@ -110,7 +110,6 @@ class Audit:
 
     @property
     def clean(self) -> bool:
-        """Whether there is nothing to report at all."""
         return self.agrees and not self.orphans and not self.orphans_by_rule
 
     def check(self) -> Audit:
@@ -126,7 +125,6 @@ class Audit:
         raise AuditFailed(f"source and sink do not agree: {'; '.join(findings)}", audit=self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures, for JSON."""
         rows = ("source", "published", "fingerprint_source", "fingerprint_published", "missing", "surplus")
         ids = ("ids", "twice", "repeats", "orphans", "orphans_by_rule")
         figures = {name: getattr(self, name) for name in (*rows, *ids)}
@@ -275,7 +273,6 @@ class Passing:
         self._names = names
 
     def watch(self, df: DataFrame) -> DataFrame:
-        """The same rows, seen in passing."""
         if self._names is None:
             return df.observe(self._seen, F.count(F.lit(1)).alias("cell0"))
         cells = [cell.alias(f"cell{i}") for i, cell in enumerate(aggregates())]

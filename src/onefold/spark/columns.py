@@ -13,11 +13,11 @@ integer that stands for the reason (see `chains.columns`). All of it is native c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from operator import or_
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -54,8 +54,70 @@ class Usual(str):
     __slots__ = ()
 
 
+class RoleColumns:
+    """Columns of a table by what they are for: a field is a role, and holds the name of a column, several, or None.
+
+    A dataclass below says of which type the columns of each role must be.
+    """
+
+    __slots__ = ()
+
+    key_role: ClassVar[str]
+    """The role whose columns name a message or its chain: at least one column must have it."""
+    plain: ClassVar[tuple[str, ...]]
+    """Roles that may hold any plain value."""
+    times: ClassVar[tuple[str, ...]]
+    """Roles that hold times. All others, but for plain ones, must be whole numbers."""
+    required: ClassVar[tuple[str, ...]]
+    ranged: ClassVar[str | None] = None
+    """The role whose columns stand beside the ends of missing ranges."""
+
+    def __post_init__(self) -> None:
+        if not getattr(self, self.key_role):
+            raise Misuse(f"{self.key_role} is empty, must name at least one column", **{self.key_role: ()})
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """(role, column) of every column that is there."""
+        roles = [(each.name, getattr(self, each.name)) for each in fields(self)]  # type: ignore[arg-type]
+        several = [(role, (names,) if isinstance(names, str | None) else names) for role, names in roles]
+        return [(role, name) for role, names in several for name in names if name is not None]
+
+    def of(self, df: DataFrame) -> Self:
+        """The columns that this table has."""
+        return self
+
+    def check(self, df: DataFrame) -> None:
+        """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
+        types = {field.name: field.dataType for field in df.schema.fields}
+        for role, name in self.of(df).named:
+            if name not in types:
+                hint = "" if role in self.required else f"; if there is none: {role}=None"
+                text = f"no column {name!r} ({role}): the columns are {', '.join(types)}"
+                raise Misuse(f"{text}{hint}", column=name, role=role, said=text, required=role in self.required)
+            kind = types[name]
+            numbers = (*WHOLE, *TEXT, *EXACT, *(TIME if role in self.times else ()))
+            if role not in self.plain and not isinstance(kind, numbers):
+                wanted = "whole numbers or times" if role in self.times else "whole numbers"
+                raise Misuse(f"column {name!r} ({role}) is {kind.simpleString()}, must be {wanted}", column=name)
+            if role in self.plain and not isinstance(kind, T.AtomicType):
+                # Spark hashes nested values by their leaves alone: ["a"], ["b"] and ["a", "b"], [] would be one chain.
+                raise Misuse(f"column {name!r} ({role}) is {kind.simpleString()}, must be a plain value", column=name)
+            if role in self.plain and role != "payload" and collation(kind) is not None:
+                # Spark hashes the bytes, and compares by the collation: what it calls equal would be two chains here.
+                raise Misuse(
+                    f"column {name!r} ({role}) has the collation {collation(kind)}, and names are told apart by their "
+                    f"bytes: cast it to a plain string first, such as lower({name}) collate UTF8_BINARY",
+                    column=name,
+                )
+        for name in () if self.ranged is None else getattr(self, self.ranged):
+            if name.lower() in RANGE_ENDS:
+                what = "the missing ranges have a column so named, rename it"
+                raise Misuse(f"column {name!r} ({self.ranged}): {what}", column=name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChainColumns:
+class ChainColumns(RoleColumns):
     """The names of the columns; None says that there is no such column, and so does a default that a table lacks.
 
     >>> ChainColumns(key=("device",), timestamp="ts", sequence=None, arrival="received").key
@@ -74,21 +136,10 @@ class ChainColumns:
     arrival: str | None = Usual("arrival")
     """The order of judgement. Null comes before all times. None: rows are judged in the order of their numbers."""
 
-    def __post_init__(self) -> None:
-        if not self.key:
-            raise Misuse("key is empty, must name at least one column", key=self.key)
-
-    @property
-    def named(self) -> list[tuple[str, str]]:
-        """(role, column) of every column that is there."""
-        singles = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name != "key"]
-        return [("key", name) for name in self.key] + [(role, name) for role, name in singles if name is not None]
-
-    def check(self, df: DataFrame) -> None:
-        """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
-        times = ("timestamp", "previous_timestamp", "arrival")
-        check_columns(df, self.of(df).named, plain=("key",), required=("key", "timestamp"), times=times)
-        refuse_range_ends(self.key, "key")
+    key_role = ranged = "key"
+    plain = ("key",)
+    times = ("timestamp", "previous_timestamp", "arrival")
+    required = ("key", "timestamp")
 
     def of(self, df: DataFrame) -> ChainColumns:
         """The columns that this table has: those that were left at their defaults and are not there are None."""
@@ -102,7 +153,7 @@ class ChainColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerColumns:
+class ProducerColumns(RoleColumns):
     """The names of the columns; None says that there is no such column.
 
     >>> ProducerColumns(producer=("topic", "pid"), sequence="seq", order="offset", payload=("value",)).producer
@@ -120,29 +171,14 @@ class ProducerColumns:
     payload: tuple[str, ...] = ()
     """The content: two rows of one sequence that differ in it contradict each other. Empty: this is not checked."""
 
-    def __post_init__(self) -> None:
-        if not self.producer:
-            raise Misuse("producer is empty, must name at least one column", producer=self.producer)
-
-    @property
-    def named(self) -> list[tuple[str, str]]:
-        """(role, column) of every column that is there."""
-        singles = [("sequence", self.sequence), ("order", self.order), ("epoch", self.epoch)]
-        return [
-            *(("producer", name) for name in self.producer),
-            *((role, name) for role, name in singles if name is not None),
-            *(("payload", name) for name in self.payload),
-        ]
-
-    def check(self, df: DataFrame) -> None:
-        """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
-        required = ("producer", "sequence", "payload")
-        check_columns(df, self.named, plain=("producer", "payload"), required=required, times=("order",))
-        refuse_range_ends(self.producer, "producer")
+    key_role = ranged = "producer"
+    plain = ("producer", "payload")
+    times = ("order",)
+    required = ("producer", "sequence", "payload")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReceptionColumns:
+class ReceptionColumns(RoleColumns):
     """The names of the columns; None says that there is no such column. They are by default those of `receptions`.
 
     >>> ReceptionColumns(frame=("dev_addr", "fcnt", "mic"), station="gateway", kind=None).frame
@@ -157,75 +193,23 @@ class ReceptionColumns:
     """When it was heard, in milliseconds since 1970 or as a time: the order of judgement."""
     kind: str | None = "kind"
     """"data" or "join"; null is data. None: all are data."""
+    fcnt: str | None = "fcnt"
+    """The device's counter, of 16 or 32 bits. None: nothing can be known to be missing."""
     device: tuple[str, ...] = ("device",)
     """Together they name the device: the same one for every reception of a frame. The frame that it had counted last
     is known beyond the expiry, and its counters are looked through for what is missing. Empty: they are not, and each
     frame is known for ever."""
-    fcnt: str | None = "fcnt"
-    """The device's counter, of 16 or 32 bits. None: nothing can be known to be missing."""
 
-    def __post_init__(self) -> None:
-        if not self.frame:
-            raise Misuse("frame is empty, must name at least one column", frame=self.frame)
-
-    @property
-    def named(self) -> list[tuple[str, str]]:
-        """(role, column) of every column that is there."""
-        singles = [("station", self.station), ("time", self.time), ("kind", self.kind), ("fcnt", self.fcnt)]
-        return [
-            *(("frame", name) for name in self.frame),
-            *((role, name) for role, name in singles if name is not None),
-            *(("device", name) for name in self.device),
-        ]
-
-    def check(self, df: DataFrame) -> None:
-        """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
-        plain = ("frame", "station", "kind", "device")
-        check_columns(df, self.named, plain=plain, required=("frame", "station", "time", "device"), times=("time",))
-        refuse_range_ends(self.device, "device")
-
-
-def check_columns(
-    df: DataFrame, named: list[tuple[str, str]], *,
-    plain: tuple[str, ...], required: tuple[str, ...], times: tuple[str, ...],
-) -> None:  # fmt: skip
-    """Raise `Misuse` that names the column if one of these (role, column) is missing or of a type that cannot be.
-
-    ``plain``: roles that may be any plain value; ``times``: those that hold times. All else must be whole numbers.
-    """
-    types = {field.name: field.dataType for field in df.schema.fields}
-    for role, name in named:
-        if name not in types:
-            hint = "" if role in required else f"; if there is none: {role}=None"
-            text = f"no column {name!r} ({role}): the columns are {', '.join(types)}"
-            raise Misuse(f"{text}{hint}", column=name, role=role, said=text, required=role in required)
-        kind = types[name]
-        if role not in plain and not isinstance(kind, (*WHOLE, *TEXT, *EXACT, *(TIME if role in times else ()))):
-            wanted = "whole numbers or times" if role in times else "whole numbers"
-            raise Misuse(f"column {name!r} ({role}) is {kind.simpleString()}, must be {wanted}", column=name)
-        if role in plain and not isinstance(kind, T.AtomicType):
-            # Spark hashes nested values by their leaves alone: ["a"], ["b"] and ["a", "b"], [] would be one chain.
-            raise Misuse(f"column {name!r} ({role}) is {kind.simpleString()}, must be a plain value", column=name)
-        if role in plain and role != "payload" and collation(kind) is not None:
-            # Spark hashes the bytes, and compares by the collation: what it calls equal would be two chains here.
-            raise Misuse(
-                f"column {name!r} ({role}) has the collation {collation(kind)}, and names are told apart by their "
-                f"bytes: cast it to a plain string first, such as lower({name}) collate UTF8_BINARY",
-                column=name,
-            )
+    key_role, ranged = "frame", "device"
+    plain = ("frame", "station", "kind", "device")
+    times = ("time",)
+    required = ("frame", "station", "time", "device")
 
 
 def collation(kind: T.DataType) -> str | None:
     """The collation of a column of text, by which values can be equal that have other bytes; None: there is none."""
     name = getattr(kind, "collation", None)
     return None if name in (None, "UTF8_BINARY") else str(name)
-
-
-def refuse_range_ends(key: Sequence[str], role: str) -> None:
-    """Refuse a key with a column that is called as one of those that the missing ranges have beside it."""
-    for name in key:
-        if name.lower() in RANGE_ENDS:
-            raise Misuse(f"column {name!r} ({role}): the missing ranges have a column so named, rename it", column=name)
 
 
 def refuse_ours(df: DataFrame) -> None:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -79,7 +79,7 @@ def diff(
         raise Misuse(f"hash is {hash!r}, must be {' or '.join(HASHES)}", hash=hash)
     bits = bits_for([a, b]) if buckets is None else buckets.bit_length() - 1
     kinds = _common_types(a, b, [*names, *rest])
-    sides = [Side.of(df, names, kinds, bits, whole=key is None, hash=hash) for df in (a, b)]
+    sides = [Side(df, names, kinds, bits, whole=key is None, hash=hash) for df in (a, b)]
     compared = compare(sides[0].summed(), sides[1].summed(), bits)
     return Diff(sides, compared, whole=key is None)
 
@@ -129,54 +129,39 @@ def _common_types(a: DataFrame, b: DataFrame, names: Iterable[str]) -> dict[str,
     return kinds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """One of the two tables, and how its rows are compared."""
 
-    df: DataFrame
-    cells: Mapping[str, Column]
-    """The columns that are compared, in the common types."""
-    kinds: Mapping[str, T.DataType]
-    key: Sequence[str]
-    key_form: Column
-    row_form: Column
-    range: Column
-    values: Sequence[Column]
-    """What the words of a row are made from."""
-
-    @classmethod
-    def of(
-        cls, df: DataFrame, key: Sequence[str], kinds: Mapping[str, T.DataType], bits: int, *, whole: bool, hash: Hash
-    ) -> Side:
-        cells = {}
+    def __init__(
+        self, df: DataFrame, key: Sequence[str], kinds: Mapping[str, T.DataType], bits: int, *, whole: bool, hash: Hash
+    ) -> None:
+        self.df, self.key, self.kinds = df, key, kinds
+        self.cells = {}
+        """The columns that are compared, in the common types."""
         for name, kind in kinds.items():
             column, own = F.col(quoted(name)), df.schema[name].dataType
-            cells[name] = column if own.simpleString() == kind.simpleString() else column.cast(kind)
-        plain = {name: hashable(cell, kinds[name]) for name, cell in cells.items()}
-        naming = list(kinds) if whole else key
-        row = row_form((cells[name], kinds[name]) for name in kinds)
-        return cls(
-            df=df,
-            cells=cells,
-            kinds=kinds,
-            key=key,
-            key_form=row_form((cells[name], kinds[name]) for name in naming),
-            row_form=row,
-            range=range_of((plain[name] for name in naming), bits),
-            values=[row_id(row)] if hash == "sha256" else [*null_masks(cells.values()), *plain.values()],
+            self.cells[name] = column if own.simpleString() == kind.simpleString() else column.cast(kind)
+        plain = {name: hashable(cell, kinds[name]) for name, cell in self.cells.items()}
+        naming = kinds if whole else key
+        self._key_form, self._row_form = (
+            row_form((self.cells[name], kinds[name]) for name in names) for names in (naming, kinds)
         )
+        self._range = range_of((plain[name] for name in naming), bits)
+        self._values = [*null_masks(self.cells.values()), *plain.values()]
+        if hash == "sha256":
+            self._values = [row_id(self._row_form)]
 
     def summed(self) -> DataFrame:
         """What the fingerprints are made of: the range and the words of each row."""
-        return with_words(self.df.withColumn(RANGE, self.range), self.values).select(RANGE, *word_names())
+        return with_words(self.df.withColumn(RANGE, self._range), self._values).select(RANGE, *word_names())
 
     def suspects(self, ranges: DataFrame | None, *, whole: bool) -> DataFrame:
         """The rows in these ranges, all columns, with the ids of key and row; None: all rows."""
         rows = self.df
         if ranges is not None:
-            rows = rows.withColumn(RANGE, self.range).join(F.broadcast(ranges), RANGE, "left_semi").drop(RANGE)
-        rows = rows.withColumn(_ROW, F.unhex(row_id(self.row_form)))
-        return rows.withColumn(_KEY, F.col(_ROW) if whole else F.unhex(row_id(self.key_form)))
+            rows = rows.withColumn(RANGE, self._range).join(F.broadcast(ranges), RANGE, "left_semi").drop(RANGE)
+        rows = rows.withColumn(_ROW, F.unhex(row_id(self._row_form)))
+        return rows.withColumn(_KEY, F.col(_ROW) if whole else F.unhex(row_id(self._key_form)))
 
 
 def delta(suspects: Sequence[DataFrame], *, whole: bool) -> DataFrame:
@@ -218,7 +203,6 @@ class Summary:
         return not (self.only_a or self.only_b or self.differing)
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures, for JSON."""
         return {"equal": self.equal, **asdict(self)}
 
 
@@ -259,7 +243,6 @@ class Diff:
         return df.persist()
 
     def _counts(self) -> dict[str, int]:
-        """How many rows and keys there are of each kind; runs the comparison."""
         a, b = (F.col(name) for name in _KEYED)
         keys = self._delta.groupBy(_KEY).agg(*(F.any_value(name).alias(name) for name in _KEYED))
         cells = {"repeated_a": F.count_if(a > 1), "repeated_b": F.count_if(b > 1)}
@@ -273,7 +256,6 @@ class Diff:
 
     @property
     def equal(self) -> bool:
-        """Whether both hold the same rows, as often."""
         return self.summary.equal
 
     @property
@@ -338,7 +320,6 @@ class Diff:
         return rows.withColumn(_I, nth).where(F.col(_I) <= more)
 
     def close(self) -> None:
-        """Give back what was kept in Spark's storage."""
         for df in self._stored:
             df.unpersist()
         self._stored.clear()

@@ -50,7 +50,6 @@ VERDICTS: Final = ("FIRST", "REPEAT", "UNSURE", "REJECT")
 
 
 def has(verdict: str) -> Column:
-    """Whether a row has this verdict."""
     return F.col(VERDICT) == verdict
 
 
@@ -278,7 +277,6 @@ class Axis:
 
     @property
     def high(self) -> int:
-        """Where the last one ends."""
         return self.low + self.width * self.bins
 
     def bin(self, at: Column) -> Column:

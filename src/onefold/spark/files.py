@@ -108,7 +108,6 @@ class SourceFile:
         return self.path.removeprefix("file:")
 
     def to_dict(self) -> dict[str, Any]:
-        """A line of the manifest."""
         file = {"path": self.shown, "size": self.size, "modified_ms": self.modified_ms}
         if self.trouble:
             return {**file, "trouble": self.trouble}
@@ -414,7 +413,6 @@ def cannot_read(files: Sequence[SourceFile]) -> str:
 
 
 def named_files(files: Sequence[SourceFile]) -> str:
-    """One line that names the first of the files that cannot be read."""
     named = "; ".join(f"{file.shown}: {file.trouble}" for file in files[:NAMED_MAX])
     more = f"; and {len(files) - NAMED_MAX:,} more" if len(files) > NAMED_MAX else ""
     return f"cannot read {named}{more}"
@@ -477,7 +475,6 @@ def located(spark: SparkSession, path: str) -> str:
 
 
 def _hadoop(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """Hadoop's file system of a path, and the path."""
     jvm: Any = spark.sparkContext._jvm
     # By its whole name: of jvm.org.apache... each step is looked for as a class, in every jar there is.
     there = getattr(jvm, "org.apache.hadoop.fs.Path")(path)

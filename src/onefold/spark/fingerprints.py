@@ -88,7 +88,6 @@ def row_form(columns: Iterable[tuple[Column, T.DataType]]) -> Column:
 
 
 def form(column: Column, kind: T.DataType) -> Column:
-    """The form of a value."""
     return row_form([(column, kind)])
 
 
@@ -98,7 +97,6 @@ def row_id(row: Column) -> Column:
 
 
 def whole_row_id(df: DataFrame, names: Iterable[str]) -> Column:
-    """The id of each row, by these columns."""
     return row_id(row_form((F.col(quoted(name)), df.schema[name].dataType) for name in names))
 
 
@@ -228,7 +226,6 @@ def with_words(df: DataFrame, values: Sequence[Column]) -> DataFrame:
 
 
 def word_names() -> list[str]:
-    """The columns of the words."""
     return [_WORD.format(i) for i in range(WORDS)]
 
 
@@ -241,14 +238,11 @@ def aggregates() -> list[Column]:
 
 
 def fingerprint(df: DataFrame, values: Sequence[Column]) -> Fingerprint:
-    """The fingerprint of a whole table."""
     return Fingerprint.of(with_words(df, values).agg(*aggregates()).collect()[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Two tables, range by range."""
-
     ranges: int
     """Into how many the ids were scattered."""
     differing: NDArray[np.int64]

@@ -284,7 +284,6 @@ class Reading:
             raise OSError(f"there is no file at {self.source.path} that can be read; {bad[0].shown}: {why}")
 
     def parts(self) -> list[SourcePart]:
-        """How all of it is read, in a table."""
         if self._kind == "csv" and self.manifest.files:
             return self._csv()
         if self._kind == "json" and self.manifest.files:
@@ -388,7 +387,6 @@ class Reading:
         return replace(lines, step=lambda df: table.rows(lines.step(df), self.files.options))
 
     def _lines(self) -> SourcePart:
-        """The lines as they are."""
         options = {name: value for name, value in self.files.options.items() if name in {*LISTING, "linesep"}}
         schema = self._with_folders(T.StructType([_text(VALUE)]))
         decoded = F.decode(F.col(VALUE).cast("binary"), self.files.encoding)

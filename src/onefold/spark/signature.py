@@ -63,8 +63,6 @@ Owned: TypeAlias = Mapping[str, list[str] | None]
 
 
 class Lock(Protocol):
-    """The right to write to a folder."""
-
     def check(self) -> None:
         """Raise `StaleWrite` if somebody else has it by now."""
         ...
@@ -240,7 +238,6 @@ class _Lease:
             raise StaleWrite(f"somebody else took over {self._place.shown} in between", path=self._place.shown)
 
     def release(self) -> None:
-        """Remove the lease if it is still ours."""
         self._ended.set()
         self._thread.join()
         with suppress(StaleWrite, OSError):

@@ -48,7 +48,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
-from onefold.spark.columns import CORRUPT, ChainColumns, check_columns, in_order, milliseconds, packed, quoted
+from onefold.spark.columns import CORRUPT, ChainColumns, RoleColumns, in_order, milliseconds, packed, quoted
 from onefold.spark.fingerprints import hashable, null_masks
 from onefold.spark.gaps import missing_ranges
 from onefold.spark.session import cores
@@ -69,7 +69,7 @@ ID, AT, ORDER = ("_onefold_a", "_onefold_b"), "_onefold_at", "_onefold_order"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WindowColumns:
+class WindowColumns(RoleColumns):
     """The names of the columns that lags are measured by.
 
     >>> WindowColumns(key=("device", "counter"), time="received").named
@@ -83,6 +83,10 @@ class WindowColumns:
     order: str | None = None
     """What says which row came first, such as an offset. None: the time does."""
 
+    plain = ("key",)
+    times = ("time", "order")
+    required = ("key", "time", "order")
+
     def __post_init__(self) -> None:
         if self.key is not None and not self.key:
             raise Misuse("key is empty, must name at least one column, or be None: the whole row", key=self.key)
@@ -91,18 +95,7 @@ class WindowColumns:
             if name == self.time:
                 raise Misuse(f"column {name!r} is the time, it cannot be the {role} too", column=name)
 
-    @property
-    def named(self) -> list[tuple[str, str]]:
-        """(role, column) of every column that is named."""
-        order = [] if self.order is None else [("order", self.order)]
-        return [*(("key", name) for name in self.key or ()), ("time", self.time), *order]
-
-    def check(self, df: DataFrame) -> None:
-        """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
-        check_columns(df, self.named, plain=("key",), required=("key", "time", "order"), times=("time", "order"))
-
     def id(self, df: DataFrame) -> tuple[str, ...]:
-        """The columns that make up the id."""
         if self.key is not None:
             return self.key
         rest = tuple(name for name in df.columns if name not in (self.time, self.order, CORRUPT))
@@ -283,7 +276,6 @@ class Distribution:
 
     @property
     def total(self) -> int:
-        """How many values there are."""
         return int(self.count.sum())
 
     def bins(self) -> list[tuple[int, int, int]]:
@@ -331,7 +323,6 @@ def rank_of(share: float, total: int) -> int:
 
 
 def _cut(value: Column, digits: Column) -> Column:
-    """The value without its last binary digits."""
     shifted = F.call_function("shiftright", value, digits.cast("int"))
     return F.call_function("shiftleft", shifted, digits.cast("int"))
 
@@ -471,7 +462,6 @@ class Advice:
         return max(self.windows, key=lambda window: window.share, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures, for JSON."""
         best = self.recommended
         return {
             "format": FORMAT,
