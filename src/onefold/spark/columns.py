@@ -350,6 +350,14 @@ def told(df: DataFrame, name: str) -> Column:
     return column.alias(name)
 
 
+def cut_text(df: DataFrame, name: str, chars_max: int) -> Column:
+    """A value as text, bytes in hex, no longer than this."""
+    column, kind = F.col(quoted(name)), df.schema[name].dataType
+    if isinstance(kind, T.BinaryType):
+        column = F.lower(F.hex(F.substring(column, 1, chars_max)))
+    return F.left(column.cast("string"), F.lit(chars_max)).alias(name)
+
+
 def _instant(column: Column, kind: T.DataType) -> Column:
     """A timestamp; one without a zone is taken as UTC, whatever the session's zone is, which a cast would go by."""
     if isinstance(kind, T.TimestampType):

@@ -22,7 +22,19 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.spark.audits import published
-from onefold.spark.columns import TEXT, TIME, WHOLE, in_order, milliseconds, moment, quoted, told, whole, written_moment
+from onefold.spark.columns import (
+    TEXT,
+    TIME,
+    WHOLE,
+    cut_text,
+    in_order,
+    milliseconds,
+    moment,
+    quoted,
+    told,
+    whole,
+    written_moment,
+)
 from onefold.spark.engine import Engine, Subject, usual_engines
 from onefold.spark.files import Place
 from onefold.spark.gaps import LOWER, UPPER
@@ -254,12 +266,10 @@ def _folder(file: str) -> str:
 
 def _cell(df: DataFrame, name: str, *, is_named: bool) -> Column:
     """A value to show: as it is if it names a message and is short by its type, else as text, which is cut."""
-    column, kind = F.col(quoted(name)), df.schema[name].dataType
+    kind = df.schema[name].dataType
     if is_named and isinstance(kind, T.AtomicType) and not isinstance(kind, T.StringType | T.BinaryType):
         return told(df, name)
-    if isinstance(kind, T.BinaryType):
-        column = F.lower(F.hex(F.substring(column, 1, CELL_CHARS_MAX)))
-    return F.left(column.cast("string"), F.lit(CELL_CHARS_MAX)).alias(name)
+    return cut_text(df, name, CELL_CHARS_MAX)
 
 
 def _order(df: DataFrame, name: str) -> Column:

@@ -32,11 +32,10 @@ import numpy as np
 from pyspark import inheritable_thread_target
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
 from onefold import __version__
 from onefold.errors import Misuse
-from onefold.spark.columns import WHOLE, milliseconds, quoted
+from onefold.spark.columns import WHOLE, cut_text, milliseconds, quoted
 from onefold.spark.engine import Engine, Identity, Subject
 from onefold.spark.fingerprints import hashable
 from onefold.spark.host import REASON, VERDICT
@@ -49,17 +48,57 @@ VERDICTS: Final = ("FIRST", "REPEAT", "UNSURE", "REJECT")
 """In the order of the law: so stand the four counts of every figure."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """How much of each is kept: as much as a page shows."""
+
+    bins_max: int = 60
+    """Of the timeline."""
+    keys_max: int = 20
+    """How many of the worst keys are told."""
+    strips_max: int = 300
+    """Of how many keys the missing ranges are told."""
+    ranges_max: int = 40
+    """How many of the ranges of a key are told: the widest."""
+    samples_max: int = 5
+    """How many rows of each reason to reject are shown; 0: a report then holds no row."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, least = getattr(self, field.name), int(field.name != "samples_max")
+            if value < least:
+                raise Misuse(f"{field.name} is {value}, must be at least {least}", **{field.name: value})
+
+    def take(self, rows: DataFrame, gaps: DataFrame, judging: Engine, tally: Tally, keys: int) -> dict[str, Any]:
+        """The figures of judged rows of so many keys, and of the ranges that are missing among them."""
+        subject = judging.subject(rows)
+        figures: list[Callable[[], Any]] = [
+            lambda: keys_and_strips(rows, gaps, subject, self),
+            lambda: timeline(rows, subject, tally, self),
+            lambda: lags(rows, subject, copies=tally.count(Verdict.REPEAT)),
+            lambda: reject_samples(rows, subject, tally, self),
+        ]
+        # All at once: of a small run most of the time is planning, in which the cores have nothing to do.
+        with ThreadPoolExecutor(len(figures), thread_name_prefix="onefold-figures") as threads:
+            begun = [threads.submit(inheritable_thread_target(rows.sparkSession)(figure)) for figure in figures]
+            (worst, strips), over_time, late, refused = (figure.result() for figure in begun)
+        return {
+            "timeline": over_time,
+            "worst_keys": worst,
+            "strips": None if strips is None else {"keys": keys, **strips},
+            "lags": late,
+            "rejects": refused,
+        }
+
+
 def has(verdict: str) -> Column:
     return F.col(VERDICT) == verdict
 
 
 def cell(df: DataFrame, name: str, chars_max: int) -> Column:
     """A value to show: a whole number as it is, all else as text, which is cut."""
-    column, kind = F.col(quoted(name)), df.schema[name].dataType
-    if isinstance(kind, WHOLE):
-        return column.alias(name)
-    text = F.lower(F.hex(F.substring(column, 1, chars_max))) if isinstance(kind, T.BinaryType) else column
-    return F.left(text.cast("string"), F.lit(chars_max)).alias(name)
+    is_whole = isinstance(df.schema[name].dataType, WHOLE)
+    return F.col(quoted(name)).alias(name) if is_whole else cut_text(df, name, chars_max)
 
 
 KEY_CHARS_MAX: Final = 60
@@ -74,7 +113,7 @@ _RANGES, _LOST, _SHOWN, _SHARE = "_onefold_ranges", "_onefold_lost", "_onefold_s
 
 
 def keys_and_strips(
-    rows: DataFrame, gaps: DataFrame, subject: Subject, *, keys_max: int, strips_max: int, ranges_max: int
+    rows: DataFrame, gaps: DataFrame, subject: Subject, limits: Figures
 ) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:
     """The keys with the most that is not first; the keys that miss most, if any does. No columns name a key: None.
 
@@ -89,7 +128,7 @@ def keys_and_strips(
     if subject.number is None:
         keys = keys.withColumns({name: F.lit(None).cast("long") for name in (_RANGES, _LOST, _SHOWN)})
     else:
-        keys = keys.join(widest_ranges(gaps, key, subject, ranges_max), aliases, "left")
+        keys = keys.join(widest_ranges(gaps, key, subject, limits.ranges_max), aliases, "left")
     # How much is missing: of a key's time, or of its messages where they are counted without holes.
     every = F.col(_SEEN_TO) - F.col(_SEEN_FROM) if subject.number_is_time else F.col(_LOST) + F.col("FIRST")
     share = F.coalesce(F.least(F.try_divide(F.col(_LOST), every), F.lit(1.0)), F.lit(0.0))
@@ -98,9 +137,10 @@ def keys_and_strips(
     line = F.struct(name, *VERDICTS, _SEEN_FROM, _SEEN_TO, _FORGOTTEN, _RANGES, _SHOWN, _SHARE)
     rest = F.col("REPEAT") + F.col("UNSURE") + F.col("REJECT")
     # Of equal ones the key decides, so that two runs tell the same.
-    worst = F.max_by(F.when(rest > 0, line), F.when(rest > 0, F.struct(rest, *aliases)), keys_max)
+    worst = F.max_by(F.when(rest > 0, line), F.when(rest > 0, F.struct(rest, *aliases)), limits.keys_max)
     is_missing = F.col(_RANGES) > 0
-    strips = F.max_by(F.when(is_missing, line), F.when(is_missing, F.struct(_SHARE, _RANGES, *aliases)), strips_max)
+    rank = F.when(is_missing, F.struct(_SHARE, _RANGES, *aliases))
+    strips = F.max_by(F.when(is_missing, line), rank, limits.strips_max)
     lines, drawn = keys.agg(worst, strips).collect()[0]
     worst_keys = [
         {"key": _key(row, subject), "counts": [row[verdict] for verdict in VERDICTS]} for row in lines or []
@@ -220,14 +260,14 @@ CELL_CHARS_MAX: Final = 120
 _NTH, _HASH, _ROW = "_onefold_nth", "_onefold_hash", "_onefold_row"
 
 
-def reject_samples(rows: DataFrame, subject: Subject, tally: Tally, *, samples_max: int) -> list[dict[str, Any]]:
+def reject_samples(rows: DataFrame, subject: Subject, tally: Tally, limits: Figures) -> list[dict[str, Any]]:
     """Each reason to reject with its count and some rows, the most frequent first.
 
     Cost: one job; each task passes on no more than are asked for.
     """
     counts = {answer.reason: count for answer, count in tally if answer.verdict is Verdict.REJECT and count}
     samples: dict[str, list[dict[str, str | None]]] = {reason: [] for reason in counts}
-    if counts and samples_max:
+    if counts and limits.samples_max:
         # The columns that a message is judged by, and as many of the others as there is room for; in their own order.
         own = [name for name in rows.columns if name not in (VERDICT, REASON)]
         first = set(sorted(own, key=lambda name: name not in subject.columns)[:COLUMNS_MAX])
@@ -236,7 +276,7 @@ def reject_samples(rows: DataFrame, subject: Subject, tally: Tally, *, samples_m
         refused = rows.where(has("REJECT"))
         narrow = refused.select(REASON, F.xxhash64(F.lit(0), *by).alias(_HASH), cells.alias(_ROW))
         nth = F.row_number().over(Window.partitionBy(REASON).orderBy(_HASH))
-        some = narrow.withColumn(_NTH, nth).where(F.col(_NTH) <= samples_max)
+        some = narrow.withColumn(_NTH, nth).where(F.col(_NTH) <= limits.samples_max)
         for row in sorted(some.collect(), key=lambda row: row[_NTH]):
             texts = {name: None if value is None else str(value) for name, value in row[_ROW].asDict().items()}
             samples.setdefault(row[REASON], []).append(texts)
@@ -286,7 +326,7 @@ class Axis:
         return F.when((at >= self.low) & (number < self.bins), number)
 
 
-def timeline(rows: DataFrame, subject: Subject, tally: Tally, *, bins_max: int) -> dict[str, Any] | None:
+def timeline(rows: DataFrame, subject: Subject, tally: Tally, limits: Figures) -> dict[str, Any] | None:
     """Four counts for each stretch of time, and of what lies outside; None if no row says when it was.
 
     Cost: two jobs, the first for the axis.
@@ -299,7 +339,7 @@ def timeline(rows: DataFrame, subject: Subject, tally: Tally, *, bins_max: int) 
     least, most, outermost = spanned.agg(F.min(_TIMELINE_AT), F.max(_TIMELINE_AT), quantiles).collect()[0]
     if least is None:
         return None
-    axis = Axis.around(least, most, outermost[0], outermost[1], bins_max)
+    axis = Axis.around(least, most, outermost[0], outermost[1], limits.bins_max)
     by_bin = placed.groupBy(axis.bin(F.col(_TIMELINE_AT)).alias(_BIN))
     rows_by_bin = by_bin.agg(*(F.count_if(has(verdict)) for verdict in VERDICTS)).collect()
     counted = {row[0]: list(row[1:]) for row in rows_by_bin}
@@ -312,50 +352,6 @@ def timeline(rows: DataFrame, subject: Subject, tally: Tally, *, bins_max: int) 
         "bins": [counted.get(i, nothing) for i in range(axis.bins)],
         "outside": counted.get(None, nothing),
     }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """How much of each is kept: as much as a page shows."""
-
-    bins_max: int = 60
-    """Of the timeline."""
-    keys_max: int = 20
-    """How many of the worst keys are told."""
-    strips_max: int = 300
-    """Of how many keys the missing ranges are told."""
-    ranges_max: int = 40
-    """How many of the ranges of a key are told: the widest."""
-    samples_max: int = 5
-    """How many rows of each reason to reject are shown; 0: a report then holds no row."""
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value, least = getattr(self, field.name), int(field.name != "samples_max")
-            if value < least:
-                raise Misuse(f"{field.name} is {value}, must be at least {least}", **{field.name: value})
-
-    def take(self, rows: DataFrame, gaps: DataFrame, judging: Engine, tally: Tally, keys: int) -> dict[str, Any]:
-        """The figures of judged rows of so many keys, and of the ranges that are missing among them."""
-        subject = judging.subject(rows)
-        bounds = {"keys_max": self.keys_max, "strips_max": self.strips_max, "ranges_max": self.ranges_max}
-        figures: list[Callable[[], Any]] = [
-            lambda: keys_and_strips(rows, gaps, subject, **bounds),
-            lambda: timeline(rows, subject, tally, bins_max=self.bins_max),
-            lambda: lags(rows, subject, copies=tally.count(Verdict.REPEAT)),
-            lambda: reject_samples(rows, subject, tally, samples_max=self.samples_max),
-        ]
-        # All at once: of a small run most of the time is planning, in which the cores have nothing to do.
-        with ThreadPoolExecutor(len(figures), thread_name_prefix="onefold-figures") as threads:
-            begun = [threads.submit(inheritable_thread_target(rows.sparkSession)(figure)) for figure in figures]
-            (worst, strips), over_time, late, refused = (figure.result() for figure in begun)
-        return {
-            "timeline": over_time,
-            "worst_keys": worst,
-            "strips": None if strips is None else {"keys": keys, **strips},
-            "lags": late,
-            "rejects": refused,
-        }
 
 
 class Phases:

@@ -10,25 +10,23 @@ of the lags of its copies, which are measured here.
                 watermark, itself a delay behind, has passed the end of the window: it remembers for twice as long
     intervals   what `judge_chains` remembers: one entry per chain and one per gap, whatever the lags are
 
+How each is measured, exactly and with nothing but counts on the driver:
+
+    lags        the rows of an id meet in one task, in one shuffle of integers (a hash of the id of 128 bits, the time,
+                the order), and are sorted there. An id with a million copies is a longer task, not a larger one: sorts
+                spill. A self join would shuffle the rows twice
+    lateness    how far the time of a row lies behind the latest time before it: what the delay of a watermark must
+                cover. A running maximum would be one task; so the order is cut into slots, the highest time of each is
+                known after one aggregate, and within a slot the rows are sorted
+    quantiles   values are counted in buckets by their first twelve binary digits, as floating point has them; the
+                bucket of the wanted rank again in 65,536 finer ones, until it is a single value: one pass up to 4 s in
+                milliseconds, two up to three days, at most five. At most a megabyte for each
+    peaks       an id is remembered from its first row on, so the peak is the largest number of firsts in a stretch as
+                long as the window. They are counted by slots of a 64th of the shortest window, or wider where that
+                would be more than a million slots, and rounded up to whole slots: never too small
+
 Cost: two passes over the narrow columns, one shuffle of integers, and a few passes over one number per row, which is
-kept on the disks of Spark's storage meanwhile. Nothing but counts reaches the driver.
-
-How each is measured:
-
-    lags        the rows of an id meet in one task, in one shuffle of integers (the id as a hash of 128 bits, the time,
-                the order if there is one), and are sorted there. Sorts and buffers are Spark's own, which spill: an id
-                with a million copies is a longer task, not a larger one. A self join would shuffle the rows twice
-    lateness    how far the time of a row lies behind the latest time before it, which is what the delay of a watermark
-                must cover. A running maximum over all rows would be one task; instead the order is cut into slots, the
-                highest time of each is known after one aggregate, and within a slot the rows are sorted. Exact
-    quantiles   exact, in bounded memory: every value falls into a bucket by its first twelve binary digits, as floating
-                point does, and one native aggregate counts them. The bucket that holds the wanted rank is counted again
-                in 65,536 finer ones, until it is a single value: one pass for quantiles up to 4 s in milliseconds, two
-                up to three days, at most five for 64 bits. Only counts reach the driver, at most a megabyte each
-    peaks       an id is remembered from its first row on, for the length of the window, so the peak is the largest
-                number of firsts in any stretch so long. Firsts are counted by slots of a 64th of the shortest window,
-                and a stretch is taken as all slots that it touches: never too small, and at most what a window that is
-                1/64 longer would have to remember. Slots become wider where there would be more than a million
+on the disks of Spark's storage meanwhile.
 """
 
 from __future__ import annotations
