@@ -97,7 +97,7 @@ class Audit:
     orphans_by_rule: int = 0
     """How many repeats have no first by the rule of their reason: nothing can tell whether they are copies."""
     left_out: Sequence[str] = ()
-    """Columns of a type that nobody can compare."""
+    """Columns of a type that cannot be compared."""
     shown: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     """The first ids of what is wrong, by kind."""
     tables: Mapping[str, DataFrame] = field(default_factory=dict, repr=False, compare=False)
@@ -155,7 +155,7 @@ def audit(
     if sent is not None and sent == (seen or fingerprint(published, [whole_row_id(published, names)])):
         same = str(sent)
         compared = Summary(rows_a=sent.count, rows_b=sent.count, fingerprint_a=same, fingerprint_b=same)
-    else:  # by SHA-256: what a source holds, somebody else may have chosen
+    else:  # by SHA-256: rows of a source may be crafted to collide
         with diff(source, published, columns=names, hash="sha256") as difference:
             compared = difference.summary
             wrong.add("missing", difference.only_a, compared.only_a)
@@ -298,7 +298,7 @@ class Passing:
 
 
 def comparable(df: DataFrame) -> list[str]:
-    """The columns whose values have a form: all but those of a type that nobody can compare."""
+    """The columns whose values have a form: all but those of a type that cannot be compared."""
     names = []
     for name in df.columns:
         try:

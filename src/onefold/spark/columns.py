@@ -44,7 +44,7 @@ DAY_MS: Final = 86_400_000
 _LONG_MAX: Final = (1 << 63) - 1
 _DATE: Final = "^[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _CLOCK: Final = _DATE + "[T ][0-9]{1,2}:[0-9]{2}"
-_SECONDS: Final = _CLOCK + ":[0-9]{2}([.][0-9]{1,9}0*)?"  # beyond nanoseconds nothing can be told
+_SECONDS: Final = _CLOCK + ":[0-9]{2}([.][0-9]{1,9}0*)?"  # beyond nanoseconds nothing is kept
 _ZONE: Final = " ?(Z|[+-][0-9]{1,2}(:?[0-9]{2})?|[A-Za-z][A-Za-z0-9_+/:-]*)$"
 
 

@@ -23,7 +23,7 @@ from onefold.spark.signature import Signed, refuse_overlap, signed
 HAVE, NEED, DIFFERING, SUMMARY, REPORT = "have", "need", "differing", "diff.json", "report.html"
 FILES: Final = (SUMMARY, f"{SUMMARY}.new", REPORT, f"{REPORT}.new")
 DRAFT: Final = re.compile("_onefold_repair_[0-9a-f]{32}")
-"""Where rows are tried before they are appended: Spark passes over names that begin so, and nobody else has such."""
+"""Where rows are tried before they are appended: Spark skips such names, and nothing else has them."""
 
 _JSON: Final = ("json", "jsonl", "ndjson")
 _TEXT: Final[Mapping[str, Mapping[str, str]]] = {

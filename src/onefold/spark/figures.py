@@ -55,11 +55,11 @@ class Figures:
     bins_max: int = 60
     """Of the timeline."""
     keys_max: int = 20
-    """How many of the worst keys are told."""
+    """How many of the worst keys are listed."""
     strips_max: int = 300
-    """Of how many keys the missing ranges are told."""
+    """For how many keys the missing ranges are listed."""
     ranges_max: int = 40
-    """How many of the ranges of a key are told: the widest."""
+    """How many ranges of a key are listed: the widest."""
     samples_max: int = 5
     """How many rows of each reason to reject are shown; 0: a report then holds no row."""
 

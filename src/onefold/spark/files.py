@@ -132,7 +132,7 @@ class Manifest:
 
     @property
     def rows(self) -> int | None:
-        """How many rows the files hold; None: nobody counted."""
+        """How many rows the files hold; None: they were not counted."""
         return None if self.why_not else sum(file.rows or 0 for file in self.files)
 
     def only(self, urls: Iterable[str]) -> Manifest:
@@ -558,7 +558,7 @@ class Place:
                 raise OSError(f"cannot move {self.shown} to {target.shown}")
 
     def publish_as(self, target: Place) -> None:
-        """Rename to a name that nothing may have yet; what stands there stays, and `StaleWrite` says so."""
+        """Rename to a name that nothing may have yet; what is there stays, and `StaleWrite` says so."""
         inside = target / str(self._path.getName())  # where Hadoop's rename puts a folder if the target is one
         with self._naming("publish"):
             moved = not target.exists() and self._files.rename(self._path, target._path)

@@ -61,7 +61,7 @@ DIGITS_MAX: Final = 38
 MASK_BITS: Final = 31
 """So many columns share a number that says which of them are null."""
 AS_TEXT: Final = (T.TimestampNTZType, T.AnyTimeType, T.AnsiIntervalType, T.CalendarIntervalType, T.VariantType)
-"""Types whose values are told apart by what Spark writes for them."""
+"""Types whose values are compared by the text that Spark writes for them."""
 
 WORDS: Final = 2
 HALF: Final = (1 << 32) - 1

@@ -173,7 +173,7 @@ def _stranger(folder: Place, kind: str, name: str) -> Misuse:
 
 @contextmanager
 def locked(folder: Place, kind: str) -> Iterator[Lock]:
-    """Have a folder, which is there, for ourselves; `Misuse` if somebody else has it."""
+    """Lock an existing folder for ourselves; `Misuse` if it is locked already."""
     if (path := folder.local) is not None:
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -4,7 +4,7 @@ A window forgets: what comes again after it counts again. How long it must be is
 of the lags of its copies, which are measured here.
 
     window      an id is remembered for so long from its first row on; a copy whose lag is at most that is caught. One
-                that comes later begins a window of its own, so what leaks is at most what is told here
+                that comes later begins a window of its own, so the leaks given here are an upper bound
     watermark   the same by ``dropDuplicatesWithinWatermark`` of Spark, where a copy must come *less* than the delay
                 after its first, and what is late by the delay is dropped unseen. Spark forgets an id when its
                 watermark, itself a delay behind, has passed the end of the window: it remembers for twice as long
@@ -200,7 +200,7 @@ def lateness(rows: DataFrame) -> DataFrame:
 
 
 DIGITS: Final = 12
-"""By so many binary digits values are told apart in the first pass: to 1 in 2,048."""
+"""By so many binary digits values are bucketed in the first pass: to 1 in 2,048."""
 FINER: Final = 16
 """By so many more in each pass after it."""
 
@@ -390,7 +390,7 @@ FORMAT: Final = 1
 SHARES: Final = (0.99, 0.999, 0.9999)
 SHARES_MAX: Final = 16
 SHOWN: Final = (0.5, 0.9)
-"""Quantiles that are told beside the shares that are asked for: what is usual."""
+"""Quantiles that are listed beside the shares that are asked for: the usual lags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,7 +445,7 @@ class Advice:
     copies: int
     lags: Mapping[str, Any]
     late: Mapping[str, Any] | None
-    """How late rows are; None: without an order nobody can tell."""
+    """How late rows are; None: unknown without an order."""
     skewed: Mapping[str, int]
     """Copies that bear a time before that of their first, which came sooner: clocks that do not agree."""
     windows: Sequence[WindowFor]
