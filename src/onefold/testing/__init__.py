@@ -1,4 +1,4 @@
-"""For tests of your own: crash-test a handler, at every place and in every order.
+"""For tests of your own: faulty traffic with known truth, and a handler crash-tested in every order.
 
     from onefold.testing import explore
 
@@ -10,14 +10,21 @@ every crash and every lease that runs out, within its budgets. In the end the wo
 the other had been handled, in some order, without a fault. Whatever breaks that is told as a history, the shortest
 there is. The plans are right, so what is found is in the handler: it raises in some order, or breaks the invariant that
 it was given. What a handler does outside of its answer is done once per call: `Exploration.calls_max` times at most.
+
+    from onefold.testing import Faults, Traffic, make, write
+
+    write(make(Traffic(rows=10_000, faults=Faults(copies=0.05))), "traffic")
+
+makes messages with retries, losses and disorder from one seed, and the truth beside them; `score` holds a run to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from onefold.errors import BadInput, Misuse
+from onefold.moved import loaded_on_use
 from onefold.outbox.explore import (
     SHIPPED,
     STATES_MAX,
@@ -32,7 +39,15 @@ from onefold.outbox.explore.system import Invariant
 from onefold.outbox.explore.topology import Handling, Stage
 from onefold.outbox.plans import check_name, check_queue
 
-__all__ = ["Convicted", "Exploration", "explore"]
+if TYPE_CHECKING:
+    from onefold.testing.faults import Faults
+    from onefold.testing.traffic import Made, Score, Traffic, make, score, write
+
+__all__ = ["Convicted", "Exploration", "Faults", "Made", "Score", "Traffic", "explore", "make", "score", "write"]
+
+__getattr__ = loaded_on_use(
+    __name__, {"Faults": "faults", **dict.fromkeys(("Made", "Score", "Traffic", "make", "score", "write"), "traffic")}
+)
 
 DEFAULT_BODIES: Final = ({"n": 1}, {"n": 2})
 
