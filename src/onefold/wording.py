@@ -11,8 +11,6 @@ from onefold import chains, lorawan, producers
 
 
 class EngineWords(NamedTuple):
-    """An engine, as people read of it."""
-
     rules: Mapping[Any, str]
     """The rule behind every answer."""
     key: str

@@ -101,7 +101,6 @@ def demo(
 
 
 def _stream_live(out: Path, messages: str, rules: dict[str, str], console: ConsoleServer) -> None:
-    """Judge the traffic once more, as a stream, until somebody has seen enough."""
     people.print(
         f"[bold]4[/] The same traffic as a stream, a file at a time: {console.url} shows it. Ctrl-C ends it.",
         highlight=False,

@@ -123,7 +123,6 @@ class LazyGroup(TyperGroup):
 
     # Typer keeps the types of these arguments to itself.
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Name, command and remaining words: typer's answer, with the stand-in replaced."""
         name, command, rest = super().resolve_command(ctx, args)
         if name is None or isinstance(command, TyperGroup):
             return name, command, rest
@@ -165,7 +164,6 @@ def onefold(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command that the arguments name and return its exit code."""
     try:
         outcome = typer.main.get_command(app).main(argv, prog_name="onefold", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:

@@ -52,7 +52,6 @@ class People(Console):
     """Rich's console, for text that strangers may have written."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As rich's; passwords in addresses are hidden."""
         super().print(*(without_logins(each) if isinstance(each, str) else each for each in objects), **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -60,7 +59,6 @@ class People(Console):
         return super().render_str(printable(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """As rich's; what is no control of rich's own is made printable, whatever it stood in."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control or text.isprintable() else Segment(printable(text), style)
@@ -171,8 +169,6 @@ def local_folder(path: str) -> Path | None:
 
 
 class BatchLines:
-    """The file that a stream tells its batches in."""
-
     def __init__(
         self, folder: Path, *, lines_max: int = LINES_MAX, clock: Callable[[], float] = time.time
     ) -> None:  # fmt: skip
@@ -182,7 +178,6 @@ class BatchLines:
         self._count: int | None = None
 
     def tell(self, document: dict[str, Any]) -> None:
-        """Add a line."""
         line = json.dumps({"at_ms": round(self._clock() * 1000), **document})  # in ASCII, which can always be written
         with suppress(OSError):
             torn = b""

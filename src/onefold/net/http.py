@@ -117,13 +117,11 @@ class HttpServer(ABC):
 
     @property
     def url(self) -> str:
-        """Where it is, for a client on this machine."""
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     @property
     def connections(self) -> int:
-        """Of all kinds, now."""
         return 0 if self._uvicorn is None else len(self._uvicorn.server_state.connections)
 
     def run(self, say: Callable[[str], None] = lambda url: None) -> None:
@@ -215,7 +213,6 @@ class HttpServer(ABC):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def refuse(self, error: Exception, scope: Scope) -> Response:
-        """What a client gets for an error."""
         status, text = refusal(error, self.log, self.statuses)
         return answer({"error": text}, status, error.headers if isinstance(error, HTTPException) else None)
 
@@ -232,7 +229,6 @@ class Guard:
         self._admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let it pass, or answer for it."""
         server = self._server
         refused = _refused_head(scope, server.limits.head_bytes_max)
         if refused is not None:
@@ -313,8 +309,6 @@ def refusal(error: BaseException, log: logging.Logger, statuses: Statuses) -> tu
 
 
 def exposition(metrics: Callable[[], Iterable[Metric]]) -> bytes:
-    """What Prometheus reads."""
-
     class Families(Collector):
         def collect(self) -> Iterable[Metric]:
             return metrics()
@@ -336,7 +330,6 @@ class Admission:
         self._bare = bare  # the token may also be all that the header Authorization says
 
     def check(self, scope: Scope) -> None:
-        """Raise the answer for the one who may not."""
         headers = HTTPConnection(scope).headers
         if self._token is None:
             host = headers.get("host", "localhost").rpartition("@")[2]
@@ -453,7 +446,6 @@ class Budget:
         self.in_hand += size
 
     def give(self, size: int) -> None:
-        """So many were answered."""
         self.in_hand -= size
 
 
@@ -498,7 +490,6 @@ class Body:
         return self.ended
 
     def close(self) -> None:
-        """The request was answered: its bytes are no longer in hand."""
         self._budget.give(self._counted)
         self._counted = 0
 
@@ -511,8 +502,6 @@ class Body:
 
 
 class Stoppable(Protocol):
-    """A websocket's connection."""
-
     def stop(self) -> None:
         """Answer what was read, then close."""
         ...

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """Every bound that the shell of a server holds (`onefold.net.http`)."""
-
     connections_max: int = 1_000
     """Redis allows 10,000; each of ours may hold a body."""
     head_bytes_max: int = 16 << 10

@@ -53,7 +53,6 @@ class WebSocket:
     def __init__(
         self, url: str, *, token: str | None = None, open_s: float = 10, answer_s: float = 30, greeted: bool = True
     ) -> None:
-        """Connect, and wait for the greeting, if the server gives one."""
         self.url = url
         self._answer_s = answer_s
         self._socket, self._closing = _connected(url, token, open_s)

@@ -32,7 +32,6 @@ COLUMNS_CHARS_MAX: Final = 200
 
 
 def report(advice: Mapping[str, Any]) -> Group:
-    """All of it, the recommendation last."""
     parts: list[Text | Table] = [*summary(advice)]
     if advice["windows"]:
         parts += [Text(), windows(advice), *notes(advice), Text()]
@@ -40,7 +39,6 @@ def report(advice: Mapping[str, Any]) -> Group:
 
 
 def summary(advice: Mapping[str, Any]) -> Iterator[Text]:
-    """What there is, and what of it could not be used."""
     copies, usable = advice["copies"], advice["ids"] + advice["copies"]
     share = f" ({100 * copies / usable:.1f} %)" if copies else ""
     counts = f"{many(advice['ids'], 'id')}, {many(copies, 'copy', 'copies')}{share}"
@@ -65,7 +63,6 @@ def summary(advice: Mapping[str, Any]) -> Iterator[Text]:
 
 
 def windows(advice: Mapping[str, Any]) -> Table:
-    """A window a line."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("to catch", "window", "leaks", "ids at once", "state", "watermark", "state"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -83,7 +80,6 @@ def windows(advice: Mapping[str, Any]) -> Table:
 
 
 def notes(advice: Mapping[str, Any]) -> Iterator[Text]:
-    """What stands beside the windows: the other memories, and how to read the figures."""
     intervals = advice["intervals"]
     if "why_not" in intervals:
         yield Text(f"interval memory: {intervals['why_not']}")
@@ -105,7 +101,6 @@ def notes(advice: Mapping[str, Any]) -> Iterator[Text]:
 
 
 def recommendation(advice: Mapping[str, Any]) -> str:
-    """What to do, in one sentence."""
     if not advice["windows"]:
         return "there are no copies: by this data no window is needed"
     best, intervals = max(advice["windows"], key=lambda row: row["share"]), advice["intervals"]

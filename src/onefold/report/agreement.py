@@ -27,7 +27,6 @@ KINDS: Final = {
 
 
 def compared(summary: Mapping[str, Any]) -> Text:
-    """Two tables in one line."""
     rows = f"{summary['rows_a']:,} and {summary['rows_b']:,} rows"
     if summary["equal"]:
         return Text(f"equal: {summary['rows_a']:,} rows, fingerprint {summary['fingerprint_a']}", style="bold green")
@@ -38,7 +37,6 @@ def compared(summary: Mapping[str, Any]) -> Text:
 
 
 def samples(summary: Mapping[str, Any]) -> Iterator[Text]:
-    """Some rows of each kind, a line each, and how many more there are."""
     for kind, rows in summary["shown"].items():
         for row in rows:
             yield foreign(f"  {SIDES[kind]}: {row_text(row)}", ROW_CHARS_MAX)
@@ -56,7 +54,6 @@ def row_text(row: Mapping[str, Any]) -> str:
 
 
 def audited(audit: Mapping[str, Any]) -> Iterator[Text]:
-    """What an audit found: whether source and sink agree, what of the ids, and the first that are wrong."""
     if audit["agrees"]:
         same = f"{audit['source']:,} rows, fingerprint {audit['fingerprint_source']}"
         yield Text(f"source and sink agree: {same}", style="bold green")

@@ -29,8 +29,6 @@ LABELS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A picture of figures; a notebook shows it."""
-
     name: str
     title: str
     told: str
@@ -43,7 +41,6 @@ class Chart:
 
     @property
     def inline(self) -> Markup:
-        """For a page that has the style sheet."""
         return self._drawn(Markup(""))
 
     @property
@@ -75,7 +72,6 @@ class Chart:
 
 @cache
 def palette() -> str:
-    """The colours, light and dark, and the classes of shapes."""
     return (files("onefold.report") / "templates" / "palette.css").read_text(encoding="utf-8")
 
 
@@ -85,18 +81,15 @@ def _n(value: float) -> str:
 
 
 def box(x: float, y: float, width: float, height: float) -> str:
-    """A rectangle, as a piece of a path."""
     return f"M{_n(x)} {_n(y)}h{_n(width)}v{_n(height)}h{_n(-width)}z"
 
 
 def path(pieces: Iterable[str], kind: str) -> Markup:
-    """Pieces of one colour."""
     drawn = "".join(pieces)
     return Markup('<path class="{}" d="{}"/>').format(kind, drawn) if drawn else Markup("")
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str = "rule") -> Markup:
-    """A straight line."""
     return path([f"M{_n(x1)} {_n(y1)}L{_n(x2)} {_n(y2)}"], kind)
 
 
@@ -106,7 +99,6 @@ def label(x: float, y: float, text: str, kind: str = "start") -> Markup:
 
 
 def hint(x: float, y: float, width: float, height: float, text: str) -> Markup:
-    """What is said of a place where the pointer rests."""
     return Markup('<path class="hint" d="{}"><title>{}</title></path>').format(box(x, y, width, height), text)
 
 
@@ -135,7 +127,6 @@ class Panel:
         return Markup("").join(path(drawn, kind) for kind, drawn in pieces.items())
 
     def frame(self, title: str, description: Callable[[float], str]) -> Markup:
-        """The ground line, the highest value with its line, and what is measured."""
         ground = self.top + self.height
         return Markup("").join(
             (
@@ -148,7 +139,6 @@ class Panel:
         )
 
     def hints(self, texts: Sequence[str]) -> Markup:
-        """What is said of each column."""
         step = self.width / max(1, len(texts))
         return Markup("").join(
             hint(self.left + i * step, self.top, step, self.height, text) for i, text in enumerate(texts)
@@ -225,7 +215,6 @@ def ticks(low: int, high: int, time: bool, most: int) -> list[Tick]:
 
 
 def _label(ms: int, step: int) -> str:
-    """As much of a time as the step asks for."""
     try:
         when = datetime.fromtimestamp(ms / 1_000, UTC)
     except (OverflowError, ValueError, OSError):

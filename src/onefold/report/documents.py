@@ -58,18 +58,15 @@ class ReportPart:
         return self.value is not None
 
     def __getitem__(self, name: str) -> ReportPart:
-        """A part of a table."""
         if self.value is None:
             return self
         return ReportPart(self._table().get(name), f"{self.where}.{name}" if self.where else name)
 
     def fields(self, most: int = ENTRIES_MAX) -> Iterator[tuple[str, ReportPart]]:
-        """The first entries of a table, with their names."""
         for name in list(self._table() if self else {})[:most]:
             yield str(name), self[name]
 
     def each(self, most: int = ENTRIES_MAX) -> list[ReportPart]:
-        """The first entries of a list."""
         if not self:
             return []
         if not isinstance(self.value, list | tuple):
@@ -82,7 +79,6 @@ class ReportPart:
         return entries if len(entries) == length else self.wrong(f"a list of {length}")
 
     def whole(self) -> int:
-        """A whole number of 64 bits."""
         if type(self.value) is not int or abs(self.value) >= NUMBER_MAX:
             self.wrong("a whole number")
         return int(self.value)
@@ -94,7 +90,6 @@ class ReportPart:
         return number if (number := self.whole()) >= 0 else self.wrong("0 or more")
 
     def real(self) -> float:
-        """A number that is not negative."""
         if type(self.value) not in (int, float) or not 0 <= self.value < NUMBER_MAX:
             self.wrong("a number, 0 or more")
         return float(self.value)
@@ -113,7 +108,6 @@ class ReportPart:
         )
 
     def wrong(self, wanted: str) -> NoReturn:
-        """Refuse it, with its place."""
         value = foreign(repr(self.value)).plain
         raise BadInput(f"{foreign(self.where or 'the document').plain}: is {value}, must be {wanted}", where=self.where)
 
@@ -147,8 +141,6 @@ LINES_MAX: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A reason with its count and its rule."""
-
     verdict: str
     """In lower case: one of `VERDICTS`."""
     reason: str
@@ -158,8 +150,6 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class VerdictTable:
-    """What came in, and what became of it."""
-
     received: int
     totals: tuple[int, int, int, int]
     lines: list[Line]
@@ -168,17 +158,14 @@ class VerdictTable:
 
     @property
     def judged(self) -> int:
-        """How many messages have a verdict."""
         return sum(self.totals)
 
     @property
     def balanced(self) -> bool:
-        """Whether the law holds."""
         return self.problem is None and self.received == self.judged
 
     @property
     def law(self) -> str:
-        """The law with its numbers, broken or not."""
         sides = " + ".join(f"{count:,} {name}" for count, name in zip(self.totals, VERDICTS, strict=True))
         return f"{self.received:,} in {'=' if self.received == self.judged else '≠'} {sides}"
 
@@ -187,7 +174,6 @@ class VerdictTable:
 
 
 def read_ledger(document: ReportPart) -> VerdictTable:
-    """The books of a run's document."""
     books, engine = document["tally"], engine_of(document)
     if not books:
         return VerdictTable(0, (0, 0, 0, 0), [], "the document has no books")
@@ -212,7 +198,6 @@ def _rule(engine: str, answer: Answer) -> str:
 
 
 def key_word(document: ReportPart) -> str:
-    """What a key is the name of."""
     return ENGINES[engine].key if (engine := engine_of(document)) in ENGINES else "key"
 
 
@@ -240,7 +225,6 @@ BYTES_MAX: Final = 64 << 20
 
 
 def read_document(path: str | PathLike[str]) -> dict[str, Any]:
-    """The document of a run, a stream or a diff."""
     source = Path(path)
     if FAR.match(str(path)):  # of two slashes a Path keeps one
         raise Misuse(
@@ -259,7 +243,6 @@ def read_document(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def _object(path: Path, *needs: str) -> dict[str, Any]:
-    """A JSON object that has one of these."""
     if path.stat().st_size > BYTES_MAX:
         raise BadInput(f"{path}: has {path.stat().st_size:,} bytes, at most {BYTES_MAX:,} are read", path=str(path))
     try:
@@ -272,7 +255,6 @@ def _object(path: Path, *needs: str) -> dict[str, Any]:
 
 
 def _stream(path: Path) -> dict[str, Any]:
-    """The books of all batches, and the last of them one by one."""
     lines: dict[int, dict[str, Any]] = {}  # the newest of each batch; a torn last one is passed over
     progress = path / PROGRESS
     for text in progress.read_text(encoding="utf-8", errors="replace").splitlines() if progress.exists() else []:

@@ -15,7 +15,6 @@ from onefold.wording import ENGINES
 
 
 def with_rules(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, and in every row the rule behind its verdict, and how its arrival is read."""
     engine = document["engine"]
     timed = engine in ENGINES and ENGINES[engine].arrival_is_time
     first: dict[str, int] = {}
@@ -49,7 +48,6 @@ def sentence(document: Mapping[str, Any]) -> str:
 
 
 def lines(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """A line for the whole, every row that is shown, the rules behind them, and what is missing."""
     if not document["rows"] and not document["missing_ranges"]:
         yield Text("nothing matches")
         columns = ", ".join(document["columns"])

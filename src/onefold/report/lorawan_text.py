@@ -45,7 +45,6 @@ def report(document: Mapping[str, Any]) -> Group:
 
 
 def findings(document: Mapping[str, Any]) -> list[str]:
-    """What is not as it should be, one line each; nothing if all is clean."""
     tally = Tally.from_dict(document["tally"])
     what: Iterable[tuple[int, str]] = (
         (document["lost"], "lost uplinks"),
@@ -91,7 +90,6 @@ def devices(document: Mapping[str, Any]) -> RenderableType:
 
 
 def gateways(document: Mapping[str, Any]) -> RenderableType:
-    """What each heard, how well and how soon; and how often twice, and by which clock."""
     rows = document["gateways_shown"]
     heard = _table(
         ("gateway", "receptions", "uplinks", "shared", "best", "first", "p50 ms", "p95 ms", "p99 ms"),
@@ -122,7 +120,6 @@ def gateways(document: Mapping[str, Any]) -> RenderableType:
 
 
 def suspects(document: Mapping[str, Any]) -> RenderableType:
-    """Uplinks that may be replays, and why."""
     about = document["suspects"]
     if not about["count"]:
         return Text("none", style="green")
@@ -138,7 +135,6 @@ def suspects(document: Mapping[str, Any]) -> RenderableType:
 
 
 def windows(document: Mapping[str, Any]) -> RenderableType:
-    """How many uplinks there would be if frames were remembered for longer, or not so long."""
     chosen = document["settings"]["expiry_ms"]
     cells = [
         (
@@ -189,7 +185,6 @@ def _note(words: str) -> Text:
 
 
 def _span(ms: int | None) -> str:
-    """How long it is, in the unit that says it best."""
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
         if ms is not None and ms >= size:
             return f"{ms / size:,.1f} {unit}"

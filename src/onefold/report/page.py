@@ -61,7 +61,6 @@ class Section:
 
 
 def both(draw: Callable[[float], Chart]) -> list[Chart]:
-    """A chart for wide pages and one for narrow ones."""
     return [draw(WIDE), draw(NARROW)]
 
 
@@ -69,7 +68,6 @@ KEYS_MAX: Final = 20
 
 
 def over_time(document: ReportPart, ledger: VerdictTable) -> Section:
-    """Verdicts over event time."""
     part = document["figures"]["timeline"]
     if not part:
         why = "No column says when a message was sent." if document["figures"] else OLD
@@ -83,7 +81,6 @@ def over_time(document: ReportPart, ledger: VerdictTable) -> Section:
 
 
 def by_reason(document: ReportPart, ledger: VerdictTable) -> Section:
-    """The books, line by line."""
     lines = [(line, share(line.count, ledger.judged)) for line in ledger.lines]
     others = document["others"].count()
     lead = (
@@ -93,7 +90,6 @@ def by_reason(document: ReportPart, ledger: VerdictTable) -> Section:
 
 
 def by_key(document: ReportPart, ledger: VerdictTable) -> Section:
-    """The keys with the most that does not count."""
     word = key_word(document)
     title = f"By {word}"
     part = document["figures"]["worst_keys"]
@@ -113,7 +109,6 @@ def by_key(document: ReportPart, ledger: VerdictTable) -> Section:
 
 
 def gaps(document: ReportPart, ledger: VerdictTable) -> Section:
-    """The gap map."""
     title = "Gap map"
     if not document["figures"]["strips"]:
         if document["figures"] and document["missing_ranges"]:
@@ -145,7 +140,6 @@ def gaps(document: ReportPart, ledger: VerdictTable) -> Section:
 
 
 def lags(document: ReportPart, ledger: VerdictTable) -> Section:
-    """How late copies come, and what windows would do."""
     title, part = "Lag of repeats", document["figures"]["lags"]
     if not part or part["why_not"]:
         return Section("lags", title, f"Not measured: {part['why_not'].text(200)}." if part else OLD)
@@ -175,7 +169,6 @@ def lags(document: ReportPart, ledger: VerdictTable) -> Section:
 
 
 def work(document: ReportPart, ledger: VerdictTable) -> Section:
-    """What it cost: memory, time, throughput; of a stream, its batches."""
     charts, facts = {}, []
     if document["batches"].each():
         charts["Batch by batch"] = both(lambda w: pictures.batches(document["batches"], w))
@@ -221,8 +214,6 @@ DIFFERING: Final = "differing"
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two sides, and what they do not share."""
-
     sides: tuple[str, str]
     """What the sides are called: "in A" and "in B", or "here" and "there"."""
     rows: tuple[int, int]
@@ -239,7 +230,6 @@ class Comparison:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Its figures, with their names."""
         a, b = self.sides
         facts = [(f"rows {a}", self.rows[0]), (f"rows {b}", self.rows[1])]
         facts += [(f"only {a}", self.only[0]), (f"only {b}", self.only[1])]
@@ -250,7 +240,6 @@ class Comparison:
         return [(name, f"{count:,}") for name, count in facts]
 
     def chart(self, width: float) -> Chart:
-        """What it took to find the differences."""
         if self.wire is not None:
             moved, every = self.wire[1] + self.wire[2], ID_BYTES * min(self.rows)
             words = f"{size(moved)} went over the wire; all ids of the smaller side would have been {size(every)}."
@@ -277,12 +266,10 @@ class Comparison:
 
 
 def is_diff(document: ReportPart) -> bool:
-    """Whether it is of a comparison, and not of a run."""
     return not document["tally"] and bool(document["rows_a"] or document["rows_peer"])
 
 
 def read_comparison(document: ReportPart) -> Comparison:
-    """What a diff found."""
     peer = bool(document["rows_peer"])
     rows = ("rows", "rows_peer") if peer else ("rows_a", "rows_b")
     only = ("only_here", "only_there") if peer else ("only_a", "only_b")
@@ -309,7 +296,6 @@ def read_comparison(document: ReportPart) -> Comparison:
 
 
 def spoken(rows: ReportPart) -> list[str]:
-    """The first rows of a list in words."""
     return [", ".join(f"{name} {value}" for name, value in named(row)) for row in rows.each(SHOWN_MAX)]
 
 
@@ -320,7 +306,6 @@ SETTINGS_MAX: Final = 200
 
 
 def rejects(document: ReportPart, ledger: VerdictTable) -> Section:
-    """What was refused, and some of it."""
     title = "Rejects"
     if not ledger["reject"]:
         return Section("rejects", title, "No row was rejected.")
@@ -342,7 +327,6 @@ def rejects(document: ReportPart, ledger: VerdictTable) -> Section:
 
 
 def audit(document: ReportPart, ledger: VerdictTable) -> Section:
-    """Source against sink."""
     part, title = document["audit"], "Audit"
     if not part:
         why = "Not compared with the source: this was a check or a stream; `onefold audit` does it for a stream."
@@ -393,7 +377,6 @@ AUDITED: Final = {
 
 
 def comparison(document: ReportPart) -> Section:
-    """Of a diff: how far it had to look, and what it found."""
     diff = read_comparison(document)
     equal = share(diff.ranges - diff.ranges_differing, diff.ranges)
     lead = (
@@ -406,7 +389,6 @@ def comparison(document: ReportPart) -> Section:
 
 
 def about(document: ReportPart) -> Section:
-    """Settings, versions, promises."""
     settings = [(table, list(_flat(part, ""))) for table, part in document["settings"].fields(20)]
     versions = [(plain(name), part.text()) for name, part in document["figures"]["versions"].fields(20)]
     promises = COMPARISON if is_diff(document) else promised(engine_of(document))
@@ -437,15 +419,12 @@ WORDS: Final = {"ok": "good", "note": "not known", "warn": "look at this", "bad"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A question that a reader has, and its answer."""
-
     level: Level
     question: str
     answer: str
 
     @property
     def word(self) -> str:
-        """Its level in words."""
         return WORDS[self.level]
 
 
@@ -462,12 +441,10 @@ class Standing:
 
     @property
     def word(self) -> str:
-        """Its level in words."""
         return WORDS[self.level]
 
 
 def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
-    """How a run stands, from its books, its audit and its missing ranges."""
     untold = {part["about"].text(): part for part in document["cannot_tell"].each()}
     audit, manifest, ranges = document["audit"], document["manifest"], document["missing_ranges"]
     refused = " and ".join(
@@ -515,7 +492,6 @@ def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
 
 
 def compared(diff: Comparison) -> Standing:
-    """How two sides stand to each other."""
     rows = f"{diff.rows[0]:,} and {many(diff.rows[1], 'row')}"
     if diff.equal:
         same = Check("ok", "Do both hold the same rows?", f"Yes: {rows}.")
@@ -580,7 +556,6 @@ def _twice(audit: ReportPart, ledger: VerdictTable, untold: ReportPart | None) -
 
 
 def _untold(part: ReportPart) -> str:
-    """What cannot be told, and what would tell it."""
     setting = f'{part["option"].text()} = "{part["value"].text()}"'
     return f"Cannot be told: {part['what'].text(WHAT_CHARS_MAX)}. In [judge], {setting} would tell."
 
@@ -709,7 +684,6 @@ def _run_values(part: ReportPart, ledger: VerdictTable) -> dict[str, Any]:
 
 @cache
 def _look() -> tuple[Environment, Markup, str]:
-    """The templates, the style, and the hash of the style for the content security policy."""
     loader = PackageLoader("onefold.report")
     templates = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -42,7 +42,6 @@ LEFT: Final = 54
 
 
 def law(ledger: VerdictTable, width: float) -> Chart:
-    """What came in, cut into the four verdicts."""
     words = ", ".join(
         f"{n:,} {name} ({share(n, ledger.judged)})" for n, name in zip(ledger.totals, VERDICTS, strict=True)
     )
@@ -113,7 +112,6 @@ def lags(part: ReportPart, width: float) -> Chart:
 
 
 def state(document: ReportPart, ledger: VerdictTable, width: float) -> Chart:
-    """What is remembered, against a set of all ids."""
     entries, ids = document["state_entries"].count(), ledger["first"]
     rows = [
         ("onefold remembers", float(entries), f"{entries:,}", "first"),
@@ -123,7 +121,6 @@ def state(document: ReportPart, ledger: VerdictTable, width: float) -> Chart:
 
 
 def phases(part: ReportPart, width: float) -> Chart:
-    """Where the time went."""
     steps = [(row[0].text(28), row[1].real()) for row in (row.row(2) for row in part.each(PHASES_MAX))]
     words = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in steps)
     rows = [(name, seconds, f"{seconds:,.1f} s", "first") for name, seconds in steps]
@@ -176,8 +173,6 @@ DRAWN_MAX: Final = 25
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """One key: its columns, where it begins and ends, and its ranges."""
-
     key: list[tuple[str, str]]
     low: int
     high: int
@@ -187,7 +182,6 @@ class Strip:
 
     @property
     def name(self) -> str:
-        """The values of its columns."""
         return " / ".join(value for _, value in self.key)
 
     def by_kind(self, time: bool) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -196,11 +190,9 @@ class Strip:
         return [(kind, ranges) for kind, ranges in kinds.items() if ranges]
 
     def ends(self, time: bool) -> str:
-        """From where to where the key was seen."""
         return " to ".join(range_words(self.low, self.high, time))
 
     def drawn(self, axis: tuple[int, int], width: float, top: float = 0, height: float = 14, left: float = 0) -> Markup:
-        """What was seen, and over it what was not, within the axis."""
         low, high = axis
         scale = width / max(1, high - low)
 
@@ -225,11 +217,9 @@ class GapMap:
     shared: tuple[int, int] | None
 
     def axis(self, strip: Strip) -> tuple[int, int]:
-        """Over what a strip is drawn."""
         return self.shared or (strip.low, strip.high)
 
     def ticks(self, most: int) -> list[Tick]:
-        """Round places of the shared axis."""
         return ticks(*self.shared, time=True, most=most) if self.shared else []
 
     def scale(self) -> Chart:
@@ -243,7 +233,6 @@ class GapMap:
         return Chart("scale", "", "", width, LABELS + 4, Markup("").join(drawn))
 
     def chart(self, width: float) -> Chart:
-        """The worst strips as one picture."""
         strips = self.strips[:DRAWN_MAX]
         left = min(width * 0.35, 10 + LETTER * max((len(strip.name) for strip in strips), default=0))
         room, letters = width - left - 150, int((left - 10) / LETTER)
@@ -264,7 +253,6 @@ class GapMap:
 
 
 def read_gap_map(document: ReportPart) -> GapMap:
-    """The strips of a run's document."""
     part, timeline = document["figures"]["strips"], document["figures"]["timeline"]
     time = part["time"].value is True
     strips = []

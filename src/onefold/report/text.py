@@ -38,7 +38,6 @@ def foreign(value: object, most: int = FOREIGN_MAX) -> Text:
 
 
 def books(tally: Tally, engine: str = "chains") -> Table:
-    """Every verdict and reason with its count, its share and its rule."""
     rules = ENGINES[engine].rules if engine in ENGINES else {}
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, justify in (("verdict", "left"), ("reason", "left"), ("messages", "right"), ("share", "right")):
@@ -52,14 +51,12 @@ def books(tally: Tally, engine: str = "chains") -> Table:
 
 
 def banner(tally: Tally) -> Text:
-    """The law, in one line."""
     if tally.balanced:
         return Text(f"the books balance: {tally}", style="bold green")
     return Text(f"THE BOOKS DO NOT BALANCE: {tally}", style="bold red")
 
 
 def ranges(run: Mapping[str, Any]) -> RenderableType:
-    """The missing ranges that the run kept as samples."""
     samples: list[Mapping[str, Any]] = run["missing_ranges_shown"]
     if not samples and any(untold["about"] == "lost" for untold in run.get("cannot_tell", ())):
         return Text("what is missing cannot be told", style="yellow")
@@ -114,7 +111,6 @@ def absent(run: Mapping[str, Any]) -> list[Text]:
 
 
 def memory(run: Mapping[str, Any]) -> str:
-    """What a detector remembers after this run, against a set of all ids."""
     ids = Tally.from_dict(run["tally"]).count(Verdict.FIRST)
     entries = run["state_entries"]
     return (

@@ -143,7 +143,6 @@ class Connections:
         self._drop_idle()
 
     def check_open(self) -> None:
-        """`Misuse` once it was closed."""
         if not self._open:
             raise Misuse(f"{self.shown}: this ledger was closed")
 
@@ -214,8 +213,6 @@ class Connections:
 
 
 class _Patient(psycopg.Connection[tuple[Any, ...]]):
-    """A connection that waits only so long for each answer."""
-
     patience_s: float
 
     def wait(self, gen: PQGen[Answer], *args: Any, **kwargs: Any) -> Answer:

@@ -107,7 +107,6 @@ class Plan:
 
     @property
     def messages(self) -> int:
-        """All that were published."""
         return self.originals + self.lost
 
 

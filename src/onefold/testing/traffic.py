@@ -62,8 +62,6 @@ PARTITION_COUNT: Final = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrafficMessages:
-    """Columns over messages, and the place of each chain in them."""
-
     starts: Ints
     """Per chain: the index of its first message."""
     lengths: Ints
@@ -176,8 +174,6 @@ TEXTS: Final = ("abc", "12.5", "")
 
 @dataclass(slots=True, eq=False)
 class TrafficRows:
-    """The columns that damage can touch, in arrival order."""
-
     numbers: dict[str, Ints]
     nulls: dict[str, Bools]
     """Of the key and number columns."""
@@ -186,7 +182,6 @@ class TrafficRows:
 
 
 def spoil(rng: np.random.Generator, rows: TrafficRows, part: npt.NDArray[np.int8]) -> None:
-    """Damage every row as its part says."""
     numbers, nulls = rows.numbers, rows.nulls
     damaged = np.flatnonzero(part > TrafficPart.COPY)
     for kind in REJECTIONS:
@@ -228,7 +223,6 @@ _HEX: Final = np.array([f"{byte:02x}" for byte in range(256)], "S2").view(np.uin
 
 
 def schema(*, text_numbers: bool = False) -> pa.Schema:
-    """The columns of the messages, in order."""
     number = pa.string() if text_numbers else pa.int64()
     numbers = [pa.field(name, number) for name in NUMBER + PREVIOUS]
     rest = [pa.field("arrival", pa.int64()), pa.field("payload", pa.string()), pa.field("offset", pa.int64())]
@@ -293,7 +287,6 @@ class FaultyDelivery:
 def deliver(
     rng: np.random.Generator, messages: TrafficMessages, plan: Plan, faults: Faults, *, text_numbers: bool
 ) -> FaultyDelivery:
-    """Send all messages through the faults."""
     count, starts, chain = len(messages), messages.starts, messages.chain
     # When each would arrive first, were none lost.
     on_time = messages.timestamp + rng.integers(1, DISTANCE_MAX_MS, len(starts), endpoint=True)[chain]
@@ -436,8 +429,6 @@ RANGES: Final[Mapping[str, Range]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    """Traffic, and the truth about it."""
-
     traffic: Traffic
     messages: pa.Table
     """In arrival order; ``offset`` is the row's place in it."""
@@ -558,7 +549,6 @@ class Score:
 
     @property
     def perfect(self) -> bool:
-        """Whether nothing is wrong."""
         wrong = self.counted_twice + self.lost + self.accepted + self.ranges_invented
         return wrong == 0 and self.ranges_found == self.ranges
 

@@ -166,8 +166,6 @@ PORT: Final = 7658
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSettings:
-    """Where it listens, and for whom."""
-
     host: str = "127.0.0.1"
     port: int = PORT
     """0: any that is free."""
@@ -192,7 +190,6 @@ class ConsoleServer(HttpServer):
         self._entrance = Entrance(settings.token, settings.host, self._socket.getsockname()[1])
 
     async def serve(self) -> None:
-        """Look and answer until the end."""
         routes = [
             Route("/", self.index, methods=["GET"]),
             Route("/login", self.login, methods=["POST"]),
@@ -214,7 +211,6 @@ class ConsoleServer(HttpServer):
             self._watch.end()
 
     def refuse(self, error: Exception, scope: Scope) -> Response:
-        """Who opens the page without the token is asked for it."""
         if scope["path"] == "/" and isinstance(error, HTTPException) and error.status_code == 401:
             return HTMLResponse(page("login.html.j2"), 401, PAGE_HEADERS)
         return super().refuse(error, scope)

@@ -132,7 +132,6 @@ class Folder:
         return any((self.path / name).is_file() for name in (RUN, STREAM))
 
     def look(self) -> View:
-        """How it stands now."""
         signs: list[tuple[int, int, int] | None] = []
         for name in WATCHED:
             try:

@@ -83,7 +83,6 @@ class WatchedServer:
         self.name = shown(f"{parts.scheme}://{parts.netloc}")
 
     def look(self) -> View:
-        """How it stands now."""
         now = round(self._clock() * 1000)
         try:
             health = self._health()

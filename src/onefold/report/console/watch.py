@@ -43,8 +43,6 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A pipeline or a server as it stands."""
-
     name: str
     kind: Kind
     state: State
@@ -65,7 +63,6 @@ class View:
     """Whether it can be asked about a message."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         rejects = [{name: getattr(each, name) for name in each.__slots__} for each in self.rejects]
         return {**{name: getattr(self, name) for name in self.__slots__}, "rejects": rejects}
 
@@ -74,14 +71,10 @@ class Watched(Protocol):
     """Something that can be looked at again and again, from one thread at a time."""
 
     @property
-    def name(self) -> str:
-        """What it is called."""
-        ...
+    def name(self) -> str: ...
 
     @property
-    def every_s(self) -> float:
-        """How often to look."""
-        ...
+    def every_s(self) -> float: ...
 
     def look(self) -> View:
         """How it stands now; what is wrong with it is in the view, not raised."""
@@ -121,7 +114,6 @@ def whole(value: Any) -> int:
 
 
 def counts_of(tally: Tally) -> Counts:
-    """Its sums."""
     first, repeat, unsure, reject = (whole(tally.count(verdict)) for verdict in Verdict)
     return first, repeat, unsure, reject
 
@@ -151,7 +143,6 @@ class Watch:
         self._pool = ThreadPoolExecutor(min(8, len(names)), thread_name_prefix="onefold-console")
 
     async def run(self) -> None:
-        """Look until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             for i in range(len(self.watched)):
                 group.create_task(self._look(i))
@@ -185,13 +176,11 @@ class Watch:
             yield new
 
     async def close(self) -> None:
-        """Let all listeners go."""
         self._closing = True
         async with self._news:
             self._news.notify_all()
 
     def end(self) -> None:
-        """Look no more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
