@@ -12,9 +12,7 @@ from onefold import chains, lorawan, producers
 
 class EngineWords(NamedTuple):
     rules: Mapping[Any, str]
-    """The rule behind every answer."""
     key: str
-    """What a key is the name of."""
     remembers: str
     """What a stream remembers, in the plural."""
     arrival_is_time: bool

@@ -55,7 +55,7 @@ from onefold.reconcile import ItemSet, Session, exchange
 from onefold.reconcile.nip77 import read_filter, read_message
 from onefold.reconcile.peer import Refused
 from onefold.reconcile.records import Record
-from onefold.report.console.folders import Folder
+from onefold.report.console.watch import Folder
 from onefold.report.documents import read_document
 from onefold.settings import load
 from onefold.spark.host import StreamMemory

@@ -4,8 +4,7 @@ from itertools import product
 
 import pytest
 
-from onefold.report.console.folders import Folder
-from onefold.report.console.watch import Rejected, View, now_ms
+from onefold.report.console.watch import Folder, Rejected, View, now_ms
 from tests.lib.consoling import START, append, batch, complete, running
 from tests.lib.hostile import PAYLOADS
 from tests.proof.test_page_browser import CONTRAST

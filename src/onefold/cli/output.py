@@ -45,7 +45,6 @@ PIPE_COLUMNS: Final = 120
 """The width for a pipe or file, which has none of its own; ``COLUMNS`` overrides it."""
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
-"""The option that every command has."""
 
 
 class People(Console):

@@ -63,8 +63,7 @@ def opened_console(
 ) -> ConsoleServer:  # fmt: skip
     """The server of a console, with rejected rows from the files and answers from Spark, where that is installed."""
     from onefold.report.console.app import ConsoleServer, ConsoleSettings
-    from onefold.report.console.folders import Folder
-    from onefold.report.console.servers import WatchedServer
+    from onefold.report.console.watch import Folder, WatchedServer
     from onefold.report.documents import FAR
 
     if not runs and not servers:

@@ -12,7 +12,6 @@ class HttpLimits:
     head_bytes_max: int = 16 << 10
     """Request line and headers; nginx allows 4 x 8 KiB, h11 64 KiB."""
     body_bytes_max: int = 4 << 20
-    """Of an HTTP body."""
     in_hand_bytes_max: int = 256 << 20
     """Of all bodies that were not answered yet, together."""
     head_s: float = 20

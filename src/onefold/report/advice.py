@@ -21,7 +21,6 @@ WHY: Final = {
     "time_out_of_range": "a time outside of the years 1 to 9999, in milliseconds",
     "no_order": "no place in the order",
 }
-"""Why rows say nothing, in words."""
 
 UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000))
 TAIL_TIMES: Final = 10

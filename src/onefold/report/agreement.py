@@ -8,7 +8,6 @@ from rich.text import Text
 from onefold.report.text import foreign, many
 
 ROW_CHARS_MAX: Final = 200
-"""How much of a row or an id is shown."""
 
 FILES_SHOWN_MAX: Final = 20
 FILE_CHARS_MAX: Final = 500
@@ -23,7 +22,6 @@ KINDS: Final = {
     "twice": "counts more than once",
     "orphans": "a repeat without a first: it counts nowhere",
 }
-"""What is wrong with a row or an id, by where an audit names it."""
 
 
 def compared(summary: Mapping[str, Any]) -> Text:

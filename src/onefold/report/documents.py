@@ -130,7 +130,6 @@ def named(key: ReportPart, most: int = FOREIGN_MAX) -> list[tuple[str, str]]:
 
 
 COLUMNS_MAX: Final = 40
-"""How many columns of a row are shown."""
 
 
 VERDICTS: Final = tuple(verdict.lower() for verdict in Verdict)

@@ -24,7 +24,6 @@ WHY: Final = {
     "counter_jumped": "its counter is far ahead, and those after it went on as before",
     "counter_fell_back": "its counter fell back, and those after it went on as before",
 }
-"""What makes an uplink a suspect, in words."""
 
 NAME_MAX: Final = 20
 """An EUI has 16 digits; longer names are cut."""

@@ -26,20 +26,9 @@ from typing import Any, Final, Literal, TypeAlias
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from onefold.report import agreement, pictures
-from onefold.report.charts import NARROW, WIDE, Chart, bars, box, label, palette, path, shares
-from onefold.report.documents import (
-    COLUMNS_MAX,
-    VERDICTS,
-    ReportPart,
-    VerdictTable,
-    engine_of,
-    key_word,
-    named,
-    plain,
-    read_ledger,
-)
-from onefold.report.pictures import DRAWN_MAX, KINDS, STRIPS_MAX, UNITS, read_gap_map
+from onefold.report import agreement, charts, documents
+from onefold.report.charts import NARROW, WIDE, Chart, label, path, read_gap_map
+from onefold.report.documents import VERDICTS, ReportPart, VerdictTable, engine_of, key_word, named, plain, read_ledger
 from onefold.report.text import many, share, size, span
 from onefold.wording import ENGINES
 
@@ -54,9 +43,7 @@ class Section:
     name: str
     title: str
     why_not: str = ""
-    """Why there is nothing to show."""
     lead: str = ""
-    """What it tells, in a sentence."""
     values: dict[str, Any] = field(default_factory=dict)
 
 
@@ -77,7 +64,7 @@ def over_time(document: ReportPart, ledger: VerdictTable) -> Section:
     if sum(outside):
         counts = ", ".join(f"{n:,} {name}" for n, name in zip(outside, VERDICTS, strict=True) if n)
         lead += f" {many(sum(outside), 'message')} outside of this axis: {counts}."
-    return Section("over_time", "Verdicts over time", "", lead, {"charts": both(lambda w: pictures.timeline(part, w))})
+    return Section("over_time", "Verdicts over time", "", lead, {"charts": both(lambda w: charts.timeline(part, w))})
 
 
 def by_reason(document: ReportPart, ledger: VerdictTable) -> Section:
@@ -98,7 +85,7 @@ def by_key(document: ReportPart, ledger: VerdictTable) -> Section:
     rows = []
     for row in part.each(KEYS_MAX):
         key, counts = " / ".join(value for _, value in named(row["key"])), row["counts"].counts()
-        bar = shares("key", "", "", list(zip(counts, VERDICTS, strict=True)), 160, 10)
+        bar = charts.shares("key", "", "", list(zip(counts, VERDICTS, strict=True)), 160, 10)
         rows.append({"key": key, "counts": counts, "bar": bar, "rest": share(sum(counts[1:]), sum(counts))})
     names = " / ".join(name for row in part.each(1) for name, _ in named(row["key"]))
     every = f", of {many(document['keys'].count(), word)}" if document["keys"] else ""
@@ -130,9 +117,9 @@ def gaps(document: ReportPart, ledger: VerdictTable) -> Section:
     lead = f"{extent}, the worst first. Open one to see its ranges."
     values = {
         "map": gap_map,
-        "kinds": KINDS,
-        "units": UNITS,
-        "open_max": DRAWN_MAX,
+        "kinds": charts.KINDS,
+        "units": charts.UNITS,
+        "open_max": charts.DRAWN_MAX,
         "scale": gap_map.scale(),
         "column": document["figures"]["strips"]["column"].text(),
     }
@@ -164,27 +151,27 @@ def lags(document: ReportPart, ledger: VerdictTable) -> Section:
         ids = "" if ms <= 0 else f"about {min(ledger['first'], round(ledger['first'] * value.real() / ms)):,}"
         leaks = f"{round(count * (1 - caught)):,}"
         windows.append({"window": span(value.real()), "caught": f"{100 * caught:g} %", "leaks": leaks, "held": ids})
-    values = {"charts": both(lambda w: pictures.lags(part, w)), "windows": windows, "instead": instead}
+    values = {"charts": both(lambda w: charts.lags(part, w)), "windows": windows, "instead": instead}
     return Section("lags", title, "", lead, values)
 
 
 def work(document: ReportPart, ledger: VerdictTable) -> Section:
-    charts, facts = {}, []
+    drawn, facts = {}, []
     if document["batches"].each():
-        charts["Batch by batch"] = both(lambda w: pictures.batches(document["batches"], w))
+        drawn["Batch by batch"] = both(lambda w: charts.batches(document["batches"], w))
     if document["state_entries"]:
-        charts["Memory, in entries"] = both(lambda w: pictures.state(document, ledger, w))
+        drawn["Memory, in entries"] = both(lambda w: charts.state(document, ledger, w))
         times = ledger["first"] / max(1, document["state_entries"].count())
         facts += [f"{times:,.0f} times fewer entries than a set of all ids"] if times >= 1.5 else []
     if document["figures"]["phases"].each():
-        charts["Time by step"] = both(lambda w: pictures.phases(document["figures"]["phases"], w))
+        drawn["Time by step"] = both(lambda w: charts.phases(document["figures"]["phases"], w))
     if document["seconds"] and (seconds := document["seconds"].real()):
         facts.append(
             f"{many(ledger.received, 'row')} in {seconds:,.1f} s: {ledger.received / seconds:,.0f} rows a second"
         )
     if document["figures"]["bytes_in"]:
         facts.append(f"{size(document['figures']['bytes_in'].count())} read")
-    return Section("work", "Memory and time", "" if charts or facts else OLD, "", {"charts": charts, "facts": facts})
+    return Section("work", "Memory and time", "" if drawn or facts else OLD, "", {"charts": drawn, "facts": facts})
 
 
 EVERYWHERE: Final = (
@@ -199,11 +186,6 @@ COMPARISON: Final = (
     "Ranges of rows are compared by fingerprints; where those differ, row by row, and exactly.",
     "Where somebody may want to hide a difference, compare with --hash sha256.",
 )
-
-
-def promised(engine: str) -> tuple[str, ...]:
-    """What holds for a run of this engine."""
-    return (*(ENGINES[engine].promises if engine in ENGINES else ()), *EVERYWHERE)
 
 
 SHOWN_MAX: Final = 20
@@ -247,7 +229,7 @@ class Comparison:
                 ("over the wire", float(moved), size(moved), "missing"),
                 ("a list of all ids", float(every), size(every), "repeat"),
             ]
-            return bars("wire", "Bytes to find the differences", words, rows, width)
+            return charts.bars("wire", "Bytes to find the differences", words, rows, width)
         # All rows by one fingerprint, then ranges, then rows where those differ.
         row_count = sum(self.rows)
         looked = round(row_count * self.ranges_differing / self.ranges) if self.ranges else 0
@@ -259,8 +241,8 @@ class Comparison:
         drawn = []
         for i, (whole, part, words) in enumerate(steps):
             y, long = i * 46, width * part / (whole or 1)
-            drawn += [label(0, y + 13, words), path([box(0, y + 18, width, 14)], "seen")]
-            drawn.append(path([box(0, y + 18, max(2.0, long), 14)] if part else [], "missing"))
+            drawn += [label(0, y + 13, words), path([charts.box(0, y + 18, width, 14)], "seen")]
+            drawn.append(path([charts.box(0, y + 18, max(2.0, long), 14)] if part else [], "missing"))
         words = "; ".join(words for _, _, words in steps)
         return Chart("ranges", "What was compared", f"{words}.", width, 3 * 46 - 10, Markup("").join(drawn))
 
@@ -316,7 +298,9 @@ def rejects(document: ReportPart, ledger: VerdictTable) -> Section:
     groups = []
     for group in part.each(REASONS_MAX):
         rows = group["rows"].each(SAMPLES_MAX)
-        names = list(dict.fromkeys(name for row in rows for name, _ in row.fields(COLUMNS_MAX)))[:COLUMNS_MAX]
+        names = list(dict.fromkeys(name for row in rows for name, _ in row.fields(documents.COLUMNS_MAX)))[
+            : documents.COLUMNS_MAX
+        ]
         cells = [[row[name].text(CELL_CHARS_MAX) for name in names] for row in rows]
         reason = group["reason"].text()
         groups.append({"reason": reason, "count": group["count"].count(), "rule": rules.get(reason, ""),
@@ -337,7 +321,7 @@ def audit(document: ReportPart, ledger: VerdictTable) -> Section:
     agrees = part["agrees"].value is True
     lead = f"What the source sent and what can be read in the output {'agree' if agrees else 'do not agree'}."
     lines = [(words, f"{fact.count():,}" if type(fact.value) is int else fact.text()) for words, fact in facts]
-    if columns := [name.text() for name in part["left_out"].each(COLUMNS_MAX)]:
+    if columns := [name.text() for name in part["left_out"].each(documents.COLUMNS_MAX)]:
         lines.append(("columns not compared, by their types", ", ".join(columns)))
     counted = document["manifest"]
     lines += [(words, f"{counted[name].count():,}") for name, words in COUNTED.items() if counted[name].value]
@@ -391,7 +375,9 @@ def comparison(document: ReportPart) -> Section:
 def about(document: ReportPart) -> Section:
     settings = [(table, list(_flat(part, ""))) for table, part in document["settings"].fields(20)]
     versions = [(plain(name), part.text()) for name, part in document["figures"]["versions"].fields(20)]
-    promises = COMPARISON if is_diff(document) else promised(engine_of(document))
+    engine = engine_of(document)
+    of_engine = ENGINES[engine].promises if engine in ENGINES else ()
+    promises = COMPARISON if is_diff(document) else (*of_engine, *EVERYWHERE)
     tables = [(plain(table), keys[:SETTINGS_MAX]) for table, keys in settings if keys]
     values = {"settings": tables, "versions": versions, "promises": promises}
     return Section("about", "About", "", "", values)
@@ -410,11 +396,9 @@ def _flat(part: ReportPart, name: str) -> Iterator[tuple[str, str]]:
 
 Level: TypeAlias = Literal["ok", "note", "warn", "bad"]
 PATH_CHARS_MAX: Final = 300
-"""How much of a file's path, or of what is wrong with it, is shown."""
 WHAT_CHARS_MAX: Final = 300
 """How much is shown of a sentence that has the name of a column in it."""
 WORDS: Final = {"ok": "good", "note": "not known", "warn": "look at this", "bad": "wrong"}
-"""What a level is called, beside its colour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,10 +406,6 @@ class Check:
     level: Level
     question: str
     answer: str
-
-    @property
-    def word(self) -> str:
-        return WORDS[self.level]
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,10 +418,6 @@ class Standing:
     exit: str
     but: str = ""
     """What is open all the same."""
-
-    @property
-    def word(self) -> str:
-        return WORDS[self.level]
 
 
 def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
@@ -626,7 +602,6 @@ def _open_things(document: ReportPart, ledger: VerdictTable) -> list[str]:
 BYTES_MAX: Final = 2_000_000
 """Of a page: what every mail takes."""
 RUN: Final = (over_time, by_reason, by_key, gaps, lags, work, rejects, audit)
-"""The sections of a run, in the order of the page."""
 
 
 def html(document: dict[str, Any]) -> str:
@@ -658,7 +633,7 @@ def _smaller(document: dict[str, Any], divisor: int) -> dict[str, Any]:
         return document
     strips, rejects = figures.get("strips"), figures.get("rejects") or []
     if strips:
-        strips = {**strips, "rows": (strips.get("rows") or [])[: STRIPS_MAX // divisor]}
+        strips = {**strips, "rows": (strips.get("rows") or [])[: charts.STRIPS_MAX // divisor]}
     rejects = [{**group, "rows": (group.get("rows") or [])[: SAMPLES_MAX // divisor]} for group in rejects]
     return {**document, "figures": {**figures, "strips": strips, "rejects": rejects}}
 
@@ -677,7 +652,7 @@ def _run_values(part: ReportPart, ledger: VerdictTable) -> dict[str, Any]:
         "kind": "stream" if part["batches"] else "run",
         "standing": standing(part, ledger),
         "tiles": tiles,
-        "law": both(lambda width: pictures.law(ledger, width)),
+        "law": both(lambda width: charts.law(ledger, width)),
         "sections": [*(section(part, ledger) for section in RUN), about(part)],
     }
 
@@ -689,7 +664,7 @@ def _look() -> tuple[Environment, Markup, str]:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     templates.filters["thousands"] = "{:,}".format
-    templates.globals |= {"share": share, "many": many}
+    templates.globals |= {"share": share, "many": many, "words": WORDS}
     source, *_ = loader.get_source(templates, "page.css")
-    style = Markup(palette() + source)  # noqa: S704  # our own files
+    style = Markup(charts.palette() + source)  # noqa: S704  # our own files
     return templates, style, base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

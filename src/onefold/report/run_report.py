@@ -22,11 +22,10 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from onefold.errors import BadInput
-from onefold.report import agreement, page, pictures, text
-from onefold.report.charts import WIDE, Chart
+from onefold.report import agreement, charts, page, text
+from onefold.report.charts import WIDE, Chart, read_gap_map
 from onefold.report.documents import ReportPart, engine_of, read_document, read_ledger
 from onefold.report.page import Standing, compared, is_diff, read_comparison, standing
-from onefold.report.pictures import read_gap_map
 from onefold.report.text import without_secrets
 from onefold.tally import Tally
 
@@ -38,7 +37,6 @@ class RunReport:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document: dict[str, Any] = dict(document)
-        """All figures, for JSON."""
         for name in ("settings", "path"):
             if name in self.document:
                 self.document[name] = without_secrets(self.document[name])
@@ -58,17 +56,17 @@ class RunReport:
         """The charts that this document has figures for, by name."""
         part, figures = self._part, self._part["figures"]
         if is_diff(part):
-            charts = [read_comparison(part).chart(WIDE)]
+            drawn = [read_comparison(part).chart(WIDE)]
         else:
             ledger = read_ledger(part)
-            charts = [pictures.law(ledger, WIDE)]
-            charts += [pictures.timeline(figures["timeline"], WIDE)] if figures["timeline"] else []
-            charts += [read_gap_map(part).chart(WIDE)] if figures["strips"] else []
-            charts += [pictures.lags(figures["lags"], WIDE)] if figures["lags"]["count"] else []
-            charts += [pictures.state(part, ledger, WIDE)] if part["state_entries"] else []
-            charts += [pictures.phases(figures["phases"], WIDE)] if figures["phases"].each() else []
-            charts += [pictures.batches(part["batches"], WIDE)] if part["batches"].each() else []
-        return {chart.name: chart for chart in charts}
+            drawn = [charts.law(ledger, WIDE)]
+            drawn += [charts.timeline(figures["timeline"], WIDE)] if figures["timeline"] else []
+            drawn += [read_gap_map(part).chart(WIDE)] if figures["strips"] else []
+            drawn += [charts.lags(figures["lags"], WIDE)] if figures["lags"]["count"] else []
+            drawn += [charts.state(part, ledger, WIDE)] if part["state_entries"] else []
+            drawn += [charts.phases(figures["phases"], WIDE)] if figures["phases"].each() else []
+            drawn += [charts.batches(part["batches"], WIDE)] if part["batches"].each() else []
+        return {chart.name: chart for chart in drawn}
 
     def text(self, width: int = 100) -> str:
         """The same for a terminal, as plain text."""
@@ -118,5 +116,5 @@ def _banner(banner: Standing) -> Iterator[Text]:
     colours = {"ok": "green", "note": "blue", "warn": "yellow", "bad": "red"}
     yield Text(f"{banner.headline}.", style=f"bold {colours[banner.level]}")
     for check in banner.checks:
-        yield Text(f"  {check.question} {check.answer} [{check.word}]", style=colours[check.level])
+        yield Text(f"  {check.question} {check.answer} [{page.WORDS[check.level]}]", style=colours[check.level])
     yield Text(banner.exit)

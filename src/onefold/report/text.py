@@ -23,7 +23,6 @@ COLOURS = {Verdict.FIRST: "green", Verdict.REPEAT: "cyan", Verdict.UNSURE: "yell
 
 
 FOREIGN_MAX: Final = 80
-"""How many characters of a foreign text are shown."""
 LINE_MAX: Final = 400
 """How long a line may be that has a foreign name in it."""
 

@@ -161,7 +161,6 @@ REJECTIONS: Final[Mapping[TrafficPart, Answer]] = {
 """The parts that are damage, and the one answer to each."""
 
 KINDS: Final = tuple(part for part in REJECTIONS if part is not TrafficPart.POISONED)
-"""The kinds of malformed rows."""
 
 
 FAR_MS: Final = 7_258_118_400_000

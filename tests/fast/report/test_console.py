@@ -14,10 +14,8 @@ import pytest
 
 from onefold.cli.serve_console import reject_rows
 from onefold.errors import BadInput, Misuse
-from onefold.report.console import servers, watch
-from onefold.report.console.folders import Folder
-from onefold.report.console.servers import WatchedServer
-from onefold.report.console.watch import Watch
+from onefold.report.console import watch
+from onefold.report.console.watch import Folder, Watch, WatchedServer
 from tests.lib.consoling import START, append, batch, complete, running, tally
 
 TOKEN = "s3cret"  # noqa: S105
@@ -173,7 +171,7 @@ def test_a_server_is_told_by_its_own_figures(tmp_path):
 
 
 def test_a_server_that_answers_byte_by_byte_is_cut_off(monkeypatch):
-    monkeypatch.setattr(servers, "ALL_S", 0.3)
+    monkeypatch.setattr(watch, "ALL_S", 0.3)
     done = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

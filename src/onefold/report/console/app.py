@@ -48,8 +48,7 @@ from onefold.errors import BadInput, Busy
 from onefold.net.http import Admission, HttpServer, answer
 from onefold.net.limits import HttpLimits
 from onefold.report.charts import palette
-from onefold.report.console.folders import REPORT, Folder
-from onefold.report.console.watch import View, Watch, Watched, now_ms
+from onefold.report.console.watch import REPORT, Folder, View, Watch, Watched, now_ms
 from onefold.verdict import Verdict
 
 FORM_BYTES_MAX: Final = 16 << 10
@@ -113,7 +112,6 @@ Explain: TypeAlias = Callable[[Path, str], dict[str, Any]]
 REPORT_BYTES_MAX: Final = 16 << 20
 WORDS_CHARS_MAX: Final = 500
 WRONG_S: Final = 0.5
-"""A wrong token is answered after so long."""
 FORM_S: Final = 10.0
 PAGE_HEADERS: Final = {
     "x-frame-options": "DENY",

@@ -1,4 +1,13 @@
-"""What is shown of one pipeline or server, and looking at all of them again and again.
+"""What the console shows of pipelines and servers (`View`), and looking at all of them again and again (`Watch`).
+
+A pipeline is as its folder tells it (`Folder`): `onefold run` writes there how far it is, and in the end what came of
+it. Nothing is read while the files stay as they are. A file may be torn, old, or not ours: that is shown, not raised.
+
+    progress.jsonl, stream.json   of a stream: a line per batch, and one that says how it ended
+    progress.json, run.json       of a batch run: the step it is in; all of it, once it is complete
+
+A server is as its own figures tell it (`WatchedServer`): ``/healthz`` says whether it is well, ``/metrics`` what it
+counted. The answers are foreign: bounded in time and size, no redirect is followed, no proxy is asked.
 
 A `View` is plain and bounded, and of foreign texts nothing but text. A listener hears what changed; a slow one misses
 words in between, never the last, so nothing piles up for it.
@@ -7,14 +16,27 @@ words in between, never the last, so nothing piles up for it.
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
+import os
+import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias
+from urllib.parse import urlsplit
 
-from onefold.errors import Misuse
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+from onefold.decoding import read_json
+from onefold.errors import BadInput, Misuse, OnefoldError
 from onefold.tally import Tally
 from onefold.verdict import Verdict
 
@@ -49,7 +71,6 @@ class View:
     told: str
     """What it is doing, or what is wrong."""
     at_ms: int | None = None
-    """When it was last heard from."""
     counts: Counts | None = None
     balanced: bool = True
     points: tuple[tuple[int, int, int, int, int], ...] = ()
@@ -58,9 +79,7 @@ class View:
     rejects: tuple[Rejected, ...] = ()
     """The newest first."""
     report: bool = False
-    """Whether there is a page of it."""
     explains: bool = False
-    """Whether it can be asked about a message."""
 
     def to_dict(self) -> dict[str, Any]:
         rejects = [{name: getattr(each, name) for name in each.__slots__} for each in self.rejects]
@@ -116,6 +135,345 @@ def whole(value: Any) -> int:
 def counts_of(tally: Tally) -> Counts:
     first, repeat, unsure, reject = (whole(tally.count(verdict)) for verdict in Verdict)
     return first, repeat, unsure, reject
+
+
+LINES: Final = "progress.jsonl"
+ENDS: Final[Mapping[Any, tuple[State, str]]] = {
+    "end": ("complete", "all read"),
+    "stopped": ("stopped", "stopped"),
+    "failed": ("trouble", "ended with an error"),
+}
+BATCH_FACTS: Final[Mapping[str, tuple[str, Unit]]] = {
+    "gaps": ("open gaps", "count"),
+    "keys": ("keys remembered", "count"),
+    "state_bytes": ("state", "bytes"),
+    "rows_per_second": ("last batch", "rate"),
+    "seconds": ("it took", "seconds"),
+    "held": ("held back", "count"),
+    "behind": ("still to read", "count"),
+}
+
+
+def stream_view(
+    lines: Sequence[Mapping[str, Any]], more: Mapping[str, Any], rejected: Callable[[int], Sequence[tuple[str, str]]]
+) -> View:
+    """How a stream stands after these lines; ``rejected``: some rows that were rejected in a batch, with the reason."""
+    batches = [line for line in lines if type(line.get("batch")) is int][-POINTS_MAX - 1 :]
+    if not batches:
+        return View(kind="stream", state="waiting", told="no batch yet", **more)
+    tallies = [Tally.from_dict(line["tally"]) for line in batches]
+    last, tally = batches[-1], tallies[-1]
+    state, how = ENDS.get(lines[-1].get("event"), ("running", ""))
+    text = f"{how}; batch {last['batch']:,}" if how else f"batch {last['batch']:,}"
+    if not tally.balanced:
+        state, text = "trouble", f"THE BOOKS DO NOT BALANCE: {tally}"
+    figures = (
+        (label, last.get(name), unit) for name, (label, unit) in BATCH_FACTS.items() if name != "held" or last.get(name)
+    )
+    points = tuple((whole(line["at_ms"]), *counts_of(tally)) for line, tally in zip(batches, tallies, strict=True))
+    return View(
+        kind="stream", state=state, told=text, at_ms=whole(lines[-1]["at_ms"]), counts=counts_of(tally),
+        balanced=tally.balanced, points=points[-POINTS_MAX:], rejects=_rejects(batches, tallies, rejected),
+        facts=tuple((label, finite(value), unit) for label, value, unit in figures if value is not None), **more,
+    )  # fmt: skip
+
+
+def _rejects(
+    batches: Sequence[Mapping[str, Any]], tallies: Sequence[Tally], rejected: Callable[[int], Sequence[tuple[str, str]]]
+) -> tuple[Rejected, ...]:
+    """What was rejected in each of the last batches: by how much the books have grown. The newest has its rows."""
+    rejects: list[Rejected] = []
+    grown = [(batches[0], tallies[0], Tally())] if batches[0]["batch"] == 0 else []
+    grown += [(line, new, old) for (old, new), line in zip(pairwise(tallies), batches[1:], strict=True)]
+    for line, new, old in reversed(grown):
+        more = {answer: count - old.count(*answer) for answer, count in new if answer.verdict is Verdict.REJECT}
+        samples = dict(reversed(rejected(line["batch"]))) if any(more.values()) and not rejects else {}
+        rejects += [
+            Rejected(reason=shown(answer.reason), count=count, where=f"batch {line['batch']:,}",
+                     row=shown(samples.get(answer.reason, ""), 300))
+            for answer, count in more.items()
+            if count > 0
+        ]  # fmt: skip
+        if len(rejects) >= REJECTS_MAX:
+            break
+    return tuple(rejects[:REJECTS_MAX])
+
+
+RUN, STEPS, STREAM, REPORT = "run.json", "progress.json", "stream.json", "report.html"
+WATCHED: Final = (RUN, STEPS, STREAM, LINES, REPORT)
+DOCUMENT_BYTES_MAX: Final = 8 << 20
+"""Of run.json: that of a run is below 1 MB."""
+TAIL_BYTES: Final = 512 << 10
+"""Of progress.jsonl the last part: some 500 batches."""
+TAIL_LINES: Final = 500
+STEPS_MAX: Final = 20
+STATES: Final[Mapping[Any, State]] = {"running": "running", "failed": "trouble", "complete": "complete"}
+
+Row: TypeAlias = tuple[str, str]
+"""The reason, and the row as text."""
+RejectedRows: TypeAlias = Callable[[Path], Sequence[Row]]
+"""Some of the rejected rows in a folder of a run, or of a batch."""
+
+
+class Folder:
+    """The folder of a run or a stream; it need not be there yet."""
+
+    every_s: Final = 0.5
+
+    def __init__(self, path: Path, rejected: RejectedRows = lambda folder: ()) -> None:
+        self.path = path
+        words = str(path)  # of a long one its end, by which runs differ
+        self.name = shown(words if len(words) <= TEXT_CHARS_MAX else f"...{words[3 - TEXT_CHARS_MAX :]}")
+        self._rejected = rejected
+        self._signs: list[tuple[int, int, int] | None] = []
+        self._view: View | None = None
+
+    @property
+    def explains(self) -> bool:
+        """Whether it can be asked about a message; from any thread."""
+        return any((self.path / name).is_file() for name in (RUN, STREAM))
+
+    def look(self) -> View:
+        signs: list[tuple[int, int, int] | None] = []
+        for name in WATCHED:
+            try:
+                stat = os.stat(self.path / name)
+            except OSError:
+                signs.append(None)
+            else:
+                signs.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        if self._view is None or signs != self._signs:
+            self._signs, self._view = signs, self._read()
+        return self._view
+
+    def _read(self) -> View:
+        names = {name for name in WATCHED if (self.path / name).is_file()}
+        more: dict[str, Any] = {"name": self.name, "report": REPORT in names, "explains": self.explains}
+        try:
+            if names & {LINES, STREAM}:
+                lines = _tail(self.path / LINES) if LINES in names else []
+                return stream_view(lines, more, lambda batch: self._rejected(self.path / "batches" / f"{batch:012}"))
+            return self._run_view(names, more)
+        except (OSError, OnefoldError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            kind: Kind = "stream" if names & {LINES, STREAM} else "run"
+            ours = isinstance(error, LookupError | TypeError | AttributeError)  # their words are for programmers
+            why = "it is not as onefold writes it" if ours else error
+            return View(kind=kind, state="trouble", told=shown(f"cannot be read: {why}"), **more)
+
+    def _run_view(self, names: set[str], more: dict[str, Any]) -> View:
+        steps = _document(self.path / STEPS) if STEPS in names else {}
+        state = STATES.get(steps.get("state"), "running") if steps else "complete"
+        if state != "complete":
+            past, now = steps["steps"][:-1], steps["steps"][-1][0]
+            facts: tuple[Fact, ...] = tuple((shown(name), finite(took), "seconds") for name, took in past[-STEPS_MAX:])
+            text = shown(steps.get("why") or now)
+            return View(kind="run", state=state, told=text, at_ms=whole(steps["at_ms"]), facts=facts, **more)
+        if RUN not in names:
+            return View(kind="run", state="waiting", told="nothing is there yet", **more)
+        run = _document(self.path / RUN)
+        tally = Tally.from_dict(run["tally"])
+        figures: tuple[tuple[str, str, Unit], ...] = (
+            ("open gaps", "missing_ranges", "count"), (shown(run.get("engine", "keys")), "keys", "count"),
+            ("remembered", "state_entries", "count"), ("took", "seconds", "seconds"),
+        )  # fmt: skip
+        samples = dict(reversed(self._rejected(self.path) if tally.count(Verdict.REJECT) else ()))
+        rejects = tuple(
+            Rejected(reason=shown(answer.reason), count=count, row=shown(samples.get(answer.reason, ""), 300))
+            for answer, count in tally
+            if answer.verdict is Verdict.REJECT
+        )
+        audit = run.get("audit") or {}
+        agrees, alone = audit.get("agrees"), whole(audit.get("orphans", 0)) + whole(audit.get("orphans_by_rule", 0))
+        text = "complete" if tally.balanced else "THE BOOKS DO NOT BALANCE"
+        if tally.balanced:
+            text += "" if agrees is None else "; source and sink agree" if agrees else "; SOURCE AND SINK DO NOT AGREE"
+            text += f"; {alone:,} repeats have no first" if alone else ""
+            text += "; not all can be told, see the report" if run.get("cannot_tell") else ""
+        return View(
+            kind="run", state="complete" if tally.balanced and agrees is not False else "trouble", told=text,
+            at_ms=round((self.path / RUN).stat().st_mtime * 1000), counts=counts_of(tally), balanced=tally.balanced,
+            facts=tuple((label, finite(run[name]), unit) for label, name, unit in figures if name in run),
+            rejects=rejects, **more,
+        )  # fmt: skip
+
+
+def _document(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        text = file.read(DOCUMENT_BYTES_MAX + 1)
+    if len(text) > DOCUMENT_BYTES_MAX:
+        raise ValueError(f"{path.name} has more than {DOCUMENT_BYTES_MAX:,} bytes")
+    document = json.loads(text)
+    if not isinstance(document, dict):
+        raise ValueError(f"{path.name} is no JSON object")
+    return document
+
+
+def _tail(path: Path) -> list[dict[str, Any]]:
+    """The last lines; one that is torn, or no object, is passed over."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - TAIL_BYTES))
+        lines = file.read(TAIL_BYTES).splitlines()[1 if size > TAIL_BYTES else 0 :][-TAIL_LINES:]
+    documents = []
+    for line in lines:
+        try:
+            document = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(document, dict):
+            documents.append(document)
+    return documents
+
+
+ANSWER_BYTES_MAX: Final = 4 << 20
+"""Of an answer: a thousand topics have about 1 MB of figures."""
+ASK_S: Final = 3.0
+ALL_S: Final = 10.0
+SERVER_FACTS: Final[Mapping[str, tuple[str, Unit]]] = {
+    "onefold_gaps": ("open gaps", "count"),
+    "onefold_keys": ("keys remembered", "count"),
+    "onefold_state_bytes": ("state", "bytes"),
+    "onefold_behind": ("still to read", "count"),
+    "onefold_held": ("held back", "count"),
+    "onefold_topics": ("topics", "count"),
+    "onefold_producers": ("producers", "count"),
+    "onefold_pending": ("not stored yet", "count"),
+    "onefold_queued_bytes": ("waiting to be stored", "bytes"),
+    "onefold_gateway_devices": ("devices", "count"),
+    "onefold_gateway_stations": ("stations", "count"),
+    "onefold_gateway_sightings": ("frames remembered", "count"),
+    "onefold_gateway_in_flight": ("without an answer", "count"),
+    "onefold_gateway_parked": ("parked", "count"),
+    "onefold_outbox_live_tokens": ("messages in flight", "count"),
+    "onefold_outbox_oldest_token_seconds": ("the oldest", "seconds"),
+    "onefold_outbox_entries": ("outbox entries", "count"),
+    "onefold_outbox_waiting": ("in the queues", "count"),
+    "onefold_outbox_buried": ("dead letters", "count"),
+    "onefold_reconcile_open_sessions": ("open sessions", "count"),
+    "onefold_reconcile_sessions_total": ("sessions", "count"),
+    "onefold_reconcile_fetched_total": ("records given", "count"),
+    "onefold_connections": ("connections", "count"),
+}
+"""Figures that are shown, in this order; those of several topics or queues are added up."""
+
+
+class WatchedServer:
+    """A server of onefold, or a stream that was started with --metrics, at its address."""
+
+    every_s: Final = 2.0
+
+    def __init__(self, url: str, token: str | None = None, *, clock: Callable[[], float] = time.time) -> None:
+        parts = urlsplit(url)
+        if "@" in parts.netloc:  # which may hold a password: it is not shown
+            raise Misuse(
+                "server is an address with a login, must be like http://127.0.0.1:7654; see --server-token-file"
+            )
+        try:
+            is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # a port that no number is
+            is_address = False
+        if not is_address or parts.path.strip("/") or parts.query or parts.fragment:
+            raise Misuse(f"server is {shown(url.partition('?')[0])!r}, must be like http://127.0.0.1:7654")
+        self._parts = parts
+        self._token = token
+        self._clock = clock
+        self._points: deque[tuple[int, int, int, int, int]] = deque(maxlen=POINTS_MAX)
+        self._reasons: Counter[str] | None = None
+        self._rejects: deque[Rejected] = deque(maxlen=REJECTS_MAX)
+        self._heard_ms: int | None = None
+        self.name = shown(f"{parts.scheme}://{parts.netloc}")
+
+    def look(self) -> View:
+        now = round(self._clock() * 1000)
+        try:
+            health = self._health()
+            status, body = self._ask("/metrics")
+            if status != 200:
+                raise ValueError("it wants another token" if status in (401, 403) else f"/metrics has status {status}")
+            families = text_string_to_metric_families(body.decode("utf-8", errors="replace"))
+            samples = [sample for family in families for sample in family.samples]
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            return self._view("trouble", f"does not answer: {why}")
+        self._heard_ms = now
+        counts, reasons = _counted(samples)
+        if counts is not None:
+            if self._points and any(new < old for new, old in zip(counts, self._points[-1][1:], strict=True)):
+                self._points.clear()  # it was started again, and counts from 0
+                self._reasons = None
+            self._points.append((now, *counts))
+        where = "since the last look" if self._reasons is not None else "before the console was started"
+        for reason, count in (reasons - (self._reasons or Counter())).items():
+            self._rejects.appendleft(Rejected(reason=shown(reason), count=count, where=where))
+        self._reasons = reasons
+        sums: Counter[str] = Counter()
+        for sample in samples:
+            if sample.name in SERVER_FACTS and abs(sample.value) < 2**53:  # who does not know says NaN
+                sums[sample.name] += sample.value  # type: ignore[assignment]  # some are fractions
+        facts = tuple((label, float(sums[name]), unit) for name, (label, unit) in SERVER_FACTS.items() if name in sums)
+        state: State = "running" if health == "ok" else "trouble"
+        return self._view(state, "answers" if health == "ok" else f"says: {health}", counts, facts)
+
+    def _view(
+        self, state: State, text: str, counts: Counts | None = None, facts: tuple[Fact, ...] = ()
+    ) -> View:  # fmt: skip
+        return View(
+            name=self.name, kind="server", state=state, told=shown(text), at_ms=self._heard_ms, counts=counts,
+            points=tuple(self._points), facts=facts, rejects=tuple(self._rejects),
+        )  # fmt: skip
+
+    def _health(self) -> str:
+        """What /healthz says; a stream with --metrics has none, and answers there with its figures."""
+        status, body = self._ask("/healthz")
+        try:
+            document = read_json(body, "/healthz")
+        except BadInput:
+            document = None
+        if isinstance(document, dict) and "status" in document:
+            return shown(document["status"])
+        return "ok" if status == 200 else f"status {status}"
+
+    def _ask(self, path: str) -> tuple[int, bytes]:
+        kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+        connection = kinds[self._parts.scheme](self._parts.hostname or "", self._parts.port, timeout=ASK_S)
+
+        # The timeout is that of a single read: who sends a byte a second would hold us for weeks.
+        def cut_off() -> None:
+            if connection.sock is not None:
+                with suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+
+        alarm = threading.Timer(ALL_S, cut_off)
+        alarm.daemon = True
+        alarm.start()
+        try:
+            headers = {} if self._token is None else {"authorization": f"Bearer {self._token}"}
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            body = answer.read(ANSWER_BYTES_MAX + 1)
+        finally:
+            alarm.cancel()
+            connection.close()
+        if len(body) > ANSWER_BYTES_MAX:
+            raise ValueError(f"{path} has more than {ANSWER_BYTES_MAX:,} bytes")
+        return answer.status, body
+
+
+def _counted(samples: list[Sample]) -> tuple[Counts | None, Counter[str]]:
+    """The sums by verdict, and of what was rejected by reason; None: it counts no messages."""
+    sums: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    counts_messages = False
+    for sample in samples:
+        verdict = sample.labels.get("verdict", "").upper()
+        if verdict not in list(Verdict) or not 0 <= sample.value < 2**53 or sample.name.endswith("_created"):
+            continue
+        counts_messages = True
+        sums[verdict] += int(sample.value)
+        if verdict == Verdict.REJECT and "reason" in sample.labels:
+            reasons[sample.labels["reason"]] += int(sample.value)
+    first, repeat, unsure, reject = (sums[verdict] for verdict in Verdict)
+    return ((first, repeat, unsure, reject) if counts_messages else None), reasons
 
 
 WATCHED_MAX: Final = 64
