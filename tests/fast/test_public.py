@@ -50,6 +50,14 @@ def test_every_public_name_is_there(package):
         _ = module.nonsense
 
 
+def test_a_public_name_is_what_it_says_also_after_the_modules_of_its_package_were_imported():
+    """A module `onefold.spark.x` would stand where the name `x` of the package was, from its first import on."""
+    for package in PUBLIC:
+        folder = Path(importlib.import_module(package).__file__ or "").parent
+        modules = {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
+        assert not modules & set(importlib.import_module(package).__all__), package
+
+
 @pytest.mark.parametrize("path", [*DOCUMENTS, *PROGRAMS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_documents_and_examples_import_only_what_is_public(path):
     text = path.read_text(encoding="utf-8")
