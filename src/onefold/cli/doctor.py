@@ -1,11 +1,7 @@
 """``onefold doctor``: what onefold needs, what is there, and what to do about the difference.
 
 Nothing is imported or started to find out, so it also answers where Spark is missing or broken. With ``--store`` and
-``--transport`` it looks at those instead of the machine: see `doctor_outbox`.
-
-What ``onefold doctor`` finds.
-
-``onefold doctor --store ... --transport ...``: what is left over in an outbox that should be at rest, or nearly so.
+``--transport`` it looks instead for what is left over in an outbox that should be at rest, or nearly so:
 
     entries     in an outbox for longer than it takes: a worker died, and nobody came to finish it
     orphans     tokens that were made for a message whose own token is gone, and for which there is no entry
@@ -14,12 +10,9 @@ What ``onefold doctor`` finds.
     due times   messages that nobody is given for longer than their lease or delay: a clock was ahead and came back
 
 A queue tells how many messages it holds, not which. So of n old tokens for a queue that holds m messages at least n - m
-have none; which ones can only be said where m is 0. Where nothing can be concluded, nothing is.
-
-What is dated later than now is counted as old: only a wrong clock can have dated it.
-
-What the doctor sees changes while it looks. So outboxes and dead letters are read before the queues are asked, and once
-more after that: a message that moves in between is seen in one of its places. Suspects must still be there at the end.
+have none; which ones can only be said where m is 0. What is dated later than now is counted as old. What the doctor
+sees changes while it looks: outboxes and dead letters are read before the queues are asked, and once more after that,
+so a message that moves in between is seen in one of its places. Suspects must still be there at the end.
 """
 
 import os
@@ -122,7 +115,6 @@ def doctor(
 
 
 def examine() -> Iterator[Finding]:
-    """Python, packages, Java and the machine, one finding after the other."""
     yield Finding("onefold", __version__)
     python = ".".join(map(str, sys.version_info[:3]))
     advice = "" if sys.version_info >= (3, 11) else "install 3.11 or newer"

@@ -80,7 +80,6 @@ def make_folder(folder: Path) -> None:
 
 
 def file_of(address: str) -> Path:
-    """The file that a store is in."""
     path = sqlite_file(address) if "://" in address else address
     if not path:
         raise Misuse(f"{masked(address)}: name the file of a store, such as notes.db or sqlite:///notes.db")
@@ -125,8 +124,6 @@ def check_lasting(**urls: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OutboxStores:
-    """Stores and a transport, those that were named."""
-
     entities: EntityStore | None
     tokens: TokenStore
     queue: Queue | None
@@ -148,7 +145,6 @@ def opened(store: str | None, tokens: str | None = None, transport: str | None =
 
 @contextmanager
 def opened_queue(transport: str) -> Iterator[Queue]:
-    """The transport alone."""
     check_lasting(transport=transport)
     _check_files(transport=transport)
     with closing(open_queue(transport)) as queue:

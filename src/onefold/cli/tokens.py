@@ -12,18 +12,8 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 
-from onefold.cli.options import (
-    MaybeStore,
-    MaybeTransport,
-    OutboxStores,
-    Store,
-    Tokens,
-    Transport,
-    age,
-    opened,
-    opened_queue,
-    table,
-)
+from onefold.cli import options
+from onefold.cli.options import MaybeStore, MaybeTransport, Store, Tokens, Transport, age, opened, table
 from onefold.cli.output import AsJson, emit_json, people
 from onefold.clock import wall_ms
 from onefold.errors import BadInput, Misuse
@@ -40,7 +30,6 @@ Name: TypeAlias = Annotated[str, typer.Argument(metavar="TOKEN", help="The token
 
 
 def read_entries(entities: EntityStore | None) -> list[Stranded]:
-    """What is in outboxes, the oldest first."""
     return [] if entities is None else entities.stranded(FOREVER_MS, LOOKED_MAX)
 
 
@@ -57,7 +46,6 @@ class DeadLetter:
 
 
 def letters(queue: Queue, name: str | None = None) -> list[DeadLetter]:
-    """Dead letters, of one queue or of all, the oldest first."""
     dead = []
     for buried in queue.buried(LOOKED_MAX, name):
         try:
@@ -70,8 +58,6 @@ def letters(queue: Queue, name: str | None = None) -> list[DeadLetter]:
 
 @dataclass(frozen=True, slots=True)
 class TokenContext:
-    """All that there is of a token."""
-
     token: Token | None
     own: Stranded | None
     """Its message changed the state, and this is left to do."""
@@ -82,7 +68,7 @@ class TokenContext:
     """No limit was reached: what is not here is not there."""
 
 
-def look_for(stores: OutboxStores, name: str) -> TokenContext:
+def look_for(stores: options.OutboxStores, name: str) -> TokenContext:
     """Look everywhere for a token."""
     entries = read_entries(stores.entities)
     dead = [] if stores.queue is None else letters(stores.queue)
@@ -98,7 +84,6 @@ def look_for(stores: OutboxStores, name: str) -> TokenContext:
 
 
 def all_tokens(tokens: TokenStore, after: str = "", *, orphans: bool = False) -> Iterator[Token]:
-    """By name, page by page."""
     while page := tokens.listed(after=after, limit=PAGE, orphans=orphans):
         yield from page
         after = page[-1].token
@@ -116,7 +101,6 @@ def sends(entry: Entry) -> str:
 
 
 def entry_document(entry: Stranded, now_ms: int) -> dict[str, Any]:
-    """An outbox entry as JSON."""
     outgoing = [{"to": out.to, "body": out.body, "token": out.token or None} for out in entry.entry.outgoing]
     return {
         "endpoint": entry.key.endpoint,
@@ -257,7 +241,7 @@ def revive(
     """Put dead letters back into their queue, as if they were new: their tokens are still there."""
     if (token is None) == (queue is None):
         raise Misuse("name one token, or a queue by --queue: one of them says which dead letters")
-    with opened_queue(transport) as there:
+    with options.opened_queue(transport) as there:
         seen = letters(there, queue)
         dead = [each.buried for each in seen if token in (None, each.token)]
         if not dead:
@@ -281,7 +265,6 @@ def _document(token: Token, now_ms: int) -> dict[str, Any]:
 
 
 def letter_document(letter: DeadLetter, now_ms: int) -> dict[str, Any]:
-    """A dead letter as JSON."""
     buried = letter.buried
     return {
         "queue": buried.queue,

@@ -1,11 +1,9 @@
 """The desk: where requests from outside get their token, by an issue/submit handshake.
 
-A client that sends a request and hears nothing does not know whether it arrived. If it sends it again and it had, it is
-done twice. So a request has two steps, and both can be repeated without harm: first a place for it is made under an id
-that the client chose (*open*), then it is filled with a body (*submitted*), which sends the message, once. Who was
-never issued, or is expired, or forgotten, cannot be submitted.
-
-A request is an entity, and a source with the marks 0 and 1 (see `plans`): mark 1 sends. The digest of the
+A client that hears nothing does not know whether its request arrived. So a request has two steps, and both can be
+repeated without harm: first a place for it is made under an id that the client chose (*open*), then it is filled with a
+body (*submitted*), which sends the message, once. What was never issued, or is expired, or forgotten, cannot be
+submitted. A request is an entity, and a source with the marks 0 and 1 (see `plans`): mark 1 sends. The digest of the
 body that came first is kept with it; another body is refused. A handler answers by `Out.reply`; the answer comes as a
 message to the desk's own queue, and is stored with the request. All of it ends when the id is a window old.
 
@@ -13,19 +11,16 @@ message to the desk's own queue, and is stored with the request. All of it ends 
       \\___________________ forget, or a window ___________________> gone
 
 *Ids* are UUIDs of version 7, which have the time of their making inside. A request that is forgotten must never be made
-again, or what it did would be done twice. To remember all that was forgotten would take room for ever. So an id is only
-taken for so long after its own time, and what was forgotten is remembered for as long; after that, nobody can make a
-request with this id.
+again, or what it did would be done twice. So an id is only taken for so long after its own time, and what was forgotten
+is remembered for as long; after that, nobody can make a request with this id.
 
 *Pages.* A store finds entities by their name alone. So that expired requests can be found and removed, the desk keeps
 pages, entities of its own: each has the ids of the requests that end within the same ten seconds, spread over a few
 leaves so that many writers do not meet at one. An id is on its page before the request is made. A cursor says up to
 which page all is removed, and from which time on ids can be taken: a desk whose window becomes longer does not remember
-what was forgotten before. A clock that was ahead for a while moves both into the future. When it is back, the cursor
-goes back too, and a time that is still to come becomes now: what lies before is forgotten, as it would be, and what is
-made from now on is taken. Cost: one more write for each request, of some 40 bytes for each id on the same leaf.
-
-*The routes*:
+what was forgotten before. A clock that was ahead for a while moves both into the future; when it is back, the cursor
+goes back too, and a time that is still to come becomes now. Cost: one more write for each request, of some 40 bytes for
+each id on the same leaf.
 
     POST   /{queue}         make room for a request under a new id: 201, and Location says where
     PUT    /{queue}/{id}    the same under the client's id, a UUID of version 7: 201; again: 200
@@ -35,9 +30,9 @@ made from now on is taken. Cost: one more write for each request, of some 40 byt
     GET    /healthz, /metrics
 
 404: never issued. 409: there is a request of this id, with another body or for another queue. 410: expired or
-forgotten, and never executed. 429 and 503 mean: the same again, later. ``Prefer: wait=10`` on POST and GET waits for
-the answer for so many seconds, or for as long as the server lets one wait. SIGTERM and SIGINT stop the server: no more
-connections, what is in hand is done and answered, whoever waits for an answer is told how it stands.
+forgotten, and never executed. 429 and 503 mean: the same again, later. ``Prefer: wait=10`` on POST and GET waits so
+many seconds for the answer, or as long as the server allows. SIGTERM and SIGINT stop the server: what is in hand is
+done and answered, and whoever waits is told how it stands.
 """
 
 from __future__ import annotations
@@ -131,7 +126,6 @@ class DeskPages:
         self._oldest_ms: int | None = None
 
     def key(self, request: str, until_ms: int) -> Key:
-        """The leaf that a request belongs on."""
         return self._leaf(until_ms // PAGE_MS, crc32(request.encode()) % LEAVES)
 
     def begin(self, entities: EntityStore, now_ms: int) -> int:
@@ -150,7 +144,7 @@ class DeskPages:
             if state == cursor.state or entities.persist([cursor.changed(state)])[0]:
                 self._oldest_ms = int(state["oldest_ms"])
                 return self._oldest_ms
-        raise _contended_page(self._cursor)
+        raise _contended(self._cursor, TRIES_MAX)
 
     def expire(self, entities: EntityStore, now_ms: int, slack_ms: int) -> int:
         """Remove the requests that ended so long ago, of a day at most; how many there were."""
@@ -184,7 +178,6 @@ class DeskPages:
 
 
 def _remove(entities: EntityStore, keys: Sequence[Key]) -> int:
-    """Remove the states of these; how many had one."""
     removed, rest = 0, list(keys)
     for _ in range(TRIES_MAX):
         there = [entity for entity in entities.load(rest) if entity.state is not None] if rest else []
@@ -193,11 +186,7 @@ def _remove(entities: EntityStore, keys: Sequence[Key]) -> int:
         rest = [entity.key for entity, is_removed in zip(there, done, strict=True) if not is_removed]
         if not rest:
             return removed
-    raise _contended_page(rest[0])
-
-
-def _contended_page(key: Key) -> StaleWrite:
-    return StaleWrite(f"{key}: somebody else wrote it in each of {TRIES_MAX} tries")
+    raise _contended(rest[0], TRIES_MAX)
 
 
 WINDOW_S: Final = 86_400
@@ -227,8 +216,6 @@ class Differs(OnefoldError):
 
 
 class Slot(NamedTuple):
-    """What is known of a request."""
-
     status: str
     """``open``, ``submitted`` or ``answered``."""
     until_ms: int
@@ -281,27 +268,17 @@ class Desk:
             raise Gone(f"id {request} is more than {self._window_ms // 1_000:,} s old: make a new one")
         if at <= self._pages.begin(self.endpoint.world.entities, now):
             raise Gone(f"id {request} was too old when the window was shorter: make a new one")
-        written = False
-        for _ in range(SEND_TRIES_MAX):
-            done, now_written = self._put(queue, request, at + self._window_ms)
-            written = written or now_written
-            if done:
-                return written
-        raise _contended(request)
-
-    def _put(self, queue: str, request: str, until_ms: int) -> tuple[bool, bool]:
-        """Write the request, and its id on its page; whether both are there, and whether the request is new."""
         entities = self.endpoint.world.entities
-        leaf, slot = entities.load([self._pages.key(request, until_ms), self.endpoint.key(request)])
-        if slot.version:
-            until_ms = self._live(slot, queue).state["until_ms"]
-            leaf = entities.load([self._pages.key(request, until_ms)])[0]  # the window may have been another
-        ids = [] if leaf.state is None else leaf.state["ids"]
-        paged = request in ids or entities.persist([leaf.changed({"ids": [*ids, request]})])[0]
-        if slot.version or not paged:
-            return paged, False
-        written = entities.persist([slot.changed({"mark": 0, "queue": queue, "until_ms": until_ms})])[0]
-        return written, written
+        new: dict[str, Any] = {"mark": 0, "queue": queue, "until_ms": at + self._window_ms}
+        for _ in range(SEND_TRIES_MAX):
+            leaf, slot = entities.load([self._pages.key(request, new["until_ms"]), self.endpoint.key(request)])
+            if slot.version:  # the window may have been another
+                leaf = entities.load([self._pages.key(request, self._live(slot, queue).state["until_ms"])])[0]
+            ids = [] if leaf.state is None else leaf.state["ids"]
+            paged = request in ids or entities.persist([leaf.changed({"ids": [*ids, request]})])[0]
+            if paged and (slot.version or entities.persist([slot.changed(new)])[0]):
+                return not slot.version
+        raise _contended(f"request {request}", SEND_TRIES_MAX)
 
     def submit(self, queue: str, request: str, body: Any) -> Slot:
         """Fill a request and send it, once, however often this is called; `Differs` for another body."""
@@ -312,7 +289,7 @@ class Desk:
         origin = f"{self.endpoint.name}/{request}"
         outcome = self.endpoint.take(request, 1, [Out(queue, body)], origin=origin, known=True, also={"digest": digest})
         if outcome is Outcome.CONFLICT:
-            raise _contended(request)
+            raise _contended(f"request {request}", SEND_TRIES_MAX)
         if outcome is Outcome.APPLIED:  # it is sent: to look again, and find it expired or forgotten, would deny that
             return Slot(SUBMITTED, until_ms)
         entity = self._live(self._load(request), queue)
@@ -339,14 +316,13 @@ class Desk:
             self._check_known(entity, queue)
             if self.endpoint.world.entities.persist([entity.changed(None)])[0]:
                 return
-        raise _contended(request)
+        raise _contended(f"request {request}", SEND_TRIES_MAX)
 
     def expire(self) -> int:
         """Remove the requests that ended an hour ago; how many there were."""
         return self._pages.expire(self.endpoint.world.entities, self.endpoint.clock_ms(), SLACK_S * 1_000)
 
     def close(self) -> None:
-        """Let go of the stores."""
         self.endpoint.close()
 
     def _tend(self) -> None:
@@ -389,22 +365,19 @@ def answered(state: Any, message: Message) -> tuple[Any, list[Out]]:
 
 
 def slot_of(entity: Entity) -> Slot:
-    """What a request's entity says of it."""
     state = entity.state
     status = ANSWERED if "answer" in state else SUBMITTED if mark_of(state) else OPEN
     return Slot(status, state["until_ms"], state.get("answer"))
 
 
-def _contended(request: str) -> StaleWrite:
-    return StaleWrite(f"request {request}: somebody else wrote it in each of {SEND_TRIES_MAX} tries")
+def _contended(what: object, tries: int) -> StaleWrite:
+    return StaleWrite(f"{what}: somebody else wrote it in each of {tries} tries")
 
 
 POLL_S: Final = 0.05
 """Between two questions: what an answer may come too late by."""
 ASKED_MAX: Final = 500
 """Ids in one question; the others' turn comes in the same round."""
-
-Look = Callable[[Sequence[str]], Awaitable[list[Slot | None]]]
 
 
 class Waiting:
@@ -414,7 +387,7 @@ class Waiting:
     another machine.
     """
 
-    def __init__(self, look: Look, wait_s_max: float) -> None:
+    def __init__(self, look: Callable[[Sequence[str]], Awaitable[list[Slot | None]]], wait_s_max: float) -> None:
         self._look = look
         self._wait_s_max = wait_s_max
         self._waiters: dict[str, set[asyncio.Future[Slot | None]]] = {}
@@ -440,7 +413,6 @@ class Waiting:
                 del self._waiters[request]
 
     def close(self) -> None:
-        """Nobody waits any longer."""
         self._closed = True
         for request in list(self._waiters):
             self._tell(request, None)
@@ -475,8 +447,6 @@ T = TypeVar("T")
 
 
 class DeskRoutes:
-    """Each answers one kind of request; lives on one event loop."""
-
     def __init__(self, desk: Desk, wait_s_max: float) -> None:
         self._desk = desk
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="onefold-desk")
@@ -492,11 +462,9 @@ class DeskRoutes:
         ]
 
     async def stop_waiting(self) -> None:
-        """Answer all who wait, now."""
         self._waiting.close()
 
     def close(self) -> None:
-        """All was answered: the threads go."""
         self._pool.shutdown(wait=True)
 
     async def issue(self, request: Request) -> Response:
@@ -513,16 +481,14 @@ class DeskRoutes:
 
     async def submit(self, request: Request) -> Response:
         queue, named = _named(request)
-        wait_s = _wait_s(request)
         slot = await self._off(self._desk.submit, queue, named, read_json(await request.body(), "the body"))
-        slot = await self._waiting.answer(named, slot, wait_s)
+        slot = await self._waiting.answer(named, slot, _wait_s(request))
         return answer(_document(named, slot), 200 if slot.status == ANSWERED else 202)
 
     async def look(self, request: Request) -> Response:
         queue, named = _named(request)
-        wait_s = _wait_s(request)
         slot = await self._off(self._desk.status, named, queue)
-        return answer(_document(named, await self._waiting.answer(named, slot, wait_s)))
+        return answer(_document(named, await self._waiting.answer(named, slot, _wait_s(request))))
 
     async def forget(self, request: Request) -> Response:
         queue, named = _named(request)
@@ -562,8 +528,6 @@ AGAIN_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeskSettings:
-    """Where it listens, and for whom."""
-
     host: str = "127.0.0.1"
     port: int = PORT
     """0: any that is free."""
@@ -604,7 +568,6 @@ class DeskServer(HttpServer):
             self.desk.close()
 
     async def serve(self) -> None:
-        """Answer until the end."""
         routes = DeskRoutes(self.desk, self.settings.wait_s_max)
         try:
             await self.answer(
@@ -631,8 +594,6 @@ class DeskServer(HttpServer):
             yield from outbox_metrics(self._consumer)
 
     def _consume(self) -> None:
-        """Bring the answers, and do the chores, until the end."""
-
         def well() -> None:
             self._problem = None
 

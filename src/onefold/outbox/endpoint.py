@@ -40,8 +40,6 @@ Decorated = TypeVar("Decorated", bound=Handler)
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A handler, and the queue that it is for."""
-
     queue: str
     call: Handler
     key: KeyOf
@@ -125,7 +123,6 @@ class Endpoint:
             return self._world
 
     def key(self, name: str) -> Key:
-        """The key of an entity of this endpoint."""
         return Key(self.name, plans.check_name(name, "key"))
 
     def state(self, name: str) -> Any:

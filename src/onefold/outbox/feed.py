@@ -32,8 +32,6 @@ POLL_S: Final = 0.2
 
 
 class FeedRecord(NamedTuple):
-    """One record of a log."""
-
     offset: int
     payload: bytes
     is_message: bool = True
@@ -66,8 +64,6 @@ class FeedLog(Protocol):
 
 @dataclass(slots=True)
 class Fed:
-    """How far a feed came."""
-
     mark: int = -1
     """The offset of the last record that was taken; -1: none."""
     sent: int = 0
@@ -105,7 +101,6 @@ class Feed:
         return self.fed
 
     def _resume(self) -> None:
-        """Go to where the mark is, and finish what was cut off."""
         key, world = self._endpoint.key(self._source), self._endpoint.world
         entity = world.entities.load([key])[0]
         for name, entry in entity.outbox.items():

@@ -89,7 +89,6 @@ class ConsumerServer(HttpServer):
         super().__init__(HOST, port, None, LIMITS)
 
     async def serve(self) -> None:
-        """Answer until the end."""
         consumer = self._consumer
 
         def health() -> dict[str, Any]:

@@ -6,9 +6,8 @@ nothing has to be remembered. An *entity* is what handlers change: one JSON valu
 *outbox* with what each message that is being processed sends. The two are written together or not at all.
 
 An attempt is a generator of *steps*: each asks one thing of the world, which one store can do atomically, and is sent
-the answer. It decides nothing else and touches nothing else, so whoever runs it can stop it between any two steps: a
-crash is simply not going on. A step that finds the world changed is answered (False, or a word); what is raised ends
-the attempt, and the message comes again.
+the answer. Whoever runs it can stop it between any two steps: a crash is simply not going on. A step that finds the
+world changed is answered (False, or a word); what is raised ends the attempt, and the message comes again.
 
 Why each line stands where it does, in all plans:
 
@@ -22,30 +21,23 @@ Why each line stands where it does, in all plans:
 - *what a plan finds left by another plan, it can finish*: an endpoint may change its plan while messages are in flight.
 - *tokens are made only while their parent exists*, and go with it unless their attempt won: no garbage.
 
-`checkpointed` is the published final listing: seven round trips to the stores, and the handler is called only when
-there is a token. `parented` makes the tokens before the one write that fixes state, messages and tokens together: five.
-`transactional` needs one database for all and has three.
-
     plan            reads and writes of entities and tokens
-    checkpointed    load, holds, persist, create, persist, remove, persist
-    parented        load, create, persist, remove, persist
-    transactional   open, settle, finish
+    checkpointed    load, holds, persist, create, persist, remove, persist    the published listing
+    parented        load, create, persist, remove, persist                    makes tokens before the one write
+    transactional   open, settle, finish                                      needs one database for all
 
-*Sources.* A token is made by whoever sends a message, and somebody has to be the first. What comes from outside has a
-*mark* that only grows: the offset in a log, the number of a batch of a query, the "one" of a request that is made once.
-The highest mark that was taken is the state of an entity, one per source, and is written together with an outbox entry
-for what the mark sends. A mark that is not above it was taken before: what is left of it is finished, and nothing is
-sent anew. A source that skips marks is believed: what lies between is never taken again (see `Taken.after`).
-
-`sourced` is for two stores. There is no parent token that could guard the making of tokens; the entry's name stands in
-for it. A worker that is late leaves tokens whose parent has no outbox entry: garbage, which whoever recovers outboxes
-can tell for certain and sweeps (read such tokens first, then look for the entry: an entry that is gone has freed its
-own). `sourced_at_once` is for one database, and leaves none.
+*Sources.* What comes from outside has no token yet, but a *mark* that only grows: the offset in a log, the number of a
+batch. The highest mark that was taken is the state of an entity, one per source, and is written together with an outbox
+entry for what the mark sends. A mark that is not above it was taken before: what is left of it is finished, and nothing
+is sent anew. A source that skips marks is believed: what lies between is never taken again (see `Taken.after`).
+`sourced` is for two stores, where a late worker leaves tokens whose parent has no outbox entry: garbage, which whoever
+recovers outboxes sweeps (read such tokens first, then look for the entry: an entry that is gone has freed its own).
+`sourced_at_once` is for one database, and leaves none.
 
 *Handlers*: ``handler(state, message) -> (state, outgoing)``. The state is a JSON value, or None where there is no
-entity; a new state of None deletes it. What is to be sent is a list of `Out`, each to one or more queues; a message to
-three queues is three messages with a token each. A handler returns what shall happen and does nothing itself: it may be
-called again after a crash, and for a copy that comes too late; what it returned then counts for nothing.
+entity; a new state of None deletes it. What is to be sent is a list of `Out`, each to one or more queues, with a token
+for each queue. A handler returns what shall happen and does nothing itself: it may be called again after a crash, and
+for a copy that comes too late; what it returned then counts for nothing.
 """
 
 from __future__ import annotations
@@ -83,7 +75,6 @@ class Message(NamedTuple):
     token: str
     """Its name, and the name of the token without which it is not processed."""
     to: str
-    """The queue it goes to."""
     body: Any
     """A JSON value."""
     cause: str = ""
@@ -97,7 +88,6 @@ class Message(NamedTuple):
         return self.body[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A field of the body, if it has any."""
         return self.body.get(name, default) if isinstance(self.body, dict) else default
 
 
@@ -151,12 +141,10 @@ class Entity(NamedTuple):
 
     @property
     def packed_state(self) -> str | None:
-        """The state as text; None if there is no entity."""
         return None if self.state is None else pack(self.state)
 
     @property
     def packed_outbox(self) -> dict[str, str]:
-        """All entries as text, by name."""
         return {name: pack_entry(entry) for name, entry in self.outbox.items()}
 
     @property
@@ -296,8 +284,6 @@ class Fresh(NamedTuple):
 
 
 class Birth(NamedTuple):
-    """Tokens to be made."""
-
     parent: str
     """For which message; that message's removal frees the tokens of one attempt and sweeps those of the others."""
     attempt: str
@@ -473,20 +459,19 @@ def transactional(key: Key, message: Message) -> Attempt:
 
 def resumed(key: Key, name: str) -> Attempt:
     """What is left to do of a stranded outbox entry, whichever plan left it; the message itself is not needed."""
-    entity: Entity = yield Load(key)
-    if name not in entity.outbox:
-        return Outcome.DUPLICATE
-    ended = yield from sent(entity, name, guarded=MARK not in name)
-    return ended or Outcome.RESUMED
+    return (yield from _resumed((yield Load(key)), name))
 
 
 def resumed_at_once(key: Key, name: str) -> Attempt:
     """The same for `transactional`, which clears entries without a new version: to write all of them would bring back
     one that was cleared since the load."""
-    entity: Entity = yield Load(key)
+    return (yield from _resumed((yield Load(key)), name, at_once=True))
+
+
+def _resumed(entity: Entity, name: str, *, at_once: bool = False) -> Attempt:
     if name not in entity.outbox:
         return Outcome.DUPLICATE
-    ended = yield from sent(entity, name, guarded=MARK not in name, at_once=True)
+    ended = yield from sent(entity, name, guarded=MARK not in name, at_once=at_once)
     return ended or Outcome.RESUMED
 
 
@@ -616,7 +601,7 @@ def sourced(source: Taken) -> Attempt:
     """For any two stores; ends as APPLIED, RESUMED, DUPLICATE or CONFLICT."""
     entity: Entity = yield Load(source.key)
     if not source.is_new(entity):
-        return (yield from _taken_before(entity, source))
+        return (yield from _resumed(entity, source.name))
     if not source.is_next(entity):
         return Outcome.CONFLICT
     entity = source.advanced(entity).keeping(source.name, Entry(source.outgoing, origin=source.origin))
@@ -630,7 +615,7 @@ def sourced_at_once(source: Taken) -> Attempt:
     """For one database; ends as APPLIED, RESUMED, DUPLICATE or CONFLICT."""
     entity: Entity = yield Load(source.key)
     if not source.is_new(entity):
-        return (yield from _taken_before(entity, source, at_once=True))
+        return (yield from _resumed(entity, source.name, at_once=True))
     if not source.is_next(entity):
         return Outcome.CONFLICT
     entry = yield from named(Entry(source.outgoing, origin=source.origin))
@@ -644,14 +629,6 @@ def sourced_at_once(source: Taken) -> Attempt:
         yield Dispatch(entry.messages(source.name))
         yield Finish(source.key, source.name)
     return Outcome.APPLIED
-
-
-def _taken_before(entity: Entity, source: Taken, *, at_once: bool = False) -> Attempt:
-    """Finish what is left of this mark."""
-    if source.name not in entity.outbox:
-        return Outcome.DUPLICATE
-    ended = yield from sent(entity, source.name, guarded=False, at_once=at_once)
-    return ended or Outcome.RESUMED
 
 
 BODY_BYTES_MAX: Final = 256 * 1024

@@ -38,6 +38,12 @@ class Stranded(NamedTuple):
     """When it was first written."""
     entry: plans.Entry
 
+    @classmethod
+    def stored(cls, endpoint: str, entity: str, name: str, at_ms: int, text: str) -> Stranded:
+        """An entry as databases keep it; `Damaged` if it is none."""
+        key = plans.Key(endpoint, entity)
+        return cls(key, name, at_ms, plans.stored_entry(key, name, text))
+
 
 class EntityStore(Protocol):
     """Entities with their outboxes, each written whole or not at all (outbox).
@@ -80,8 +86,6 @@ class EntityStore(Protocol):
 
 
 class Token(NamedTuple):
-    """A token that exists."""
-
     token: str
     to: str
     parent: str
@@ -91,8 +95,6 @@ class Token(NamedTuple):
 
 
 class Live(NamedTuple):
-    """How many tokens there are."""
-
     tokens: int
     oldest_ms: int | None
 
@@ -195,8 +197,6 @@ class Delivery(NamedTuple):
 
 
 class Buried(NamedTuple):
-    """A dead letter."""
-
     queue: str
     payload: bytes
     receipt: str
@@ -255,11 +255,11 @@ class Queue(Protocol):
         ...
 
     def release(self, deliveries: Sequence[Delivery], delay_ms: int = 0) -> None:
-        """Give them out again, after so long."""
+        """Give them out again, after so long; these receipts are worth nothing any more."""
         ...
 
     def bury(self, deliveries: Sequence[Delivery], reason: str) -> None:
-        """Set them aside as dead letters, which nobody is given, until they are dug up or removed."""
+        """Set them aside as dead letters, which nobody is given; one that was given out again is left to its holder."""
         ...
 
     def buried(self, limit: int = 1_000, queue: str | None = None) -> list[Buried]:
@@ -267,7 +267,7 @@ class Queue(Protocol):
         ...
 
     def dig_up(self, letters: Sequence[Buried], *, deliver: bool) -> None:
-        """Put dead letters back into their queue, as if new, or remove them for good."""
+        """Put dead letters back into their queue, as if new, or remove them for good; a missing one does no harm."""
         ...
 
     def waiting(self) -> dict[str, int]:

@@ -106,7 +106,6 @@ class Job:
     ended: Outcome | Exception | None = None
 
     def go_on(self, answer: Any) -> None:
-        """Let it make its next step, or end."""
         try:
             self.pending = self.attempt.send(answer)
         except StopIteration as stop:
@@ -292,13 +291,9 @@ def attempt(world: World, plan: str, works: Sequence[Work], loop: Loop) -> list[
     `parented` calls the handler before it looks for the token, but a copy that comes too late need not please the
     handler. So where one failed and there is no token, `checkpointed` is run, which looks first, and tidies up.
     """
-    ended = run(
-        world,
-        [
-            Job(PLANS[plan](work.key, work.message), calling(work.call, work.message, loop), work.delivery)
-            for work in works
-        ],
-    )
+    begin = PLANS[plan]
+    jobs = [Job(begin(each.key, each.message), calling(each.call, each.message, loop), each.delivery) for each in works]
+    ended = run(world, jobs)
     failed = [number for number, each in enumerate(ended) if isinstance(each, HandlerFailed)]
     if plan != "parented" or not failed:
         return ended

@@ -10,25 +10,21 @@ entity, for the second would find its entity changed. So it waits for the next r
     store_failed                           released, however often: the message cannot help it
     malformed, no_handler, foreign_token   a dead letter at once
 
-Dead letters keep their token: they can be dug up, and are processed then, once.
-
-Beside the workers one thread extends the leases of what is in hand, and one is the pump: now and then it recovers what
-others left, and does the endpoint's chores.
-
-To stop: nothing more is leased, the messages that are being processed are finished, the rest of each batch goes back.
-When a store or the transport fails, what was in hand goes back, and the consumer waits, longer each time, until they
-answer again. It does not wait at its start: who cannot reach the stores then was given the wrong address.
+Dead letters keep their token: they can be dug up, and are processed then, once. Beside the workers one thread extends
+the leases of what is in hand, and one is the pump: now and then it recovers what others left, and does the endpoint's
+chores. To stop: nothing more is leased, what is being processed is finished, the rest of each batch goes back. When a
+store or the transport fails, what was in hand goes back, and the consumer waits, longer each time, until they answer
+again. It does not wait at its start: who cannot reach the stores then was given the wrong address.
 
 *Recovery.* A message that was not acknowledged comes again, and its next delivery finishes what is left. But a
 transport may give a message up, and a source may have nobody who asks again; so now and then somebody looks for
-*stranded* outbox entries. To finish one that somebody is still at does no harm: one of the two gets through, as
-everywhere. Orphans are tokens whose parent is gone and did not free them: garbage, of two kinds.
+*stranded* outbox entries. To finish one that somebody is still at does no harm: one of the two gets through. Orphans
+are tokens whose parent is gone and did not free them: garbage, of two kinds.
 
 - *of a source* over two stores (see `plans`), whose parent is a mark: tokens are read first, then whether the entry
   that they were made for is still there. An entry that is gone has freed its own.
-- *of a message*, whoever's it was: whoever removes its token frees those that count in the same step. But the plan
-  `transactional` frees none, so what a worker of another plan made and lost with, on the same database, stays. They
-  have to be as old as a stranded entry: a parent that was discarded by hand may have somebody at it still.
+- *of a message*: the plan `transactional` frees no tokens, so what a worker of another plan made and lost with, on the
+  same database, stays. They have to be as old as a stranded entry: somebody may still be at a discarded parent.
 
 What is dated later than now was written by a clock that was ahead: how old it is cannot be known, so it is old.
 """
@@ -40,7 +36,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from operator import add
 from random import uniform
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -82,8 +79,6 @@ PROBE: Final = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consuming:
-    """How a consumer works."""
-
     concurrency: int = 1
     """Threads. A batch is processed in step by one of them; handlers that are coroutines run side by side anyway."""
     batch: int = 64
@@ -166,8 +161,6 @@ class ConsumerBooks:
 
 
 class InHand(NamedTuple):
-    """A leased message with its handler."""
-
     delivery: Delivery
     work: Work
     tries: int = 1
@@ -449,8 +442,6 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a recovery came to."""
-
     finished: int = 0
     """Outbox entries whose messages are sent now, and which are gone."""
     conflicts: int = 0
@@ -461,12 +452,7 @@ class Recovered:
     """Tombstones that were old enough."""
 
     def __add__(self, other: Recovered) -> Recovered:
-        return Recovered(
-            self.finished + other.finished,
-            self.conflicts + other.conflicts,
-            self.swept + other.swept,
-            self.purged + other.purged,
-        )
+        return Recovered(*map(add, astuple(self), astuple(other)))
 
 
 def recover(app: Endpoint, older_than_s: float, tombstone_s: float, *, latest_ms: int = FOREVER_MS) -> Recovered:

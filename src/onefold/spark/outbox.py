@@ -39,21 +39,8 @@ from pyspark.sql import types as T
 
 from onefold import errors
 from onefold.errors import Misuse, OnefoldError, StaleWrite
-from onefold.outbox.plans import (
-    OUTGOING_MAX,
-    PLANS,
-    Entity,
-    Key,
-    Out,
-    Outcome,
-    Taken,
-    check_name,
-    check_queue,
-    mark_of,
-    outgoings,
-    sourced,
-    sourced_at_once,
-)
+from onefold.outbox import plans
+from onefold.outbox.plans import Entity, Key, Out, Outcome, mark_of
 from onefold.outbox.ports import EntityStore, Ledger, open_ledger, open_queue, open_tokens
 from onefold.outbox.runner import World, run_one
 from onefold.spark.columns import quoted
@@ -155,20 +142,20 @@ class OutboxSink:
     only: Verdict | None
 
     def __post_init__(self) -> None:
-        if self.plan is not None and self.plan not in PLANS:
-            raise Misuse(f"plan is {self.plan!r}, must be one of {', '.join(PLANS)}", plan=self.plan)
+        if self.plan is not None and self.plan not in plans.PLANS:
+            raise Misuse(f"plan is {self.plan!r}, must be one of {', '.join(plans.PLANS)}", plan=self.plan)
         if self.plan == "transactional" and self.tokens is not None:
             raise Misuse("the plan 'transactional' keeps entities and tokens in one database: leave tokens out")
-        for name, most in (("buckets", BUCKETS_MAX), ("chunk_max", OUTGOING_MAX)):
+        for name, most in (("buckets", BUCKETS_MAX), ("chunk_max", plans.OUTGOING_MAX)):
             value = getattr(self, name)
             if not 1 <= value <= most:
                 raise Misuse(f"{name} is {value}, must be from 1 to {most:,}", **{name: value})
         for name, url in self.urls.items():
             if url.startswith("memory:"):
                 raise Misuse(f"{name} is {url!r}: every task would have a memory of its own")
-        if any(sign in check_name(self.source, "source") for sign in ":#/"):
+        if any(sign in plans.check_name(self.source, "source") for sign in ":#/"):
             raise Misuse(f"source is {self.source!r}, must be without ':', '#' and '/'", source=self.source)
-        check_queue(self.to)
+        plans.check_queue(self.to)
 
     @property
     def urls(self) -> dict[str, str]:
@@ -176,7 +163,6 @@ class OutboxSink:
 
     @contextmanager
     def opened(self) -> Iterator[World]:
-        """The stores, open until the block ends."""
         with ExitStack() as stack:
             ledger: Ledger = stack.enter_context(closing(open_ledger(self.store)))
             tokens = ledger if self.tokens is None else stack.enter_context(closing(open_tokens(self.tokens)))
@@ -256,11 +242,13 @@ class OutboxSink:
         where = f"{self.source}, batch {number}, bucket {bucket}, chunk {index}"
         if index >> CHUNK_BITS:
             raise Misuse(f"{where}: a bucket can have {1 << CHUNK_BITS:,} chunks: use more buckets, or smaller batches")
-        outgoing = outgoings([Out(self.to, json.loads(text)) for text in chunk], where)
-        source = Taken(Key(ENDPOINT, f"{self.source}:{bucket}"), number << CHUNK_BITS | index, outgoing)
+        outgoing = plans.outgoings([Out(self.to, json.loads(text)) for text in chunk], where)
+        source = plans.Taken(Key(ENDPOINT, f"{self.source}:{bucket}"), number << CHUNK_BITS | index, outgoing)
         plan = self.plan or ("transactional" if self.tokens is None else "parented")
         for _ in range(TRIES_MAX):
-            outcome = run_one(world, sourced_at_once(source) if plan == "transactional" else sourced(source))
+            outcome = run_one(
+                world, plans.sourced_at_once(source) if plan == "transactional" else plans.sourced(source)
+            )
             if outcome is not Outcome.CONFLICT:
                 return outcome
         raise StaleWrite(f"{where}: somebody else wrote it in each of {TRIES_MAX} tries")
@@ -268,8 +256,6 @@ class OutboxSink:
 
 @dataclass(frozen=True, slots=True)
 class OutboxBatch:
-    """One batch of a source."""
-
     key: Key
     number: int
     query: str
@@ -306,7 +292,6 @@ class OutboxBatch:
         raise self._stale()
 
     def finish(self, entities: EntityStore) -> None:
-        """Keep that it is complete."""
         for _ in range(TRIES_MAX):
             entity = entities.load([self.key])[0]
             if mark_of(entity.state) != self.number or entity.state["complete"]:

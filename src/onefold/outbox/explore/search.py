@@ -35,8 +35,6 @@ class _Visit(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """What was found."""
-
     calls_max: int
     circle: tuple[State, ...] = ()
     """The states of a history whose last one was there before; empty: there is none."""
@@ -160,7 +158,6 @@ def explored(
 
 
 def together(plan: str, parts: Iterable[Exploration]) -> Exploration:
-    """Several explorations as one."""
     parts = list(parts)
     calls = [part.calls_max for part in parts]
     return Exploration(
@@ -243,7 +240,6 @@ class _Search:
             self._convict(offence, self._trail(state))
 
     def _trail(self, state: State) -> Trail:
-        """The shortest way to this state."""
         way = [state]
         while (before := self.parents[way[-1]]) is not None:
             way.append(before)
@@ -259,7 +255,6 @@ class _Search:
 
 
 def history(system: System, trail: Trail, offence: Offence) -> str:
-    """The whole history, and then what is wrong."""
     teller = _Teller(system)
     lines = []
     before = trail.first
@@ -348,7 +343,6 @@ class _Teller:
 
 
 def _describe(step: Any, answer: Any) -> str:
-    """What a step did, for a history."""
     match step:
         case plans.Load():
             return f"loads {step.key} (version {answer.version})"

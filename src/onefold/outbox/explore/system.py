@@ -3,32 +3,23 @@
 A *state* is a tuple of small numbers: the budgets left, the shared world, the parcels that can be leased, and one
 number per group of workers. Two histories that lead to equal numbers lead to the same state, and go on as one.
 
-- `StoreSnapshots`: the real store, at any of the contents that were ever reached. A database in memory is copied out
-  after each write and copied in before the next step, so two workers can go on from one content in two ways. Each pair
-  of content and step is performed once.
-- `Handlers`: calls the handler that is on trial. Handlers shall be functions of state and message. One that is not (it
-  reads a clock, or a counter outside) does no harm to the plans, for what counts is what was written; but the explorer
-  could not go the same way again. So each call with equal input is made twice, the first answer is kept, and a
-  difference is reported.
-- `endings`: the oracle. What comes out when nothing goes wrong, for every order in which messages can be taken: one
-  after the other, each by one call of its handler, no store and no plan. Whatever faults there are, in the end the
-  world must look like one of these.
-- `Payloads`: what was ever sent. Names are for people and for the books: ``m1`` is the first message, ``m1.2`` the
-  second one that it sends, ``mark1`` what a source has at its first mark. A token is the name with the number of the
-  attempt that made it: ``m1.2@3``. So a message that is sent under two tokens is found out by its name.
-- `Positions`: where a worker is in its attempt: its job, and all the answers that it was given so far. A generator
-  cannot be copied, but the same answers bring it to the same position again; it is run once per position, to see what
-  it asks for next. The handler is called at once where it is asked for: what nobody else can see needs no step of its
-  own.
+- `StoreSnapshots`: the real store at any content that was ever reached. A database in memory is copied out after each
+  write and copied in before the next step. Each pair of content and step is performed once.
+- `Handlers`: the handler on trial. It shall be a function of state and message, else the explorer could not go the same
+  way again: each call with equal input is made twice, the first answer is kept, and a difference is reported.
+- `endings`: the oracle. What comes out without faults, for every order of messages: one handler call each, no store
+  and no plan. Whatever faults there are, in the end the world must look like one of these.
+- `Payloads`: what was ever sent. ``m1`` is the first message, ``m1.2`` the second one that it sends, ``mark1`` what a
+  source has at its first mark. A token is the name with the number of its attempt: ``m1.2@3``. So a message
+  that is sent under two tokens is found out by its name.
+- `Positions`: where a worker is in its attempt: its job, and all answers so far. A generator cannot be copied, but the
+  same answers bring it to the same position again. The handler is called at once where it is asked for.
 - `Worlds`: the content of the database, and the books, which know what no store knows: which messages changed a state,
-  what was ever sent, which tokens were and are no more. They are part of a state, for what is right to do next may
-  depend on them.
+  what was ever sent, which tokens were and are no more. What is right to do next may depend on them.
 - `WorkerGroups`: the workers of one stage, of the source, or one who does a chore. Workers of a group are alike, so a
-  group is kept sorted: which of two did it makes no difference. A worker is its position, the parcel it took, and
-  whether its lease still runs; 0 is an idle one. What a group can do depends on the world and on itself alone, and is
-  worked out once.
-- `Transport`: what can be leased now. A payload may be there several times: it was sent again, or the transport made a
-  copy. Each of them is a parcel of its own, for a late acknowledgement is about one parcel and not about its copies.
+  group is kept sorted. A worker is its position, its parcel, and whether its lease still runs; 0 is an idle one.
+- `Transport`: what can be leased now. A payload may be there several times, sent again or copied. Each is a parcel of
+  its own, for a late acknowledgement is about one parcel and not about its copies.
 """
 
 from __future__ import annotations
@@ -45,22 +36,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from math import prod
-from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
-from onefold.outbox.explore.topology import (
-    Algorithm,
-    Chore,
-    Content,
-    Handling,
-    Offence,
-    Rows,
-    Stage,
-    Topology,
-    Wrong,
-    read,
-)
+from onefold.outbox.explore.topology import Algorithm, Chore, Content, Handling, Offence, Stage, Topology, Wrong, read
 from onefold.outbox.plans import MARK, Attempt, Handled, Handler, Key, Message, Outcome, Outgoing, pack
 from onefold.outbox.ports import Parcel, Queue
 from onefold.outbox.runner import World
@@ -76,13 +56,27 @@ _WRITES: Final = frozenset({plans.Create, plans.Finish, plans.Persist, plans.Rem
 class OwnStep(Protocol):
     """A step that no shipped plan has: of a specimen, a mutant or a chore. It knows how it is done."""
 
-    def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> Any:
-        """Do it, and give the answer."""
-        ...
+    def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> Any: ...
 
-    def describe(self, answer: Any) -> str:
-        """What happened, for a history."""
-        ...
+    def describe(self, answer: Any) -> str: ...
+
+
+T = TypeVar("T")
+
+
+class Numbered(list[T]):
+    """A list without duplicates that knows where each item is."""
+
+    def __init__(self, *items: T) -> None:
+        super().__init__(items)
+        self._numbers = {item: number for number, item in enumerate(items)}
+
+    def number(self, item: T) -> int:
+        """Where the item is; a new one is appended."""
+        number = self._numbers.setdefault(item, len(self))
+        if number == len(self):
+            self.append(item)
+        return number
 
 
 class _Outbound:
@@ -102,7 +96,7 @@ class StoreSnapshots:
         self.contents: list[Content] = []
         self.performed = 0
         self._snapshots: list[bytes] = []
-        self._numbers: dict[Rows, int] = {}
+        self._numbers: dict[tuple[Any, ...], int] = {}
         self._connection = db = sqlite3.connect(":memory:", isolation_level=None)
         db.execute(f"pragma page_size={PAGE_BYTES}")
         for statement in tables:
@@ -138,7 +132,6 @@ class StoreSnapshots:
         return self._here, answer, parcels
 
     def _number(self) -> int:
-        """Of the content that the connection has now."""
         execute = self._connection.execute
         # The order of the keys, for the tables have no other.
         rows = tuple((name, tuple(execute(sql))) for name, sql in self._reads)
@@ -160,8 +153,6 @@ class HandlerRaised(Exception):
 
 
 class Handlers:
-    """Remembers every answer."""
-
     def __init__(self) -> None:
         self.findings: list[str] = []
         self._answers: dict[tuple[Handler, str, str, str, str], Handled] = {}
@@ -169,7 +160,6 @@ class Handlers:
         chance, and an answer that hangs on it would differ from the one without faults."""
 
     def answer(self, call: Handler, state: Any, message: Message) -> Handled:
-        """What the handler makes of it."""
         packed = pack(state)
         key = (call, message.to, message.token.partition("@")[0], pack(message.body), packed)
         if key not in self._answers:
@@ -297,13 +287,10 @@ def _named(name: str, outgoing: tuple[Outgoing, ...]) -> frozenset[tuple[str, st
 
 @dataclass(frozen=True, slots=True)
 class ExplorerJob:
-    """What a worker is at."""
-
     name: str
     label: str
     begin: Callable[[], Attempt]
     answer: Callable[[Any], Handled] | None = None
-    """Calls the handler."""
     acknowledges: bool = True
     """False: its end is its acknowledgement, as with sources and chores."""
     then: int = -1
@@ -322,7 +309,6 @@ class Payload:
 
     @property
     def label(self) -> str:
-        """What it is called in a history."""
         return self.jobs[0].label if self.message is None else self.message.token
 
 
@@ -360,7 +346,6 @@ class Payloads(list[Payload]):
         }
 
     def first(self, topology: Topology, realm: str) -> list[int]:
-        """What is there at the beginning."""
         numbers = [
             self.number(plans.pack_message(Message(f"m{number}", queue, body, realm=realm)))
             for number, (queue, body) in enumerate(topology.messages, 1)
@@ -420,7 +405,6 @@ class Positions:
         self._numbers: dict[str, int] = {}
 
     def begin(self, job: ExplorerJob) -> int:
-        """Where a job begins."""
         if id(job) not in self._begun:
             self._begun[id(job)] = self._add(job, (), False)
         return self._begun[id(job)]
@@ -476,8 +460,6 @@ class WorldBooks(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What came of a step."""
-
     world: int
     position: int
     arrivals: tuple[int, ...]
@@ -488,8 +470,6 @@ class StepResult(NamedTuple):
 
 
 class Worlds:
-    """All of them so far, by number."""
-
     def __init__(
         self,
         snapshots: StoreSnapshots,
@@ -510,11 +490,9 @@ class Worlds:
         self._rests: dict[int, Offence | None] = {}
 
     def first(self, payloads: list[int]) -> int:
-        """The world at the beginning."""
         return self._number(0, WorldBooks(frozenset(), frozenset(payloads), frozenset(), ()))
 
     def stepped(self, world: int, position: int) -> StepResult:
-        """What comes of the next step of a worker that is at this position."""
         result = self._stepped.get((world, position))
         if result is None:
             result = self._stepped[world, position] = self._step(world, position, self._positions.steps[position])
@@ -665,11 +643,8 @@ FREE, CRASH, EXPIRY, COPY, CHORE = range(5)
 
 
 class Worker(NamedTuple):
-    """A worker at work."""
-
     position: int
     parcel: int
-    """The number of the parcel that it took."""
     leased: bool
 
 
@@ -681,7 +656,6 @@ class Shift(NamedTuple):
     acknowledged: int = NO_PARCEL
     """Wherever it is."""
     arrivals: tuple[int, ...] = ()
-    """Payloads that were sent."""
 
 
 class Action(NamedTuple):
@@ -695,7 +669,6 @@ class Action(NamedTuple):
     """``step``, ``die``, ``expire`` or ``begin``; ``die`` with numbers: only those messages were sent."""
     worker: int
     after: int
-    """What the worker is then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -713,16 +686,14 @@ class WorkerGroups:
         self, groups: list[WorkerGroup], snapshots: StoreSnapshots, positions: Positions, worlds: Worlds
     ) -> None:
         self.groups = groups
-        self.workers: list[Worker | None] = [None]
-        self.members: list[tuple[int, tuple[int, ...]]] = []
+        self.workers: Numbered[Worker | None] = Numbered(None)
+        self.members: Numbered[tuple[int, tuple[int, ...]]] = Numbered()
         """Which group, and its workers, sorted."""
         self._snapshots, self._positions, self._worlds = snapshots, positions, worlds
-        self._worker_numbers: dict[Worker, int] = {}
-        self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         self._actions: dict[tuple[int, int], list[Action]] = {}
         self._replaced: dict[tuple[int, int, int], int] = {}
         self._chores: dict[tuple[int, str], ExplorerJob] = {}
-        self.idle = [self._number(which, (IDLE,) * group.size) for which, group in enumerate(groups)]
+        self.idle = [self.members.number((which, (IDLE,) * group.size)) for which, group in enumerate(groups)]
 
     def actions(self, world: int, group: int) -> list[Action]:
         """What the workers of this group can do by themselves."""
@@ -741,7 +712,7 @@ class WorkerGroups:
             label = offer.rpartition("\t")[2]
             begin = partial(chore.begin, offer)
             job = self._chores.setdefault((which, offer), ExplorerJob(name_of(label), label, begin, acknowledges=False))
-            after = self._worker(Worker(self._positions.begin(job), NO_PARCEL, False))
+            after = self.workers.number(Worker(self._positions.begin(job), NO_PARCEL, False))
             actions.append(Action(cost, world, self._with(group, IDLE, after), None, "begin", IDLE, after))
         self._actions[world, group] = actions
         return actions
@@ -750,7 +721,7 @@ class WorkerGroups:
         """The group when an idle worker of it has leased this parcel, and that worker; (-1, 0) if all are busy."""
         if self.members[group][1][0] != IDLE:
             return -1, 0
-        worker = self._worker(Worker(self._positions.begin(job), parcel, True))
+        worker = self.workers.number(Worker(self._positions.begin(job), parcel, True))
         return self._with(group, IDLE, worker), worker
 
     def parcels(self, group: int) -> set[int]:
@@ -772,7 +743,7 @@ class WorkerGroups:
                 shift = Shift(back, NO_PARCEL, result.arrivals)
                 yield Action(CRASH, result.world, idle, shift, f"die {' '.join(map(str, part))}", number, IDLE)
         if worker.leased:
-            late = self._worker(worker._replace(leased=False))
+            late = self.workers.number(worker._replace(leased=False))
             yield Action(EXPIRY, world, self._with(group, number, late), Shift(back), "expire", number, late)
 
     def _step(self, world: int, group: int, number: int, worker: Worker) -> Action:
@@ -782,7 +753,7 @@ class WorkerGroups:
         if acknowledged != NO_PARCEL and not worker.leased:
             group = self._called_off(group, acknowledged)
         if self._positions.outcomes[result.position] is None:
-            back, after = NO_PARCEL, self._worker(Worker(result.position, worker.parcel, leased))
+            back, after = NO_PARCEL, self.workers.number(Worker(result.position, worker.parcel, leased))
         else:
             back, after = worker.parcel if leased else NO_PARCEL, IDLE
         shift = Shift(back, acknowledged, result.arrivals)
@@ -794,38 +765,21 @@ class WorkerGroups:
         for number in self.members[group][1]:
             worker = self.workers[number]
             if worker is not None and worker.parcel == parcel and worker.leased:
-                return self._with(group, number, self._worker(worker._replace(leased=False)))
+                return self._with(group, number, self.workers.number(worker._replace(leased=False)))
         return group
 
     def _with(self, group: int, before: int, after: int) -> int:
-        """The group with one worker changed."""
         key = (group, before, after)
         number = self._replaced.get(key)
         if number is None:
             which, workers = self.members[group]
             changed = list(workers)
             changed[changed.index(before)] = after
-            number = self._replaced[key] = self._number(which, tuple(sorted(changed)))
-        return number
-
-    def _worker(self, worker: Worker) -> int:
-        number = self._worker_numbers.get(worker)
-        if number is None:
-            number = self._worker_numbers[worker] = len(self.workers)
-            self.workers.append(worker)
-        return number
-
-    def _number(self, which: int, workers: tuple[int, ...]) -> int:
-        key = (which, workers)
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self.members)
-            self.members.append(key)
+            number = self._replaced[key] = self.members.number((which, tuple(sorted(changed))))
         return number
 
 
 def chores_of(topology: Topology, algorithm: Algorithm) -> list[Chore]:
-    """What is done besides the workers here."""
     chores = list(algorithm.chores)
     if topology.pumps and algorithm.recovery is not None:
         chores.append(pump(topology, algorithm))
@@ -885,52 +839,34 @@ class Transport:
     """All sets of parcels that could ever be leased, by number; number 0 is the empty one."""
 
     def __init__(self) -> None:
-        self.free: list[tuple[int, ...]] = [()]
-        self.payloads: list[int] = []
-        """Of each parcel."""
-        self._numbers: dict[tuple[int, ...], int] = {(): 0}
-        self._parcels: dict[tuple[int, int], int] = {}
+        self.free: Numbered[tuple[int, ...]] = Numbered(())
+        self.parcels: Numbered[tuple[int, int]] = Numbered()
+        """Of each parcel: the payload, and which copy it is."""
         self._changed: dict[tuple[int, int, bool], int] = {}
-
-    def add(self, free: int, parcel: int) -> int:
-        return self._change(free, parcel, True)
-
-    def remove(self, free: int, parcel: int) -> int:
-        return self._change(free, parcel, False)
 
     def arrive(self, free: int, payload: int, in_use: set[int]) -> int:
         """With a new parcel that holds this; ``in_use`` are those that workers hold or know of."""
         copy = 0
-        while (parcel := self._parcel(payload, copy)) in in_use or parcel in self.free[free]:
+        while (parcel := self.parcels.number((payload, copy))) in in_use or parcel in self.free[free]:
             copy += 1
-        return self.add(free, parcel)
+        return self.change(free, parcel, there=True)
 
     def shifted(self, free: int, shift: Shift, in_use: Callable[[int], set[int]]) -> int:
         """After what a worker did; ``in_use`` are the parcels that workers know of, for a payload."""
         if shift.acknowledged != NO_PARCEL:
-            free = self.remove(free, shift.acknowledged)
+            free = self.change(free, shift.acknowledged, there=False)
         if shift.back != NO_PARCEL:
-            free = self.add(free, shift.back)
+            free = self.change(free, shift.back, there=True)
         for payload in shift.arrivals:
             free = self.arrive(free, payload, in_use(payload))
         return free
 
-    def _parcel(self, payload: int, copy: int) -> int:
-        key = (payload, copy)
-        if key not in self._parcels:
-            self._parcels[key] = len(self.payloads)
-            self.payloads.append(payload)
-        return self._parcels[key]
-
-    def _change(self, free: int, parcel: int, there: bool) -> int:
+    def change(self, free: int, parcel: int, *, there: bool) -> int:
         key = (free, parcel, there)
         number = self._changed.get(key)
         if number is None:
             others: Sequence[int] = [each for each in self.free[free] if each != parcel]
-            parcels = tuple(sorted([*others, parcel] if there else others))
-            number = self._numbers.setdefault(parcels, len(self.free))
-            if number == len(self.free):
-                self.free.append(parcels)
+            number = self.free.number(tuple(sorted([*others, parcel] if there else others)))
             self._changed[key] = number
         return number
 
@@ -947,7 +883,6 @@ class Move(NamedTuple):
     """Which one; -1: the transport."""
     action: Action
     parcel: int = NO_PARCEL
-    """What was leased or copied."""
 
 
 class System:
@@ -985,7 +920,6 @@ class System:
         self.first: State = (len(self._spend[FREE]) - 1, self.worlds.first(payloads), free, *self.groups.idle)
 
     def resting(self, state: State) -> bool:
-        """Nothing is on its way, and nobody is at work."""
         return state[PARCELS] == 0 and list(state[GROUPS:]) == self.groups.idle
 
     def moves(self, state: State) -> Iterator[tuple[State, Move]]:
@@ -1003,7 +937,7 @@ class System:
                 now = free if shift is None else self.transport.shifted(free, shift, partial(self._in_use, state))
                 yield (budgets_then, after, now, *head, other, *tail), Move(which, action)
             for parcel, rest in self._leasable(free, which):
-                for job in self.payloads[self.transport.payloads[parcel]].jobs:
+                for job in self.payloads[self.transport.parcels[parcel][0]].jobs:
                     other, worker = self.groups.taking(group, job, parcel)
                     if other < 0:
                         break
@@ -1019,16 +953,15 @@ class System:
                 yield (self._spend[COPY][budgets], world, now, *state[GROUPS:]), move
 
     def _in_use(self, state: State, payload: int) -> set[int]:
-        """The parcels that the workers who could have this payload know of."""
         return self.groups.parcels(state[GROUPS + self.payloads[payload].group])
 
     def _leasable(self, free: int, which: int) -> list[tuple[int, int]]:
         """The parcels that a group can lease, each with what is left then."""
         parcels = self._leases.get((free, which))
         if parcels is None:
-            numbers = self.transport.payloads
-            mine = [each for each in self.transport.free[free] if self.payloads[numbers[each]].group == which]
-            parcels = self._leases[free, which] = [(each, self.transport.remove(free, each)) for each in mine]
+            transport = self.transport
+            mine = [n for n in transport.free[free] if self.payloads[transport.parcels[n][0]].group == which]
+            parcels = self._leases[free, which] = [(n, transport.change(free, n, there=False)) for n in mine]
         return parcels
 
 

@@ -22,42 +22,12 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from onefold.errors import Misuse
-from onefold.outbox.plans import (
-    PLANS,
-    RECOVERIES,
-    Acknowledge,
-    Attempt,
-    Birth,
-    Create,
-    Dispatch,
-    Entity,
-    Entry,
-    Fresh,
-    Handle,
-    Handled,
-    Handler,
-    Holds,
-    Key,
-    KeyOf,
-    Load,
-    Message,
-    Out,
-    Outcome,
-    Persist,
-    Plan,
-    Recovery,
-    Removal,
-    Remove,
-    Taken,
-    sourced,
-    sourced_at_once,
-)
+from onefold.outbox import plans
+from onefold.outbox.plans import Attempt, Handler, Key, KeyOf, Message, Out, Outcome, Plan
 from onefold.outbox.stores.sqlite import SqliteLedger
 
 
 class Wrong(StrEnum):
-    """The rule that was broken."""
-
     APPLIED_TWICE = "applied_twice"
     """A message changed the state a second time."""
     TWO_TOKENS = "two_tokens"
@@ -85,8 +55,6 @@ class Wrong(StrEnum):
 
 
 class Offence(NamedTuple):
-    """What is wrong, as a word and as a sentence."""
-
     wrong: Wrong
     text: str
 
@@ -97,15 +65,12 @@ Rows = tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """One content of the database."""
-
     tokens: frozenset[str]
     parents: Mapping[str, str]
     """Of each token that has one."""
     states: Mapping[Key, str]
     """The state of each entity that is there, as JSON."""
     entries: tuple[tuple[Key, str], ...]
-    """The outbox entries, by entity and name."""
     others: Mapping[str, tuple[tuple[Any, ...], ...]]
     """The rows of tables that a specimen has of its own."""
 
@@ -212,8 +177,8 @@ class Algorithm:
 
     name: str
     plan: Plan
-    recovery: Recovery | None = None
-    sourced: Callable[[Taken], Attempt] | None = None
+    recovery: plans.Recovery | None = None
+    sourced: Callable[[plans.Taken], Attempt] | None = None
     tokens: bool = True
     """The first messages have tokens. A specimen knows none."""
     tables: tuple[str, ...] = ()
@@ -227,13 +192,14 @@ class Algorithm:
 
 
 SHIPPED: Final[Mapping[str, Algorithm]] = {
-    name: Algorithm(name, plan, RECOVERIES[name], sourced_at_once if name == "transactional" else sourced)
-    for name, plan in PLANS.items()
+    name: Algorithm(
+        name, plan, plans.RECOVERIES[name], plans.sourced_at_once if name == "transactional" else plans.sourced
+    )
+    for name, plan in plans.PLANS.items()
 }
-"""The plans that the library has."""
 
 MIXED: Final = replace(
-    SHIPPED["transactional"], name="mixed", tidy=False, others=(PLANS["checkpointed"], PLANS["parented"])
+    SHIPPED["transactional"], name="mixed", tidy=False, others=(plans.PLANS["checkpointed"], plans.PLANS["parented"])
 )
 """All plans side by side, on one database."""
 
@@ -311,12 +277,9 @@ _WORLDS: Final = [
     ),
 ]  # fmt: skip
 TOPOLOGIES: Final[Mapping[str, Topology]] = {each.name: each for each in _WORLDS}
-"""By name."""
 
 
 class Seen(NamedTuple):
-    """Was this message processed?"""
-
     message: str
 
     def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> bool:
@@ -327,8 +290,6 @@ class Seen(NamedTuple):
 
 
 class Remember(NamedTuple):
-    """This message was processed."""
-
     message: str
 
     def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> None:
@@ -353,48 +314,48 @@ class Forget(NamedTuple):
 def evicted(key: Key, message: Message) -> Generator[Any, Any, Outcome]:
     """The positive check: what is not known as processed is processed. Ids of messages are fixed."""
     name = message.token
-    entity: Entity = yield Load(key)
+    entity: plans.Entity = yield plans.Load(key)
     if (yield Seen(name)):
-        yield Acknowledge()
+        yield plans.Acknowledge()
         return Outcome.DUPLICATE
     if name not in entity.outbox:
-        done: Handled = yield Handle(entity.state)
+        done: plans.Handled = yield plans.Handle(entity.state)
         ids = tuple(f"{name}.{position}" for position in range(1, len(done.outgoing) + 1))
-        entity = entity.changed(done.state).keeping(name, Entry(done.outgoing).checkpointed(name, ids))
-        if not (yield Persist(entity)):
+        entity = entity.changed(done.state).keeping(name, plans.Entry(done.outgoing).checkpointed(name, ids))
+        if not (yield plans.Persist(entity)):
             return Outcome.CONFLICT
         entity = entity.stored
-    yield Dispatch(entity.outbox[name].messages(name))
+    yield plans.Dispatch(entity.outbox[name].messages(name))
     yield Remember(name)
-    if not (yield Persist(entity.without(name))):
+    if not (yield plans.Persist(entity.without(name))):
         return Outcome.CONFLICT
-    yield Acknowledge()
+    yield plans.Acknowledge()
     return Outcome.APPLIED
 
 
 def remade(key: Key, message: Message) -> Attempt:
     """The inverted check without a checkpoint: whoever sends again makes tokens again."""
     name = message.token
-    entity: Entity = yield Load(key)
-    if not (yield Holds(name)):
-        yield Acknowledge()
+    entity: plans.Entity = yield plans.Load(key)
+    if not (yield plans.Holds(name)):
+        yield plans.Acknowledge()
         return Outcome.DUPLICATE
     if name not in entity.outbox:
-        done: Handled = yield Handle(entity.state)
-        entity = entity.changed(done.state).keeping(name, Entry(done.outgoing))
-        if not (yield Persist(entity)):
+        done: plans.Handled = yield plans.Handle(entity.state)
+        entity = entity.changed(done.state).keeping(name, plans.Entry(done.outgoing))
+        if not (yield plans.Persist(entity)):
             return Outcome.CONFLICT
         entity = entity.stored
     entry = entity.outbox[name]
     if entry.outgoing:
-        attempt, *tokens = yield Fresh(1 + len(entry.outgoing))
+        attempt, *tokens = yield plans.Fresh(1 + len(entry.outgoing))
         entry = entry.checkpointed(attempt, tuple(tokens))
-        yield Create(Birth("", "", tuple((out.token, out.to) for out in entry.outgoing), guarded=False))
-        yield Dispatch(entry.messages(name))
-    yield Remove(Removal(name, ""))
-    if not (yield Persist(entity.without(name))):
+        yield plans.Create(plans.Birth("", "", tuple((out.token, out.to) for out in entry.outgoing), guarded=False))
+        yield plans.Dispatch(entry.messages(name))
+    yield plans.Remove(plans.Removal(name, ""))
+    if not (yield plans.Persist(entity.without(name))):
         return Outcome.CONFLICT
-    yield Acknowledge()
+    yield plans.Acknowledge()
     return Outcome.APPLIED
 
 
@@ -444,4 +405,3 @@ SPECIMENS: Final[Mapping[str, Specimen]] = {
         ),
     ),
 }
-"""By name."""

@@ -161,7 +161,6 @@ class MemoryLedger:
                     self._entities[step.key].outbox.pop(step.name, None)
 
     def close(self) -> None:
-        """Let go of it; what it held is gone with it."""
         with self._lock:
             self._open = False
             self._entities, self._tokens, self._children = {}, {}, defaultdict(set)
@@ -284,7 +283,6 @@ class MemoryQueue:
                 self._changed.wait(min(rest_s, POLL_S) if self._later else rest_s)
 
     def acknowledge(self, deliveries: Sequence[ports.Delivery]) -> None:
-        """Forget them; one whose lease ran out too, unless it was given out again."""
         with self._locked():
             for position, _ in self._lent(deliveries):
                 del self._parcels[position]
@@ -298,7 +296,6 @@ class MemoryQueue:
                     self._postpone(position, parcel, now_ms, lease_ms)
 
     def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0) -> None:
-        """Give them out again, after so long; this receipt is worth nothing any more."""
         ports.check_least("delay_ms", delay_ms, 0)
         with self._locked():
             now_ms = self._clock_ms()
@@ -308,7 +305,6 @@ class MemoryQueue:
             self._changed.notify_all()
 
     def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:
-        """Set them aside; one that was given out again is left to whom it was given to."""
         with self._locked():
             now_ms = self._clock_ms()
             for position, parcel in self._lent(deliveries):
@@ -324,7 +320,6 @@ class MemoryQueue:
             return [letter for letter in self._letters.values() if queue in (None, letter.queue)][:limit]
 
     def dig_up(self, letters: Sequence[ports.Buried], *, deliver: bool) -> None:
-        """Put them back or remove them; one that is not there any more does no harm."""
         with self._locked():
             for letter in letters:
                 stored = self._letters.pop(letter.number, None)
@@ -349,7 +344,6 @@ class MemoryQueue:
             return [ports.Strayed(queue, len(those), max(those)) for queue, those in sorted(ahead.items())]
 
     def close(self) -> None:
-        """Let go of it; what it held is gone with it."""
         with self._changed:
             self._open = False
             self._changed.notify_all()

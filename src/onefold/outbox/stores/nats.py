@@ -39,15 +39,7 @@ import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.js.api import (
-    AckPolicy,
-    ConsumerConfig,
-    DiscardPolicy,
-    PersistMode,
-    RetentionPolicy,
-    StorageType,
-    StreamConfig,
-)
+from nats.js import api
 from nats.js.client import JetStreamContext
 from nats.js.errors import NotFoundError
 
@@ -362,11 +354,11 @@ class NatsReceipt(NamedTuple):
 
 async def make_streams(js: JetStreamContext, names: Names, replicas: int | None) -> None:
     """Make what is not there; `Misuse` if something can get lost in what is."""
-    config = StreamConfig(storage=StorageType.FILE, discard=DiscardPolicy.NEW, num_replicas=replicas or 1)
+    config = api.StreamConfig(storage=api.StorageType.FILE, discard=api.DiscardPolicy.NEW, num_replicas=replicas or 1)
     work = config.evolve(
-        name=names.stream, subjects=[names.subject(">")], retention=RetentionPolicy.WORK_QUEUE, duplicate_window=0
+        name=names.stream, subjects=[names.subject(">")], retention=api.RetentionPolicy.WORK_QUEUE, duplicate_window=0
     )
-    dead = config.evolve(name=names.dead, subjects=[names.dead_subject(">")], retention=RetentionPolicy.LIMITS)
+    dead = config.evolve(name=names.dead, subjects=[names.dead_subject(">")], retention=api.RetentionPolicy.LIMITS)
     for wanted in (work, dead):
         try:
             stream = (await js.stream_info(str(wanted.name))).config
@@ -379,10 +371,10 @@ async def make_streams(js: JetStreamContext, names: Names, replicas: int | None)
                 raise Misuse(f"stream {wanted.name}: {name} is {is_}, must be {must}")
         if stream.max_age:
             raise Misuse(f"stream {wanted.name}: max_age is {stream.max_age} s: parcels would be lost")
-        if stream.no_ack or stream.persist_mode == PersistMode.ASYNC:
+        if stream.no_ack or stream.persist_mode == api.PersistMode.ASYNC:
             raise Misuse(f"stream {wanted.name}: it acknowledges before it has written (no_ack or persist_mode)")
         limits = [name for name in _LIMITS if (getattr(stream, name) or -1) > 0]
-        if limits and stream.discard != DiscardPolicy.NEW:
+        if limits and stream.discard != api.DiscardPolicy.NEW:
             raise Misuse(f"stream {wanted.name}: {limits[0]} with discard old: parcels would be lost")
 
 
@@ -481,10 +473,10 @@ class Loans:
         stream, consumers = self._names.stream, [self._names.consumer(queue) for queue in queues]
         for queue, consumer in zip(queues, consumers, strict=True):
             if self._leases_ms.get(consumer) != lease_ms:
-                config = ConsumerConfig(
+                config = api.ConsumerConfig(
                     durable_name=consumer,
                     filter_subject=self._names.subject(queue),
-                    ack_policy=AckPolicy.EXPLICIT,
+                    ack_policy=api.AckPolicy.EXPLICIT,
                     ack_wait=lease_ms / 1000,
                     max_ack_pending=-1,  # parcels that wait out a delay count as on loan, and would stop the others
                     max_deliver=-1,
@@ -524,7 +516,6 @@ class Loans:
         return running
 
     def ended(self, receipts: Sequence[str]) -> None:
-        """They are on loan to us no more."""
         for receipt in receipts:
             self._until.pop(receipt, None)
 
@@ -674,7 +665,6 @@ class NatsQueue:
         return self._link.run(lambda client: self._loans.lease(client, queues, limit, lease_ms, wait_s), wait_s)
 
     def acknowledge(self, deliveries: Sequence[ports.Delivery]) -> None:
-        """Let them be removed from the stream; late ones too."""
         self._settle(deliveries, b"+ACK")
 
     def extend(self, deliveries: Sequence[ports.Delivery], lease_ms: int) -> None:
@@ -688,7 +678,6 @@ class NatsQueue:
         self._link.run(work)
 
     def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0) -> None:
-        """Give them out again, after so long."""
         ports.check_least("delay_ms", delay_ms, 0)
         self._settle(deliveries, f'-NAK {{"delay": {delay_ms * 1_000_000}}}'.encode() if delay_ms else b"-NAK")
 
@@ -780,7 +769,6 @@ class NatsQueue:
         return [delivery.receipt for delivery in deliveries]
 
     def _more_s(self, many: int) -> float:
-        """The time that so many may take beyond that of one."""
         return many / IN_FLIGHT_MAX * self._timeout_s
 
 

@@ -304,7 +304,6 @@ class PostgresLedger:
 
     @property
     def realm(self) -> str:
-        """The name of this store, made when the tables were."""
         self._connections.check_open()
         return self._realm
 
@@ -322,11 +321,7 @@ class PostgresLedger:
         """There are as many entries as messages under way, so all are looked at: an index would cost each write."""
         arguments = {"before_ms": before_ms, "after_ms": after_ms, "limit": limit, "endpoint": endpoint}
         rows = self._connections.run(lambda db: db.execute(_STRANDED, arguments).fetchall())
-        entries = [(plans.Key(*key), name, at_ms, entry) for *key, name, at_ms, entry in rows]
-        return [
-            ports.Stranded(key, name, at_ms, plans.stored_entry(key, name, entry))
-            for key, name, at_ms, entry in entries
-        ]
+        return [ports.Stranded.stored(*row) for row in rows]
 
     def purge(self, before_ms: int, endpoint: str | None = None) -> int:
         arguments = {"before_ms": before_ms, "endpoint": endpoint}
@@ -342,8 +337,17 @@ class PostgresLedger:
         return self._connections.run(lambda db: _create(db, births, self._clock_ms()))
 
     def remove(self, removals: Sequence[plans.Removal]) -> None:
+        """Two statements that are sent at once; the first of two removals of one token decides."""
+        attempts = dict(reversed(removals))
+        arguments = {"tokens": list(attempts), "attempts": list(attempts.values())}
+
+        def work(db: Connection) -> None:
+            with db.pipeline(), db.transaction():
+                for statement in (_REMOVE, _SWEEP):
+                    db.execute(statement, arguments)
+
         if removals:
-            self._connections.run(lambda db: _remove(db, removals))
+            self._connections.run(work)
 
     def discard(self, token: str, parent: str | None = None) -> bool:
         arguments = {"token": token, "parent": parent}
@@ -364,7 +368,12 @@ class PostgresLedger:
         return []
 
     def open(self, steps: Sequence[plans.Open]) -> list[plans.OpenedAttempt]:
-        return self._connections.run(lambda db: _open(db, steps))
+        arguments = {**_keys([step.key for step in steps]), "tokens": [step.token for step in steps]}
+        rows = self._connections.run(lambda db: db.execute(_OPEN, arguments).fetchall())
+        return [
+            plans.OpenedAttempt(plans.Entity.unpacked(step.key, version, state, entries or {}), bool(has_token))
+            for step, (version, state, entries, has_token) in zip(steps, rows, strict=True)
+        ]
 
     def settle(self, steps: Sequence[plans.Settle]) -> list[plans.Settled]:
         if not steps:
@@ -403,19 +412,7 @@ class PostgresLedger:
             )
 
 
-def _open(db: Connection, steps: Sequence[plans.Open]) -> list[plans.OpenedAttempt]:
-    """All of one moment, with their tokens."""
-    arguments = {**_keys([step.key for step in steps]), "tokens": [step.token for step in steps]}
-    opened = []
-    for step, (version, state, entries, has_token) in zip(steps, db.execute(_OPEN, arguments), strict=True):
-        opened.append(
-            plans.OpenedAttempt(plans.Entity.unpacked(step.key, version, state, entries or {}), bool(has_token))
-        )
-    return opened
-
-
 def _persist(db: Connection, entities: Sequence[plans.Entity], now_ms: int) -> list[bool]:
-    """Write each with its whole outbox, if the version is right."""
     answers = []
     for together in _apart(entities, [{entity.key} for entity in entities]):
         entries = [(n, *entry) for n, entity in enumerate(together, 1) for entry in entity.packed_outbox.items()]
@@ -512,17 +509,6 @@ def _create(db: Connection, births: Sequence[plans.Birth], now_ms: int) -> list[
         able = {n for (n,) in db.execute(_CREATE, arguments)}
         answers += [n in able for n in range(1, len(together) + 1)]
     return answers
-
-
-def _remove(db: Connection, removals: Sequence[plans.Removal]) -> None:
-    """Two statements that are sent at once; the first of two removals of one token decides."""
-    attempts: dict[str, str] = {}
-    for token, attempt in removals:
-        attempts.setdefault(token, attempt)
-    arguments = {"tokens": list(attempts), "attempts": list(attempts.values())}
-    with db.pipeline(), db.transaction():
-        for statement in (_REMOVE, _SWEEP):
-            db.execute(statement, arguments)
 
 
 def _make(connection: Connection) -> str:

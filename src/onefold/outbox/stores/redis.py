@@ -148,7 +148,6 @@ class RedisTokens:
             return [f"{self.url}: {concern}" for concern in concerns(self._client, self._replicas_min, "tokens")]
 
     def close(self) -> None:
-        """Close all connections."""
         self._open = False
         self._client.close()
 

@@ -244,11 +244,7 @@ class SqliteLedger:
         """There are as many entries as messages under way, so all are looked at: an index would cost each write."""
         with self._reading() as db:
             rows = db.execute(_STRANDED, (before_ms, after_ms, endpoint, limit)).fetchall()
-        entries = [(plans.Key(*key), name, at_ms, entry) for *key, name, at_ms, entry in rows]
-        return [
-            ports.Stranded(key, name, at_ms, plans.stored_entry(key, name, entry))
-            for key, name, at_ms, entry in entries
-        ]
+        return [ports.Stranded.stored(*row) for row in rows]
 
     def purge(self, before_ms: int, endpoint: str | None = None) -> int:
         with self._writing() as (db, _):
@@ -329,7 +325,6 @@ class SqliteLedger:
                 db.executemany(_DROP, [(*step.key, step.name) for step in steps])
 
     def close(self) -> None:
-        """Let go of the file."""
         with self._lock:
             self._open = False
             self._database.close()
@@ -535,7 +530,6 @@ class SqliteQueue:
         self._open = True
 
     def send(self, parcels: Sequence[ports.Parcel]) -> None:
-        """Take them all, in one transaction."""
         ports.check_parcels(parcels)
         with self._writing(parcels) as db:
             db.executemany(_SEND, parcels)
@@ -561,7 +555,6 @@ class SqliteQueue:
                     return []
 
     def acknowledge(self, deliveries: Sequence[ports.Delivery]) -> None:
-        """Forget them; one whose lease ran out too, unless it was given out again."""
         lent = [delivery.numbers for delivery in deliveries]
         with self._writing(lent) as db:
             db.executemany(_ACKNOWLEDGE, lent)
@@ -574,7 +567,6 @@ class SqliteQueue:
             db.executemany(_EXTEND, [(now_ms, lease_ms, *loan) for loan in lent])
 
     def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0) -> None:
-        """Give them out again, after so long; this receipt is worth nothing any more."""
         ports.check_least("delay_ms", delay_ms, 0)
         lent = [delivery.numbers for delivery in deliveries]
         with self._writing(lent) as db:
@@ -583,7 +575,6 @@ class SqliteQueue:
             self._tell()
 
     def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:
-        """Set them aside; one that was given out again is left to whom it was given to."""
         lent = [delivery.numbers for delivery in deliveries]
         with self._writing(lent) as db:
             why = reason[: ports.REASON_MAX], self._clock_ms()
@@ -599,7 +590,6 @@ class SqliteQueue:
                 return [ports.Buried(*row) for row in rows]
 
     def dig_up(self, letters: Sequence[ports.Buried], *, deliver: bool) -> None:
-        """Put them back or remove them; one that is not there any more does no harm."""
         numbers = [(letter.number,) for letter in dict.fromkeys(letters)]
         with self._writing(numbers) as db:
             if deliver:
@@ -625,7 +615,6 @@ class SqliteQueue:
         return strayed
 
     def close(self) -> None:
-        """Let go of the file."""
         with self._changed:
             self._open = False
             self._database.close()
