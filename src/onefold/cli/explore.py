@@ -38,14 +38,9 @@ def explore(
     """Try every crash, every order and every late write. Exit 1, with the shortest history, if anything is wrong."""
     from onefold.outbox.explore import SHIPPED, SPECIMENS, TOPOLOGIES, Convicted, explored
 
-    budgets: dict[str, Any] = {
-        "plan": plan,
-        "workers": workers,
-        "crashes": crashes,
-        "expiries": expiries,
-        "copies": copies,
-    }
-    options = {name: value for name, value in {**budgets, "message": message, "key": key}.items() if value is not None}
+    budgets = {"plan": plan, "workers": workers, "crashes": crashes, "expiries": expiries, "copies": copies}
+    words: dict[str, Any] = {**budgets, "message": message, "key": key}
+    options = {name: value for name, value in words.items() if value is not None}
     wanted = [name for name, value in {"TARGET": target, "--specimen": specimen, "--shipped": shipped}.items() if value]
     if len(wanted) != 1:
         raise Misuse(f"explore what? One of TARGET, --specimen and --shipped, not {' and '.join(wanted) or 'none'}")

@@ -69,7 +69,6 @@ class TokenContext:
 
 
 def look_for(stores: options.OutboxStores, name: str) -> TokenContext:
-    """Look everywhere for a token."""
     entries = read_entries(stores.entities)
     dead = [] if stores.queue is None else letters(stores.queue)
     # The listing is by name: from a little before it on.

@@ -77,10 +77,5 @@ __all__ = [
 ]
 
 __getattr__ = loaded_on_use(
-    __name__,
-    {
-        "Endpoint": "endpoint",
-        "MemoryLedger": "stores.memory",
-        "MemoryQueue": "stores.memory",
-    },
+    __name__, {"Endpoint": "endpoint", "MemoryLedger": "stores.memory", "MemoryQueue": "stores.memory"}
 )

@@ -45,21 +45,17 @@ class FeedLog(Protocol):
     @property
     def name(self) -> str:
         """Two logs of one name need two endpoints."""
-        ...
 
     @property
     def start(self) -> int:
         """The first offset that is still kept."""
-        ...
 
     @property
     def end(self) -> int:
         """The offset behind the last durable record."""
-        ...
 
     def read(self, start: int, end: int) -> Iterator[FeedRecord]:
         """The records from ``start`` up to, not including, ``end``."""
-        ...
 
 
 @dataclass(slots=True)

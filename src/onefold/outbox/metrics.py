@@ -1,7 +1,4 @@
-"""/metrics and /healthz of a consumer, on loopback, in a thread beside it.
-
-What there is to watch of a consumer, for Prometheus: read from its books and the stores when somebody asks.
-"""
+"""/metrics and /healthz of a consumer, on loopback, in a thread beside it; figures are read when somebody asks."""
 
 from __future__ import annotations
 

@@ -306,8 +306,6 @@ class Persist(NamedTuple):
 
 
 class Settled(StrEnum):
-    """What became of a `Settle`."""
-
     DONE = "done"
     STALE = "stale"
     NO_TOKEN = "no_token"  # noqa: S105 # no password
@@ -371,8 +369,6 @@ Step = (
 
 
 class Outcome(StrEnum):
-    """How an attempt ended."""
-
     APPLIED = "applied"
     """It changed the state, and what it sends is sent."""
     RESUMED = "resumed"

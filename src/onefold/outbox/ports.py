@@ -54,7 +54,6 @@ class EntityStore(Protocol):
 
     def load(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
         """The entities, in this order; version 0 for those that never were."""
-        ...
 
     def persist(self, entities: Sequence[plans.Entity]) -> list[bool]:
         """Write each whose version is still the stored one, which grows by one; False for the others.
@@ -62,7 +61,6 @@ class EntityStore(Protocol):
         Durable when it returns. In this order: of two writes of one entity in a batch the second is stale. An entity
         without state and without outbox stays as a tombstone.
         """
-        ...
 
     def stranded(
         self, before_ms: int, limit: int, endpoint: str | None = None, *, after_ms: int = FOREVER_MS
@@ -71,18 +69,15 @@ class EntityStore(Protocol):
 
         Those written after ``after_ms`` come too: what is dated later than now has a wrong date, and may be old.
         """
-        ...
 
     def purge(self, before_ms: int, endpoint: str | None = None) -> int:
         """Remove the tombstones that were written before this time, and say how many there were.
 
         No attempt may be under way that began before that: it could write what it made of the deleted entity.
         """
-        ...
 
     def close(self) -> None:
         """Let go of the store; every other call is `Misuse` from then on. May be called twice."""
-        ...
 
 
 class Token(NamedTuple):
@@ -108,45 +103,35 @@ class TokenStore(Protocol):
     @property
     def realm(self) -> str:
         """The name of this store, made when it was: messages carry it."""
-        ...
 
-    def holds(self, tokens: Sequence[str]) -> list[bool]:
-        """Which of them exist."""
-        ...
+    def holds(self, tokens: Sequence[str]) -> list[bool]: ...
 
     def create(self, births: Sequence[plans.Birth]) -> list[bool]:
         """Make the tokens of each birth, all or none; False where it is guarded and the parent does not exist.
 
         Durable when it returns. A token that exists already is left as it is.
         """
-        ...
 
     def remove(self, removals: Sequence[plans.Removal]) -> None:
         """Remove each token; of those made for it, free the ones of this attempt and remove the others.
 
         What is free has no parent any more. A token that is not there does no harm, its children are still seen to.
         """
-        ...
 
     def discard(self, token: str, parent: str | None = None) -> bool:
         """Remove this token alone, if its parent is this one (None: whatever it is); say whether it was there."""
-        ...
 
     def listed(self, *, after: str = "", limit: int = 1_000, orphans: bool = False) -> list[Token]:
         """Tokens by name, from behind ``after``; ``orphans``: only those with a parent that has no token."""
-        ...
 
     def live(self) -> Live:
         """How many there are, and when the oldest was made."""
-        ...
 
     def warnings(self) -> list[str]:
         """Settings by which it can lose what it has confirmed, one sentence each; to be said at the start."""
-        ...
 
     def close(self) -> None:
         """Let go of the store; every other call is `Misuse` from then on. May be called twice."""
-        ...
 
 
 class Ledger(EntityStore, TokenStore, Protocol):
@@ -154,18 +139,15 @@ class Ledger(EntityStore, TokenStore, Protocol):
 
     def open(self, steps: Sequence[plans.Open]) -> list[plans.OpenedAttempt]:
         """Entities, each with whether its token exists at the same moment."""
-        ...
 
     def settle(self, steps: Sequence[plans.Settle]) -> list[plans.Settled]:
         """Do each or change nothing for it, in this order, all in one transaction that is durable when it returns.
 
         The tokens of the new entry have no parent: there is no attempt that could lose.
         """
-        ...
 
     def finish(self, steps: Sequence[plans.Finish]) -> None:
         """Remove these outbox entries; the versions stay. One that is not there does no harm."""
-        ...
 
 
 class Parcel(NamedTuple):
@@ -237,50 +219,39 @@ class Queue(Protocol):
 
     def send(self, parcels: Sequence[Parcel]) -> None:
         """Take them all; durable when it returns. After `StoreFailed` some may have been taken."""
-        ...
 
     def lease(self, queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int = 0) -> list[Delivery]:
         """At most so many parcels of these queues; waits so long for the first one, not for more.
 
         Within a queue the oldest come first, roughly: one that comes again may come later than its turn.
         """
-        ...
 
     def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         """They need not come again. A lease that ran out: no harm, but the parcel may."""
-        ...
 
     def extend(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
         """Work on them goes on: the lease runs from now. One that ran out stays so."""
-        ...
 
     def release(self, deliveries: Sequence[Delivery], delay_ms: int = 0) -> None:
         """Give them out again, after so long; these receipts are worth nothing any more."""
-        ...
 
     def bury(self, deliveries: Sequence[Delivery], reason: str) -> None:
         """Set them aside as dead letters, which nobody is given; one that was given out again is left to its holder."""
-        ...
 
     def buried(self, limit: int = 1_000, queue: str | None = None) -> list[Buried]:
         """Dead letters, oldest first."""
-        ...
 
     def dig_up(self, letters: Sequence[Buried], *, deliver: bool) -> None:
         """Put dead letters back into their queue, as if new, or remove them for good; a missing one does no harm."""
-        ...
 
     def waiting(self) -> dict[str, int]:
         """How many parcels each queue holds, on loan or not; dead letters are not counted."""
-        ...
 
     def strayed(self, *, mend: bool = False) -> list[Strayed]:
         """Parcels whose lease or delay began later than it is now, by queue; ``mend``: they are due from now on."""
-        ...
 
     def close(self) -> None:
         """Let go of the transport; every other call is `Misuse` from then on. May be called twice."""
-        ...
 
 
 def open_ledger(url: str) -> Ledger:

@@ -276,8 +276,6 @@ def describe(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A message to process, and by which handler."""
-
     message: Message
     key: Key
     call: Handler

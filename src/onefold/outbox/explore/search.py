@@ -25,11 +25,8 @@ Calls = dict[str, int]
 
 
 class _Visit(NamedTuple):
-    """A state on the way from the first one, and what is still to be tried there."""
-
     state: State
     move: Move | None
-    """What led here."""
     moves: Iterator[tuple[State, Move]]
     calls: Calls
 
@@ -79,13 +76,11 @@ def _add(calls: Calls, later: Calls, name: str) -> None:
 
 def _called(system: System, before: State, move: Move) -> str:
     """For which message this move calls the handler; empty: for none."""
-    action, positions = move.action, system.positions
-    if action.what == "step":
-        worker = system.groups.workers[action.worker]
-        assert worker is not None
-        called = system.worlds.stepped(before[WORLD], worker.position).called
-        return positions.jobs[worker.position].name if called else ""
-    return ""
+    worker = system.groups.workers[move.action.worker]
+    if move.action.what != "step" or worker is None:
+        return ""
+    called = system.worlds.stepped(before[WORLD], worker.position).called
+    return system.positions.jobs[worker.position].name if called else ""
 
 
 class Trail(NamedTuple):
@@ -107,10 +102,7 @@ class Convicted(AssertionError):
 
     def __init__(self, plan: str, offence: Offence, history: str, states: int) -> None:
         super().__init__(f"{plan}: {offence.wrong.replace('_', ' ')} (found in {states:,} states)\n{history}")
-        self.plan = plan
-        self.offence = offence
-        self.history = history
-        self.states = states
+        self.plan, self.offence, self.history, self.states = plan, offence, history, states
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +130,9 @@ class Exploration:
 
 
 def explored(
-    topology: Topology,
-    algorithm: Algorithm,
-    *,
-    states_max: int = STATES_MAX,
-    invariant: Invariant | None = None,
-    endless: bool = False,
-) -> Exploration:
+    topology: Topology, algorithm: Algorithm, *, states_max: int = STATES_MAX,
+    invariant: Invariant | None = None, endless: bool = False,
+) -> Exploration:  # fmt: skip
     """All states, or `Convicted`. ``endless``: also look whether anything goes on for ever, and count calls."""
     try:
         system = System(topology, algorithm, invariant)
@@ -256,11 +244,8 @@ class _Search:
 
 def history(system: System, trail: Trail, offence: Offence) -> str:
     teller = _Teller(system)
-    lines = []
-    before = trail.first
-    for move, after in trail.moves:
-        lines.append(teller.line(move, before, after))
-        before = after
+    states = [trail.first, *(after for _, after in trail.moves)]
+    lines = [teller.line(move, before, after) for before, (move, after) in zip(states, trail.moves, strict=False)]
     width = len(str(len(lines)))
     numbered = [f"{number:{width}}. {line}" for number, line in enumerate(lines, 1)]
     if trail.again:
@@ -288,11 +273,9 @@ class _Teller:
         rest = list(self.system.groups.members[after[GROUPS + move.group]][1])
         rest.remove(slots[slot])
         odd = []
-        for number, worker in enumerate(slots):
-            if number == slot:
-                continue
-            if worker in rest:
-                rest.remove(worker)
+        for number in (number for number in range(len(slots)) if number != slot):
+            if slots[number] in rest:
+                rest.remove(slots[number])
             else:
                 odd.append(number)
         for number, worker in zip(odd, rest, strict=True):
@@ -326,14 +309,10 @@ class _Teller:
         result = self.system.worlds.stepped(world, position)
         step, job = positions.steps[position], positions.jobs[position]
         answer = positions.answers[result.position][len(positions.answers[position])]
-        text = "" if isinstance(step, plans.Acknowledge) else _describe(step, answer)
-        if isinstance(step, plans.Acknowledge):
-            text = f"acknowledges {job.label}" + ("" if leased else ", late")
-        if (
-            positions.carries[position]
-            and not positions.carries[result.position]
-            and type(step) not in (plans.Load, plans.Open)
-        ):
+        late = "" if leased else ", late"
+        text = f"acknowledges {job.label}{late}" if isinstance(step, plans.Acknowledge) else _describe(step, answer)
+        is_written = positions.carries[position] and not positions.carries[result.position]
+        if is_written and type(step) not in (plans.Load, plans.Open):
             text += f": {job.name} is applied"
         if result.called:
             text += f", and calls the handler for {job.label}"

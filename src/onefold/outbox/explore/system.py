@@ -102,16 +102,13 @@ class StoreSnapshots:
         for statement in tables:
             db.execute(statement)
         self._ledger = SqliteLedger.over(db, lambda: 0)  # the clock stands: time is no part of a state
+        self.realm = self._ledger.realm
         self._outbound = _Outbound()
         self._world = World(self._ledger, self._ledger, cast(Queue, self._outbound))
         names = db.execute("select name from sqlite_master where type = 'table' order by name").fetchall()
         self._reads = [(name, f'select * from "{name}"') for (name,) in names]  # noqa: S608 # names of our own schema
         self._ledger.create(first)
         self._here = self._number()
-
-    @property
-    def realm(self) -> str:
-        return self._ledger.realm
 
     def close(self) -> None:
         self._connection.close()
@@ -199,8 +196,6 @@ WORLDS_MAX: Final = 50_000
 
 
 class Ending(NamedTuple):
-    """A world at rest."""
-
     states: frozenset[tuple[Key, str]]
     applied: frozenset[str]
     """The names of the messages that were processed."""
@@ -299,8 +294,6 @@ class ExplorerJob:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """A payload that was sent, whatever the number of its copies."""
-
     group: int
     """Whose workers take it; -1: nobody here."""
     jobs: tuple[ExplorerJob, ...]
@@ -447,12 +440,9 @@ Invariant = Callable[[Mapping[str, Any]], object]
 
 
 class WorldBooks(NamedTuple):
-    """What happened so far, as far as it matters."""
-
     applied: frozenset[str]
     """The names of messages that changed a state."""
     sent: frozenset[int]
-    """All payloads that were ever sent."""
     dead: frozenset[str]
     """Tokens that were, and are no more."""
     attempts: tuple[tuple[str, int], ...]
@@ -471,14 +461,9 @@ class StepResult(NamedTuple):
 
 class Worlds:
     def __init__(
-        self,
-        snapshots: StoreSnapshots,
-        payloads: Payloads,
-        positions: Positions,
-        endings: frozenset[Ending],
-        algorithm: Algorithm,
-        invariant: Invariant | None = None,
-    ) -> None:
+        self, snapshots: StoreSnapshots, payloads: Payloads, positions: Positions, endings: frozenset[Ending],
+        algorithm: Algorithm, invariant: Invariant | None = None,
+    ) -> None:  # fmt: skip
         self.contents: list[int] = []
         self.books: list[WorldBooks] = []
         self.offences: list[Offence | None] = []
@@ -659,8 +644,6 @@ class Shift(NamedTuple):
 
 
 class Action(NamedTuple):
-    """Something that a group can do, and what comes of it."""
-
     cost: int
     world: int
     group: int
@@ -696,7 +679,6 @@ class WorkerGroups:
         self.idle = [self.members.number((which, (IDLE,) * group.size)) for which, group in enumerate(groups)]
 
     def actions(self, world: int, group: int) -> list[Action]:
-        """What the workers of this group can do by themselves."""
         actions = self._actions.get((world, group))
         if actions is not None:
             return actions

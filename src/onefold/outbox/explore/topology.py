@@ -29,11 +29,9 @@ from onefold.outbox.stores.sqlite import SqliteLedger
 
 class Wrong(StrEnum):
     APPLIED_TWICE = "applied_twice"
-    """A message changed the state a second time."""
     TWO_TOKENS = "two_tokens"
     """One message was sent under two tokens: it will be processed twice."""
     TWO_PAYLOADS = "two_payloads"
-    """One message was sent with two contents."""
     TOKEN_BACK = "token_back"  # noqa: S105 # no password
     """A token that was gone exists again."""
     LOST = "lost"
@@ -47,11 +45,8 @@ class Wrong(StrEnum):
     STUCK = "stuck"
     """Not at rest, and nobody can go on."""
     CIRCLE = "circle"
-    """It can go on for ever."""
     HANDLER = "handler"
-    """The handler raised, or returned what cannot be kept."""
     INVARIANT = "invariant"
-    """The invariant that was given does not hold."""
 
 
 class Offence(NamedTuple):

@@ -249,7 +249,6 @@ class MemoryQueue:
     """
 
     def __init__(self, clock_ms: Callable[[], int] = wall_ms) -> None:
-        """Begin with nothing; the clock says when leases and delays end."""
         self._clock_ms = clock_ms
         self._parcels: dict[int, _Queued] = {}
         # Heaps: by queue, which wait; and when which lease or delay ends. Both may name what has moved on since.

@@ -131,18 +131,12 @@ class Link:
     """
 
     def __init__(
-        self,
-        address: NatsAddress,
-        timeout_s: float,
-        *,
-        credentials: str | None = None,
+        self, address: NatsAddress, timeout_s: float, *, credentials: str | None,
         prepare: Callable[[Client], Awaitable[None]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``prepare`` is done on each new connection before anything else is."""
-        self.address = address
-        self._timeout_s = timeout_s
-        self._credentials = credentials
-        self._prepare = prepare
+        self.address, self._credentials = address, credentials
+        self._timeout_s, self._prepare = timeout_s, prepare
         self._guard = Lock()  # of the thread's beginning and end
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: Thread | None = None
@@ -556,8 +550,6 @@ _NO_ANSWER = (nats.errors.NoRespondersError, nats.errors.TimeoutError)
 
 
 class Letter(NamedTuple):
-    """Something to be stored in a stream."""
-
     subject: str
     payload: bytes
     headers: Mapping[str, str] | None = None
@@ -616,14 +608,9 @@ class NatsQueue:
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        stream: str = STREAM,
-        replicas: int | None = None,
-        timeout_s: float = TIMEOUT_S,
+        self, url: str, *, stream: str = STREAM, replicas: int | None = None, timeout_s: float = TIMEOUT_S,
         credentials: str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Point at ``nats://[user:password@ | token@]host[:port]``, or ``tls://``; several hosts with commas between.
 
         ``credentials`` is a file as NATS makes them for users. ``replicas`` is how many servers keep each parcel; a
@@ -645,7 +632,6 @@ class NatsQueue:
         self._loans = Loans(self._names, timeout_s)
 
     def send(self, parcels: Sequence[ports.Parcel]) -> None:
-        """Take them all; many are under way at once, and each is waited for."""
         ports.check_parcels(parcels)
         letters = [Letter(self._names.subject(queue), payload) for queue, payload in parcels]
 
@@ -659,7 +645,6 @@ class NatsQueue:
         self._link.run(work, self._more_s(len(letters)))
 
     def lease(self, queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int = 0) -> list[ports.Delivery]:
-        """The oldest of each queue, and of all their share."""
         queues = ports.check_lease(queues, limit, lease_ms, wait_ms)
         wait_s = wait_ms / 1000
         return self._link.run(lambda client: self._loans.lease(client, queues, limit, lease_ms, wait_s), wait_s)

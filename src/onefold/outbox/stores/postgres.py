@@ -271,18 +271,14 @@ class PostgresLedger:
     """
 
     def __init__(
-        self,
-        url: str,
-        clock_ms: Callable[[], int] | None = None,
-        *,
-        connections_max: int = CONNECTIONS_MAX,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
+        self, url: str, clock_ms: Callable[[], int] | None = None, *,
+        connections_max: int = CONNECTIONS_MAX, timeout_s: float = TIMEOUT_S,
+    ) -> None:  # fmt: skip
         """Connect to ``postgresql://user:password@host/database#schema``, and make the tables that are not there.
 
         Without ``#schema`` they are in the first schema of the search path. `Misuse` if the server could lose a commit.
         """
-        self._address = _address(url)
+        self._address = address = _address(url)
         if connections_max < 1:
             problem = f"connections_max is {connections_max}, must be at least 1"
             raise Misuse(f"{self._address}: {problem}", connections_max=connections_max)
@@ -290,11 +286,7 @@ class PostgresLedger:
         self._clock_ms = clock_ms or wall_ms
         self._realm = ""
         self._connections = Connections(
-            self._address.conninfo,
-            self._address.shown,
-            self._prepare,
-            connections_max=connections_max,
-            timeout_s=timeout_s,
+            address.conninfo, address.shown, self._prepare, connections_max=connections_max, timeout_s=timeout_s
         )
         try:
             self._realm = self._connections.run(_make)

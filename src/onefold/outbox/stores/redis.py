@@ -46,14 +46,9 @@ class RedisTokens:
     """
 
     def __init__(
-        self,
-        url: str,
-        prefix: str = PREFIX,
-        timeout_s: float = TIMEOUT_S,
-        replicas_min: int = 0,
-        *,
+        self, url: str, prefix: str = PREFIX, timeout_s: float = TIMEOUT_S, replicas_min: int = 0, *,
         clock_ms: Callable[[], int] = wall_ms,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Point at ``redis://[user:password@]host[:port][/db]``, or ``rediss://`` for TLS.
 
         ``prefix`` comes before each key. Each wait for the server lasts ``timeout_s`` at most. With ``replicas_min`` a

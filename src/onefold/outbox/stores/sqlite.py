@@ -212,7 +212,6 @@ class SqliteLedger:
 
     @property
     def realm(self) -> str:
-        """The name of this store, made when the file was."""
         self._check_open()
         return str(self._realm)
 
@@ -506,13 +505,9 @@ class SqliteQueue:
     """
 
     def __init__(
-        self,
-        path: str | PathLike[str],
-        clock_ms: Callable[[], int] = wall_ms,
-        *,
-        poll_s: float = POLL_S,
-        busy_s: float = BUSY_S,
-    ) -> None:
+        self, path: str | PathLike[str], clock_ms: Callable[[], int] = wall_ms, *,
+        poll_s: float = POLL_S, busy_s: float = BUSY_S,
+    ) -> None:  # fmt: skip
         """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
         if not poll_s > 0:
             raise Misuse(f"poll_s is {poll_s}, must be more than 0", poll_s=poll_s)
@@ -644,7 +639,6 @@ class SqliteQueue:
         return {queue: row[0] for queue, row in rows.items() if row is not None}
 
     def _find(self, queues: Sequence[str], limit: int) -> list[int]:
-        """Positions that may be given out, the oldest first."""
         now_ms = self._clock_ms()
         with self._database.reading() as db:
             positions = [row[0] for queue in queues for row in db.execute(_FIND, [queue, now_ms, limit])]
