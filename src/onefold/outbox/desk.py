@@ -381,11 +381,8 @@ ASKED_MAX: Final = 500
 
 
 class Waiting:
-    """All who wait for an answer; lives on one event loop.
-
-    Many who wait are one question to the store, asked again and again: the answer may come through another desk on
-    another machine.
-    """
+    """All who wait for an answer, on one event loop: one question to the store for all of them, asked again and again,
+    for the answer may come through another desk."""
 
     def __init__(self, look: Callable[[Sequence[str]], Awaitable[list[Slot | None]]], wait_s_max: float) -> None:
         self._look = look

@@ -46,10 +46,7 @@ class Registered:
 
 
 class Endpoint:
-    """Who handles what, and where it is kept.
-
-    A store or transport is named by its address, or given: then it is the caller's to close.
-    """
+    """Handlers, stores and a transport. A store that is given, not named by its address, is the caller's to close."""
 
     def __init__(
         self, name: str, *, store: str | Ledger | EntityStore, transport: str | Queue,
@@ -138,10 +135,8 @@ class Endpoint:
         return Work(message, self.key(plans.key_of(message, registered.key)), registered.call, delivery)
 
     def process(self, message: Message, delivery: Delivery | None = None) -> Outcome:
-        """Attempt one message, once, and acknowledge its delivery; what the handler raises is raised here.
-
-        After CONFLICT or an error it must come again.
-        """
+        """Attempt one message, once, and acknowledge its delivery. After CONFLICT or an error, which is raised, it must
+        come again."""
         work = self.work(message, delivery)
         if message.realm not in ("", realm := self.world.tokens.realm):
             raise BadInput(f"{message.to}: the token is kept in {message.realm!r}, not in {realm!r}")

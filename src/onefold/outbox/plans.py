@@ -484,9 +484,7 @@ RECOVERIES: Final[Mapping[str, Recovery]] = MappingProxyType(
 
 def sent(entity: Entity, name: str, *, guarded: bool, at_once: bool = False) -> Generator[Step, Any, Outcome | None]:
     """From the entry to the end: tokens, messages, removal, and an empty outbox; an outcome if it could not be.
-
-    ``at_once``: in one database, where an entry is cleared alone.
-    """
+    ``at_once``: in one database, where an entry is cleared alone."""
     entry = entity.outbox[name]
     if entry.outgoing and not entry.attempt:
         entry = yield from named(entry)

@@ -250,10 +250,8 @@ class Consumer:
                 outages, self.trouble = 0, None
 
     def _process(self, deliveries: Sequence[Delivery]) -> Exception | None:
-        """Give each its verdict, or give it back untouched: at the end of the consumer, or because a store failed.
-
-        What the store raised is returned.
-        """
+        """Give each its verdict, or give it back untouched when the consumer ends or a store fails, whose error is
+        returned."""
         self.books.received(len(deliveries))
         with self._lock:
             self._leased |= {delivery.receipt: delivery for delivery in deliveries}
@@ -306,11 +304,8 @@ class Consumer:
     @contextmanager
     def _turns(self, keys: Sequence[Key]) -> Iterator[set[Key]]:
         """Those of the entities that no other thread is at, until this ends; if there are none, the first to be free.
-
-        Two threads at one entity do no harm: the store tells one of them, which tries again. But where a whole queue is
-        about one entity they would do little else. Turns are short, a round each, and nobody waits for one while having
-        another.
-        """
+        Two threads at one entity do no harm, but where a whole queue is about one entity they would do little else than
+        try again. Nobody waits for a turn while having another."""
         with self._freed:
             self._freed.wait_for(lambda: not self._busy.issuperset(keys), TURN_S)
             ours = set(keys) - self._busy

@@ -217,10 +217,8 @@ class OutboxSink:
         return [F.col(quoted(name)).cast(exact(types[name])).alias(name) for name in names]
 
     def _send_partition(self, number: int, parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What Spark calls with one bucket, sorted; gives back one row of `FIGURES`.
-
-        An error of ours is an answer: raised here, it would be a page of Java.
-        """
+        """What Spark calls with one bucket, sorted. An error of ours is an answer: raised here, it would be a page of
+        Java."""
         counts = dict.fromkeys((Outcome.APPLIED, Outcome.RESUMED, Outcome.DUPLICATE), 0)
         kind, text = "", ""
         rows = chain.from_iterable(

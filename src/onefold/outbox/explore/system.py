@@ -732,8 +732,12 @@ class WorkerGroups:
         result = self._worlds.stepped(world, worker.position)
         acknowledged = worker.parcel if result.acknowledged else NO_PARCEL
         leased = worker.leased and not result.acknowledged
-        if acknowledged != NO_PARCEL and not worker.leased:
-            group = self._called_off(group, acknowledged)
+        if acknowledged != NO_PARCEL and not worker.leased:  # it takes the parcel from whoever has it now
+            for other in self.members[group][1]:
+                late = self.workers[other]
+                if late is not None and late.parcel == acknowledged and late.leased:
+                    group = self._with(group, other, self.workers.number(late._replace(leased=False)))
+                    break
         if self._positions.outcomes[result.position] is None:
             back, after = NO_PARCEL, self.workers.number(Worker(result.position, worker.parcel, leased))
         else:
@@ -741,14 +745,6 @@ class WorkerGroups:
         shift = Shift(back, acknowledged, result.arrivals)
         moved = None if shift == Shift() else shift
         return Action(FREE, result.world, self._with(group, number, after), moved, "step", number, after)
-
-    def _called_off(self, group: int, parcel: int) -> int:
-        """A late acknowledgement takes the parcel from whoever has it now."""
-        for number in self.members[group][1]:
-            worker = self.workers[number]
-            if worker is not None and worker.parcel == parcel and worker.leased:
-                return self._with(group, number, self.workers.number(worker._replace(leased=False)))
-        return group
 
     def _with(self, group: int, before: int, after: int) -> int:
         key = (group, before, after)

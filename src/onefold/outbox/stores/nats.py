@@ -121,14 +121,10 @@ _FAILURES = (nats.errors.Error, nats.js.errors.Error, OSError, asyncio.Cancelled
 
 
 class Link:
-    """One connection to NATS, on an event loop in a thread of its own, for callers that know nothing of asyncio.
-
-    Threads may share it; the first call makes the thread and the connection. nats-py can reconnect by itself. Then it
-    keeps what is published meanwhile and sends it later, when nobody waits for it any more; and a request that was
-    under way is only missed when its time is up. So it is told not to. A connection that breaks, or does not answer in
-    time, fails whatever is under way on it, at once and by `StoreFailed`, and is thrown away. The next call makes a new
-    one.
-    """
+    """One connection to NATS, on an event loop in a thread of its own; the first call makes both, and threads may share
+    it. nats-py is told not to reconnect: it would send later what nobody waits for any more, and miss a request under
+    way only when its time is up. A connection that breaks, or does not answer in time, fails whatever is under way on
+    it at once, by `StoreFailed`; the next call makes a new one."""
 
     def __init__(
         self, address: NatsAddress, timeout_s: float, *, credentials: str | None,
@@ -382,14 +378,10 @@ class ConsumerGone(StoreFailed):
 
 async def pull(client: Client, stream: str, wanted: Mapping[str, int], wait_s: float = 0) -> tuple[list[Msg], set[str]]:
     """So many parcels of each consumer at most, and the consumers that had no more; all at once, over one inbox.
-
-    Without a wait: what they have now. With one: until the first parcel is there or the time is up.
-
-    A pull is a message with an address for the answers: parcels, and at the end a word (404: no more, 408: the time is
-    up). When the first parcel is here nobody wants the other pulls any more. Then the inbox is given up, and one more
-    round trip shows that the server knows it: from then on it gives nothing to those pulls, and what it gave before has
-    arrived. So no parcel is on loan to nobody.
-    """
+    Without a wait: what they have now. With one: until the first parcel is there or the time is up. Answers to a pull
+    are parcels, and at the end a word (404: no more, 408: the time is up). With the first parcel nobody wants the other
+    pulls any more: the inbox is given up, and one more round trip shows that the server knows it. So no parcel is on
+    loan to nobody."""
     parcels: list[Msg] = []
     emptied: set[str] = set()
     missing = dict(wanted)
@@ -443,10 +435,8 @@ TURN_S = 0.1
 
 
 class Loans:
-    """What one `NatsQueue` has on loan: the consumers that give parcels out, their leases, and when those run out.
-
-    Used by the thread of its event loop alone.
-    """
+    """What a `NatsQueue` has on loan: consumers, their leases, and when those run out. For the thread of its loop
+    alone."""
 
     def __init__(self, names: Names, timeout_s: float) -> None:
         self._names = names
@@ -573,12 +563,9 @@ async def publish(client: Client, letters: Sequence[Letter], timeout_s: float) -
 
 
 async def tell(client: Client, receipts: Iterable[str], word: bytes, timeout_s: float) -> None:
-    """Say a word to each delivery; the server has heard it when this returns.
-
-    A consumer takes what it is told in turn. So only the last word to each asks for an answer. There is none when the
-    server does not know of the delivery: the consumer was removed, or it crashed before it had noted what it gave out.
-    Then the word has no effect, and the parcel comes again.
-    """
+    """Say a word to each delivery; the server has heard it when this returns. A consumer takes what it is told in turn,
+    so only the last word to each asks for an answer. There is none when the server does not know of the delivery (the
+    consumer was removed, or it crashed); then the word has no effect, and the parcel comes again."""
     by_consumer: dict[str, list[str]] = {}
     for receipt in receipts:
         by_consumer.setdefault(NatsReceipt.parse(receipt).consumer, []).append(receipt)
@@ -602,10 +589,8 @@ _REASON = "Onefold-Reason"
 
 
 class NatsQueue:
-    """A `Queue` in two streams of one JetStream server or cluster; threads may share it.
-
-    Nothing is asked of the server before the first call, and a server that went away and came back is found again.
-    """
+    """A `Queue` in two streams of one JetStream server or cluster. Threads may share it; it connects at the first call,
+    and reconnects by itself."""
 
     def __init__(
         self, url: str, *, stream: str = STREAM, replicas: int | None = None, timeout_s: float = TIMEOUT_S,

@@ -265,10 +265,7 @@ _LIVE: Final = "select count(*), min(at_ms) from outbox_tokens"
 
 
 class PostgresLedger:
-    """A `Ledger` in a database of its own or shared with others: four tables whose names begin with ``outbox_``.
-
-    Threads share it. A server that went away and came back is found again.
-    """
+    """A `Ledger` in four tables whose names begin with ``outbox_``. Threads share it; it reconnects by itself."""
 
     def __init__(
         self, url: str, clock_ms: Callable[[], int] | None = None, *,

@@ -40,10 +40,8 @@ _SCRIPT: Final = files(__package__).joinpath("tokens.lua").read_text(encoding="u
 
 
 class RedisTokens:
-    """A `TokenStore` in one Redis server (with its replicas; not a Redis Cluster). Threads may share it.
-
-    Nothing is asked of the server before the first call, and a server that went away and came back is found again.
-    """
+    """A `TokenStore` in one Redis server (with its replicas; not a Redis Cluster). Threads may share it; it connects at
+    the first call, and reconnects by itself."""
 
     def __init__(
         self, url: str, prefix: str = PREFIX, timeout_s: float = TIMEOUT_S, replicas_min: int = 0, *,

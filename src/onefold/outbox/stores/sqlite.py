@@ -142,10 +142,8 @@ class LedgerFile(Database):
 
     @contextmanager
     def tidying(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that everybody sees at once, and that costs no sync: a power cut may undo it.
-
-        It is in the log all the same, in its place: the next transaction that is synced makes it durable too.
-        """
+        """A transaction without a sync: a power cut may undo it, until the next one that is synced makes it durable
+        too."""
         try:
             with self._told():
                 self._connection.execute("pragma synchronous=normal")
@@ -499,10 +497,8 @@ _WAITING = "select queue, count(*) from outbox_queue group by queue"
 
 
 class SqliteQueue:
-    """A `Queue` in a file: durable (WAL, every commit synced), shared by threads and processes.
-
-    The file may be the one that the ledger is in. Both write it in turns.
-    """
+    """A `Queue` in a file, perhaps that of the ledger: durable (WAL, every commit synced), shared by threads and
+    processes."""
 
     def __init__(
         self, path: str | PathLike[str], clock_ms: Callable[[], int] = wall_ms, *,
