@@ -59,7 +59,6 @@ class Reply(Generic[T]):
         return self._value  # type: ignore[return-value]  # resolved: a cast would cost a call for each frame
 
     def resolve(self, value: T) -> None:
-        """Answer all who wait, and all who will."""
         self._resolved, self._value = True, value
         frames, self._frames = self._frames, []
         for frame in frames:

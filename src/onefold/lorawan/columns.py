@@ -100,8 +100,6 @@ def refused(reason: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """How long a frame is remembered."""
-
     expiry_ms: int = EXPIRY_MS
     sliding: bool = True
     """Whether every sighting begins the wait anew."""
@@ -123,14 +121,12 @@ class ReceptionRows(NamedTuple):
     station: Int64s
     time: Int64s
     join: Bools
-    """Is it a join request?"""
 
 
 class KnownFrames(NamedTuple):
     """The last window of each frame; ``last`` is ``NEVER`` where there is none."""
 
     station: Int64s
-    """Who opened it."""
     since: Int64s
     last: Int64s
     own: Int64s
@@ -138,11 +134,9 @@ class KnownFrames(NamedTuple):
 
     @classmethod
     def nothing(cls, frames: int) -> KnownFrames:
-        """So many frames that were never heard."""
         return cls(np.zeros(frames, np.int64), *(np.full(frames, NEVER, np.int64) for _ in range(3)))
 
     def take(self, frames: Int64s) -> KnownFrames:
-        """These frames."""
         return KnownFrames(*(column[frames] for column in self))
 
 
@@ -159,8 +153,21 @@ def judge(rows: ReceptionRows, memory: KnownFrames, windows: Windows) -> tuple[C
     """
     if not len(rows.time):
         return np.empty(0, np.int8), memory
-    all_rows, made_up = _with_known(rows, memory, windows.sliding)
+    # What is known of the frames stands among the rows, as one made-up row each, or two where the window is fixed.
     older, each = np.flatnonzero(memory.last != NEVER), 1 if windows.sliding else 2
+    all_rows, made_up = rows, older
+    if len(older):
+        firsts = np.flatnonzero(rows.begins)[older]
+        before, last = np.repeat(firsts, each), memory.last[older]
+        times = last if windows.sliding else np.stack((memory.since[older], last), axis=1).ravel()
+        all_rows = ReceptionRows(
+            np.insert(rows.begins, before, np.arange(len(before)) % each == 0),
+            np.insert(rows.station, before, np.repeat(memory.station[older], each)),
+            np.insert(rows.time, before, times),
+            np.insert(rows.join, before, False),
+        )
+        all_rows.begins[firsts + each * np.arange(1, len(firsts) + 1)] = False
+        made_up = before + np.arange(len(before))
     own = all_rows.time.copy()
     own[made_up[each - 1 :: each]] = memory.own[older]
     judged = classify(all_rows, own, windows)
@@ -174,31 +181,9 @@ def judge(rows: ReceptionRows, memory: KnownFrames, windows: Windows) -> tuple[C
     return np.delete(judged.codes, made_up), after
 
 
-def _with_known(rows: ReceptionRows, memory: KnownFrames, sliding: bool) -> tuple[ReceptionRows, Int64s]:
-    """The rows with what is known of their frames among them, and where that came to stand."""
-    older = np.flatnonzero(memory.last != NEVER)
-    if not len(older):
-        return rows, older
-    each = 1 if sliding else 2
-    firsts = np.flatnonzero(rows.begins)[older]
-    before = np.repeat(firsts, each)
-    last = memory.last[older]
-    both = ReceptionRows(
-        np.insert(rows.begins, before, np.arange(len(before)) % each == 0),
-        np.insert(rows.station, before, np.repeat(memory.station[older], each)),
-        np.insert(rows.time, before, last if sliding else np.stack((memory.since[older], last), axis=1).ravel()),
-        np.insert(rows.join, before, False),
-    )
-    both.begins[firsts + each * np.arange(1, len(firsts) + 1)] = False
-    return both, before + np.arange(len(before))
-
-
 class JudgedColumns(NamedTuple):
-    """What came of rows."""
-
     codes: Codes
     opener: Int64s
-    """Which row opened its window."""
     own: Int64s
     """Which row of the window's station was the last one, up to and with it."""
 
@@ -206,7 +191,20 @@ class JudgedColumns(NamedTuple):
 def classify(rows: ReceptionRows, own: Int64s, windows: Windows) -> JudgedColumns:
     """What each row is; ``own``: of rows of a window's station, when it heard the frame last."""
     pause = np.diff(rows.time, prepend=rows.time[:1])
-    opens = _openers(rows.begins, pause, windows)
+    opens = rows.begins | (pause >= windows.expiry_ms)
+    if not windows.sliding:
+        # One axis for all: pauses add up, and between stretches lies just one expiry. It rises with the rows.
+        axis = np.cumsum(np.where(opens, windows.expiry_ms, pause))
+        starts = np.flatnonzero(opens)
+        ends = np.append(starts[1:], len(opens))
+        long = axis[ends - 1] - axis[starts] >= windows.expiry_ms
+        inside = np.flatnonzero(np.repeat(long, ends - starts))
+        steps = np.searchsorted(axis[inside], axis[inside] + windows.expiry_ms).tolist()
+        firsts, at = [], 0
+        while at < len(steps):  # over the end of a stretch, the first row beyond is the start of the next
+            firsts.append(at)
+            at = steps[at]
+        opens[inside[firsts]] = True
     index = np.arange(len(opens))
     opener = np.maximum.accumulate(np.where(opens, index, 0))
     same = rows.station == rows.station[opener]
@@ -221,27 +219,7 @@ def classify(rows: ReceptionRows, own: Int64s, windows: Windows) -> JudgedColumn
     return JudgedColumns(codes, opener, last_own)
 
 
-def _openers(begins: Bools, pause: Int64s, windows: Windows) -> Bools:
-    opens = begins | (pause >= windows.expiry_ms)
-    if windows.sliding:
-        return opens
-    # One axis for all: pauses add up, and between stretches lies just one expiry. It rises with the rows.
-    axis = np.cumsum(np.where(opens, windows.expiry_ms, pause))
-    starts = np.flatnonzero(opens)
-    ends = np.append(starts[1:], len(opens))
-    long = axis[ends - 1] - axis[starts] >= windows.expiry_ms
-    rows = np.flatnonzero(np.repeat(long, ends - starts))
-    steps = np.searchsorted(axis[rows], axis[rows] + windows.expiry_ms).tolist()
-    firsts, at = [], 0
-    while at < len(steps):  # over the end of a stretch, the first row beyond is the start of the next
-        firsts.append(at)
-        at = steps[at]
-    opens[rows[firsts]] = True
-    return opens
-
-
 def openers(codes: Codes) -> Int64s:
-    """The rows that opened a window."""
     return np.flatnonzero((codes == _NEW_FRAME) | (codes == _NEW_JOIN))
 
 
@@ -311,8 +289,13 @@ class ColumnarStations:
         seen, newest = KnownFrames._fields.index("last"), int(time[-1])
         for name in [name for name, window in self._open.items() if newest - window[seen] >= self._windows.expiry_ms]:
             del self._open[name]
-        if not self._strict_adr:
-            self._know_again(codes, chain, frame, frame_check)
+        opens = openers(codes)
+        if not self._strict_adr and len(opens):
+            names = chain[opens], frame[opens], frame_check[opens]
+            again = ~begins(*names)
+            again[0] = int(names[0][0]) == self._chain and (int(names[1][0]), int(names[2][0])) == self._last
+            codes[opens[again]] = as_again(codes[opens[again]])
+            self._last = int(names[1][-1]), int(names[2][-1])  # of the last chain, whose first row opened a window
         self._chain = ends_with
         return codes
 
@@ -325,16 +308,6 @@ class ColumnarStations:
                         column[i] = value
         return memory
 
-    def _know_again(self, codes: Codes, chain: Int64s, frame: Int64s, frame_check: Int64s) -> None:
-        opens = openers(codes)
-        if not len(opens):
-            return
-        names = chain[opens], frame[opens], frame_check[opens]
-        again = ~begins(*names)
-        again[0] = int(names[0][0]) == self._chain and (int(names[1][0]), int(names[2][0])) == self._last
-        codes[opens[again]] = as_again(codes[opens[again]])
-        self._last = int(names[1][-1]), int(names[2][-1])  # of the last chain, whose first row opened a window
-
 
 STRICT_FORMAT: Final = 1
 FORMAT: Final = 2
@@ -344,7 +317,6 @@ LATE_MS: Final = 3_600_000
 _MAGIC: Final = b"OFFB"
 _HEADS: Final = {STRICT_FORMAT: struct.Struct("<4sHqqQI"), FORMAT: struct.Struct("<4sHqqQQI")}
 _LATE, _STATE_FULL = CODES["late"], CODES["state_full"]
-_RESUBMITTED, _ECHOED, _OTHER_STATION = CODES["resubmitted"], CODES["echoed"], CODES["other_station"]
 
 
 class ReceptionArrays(NamedTuple):
@@ -361,11 +333,9 @@ class ReceptionArrays(NamedTuple):
     """The place of the row when all are sorted by chain, and in it by time."""
 
     def rows(self) -> ReceptionRows:
-        """As the columnar engine takes them."""
         return ReceptionRows(begins(self.key, self.key_check), self.station, self.time, self.join)
 
     def take(self, rows: Int64s) -> ReceptionArrays:
-        """These rows."""
         key, key_check, station, time, join, *chain_and_turn = self
         heard = key[rows], key_check[rows], station[rows], time[rows], join[rows]
         return ReceptionArrays(*heard, *(column[rows] for column in chain_and_turn))
@@ -429,12 +399,7 @@ class FrameBank:
     """The frames of a bucket, sorted by the first half of their names."""
 
     def __init__(
-        self,
-        windows: Windows,
-        *,
-        late_ms: int = LATE_MS,
-        frames_max: int | None = None,
-        strict_adr: bool = False,
+        self, windows: Windows, *, late_ms: int = LATE_MS, frames_max: int | None = None, strict_adr: bool = False
     ) -> None:
         if not 0 <= late_ms <= EXPIRY_MS_MAX:
             raise Misuse(f"late_ms is {late_ms}, must be from 0 to {EXPIRY_MS_MAX}", late_ms=late_ms)
@@ -452,25 +417,34 @@ class FrameBank:
         return len(self._key)
 
     def judge(self, receptions: ReceptionArrays) -> Codes:
-        """The code of each row."""
         if not len(receptions.time):
             return np.empty(0, np.int8)
         first = begins(receptions.key, receptions.key_check)
         frame = np.cumsum(first) - 1
         names = receptions.key[first], receptions.key_check[first]
         at = find(self._key, self._key_check, *names)
-        memory = self._recall(at)
+        memory, there = KnownFrames.nothing(len(at)), np.flatnonzero(at >= 0)
+        for column, values in zip(memory, self._known, strict=True):
+            column[there] = values[at[there]]
         codes = self._judge_late(receptions, frame, at < 0, memory)
-        codes[self._no_room(receptions.take(np.flatnonzero(first)), at, frame, codes < 0)[frame] & (codes < 0)] = (
-            _STATE_FULL
-        )
+        no_room = self._no_room(receptions.take(np.flatnonzero(first)), at, frame, codes < 0)
+        codes[no_room[frame] & (codes < 0)] = _STATE_FULL
         live = np.flatnonzero(codes < 0)
         rows = receptions.take(live).rows()
         heard = frame[live][rows.begins]
         codes[live], after = judge(rows, memory.take(heard), self._windows)
         for column, values in zip(memory, after, strict=True):
             column[heard] = values
-        self._learn(names, at, memory)
+        for column, values in zip(self._known, memory, strict=True):
+            column[at[there]] = values[there]
+        new = np.flatnonzero((at < 0) & (memory.last != NEVER))
+        new = new[np.argsort(names[0][new], kind="stable")]
+        slots = np.searchsorted(self._key, names[0][new])
+        self._key, self._key_check, *known = (
+            np.insert(column, slots, values[new])
+            for column, values in zip((self._key, self._key_check, *self._known), (*names, *memory), strict=True)
+        )
+        self._known = KnownFrames(*known)
         if self._chains is not None:
             self._chains.know_again(codes, receptions)
         self._newest = max(self._newest, int(receptions.time.max()))
@@ -481,13 +455,6 @@ class FrameBank:
             rest = np.flatnonzero(~expired)
             self._key, self._key_check, self._known = self._key[rest], self._key_check[rest], self._known.take(rest)
         return codes
-
-    def _recall(self, at: Int64s) -> KnownFrames:
-        memory = KnownFrames.nothing(len(at))
-        there = np.flatnonzero(at >= 0)
-        for column, values in zip(memory, self._known, strict=True):
-            column[there] = values[at[there]]
-        return memory
 
     def _judge_late(self, receptions: ReceptionArrays, frame: Int64s, new: Bools, memory: KnownFrames) -> Codes:
         """The codes of the rows that come before what is known, -1 of all others; they may move an opener back."""
@@ -521,10 +488,8 @@ class FrameBank:
         wants[frame[live]] = True
         new = np.flatnonzero(wants & (at < 0))
         if self._chains is not None:
-            chain_at = find(
-                self._chains.columns[0], self._chains.columns[1], frames.chain[new], frames.chain_check[new]
-            )
-            strange = new[chain_at < 0]
+            names, checks = self._chains.columns[:2]
+            strange = new[find(names, checks, frames.chain[new], frames.chain_check[new]) < 0]
             by_chain = strange[np.lexsort((frames.chain_check[strange], frames.chain[strange]))]
             nth = np.cumsum(begins(frames.chain[by_chain], frames.chain_check[by_chain]))
             refused[by_chain[nth > self._frames_max - len(self._chains)]] = True
@@ -533,21 +498,6 @@ class FrameBank:
         refused[by_name[max(0, self._frames_max - len(self)) :]] = True
         return refused
 
-    def _learn(self, names: tuple[Int64s, Int64s], at: Int64s, memory: KnownFrames) -> None:
-        old = np.flatnonzero(at >= 0)
-        for column, values in zip(self._known, memory, strict=True):
-            column[at[old]] = values[old]
-        new = np.flatnonzero((at < 0) & (memory.last != NEVER))
-        new = new[np.argsort(names[0][new], kind="stable")]
-        slots = np.searchsorted(self._key, names[0][new])
-        self._key, self._key_check = (
-            np.insert(column, slots, name[new])
-            for column, name in zip((self._key, self._key_check), names, strict=True)
-        )
-        self._known = KnownFrames(
-            *(np.insert(column, slots, values[new]) for column, values in zip(self._known, memory, strict=True))
-        )
-
     def snapshot(self) -> bytes:
         """All that is remembered, as bytes; the settings are not in it."""
         columns = np.stack((self._key, self._key_check, *self._known)).astype("<i8").tobytes()
@@ -555,10 +505,8 @@ class FrameBank:
         if self._chains is not None:
             columns += self._chains.columns.astype("<i8").tobytes()
             counts.append(len(self._chains))
-        head = _HEADS[self._format].pack(
-            _MAGIC, self._format, self._newest, self._given_up, *counts, zlib.crc32(columns)
-        )
-        return head + columns
+        head = _MAGIC, self._format, self._newest, self._given_up, *counts, zlib.crc32(columns)
+        return _HEADS[self._format].pack(*head) + columns
 
     @property
     def _format(self) -> int:

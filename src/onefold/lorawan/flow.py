@@ -36,28 +36,13 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from onefold.clock import Clock, wall_ms
 from onefold.errors import Busy, Misuse, StoreFailed
+from onefold.lorawan import rules
 from onefold.lorawan.claims import FINISHED_MAX, ClaimDesk, Lookup, Reply, WhenDown
 from onefold.lorawan.frames import DataUp, JoinRequest
 from onefold.lorawan.mic import ack_down, find_owner, join_mic
 from onefold.lorawan.radio import EU868, Downlink, Reception, Region
 from onefold.lorawan.registry import DeviceSession, Registry, RegistryEntry, Sessions, expected
-from onefold.lorawan.rules import (
-    BAD_MIC,
-    COORDINATOR_DOWN,
-    COUNTER_GAP,
-    MIC_BUDGET,
-    NOWHERE,
-    OLD_COUNTER,
-    OTHER_GATEWAY,
-    UNKNOWN_DEVICE,
-    Counters,
-    Judged,
-    NetworkServer,
-    Sightings,
-    Stations,
-    Status,
-    Unfinished,
-)
+from onefold.lorawan.rules import Counters, Judged, NetworkServer, Sightings, Stations, Unfinished
 from onefold.lorawan.stores.port import CounterStore
 from onefold.net.limits import HttpLimits
 from onefold.tally import Tally
@@ -70,8 +55,6 @@ SERVER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayLimits(HttpLimits):
-    """What stations may ask of the server, and how much it keeps in hand."""
-
     connections_max: int = 1_000
     """A network of 1,000 stations is a large one; each holds a websocket."""
     message_bytes_max: int = 16 << 10
@@ -140,7 +123,6 @@ class Latency:
         self.sum_s = 0.0
 
     def note(self, seconds: float) -> None:
-        """One more took so long."""
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self.sum_s += seconds
 
@@ -205,7 +187,6 @@ class Downlinks:
         return True
 
     def was_transmitted(self, number: int) -> None:
-        """A station says that it was on the air."""
         if self._outstanding.pop(number, None) is not None:
             self.transmitted += 1
 
@@ -217,7 +198,6 @@ class Downlinks:
             self.lost += 1
 
     def figures(self) -> dict[str, int]:
-        """What became of them."""
         return {name: getattr(self, name) for name in ("sent", "transmitted", "lost", "late", "gone")}
 
 
@@ -263,12 +243,9 @@ def record(server: str, reception: Reception, dev_eui: int | None, judged: Judge
     """One reception and what became of it; ``dev_eui`` None: it is nobody's that we know."""
     frame, radio = reception.frame, reception.radio
     name = None if dev_eui is None else f"{dev_eui:016x}"
-    row: dict[str, Any]
+    row: dict[str, Any] = {"v": FORMAT, "kind": "data", "key": frame.key.hex()}
     if isinstance(frame, DataUp):
-        row = {
-            "v": FORMAT,
-            "kind": "data",
-            "key": frame.key.hex(),
+        row |= {
             "dev_eui": name,
             "dev_addr": f"{frame.dev_addr:08x}",
             "fcnt": judged.fcnt,
@@ -278,22 +255,16 @@ def record(server: str, reception: Reception, dev_eui: int | None, judged: Judge
             "adr": frame.adr,
         }
     else:
-        row = {
-            "v": FORMAT,
+        row |= {
             "kind": "join",
-            "key": frame.key.hex(),
             "dev_eui": f"{frame.dev_eui:016x}",
             "join_eui": f"{frame.join_eui:016x}",
             "dev_nonce": frame.dev_nonce,
         }
-    row["server"] = server
-    row["station"] = reception.station
-    row["time_ms"] = radio.time_ms
-    row["received_ms"] = reception.received_ms
-    row["rssi"] = radio.rssi
-    row["snr"] = radio.snr
-    row["frequency"] = radio.frequency_hz
-    row["dr"] = radio.data_rate
+    row |= {
+        "server": server, "station": reception.station, "time_ms": radio.time_ms, "received_ms": reception.received_ms,
+        "rssi": radio.rssi, "snr": radio.snr, "frequency": radio.frequency_hz, "dr": radio.data_rate,
+    }  # fmt: skip
     row["verdict"], row["reason"] = judged.answer
     row["status"] = None if dev_eui is None else judged.status  # refused before it had one
     if judged.route.marked:
@@ -309,7 +280,6 @@ def refused(server: str, station: str, received_ms: int, verdict: str, reason: s
 
 
 UPLINKS: Final = "uplinks"
-"""The topic of what goes upstream."""
 RECEPTIONS: Final = "receptions"
 """The topic of everything, where that is kept."""
 MESSAGE_KIND: Final = 0
@@ -323,8 +293,6 @@ TAIL_STEP: Final = 10_000
 
 
 class StoredMessage(Protocol):
-    """A record of a durable log."""
-
     @property
     def time_ms(self) -> int: ...
     @property
@@ -334,8 +302,6 @@ class StoredMessage(Protocol):
 
 
 class MessageLog(Protocol):
-    """The records of a durable topic, by offset."""
-
     @property
     def start(self) -> int: ...
     @property
@@ -446,10 +412,17 @@ class Upstream:
 
     async def _store(self, records: list[bytes]) -> bool:
         messages = list(zip(range(self._next, self._next + len(records)), records, strict=True))
+
+        def publish() -> None:
+            for receipt in self.topic.publish(self._producer, messages):
+                # A repeat is what an earlier try of the same batch stored.
+                if receipt.verdict not in (Verdict.FIRST, Verdict.REPEAT):
+                    raise StoreFailed(f"a record was answered {receipt.verdict} {receipt.reason}")
+
         wait = RETRY_S[0]
         while True:
             try:
-                await self._loop.run_in_executor(self._pool, self._publish, messages)
+                await self._loop.run_in_executor(self._pool, publish)
             except Exception as error:  # of whatever kind: it is not stored, and must be
                 if self.problem is None:
                     log.error("nothing can be stored: %s: %s", type(error).__name__, error)
@@ -464,12 +437,6 @@ class Upstream:
                 self.problem = None
             self._next += len(records)
             return True
-
-    def _publish(self, messages: list[tuple[int, bytes]]) -> None:
-        for receipt in self.topic.publish(self._producer, messages):
-            # A repeat is what an earlier try of the same batch stored.
-            if receipt.verdict not in (Verdict.FIRST, Verdict.REPEAT):
-                raise StoreFailed(f"a record was answered {receipt.verdict} {receipt.reason}")
 
 
 MARGIN_MS: Final = 600_000
@@ -553,6 +520,10 @@ class Recovery:
         lost = {each.number for each, name in missing if not (stored[name] and stored[name].pop())}
         unreadable = {each.number for each in unfinished} - {each.number for each, _ in readable}
 
+        async def store(won: Unfinished, desk: ClaimDesk) -> None:
+            if await self._uplinks.put(won.body.encode()):  # it is in the books of the run that won it
+                desk.finish(won.number)
+
         def restore(desk: ClaimDesk) -> None:
             if unreadable:
                 self.unreadable += len(unreadable)
@@ -562,16 +533,11 @@ class Recovery:
                 self._see(name)
                 if each.number in lost:
                     self.recovered += 1
-                    Reply.advance(self._restore(each, desk))
+                    Reply.advance(store(each, desk))
                 else:
                     desk.finish(each.number)
 
         return restore
-
-    async def _restore(self, unfinished: Unfinished, desk: ClaimDesk) -> None:
-        """Store what was won and is not in the log, which is in the books of that run; then let go of it."""
-        if await self._uplinks.put(unfinished.body.encode()):
-            desk.finish(unfinished.number)
 
     def _see(self, name: RecordName) -> None:
         """By our clock it was so long ago; not in the future, whatever that clock said then."""
@@ -610,14 +576,11 @@ class GatewayService:
         self.statuses: Counter[tuple[Answer, str]] = Counter()
         """As the tally, by status too; empty: it was refused before it had one."""
         self.latency = Latency()
-        """From the arrival of a reception to its answer."""
         self.downlinks = Downlinks(
             settings.region, settings.rx_delay_s, clock() << 10, lost_ms=round(1_000 * limits.lost_s)
         )
         self.in_hand = 0
-        """Receptions that were taken and are not done."""
         self.failed = 0
-        """Those that ended in an error of ours."""
         self.closing = False
         self._undecided = 0
         self._waiting = 0  # receptions that came and for which there was no room
@@ -671,7 +634,6 @@ class GatewayService:
             self._everything.put(refused(self.settings.name, station, self._clock(), *answer, problem))
 
     def transmitted(self, number: int) -> None:
-        """A station says that this downlink was on the air."""
         self.downlinks.was_transmitted(number)
 
     async def room(self) -> None:
@@ -728,14 +690,12 @@ class GatewayService:
             stored = durable is None or await durable
             if stored and down and session is not None and claimed is not None and claimed.fcnt_down:
                 self.downlinks.acknowledge(reception, session.entry, claimed.fcnt_down, self._clock())
-        except (
-            Exception
-        ) as error:  # something that nobody has thought of: this reception ends here, and is in the books
+        except Exception as error:  # nobody has thought of it: this reception ends here, and is in the books
             self.failed += 1
             log.error("a reception of station %s: unexpected: %s: %s", reception.station, type(error).__name__, error)
             if not decided:  # it goes nowhere; what it won, the next start will find
                 self._undecided -= 1
-                self._book(COORDINATOR_DOWN, "")
+                self._book(rules.COORDINATOR_DOWN, "")
             self._release_copies(claiming)
         if stored and number and (claimed is None or claimed.won):
             desk.finish(number)
@@ -750,26 +710,26 @@ class GatewayService:
             sessions = self.sessions.at(frame.dev_addr)
             if not down:
                 if self._budget.spent(station, frame.dev_addr, now_ms):
-                    return None, _refusal(MIC_BUDGET, frame)
+                    return None, _refusal(rules.MIC_BUDGET, frame)
                 ours = [session for session in sessions if session.entry.device.gateway in (None, self.settings.name)]
                 unknown = [session for session in ours if session.lookup is not None or not session.loaded]
                 if unknown:
                     down = await self._look_up(unknown)
                     continue
                 if sessions and not ours:  # their counters are none of our business, so their codes cannot be checked
-                    return None, _refusal(OTHER_GATEWAY, frame)
+                    return None, _refusal(rules.OTHER_GATEWAY, frame)
             if not sessions:
-                return None, _refusal(UNKNOWN_DEVICE, frame)
+                return None, _refusal(rules.UNKNOWN_DEVICE, frame)
             owner, fcnt, tried = find_owner(
                 ((session.entry.nwk_skey or b"", session.heard.fcnt_up) for session in sessions), frame
             )
             if fcnt is None:
                 self._budget.spend(station, frame.dev_addr, tried, now_ms)
                 if down:
-                    return None, _refusal(COORDINATOR_DOWN, frame)
+                    return None, _refusal(rules.COORDINATOR_DOWN, frame)
                 due = [each for each in sessions if each.loaded and self._home(each) not in retried and _due(each)]
                 if not due:
-                    return None, _refusal(BAD_MIC, frame)
+                    return None, _refusal(rules.BAD_MIC, frame)
                 retried.add(self._home(due[0]))
                 down = await self._look_up(due)  # their counters may have gone on without this server
                 continue
@@ -784,9 +744,9 @@ class GatewayService:
                 claim = judged.claim._replace(device=session.entry.session, fcnt_down=session.fcnt_down)
                 return session, judged._replace(claim=claim)
             # Another server may have counted on; or heard that it began again.
-            behind = judged.answer is COUNTER_GAP or (judged.answer is OLD_COUNTER and device.relaxed)
+            behind = judged.answer is rules.COUNTER_GAP or (judged.answer is rules.OLD_COUNTER and device.relaxed)
             if behind and down:
-                return session, _refusal(COORDINATOR_DOWN, frame)
+                return session, _refusal(rules.COORDINATOR_DOWN, frame)
             if not behind or not _due(session):
                 return session, judged
             down = await self._look_up([session], fcnt)
@@ -794,11 +754,11 @@ class GatewayService:
     def _judge_join(self, request: JoinRequest, station: str, now_ms: int) -> tuple[DeviceSession | None, Judged]:
         entry = self.sessions.registry.by_eui.get(request.dev_eui)
         if entry is None or entry.app_key is None:
-            return None, _refusal(UNKNOWN_DEVICE, request)
+            return None, _refusal(rules.UNKNOWN_DEVICE, request)
         if join_mic(entry.app_key, request.raw) != request.mic:
-            return None, _refusal(BAD_MIC, request)
+            return None, _refusal(rules.BAD_MIC, request)
         if entry.device.gateway not in (None, self.settings.name):
-            return None, _refusal(OTHER_GATEWAY, request)
+            return None, _refusal(rules.OTHER_GATEWAY, request)
         return self.sessions.of(entry), self._rules.join(request, station, now_ms)
 
     async def _look_up(self, sessions: Sequence[DeviceSession], fcnt: int | None = None) -> bool:
@@ -907,7 +867,6 @@ class GatewayService:
             upstream.topic.tend()
 
     async def idle(self) -> None:
-        """Wait until nothing is in hand."""
         while self.in_hand:
             await self._change()
 
@@ -941,7 +900,7 @@ class GatewayService:
 
 def _refusal(answer: Answer, frame: DataUp | JoinRequest) -> Judged:
     """It is nobody's that we know, or cannot be known to be: nothing of it goes anywhere."""
-    return Judged(answer, Status.NOT_DUPLICATE, NOWHERE, frame.fcnt if isinstance(frame, DataUp) else 0, None)
+    return Judged(answer, rules.NOT_DUPLICATE, rules.NOWHERE, frame.fcnt if isinstance(frame, DataUp) else 0, None)
 
 
 def _due(session: DeviceSession) -> bool:

@@ -9,21 +9,16 @@ All numbers are little-endian, and unsigned here whatever a station's JSON says.
 type, the lower two must be 0; the lower four of FCtrl are the length of FOpts. FRMPayload stays encrypted: nobody needs
 to read it to judge it. Foreign bytes give a frame or `BadInput`, which names the offset and the value.
 
-What makes two receptions the same frame: the two keys of level 1.
+What makes two receptions the same frame are the two keys of level 1. A data frame is known by its address, MIC, bytes
+and counter; the MIC covers the rest, so a device that sends the same measurement again has another key. A join request
+is known by who wants to join where, and its nonce. Both are SHA-256 over fixed little-endian layouts, as deployed, so
+that keys of other systems compare. Cost: about a microsecond.
 
-A data frame is known by its address, MIC, bytes and counter; the MIC covers the rest, so a device that sends the same
-measurement again has another key. A join request is known by who wants to join where, and its nonce. Both are SHA-256
-over fixed little-endian layouts, as deployed, so that keys of other systems compare.
-
-Cost: one hash of a frame, about a microsecond.
-
-The frame counter: 32 bits in the device and under the MIC, 16 bits on the air.
-
-The missing upper half is guessed from the last counter that was heard of the device, and the MIC says which guess is
-right. Most often the frame is the next one: the smallest counter at or above the last that ends in these 16 bits, also
-across a roll-over. If that is wrong, it may be a late or replayed frame from below, or the device began again at zero.
-
-Cost: three guesses at most, one MIC each.
+The frame counter has 32 bits in the device and under the MIC, 16 bits on the air. The missing upper half is guessed
+from the last counter that was heard of the device, and the MIC says which guess is right. Most often the frame is the
+next one: the smallest counter at or above the last that ends in these 16 bits, also across a roll-over. If that is
+wrong, it may be a late or replayed frame from below, or the device began again at zero. Cost: three guesses at most,
+one MIC each.
 """
 
 from hashlib import sha256
@@ -95,9 +90,7 @@ _JOIN = Struct("<BQQH")
 _MIC = Struct("<I")
 
 
-class DataUp(NamedTuple):
-    """A data frame from a device."""
-
+class _DataFrame(NamedTuple):
     mhdr: int
     dev_addr: int
     fctrl: int
@@ -111,8 +104,30 @@ class DataUp(NamedTuple):
 
     @property
     def confirmed(self) -> bool:
-        """The device asks for a confirmation."""
-        return self.mhdr & TYPE_BITS == CONFIRMED_UP
+        """It asks for a confirmation."""
+        return self.mhdr & TYPE_BITS in (CONFIRMED_UP, CONFIRMED_DOWN)
+
+    @property
+    def ack(self) -> bool:
+        """It confirms the last frame of the other side."""
+        return bool(self.fctrl & ACK)
+
+    @property
+    def raw(self) -> bytes:
+        """All that the MIC covers: the frame without its MIC."""
+        head = _DATA.pack(self.mhdr, self.dev_addr, self.fctrl, self.fcnt) + self.fopts
+        return head if self.fport is None else head + bytes((self.fport,)) + self.payload
+
+    @property
+    def phy(self) -> bytes:
+        """The whole frame."""
+        return self.raw + _MIC.pack(self.mic)
+
+
+class DataUp(_DataFrame):
+    """A data frame from a device."""
+
+    __slots__ = ()
 
     @property
     def adr(self) -> bool:
@@ -120,24 +135,9 @@ class DataUp(NamedTuple):
         return bool(self.fctrl & ADR)
 
     @property
-    def ack(self) -> bool:
-        """It confirms the last frame down."""
-        return bool(self.fctrl & ACK)
-
-    @property
     def first(self) -> bool:
         """Its counter, as on the air, is one that a device begins with."""
         return self.fcnt <= 1
-
-    @property
-    def raw(self) -> bytes:
-        """All that the MIC covers: the frame without its MIC."""
-        return _raw(self.mhdr, self.dev_addr, self.fctrl, self.fcnt, self.fopts, self.fport, self.payload)
-
-    @property
-    def phy(self) -> bytes:
-        """The whole frame."""
-        return self.raw + _MIC.pack(self.mic)
 
     @property
     def key(self) -> bytes:
@@ -145,42 +145,15 @@ class DataUp(NamedTuple):
         return data_key(dev_addr=self.dev_addr, mic=self.mic, payload=self.raw, fcnt=self.fcnt)
 
 
-class DataDown(NamedTuple):
+class DataDown(_DataFrame):
     """A data frame to a device."""
 
-    mhdr: int
-    dev_addr: int
-    fctrl: int
-    fcnt: int
-    fopts: bytes
-    fport: int | None
-    payload: bytes
-    mic: int
-
-    @property
-    def confirmed(self) -> bool:
-        """The network asks for a confirmation."""
-        return self.mhdr & TYPE_BITS == CONFIRMED_DOWN
-
-    @property
-    def ack(self) -> bool:
-        """It confirms the last frame up."""
-        return bool(self.fctrl & ACK)
+    __slots__ = ()
 
     @property
     def pending(self) -> bool:
         """More is waiting for the device."""
         return bool(self.fctrl & PENDING)
-
-    @property
-    def raw(self) -> bytes:
-        """All that the MIC covers."""
-        return _raw(self.mhdr, self.dev_addr, self.fctrl, self.fcnt, self.fopts, self.fport, self.payload)
-
-    @property
-    def phy(self) -> bytes:
-        """The whole frame."""
-        return self.raw + _MIC.pack(self.mic)
 
 
 class JoinRequest(NamedTuple):
@@ -194,12 +167,10 @@ class JoinRequest(NamedTuple):
 
     @property
     def raw(self) -> bytes:
-        """All that the MIC covers."""
         return _JOIN.pack(self.mhdr, self.join_eui, self.dev_eui, self.dev_nonce)
 
     @property
     def phy(self) -> bytes:
-        """The whole frame."""
         return self.raw + _MIC.pack(self.mic)
 
     @property
@@ -257,11 +228,6 @@ def _data(cls: type[_Data], phy: bytes) -> _Data:
     fport, payload = (phy[port], phy[port + 1 : end]) if port < end else (None, b"")
     fopts, (mic,) = phy[_DATA.size : port], _MIC.unpack_from(phy, end)
     return cls(mhdr, dev_addr, fctrl, fcnt, bytes(fopts), fport, bytes(payload), mic)
-
-
-def _raw(mhdr: int, dev_addr: int, fctrl: int, fcnt: int, fopts: bytes, fport: int | None, payload: bytes) -> bytes:
-    head = _DATA.pack(mhdr, dev_addr, fctrl, fcnt)
-    return head + fopts if fport is None else head + fopts + bytes((fport,)) + payload
 
 
 LOW_BITS = 16

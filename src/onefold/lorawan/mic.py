@@ -16,19 +16,8 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.cmac import CMAC
 
 from onefold.errors import Misuse
-from onefold.lorawan.frames import (
-    ACK,
-    ADR,
-    CONFIRMED_UP,
-    JOIN_REQUEST,
-    PENDING,
-    UNCONFIRMED_DOWN,
-    UNCONFIRMED_UP,
-    DataDown,
-    DataUp,
-    JoinRequest,
-    candidates,
-)
+from onefold.lorawan import frames
+from onefold.lorawan.frames import DataDown, DataUp, JoinRequest, candidates
 
 KEY_BYTES = 16
 KEYS_KEPT_MAX = 4_096
@@ -54,7 +43,6 @@ def data_mic(nwk_skey: bytes, raw: bytes, dev_addr: int, fcnt: int, *, down: boo
 
 
 def join_mic(app_key: bytes, raw: bytes) -> int:
-    """The code of a join request whose other bytes are ``raw``."""
     return _code(app_key, raw)
 
 
@@ -102,20 +90,19 @@ def signed_up(
     """A frame as a device sends it; ``fcnt`` has 32 bits, ``payload`` is encrypted already."""
     if fport is None and payload:
         raise Misuse("a frame without a port has no payload", payload=payload)
-    mhdr = CONFIRMED_UP if confirmed else UNCONFIRMED_UP
-    fctrl = ADR * adr | ACK * ack | len(fopts)
+    mhdr = frames.CONFIRMED_UP if confirmed else frames.UNCONFIRMED_UP
+    fctrl = frames.ADR * adr | frames.ACK * ack | len(fopts)
     frame = DataUp(mhdr, dev_addr, fctrl, fcnt & 0xFFFF, fopts, fport, payload, 0)
     return frame._replace(mic=data_mic(nwk_skey, frame.raw, dev_addr, fcnt))
 
 
 def signed_join(*, app_key: bytes, join_eui: int, dev_eui: int, dev_nonce: int) -> JoinRequest:
-    """A join request as a device sends it."""
-    request = JoinRequest(JOIN_REQUEST, join_eui, dev_eui, dev_nonce, 0)
+    request = JoinRequest(frames.JOIN_REQUEST, join_eui, dev_eui, dev_nonce, 0)
     return request._replace(mic=join_mic(app_key, request.raw))
 
 
 def ack_down(*, nwk_skey: bytes, dev_addr: int, fcnt: int, ack: bool = True, pending: bool = False) -> bytes:
     """A frame down that confirms the last one up and carries nothing else, as bytes; ``fcnt`` has 32 bits."""
-    fctrl = ACK * ack | PENDING * pending
-    frame = DataDown(UNCONFIRMED_DOWN, dev_addr, fctrl, fcnt & 0xFFFF, b"", None, b"", 0)
+    fctrl = frames.ACK * ack | frames.PENDING * pending
+    frame = DataDown(frames.UNCONFIRMED_DOWN, dev_addr, fctrl, fcnt & 0xFFFF, b"", None, b"", 0)
     return frame._replace(mic=data_mic(nwk_skey, frame.raw, dev_addr, fcnt, down=True)).phy

@@ -27,8 +27,6 @@ from onefold.lorawan.frames import Frame
 
 
 class Radio(NamedTuple):
-    """How it came in."""
-
     frequency_hz: int
     data_rate: int
     """Its index in the region's table of up data rates."""
@@ -60,8 +58,6 @@ station transmit the frame; False: the station is gone. Never blocks, never rais
 
 @dataclass(frozen=True, slots=True)
 class Reception:
-    """One frame, heard by one station."""
-
     frame: Frame
     station: str
     """Sixteen lower-case hex digits: ``0016c001ff10a235``."""
@@ -114,7 +110,6 @@ def shown(value: object) -> str:
 
 
 def document(data: bytes, what: str) -> dict[str, Any]:
-    """The JSON object that these bytes are."""
     value = read_json(data, what)
     if not isinstance(value, dict):
         raise BadInput(f"{what} is {shown(value)}, must be a JSON object")

@@ -69,8 +69,6 @@ class RegistryEntry:
 
 
 class Registry:
-    """The devices, by address and by EUI."""
-
     def __init__(self, entries: Iterable[RegistryEntry] = ()) -> None:
         self.by_eui = {entry.device.dev_eui: entry for entry in entries}
         groups: dict[int, list[RegistryEntry]] = {}
@@ -259,8 +257,6 @@ BEHIND_MAX: Final = 16
 
 
 class DeviceSession:
-    """A device under one set of keys."""
-
     __slots__ = ("asked", "asked_at", "claims", "elsewhere", "entry", "fcnt_down", "heard", "loaded", "lookup")
 
     def __init__(self, entry: RegistryEntry) -> None:
@@ -273,10 +269,8 @@ class DeviceSession:
         self.asked: set[str] = set()
         """The stores that were, by name."""
         self.lookup: Lookup | None = None
-        """Under way."""
         self.asked_at = -inf
         self.claims = 0
-        """Under way."""
         self.elsewhere: Counters | None = None
         """What another store than its own knows of it, where that may be of before it began again."""
 

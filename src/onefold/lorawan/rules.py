@@ -116,10 +116,7 @@ NOT_DUPLICATE, SOFT_DUPLICATE, RESUBMISSION, DUPLICATE = Status
 
 
 class Route(NamedTuple):
-    """Where a frame goes."""
-
     up: bool
-    """Upstream, to the application."""
     down: bool
     """Its confirmation is sent to the device."""
     marked: bool
@@ -182,9 +179,7 @@ class Sighting(NamedTuple):
     """What is remembered of a key."""
 
     station: str
-    """The first station."""
     since_ms: int
-    """When it was heard first."""
     last_ms: int
     """When it was heard last, by any station."""
     own_ms: int
@@ -368,8 +363,6 @@ class Heard:
 
 
 class Checked(NamedTuple):
-    """What validation says."""
-
     problem: Answer | None
     restarted: bool
 
@@ -437,10 +430,8 @@ class Claim(NamedTuple):
     """A server wants to count a frame."""
 
     device: str
-    """The key of the device: its DevEUI in hex."""
     server: str
     fcnt_up: int
-    """32 bit."""
     fcnt_down: int = 0
     """What this server knows to have been used: the next one is above it."""
     wants_down: bool = False
@@ -467,11 +458,8 @@ class Claim(NamedTuple):
 
 
 class Claimed(NamedTuple):
-    """What became of a claim."""
-
     won: bool
     server: str
-    """Who has the device now."""
     fcnt_up: int
     """The counter that is stored now."""
     fcnt_down: int
@@ -485,7 +473,6 @@ class Finished(NamedTuple):
 
     server: str
     number: int
-    """Of the claim."""
 
 
 class Unfinished(NamedTuple):
@@ -499,7 +486,6 @@ class Unfinished(NamedTuple):
     """
 
     number: int
-    """Of the claim."""
     device: str
     fcnt_up: int
     body: str
@@ -609,13 +595,10 @@ JOINS: Final = "join/"
 
 
 class Judged(NamedTuple):
-    """What a server makes of a reception."""
-
     answer: Answer
     status: Status
     route: Route
     fcnt: int
-    """32 bit."""
     claim: Claim | None
     """To be made before this is final; None: it is final."""
 

@@ -66,17 +66,11 @@ class GatewayLink(Protocol):
     problem: str | None
     """Why it brings none; None: it can."""
 
-    async def start(self) -> None:
-        """Begin to take them."""
-        ...
+    async def start(self) -> None: ...
 
-    async def stop(self) -> None:
-        """Take no more."""
-        ...
+    async def stop(self) -> None: ...
 
-    def figures(self) -> Mapping[str, int]:
-        """What there is to watch."""
-        ...
+    def figures(self) -> Mapping[str, int]: ...
 
 
 def gateway_metrics(
@@ -187,6 +181,22 @@ class GatewayServer(HttpServer):
             problems |= service.problems()
             return {"problems": problems} if problems else {"stations": len(lns.stations)}
 
+        async def reload(*, changed: bool) -> None:
+            if await asyncio.to_thread(lambda: self.registry.reload(changed=changed)):
+                service.sessions.use(self.registry.registry)
+
+        async def watch() -> None:
+            """Use the registry again when its file has changed."""
+            while True:
+                await asyncio.sleep(WATCH_S)
+                await reload(changed=True)
+
+        reloading: set[asyncio.Task[None]] = set()
+
+        def hang_up() -> None:
+            reloading.add(task := asyncio.create_task(reload(changed=False)))
+            task.add_done_callback(reloading.discard)
+
         async def tend() -> None:
             """See to what the topics owe by the clock alone (snapshots, retention), for ever."""
             while True:
@@ -204,7 +214,8 @@ class GatewayServer(HttpServer):
             for link in links.values():
                 ending.push_async_callback(link.stop)  # after the last request: they too have acknowledgements to send
                 await link.start()
-            self._on_hangup(service)
+            if threading.current_thread() is threading.main_thread():
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
             await self.answer(
                 [websocket_route("/router-info", lns.discover), websocket_route("/router/{eui}", lns.serve)],
                 health=health,
@@ -212,27 +223,6 @@ class GatewayServer(HttpServer):
                 admission=Admission(settings.token, settings.host, bare=True),
                 message_bytes_max=limits.message_bytes_max,
                 drain=drain,
-                beside=[self._watch(service), tend()],
+                beside=[watch(), tend()],
             )
         service.tally.check()
-
-    async def _watch(self, service: GatewayService) -> None:
-        """Use the registry again when its file has changed."""
-        while True:
-            await asyncio.sleep(WATCH_S)
-            await self._reload(service, changed=True)
-
-    async def _reload(self, service: GatewayService, *, changed: bool) -> None:
-        if await asyncio.to_thread(lambda: self.registry.reload(changed=changed)):
-            service.sessions.use(self.registry.registry)
-
-    def _on_hangup(self, service: GatewayService) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        running: set[asyncio.Task[None]] = set()
-
-        def reload() -> None:
-            running.add(task := asyncio.create_task(self._reload(service, changed=False)))
-            task.add_done_callback(running.discard)
-
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)

@@ -65,7 +65,6 @@ class RadioPlan:
     frames: int = 5_000
     """Uplinks that the devices send, all together; what is sent again, replayed or forged comes on top."""
     interval_ms: int = 60_000
-    """Mean time between two uplinks of a device."""
     side_m: int = 10_000
     """The gateways stand in a square of this side."""
     range_m: int = 5_000
@@ -112,10 +111,8 @@ class RadioPlan:
             text = f"strategy is {self.strategy!r}, must be one of {', '.join(STRATEGIES)}, mixed"
             raise Misuse(text, strategy=self.strategy)
         if 0 < self.retry_ms < RETRY_MS[0]:
-            text = (
-                f"retry_ms is {self.retry_ms}, must be 0 or at least {RETRY_MS[0]}: both receive windows have to pass"
-            )
-            raise Misuse(text, retry_ms=self.retry_ms)
+            text = f"retry_ms is {self.retry_ms}, must be 0 or at least {RETRY_MS[0]}"
+            raise Misuse(f"{text}: both receive windows have to pass", retry_ms=self.retry_ms)
         if (special := self.joins + self.rollovers + self.resets) > 1:
             text = f"joins + rollovers + resets is {special:g}, must be at most 1: each is of other devices"
             raise Misuse(text, joins=self.joins, rollovers=self.rollovers, resets=self.resets)
@@ -125,7 +122,6 @@ class RadioPlan:
 
     @property
     def retry_range_ms(self) -> tuple[int, int]:
-        """Between two transmissions of a confirmed frame."""
         return (self.retry_ms // 2, self.retry_ms * 3 // 2) if self.retry_ms else RETRY_MS
 
     @property
@@ -144,36 +140,17 @@ RANGES: Final[Mapping[str, Range]] = {
     "range_m": (1, 10_000_000),
     "delay_ms": (1, 10_000),
     "slow_ms": (1, 10_000),  # far below the 60 s for which a server remembers a frame
-    "confirmed": (0.0, 1.0),
-    "retries": (0.0, 1.0),
     "retry_ms": (0, DAY_MS),
     "losses": (0.0, 0.9),
     "fades": (0.0, 0.9),
-    "mirrors": (0.0, 1.0),
-    "replays": (0.0, 1.0),
-    "forged": (0.0, 1.0),
-    "foreign": (0.0, 1.0),
-    "joins": (0.0, 1.0),
-    "rollovers": (0.0, 1.0),
-    "resets": (0.0, 1.0),
-    "shared": (0.0, 1.0),
+    **dict.fromkeys(("confirmed", "retries", "mirrors", "replays", "forged", "foreign"), (0.0, 1.0)),
+    **dict.fromkeys(("joins", "rollovers", "resets", "shared"), (0.0, 1.0)),
 }
 
 QUIET: Final = RadioPlan(
-    range_m=10_000_000,
-    confirmed=0,
-    retries=0,
-    losses=0,
-    fades=0,
-    mirrors=0,
-    replays=0,
-    forged=0,
-    foreign=0,
-    joins=0,
-    rollovers=0,
-    resets=0,
-    shared=0,
-)
+    range_m=10_000_000, confirmed=0, retries=0, losses=0, fades=0, mirrors=0, replays=0, forged=0, foreign=0,
+    joins=0, rollovers=0, resets=0, shared=0,
+)  # fmt: skip
 """Every gateway hears every frame, once; make others of it with `dataclasses.replace`."""
 
 
@@ -190,8 +167,6 @@ PREFIXES: Final = (0x26000000, 0xFC000000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimDevice:
-    """A device, as a registry knows it."""
-
     dev_eui: int
     dev_addr: int
     nwk_skey: bytes
@@ -215,7 +190,6 @@ class RadioWorld:
 
     devices: list[SimDevice]
     gateways: list[str]
-    """Their ids, 16 hex digits."""
     heard: Bools
     nearest: Ints
     """Per device: the gateway that hears it best."""
@@ -226,7 +200,29 @@ class RadioWorld:
 
 def build(rng: np.random.Generator, plan: RadioPlan) -> RadioWorld:
     people = plan.devices + STRANGERS
-    devices = _devices(rng, plan)
+    low = rng.choice(1 << 24, size=people, replace=False)
+    addresses = [PREFIXES[i % 2] | int(value) for i, value in enumerate(low)]
+    for i in rng.permutation(plan.devices)[: round(plan.shared * plan.devices)]:
+        addresses[int(i)] = addresses[int(rng.integers(plan.devices))]
+    order = rng.permutation(plan.devices)
+    ends = np.cumsum([round(share * plan.devices) for share in (plan.joins, plan.rollovers, plan.resets)])
+    joins, rolls, resets = (set(part.tolist()) for part in np.split(order, ends)[:3])
+    keys = rng.bytes(32 * people)
+    devices = [
+        SimDevice(
+            dev_eui=0x70B3D57ED0100000 + i,
+            dev_addr=addresses[i],
+            nwk_skey=keys[32 * i : 32 * i + 16],
+            app_key=keys[32 * i + 16 : 32 * i + 32],
+            strategy=plan.strategy if plan.strategy != "mixed" else STRATEGIES[i % 3],
+            joins=i in joins,
+            resets=i in resets,
+            rolls_over=i in rolls,
+            epoch=i % 3,
+            stranger=i >= plan.devices,
+        )
+        for i in range(people)
+    ]
     where = rng.uniform(0, plan.side_m, (plan.gateways, 2))
     home = rng.integers(plan.gateways, size=people)
     reach = min(plan.range_m, plan.side_m) * np.sqrt(rng.random(people))  # the root: evenly over the disc
@@ -246,34 +242,6 @@ def build(rng: np.random.Generator, plan: RadioPlan) -> RadioWorld:
     )
 
 
-def _devices(rng: np.random.Generator, plan: RadioPlan) -> list[SimDevice]:
-    people = plan.devices + STRANGERS
-    low = rng.choice(1 << 24, size=people, replace=False)
-    addresses = [PREFIXES[i % 2] | int(value) for i, value in enumerate(low)]
-    shared = round(plan.shared * plan.devices)
-    for i in rng.permutation(plan.devices)[:shared]:
-        addresses[int(i)] = addresses[int(rng.integers(plan.devices))]
-    order = rng.permutation(plan.devices)
-    ends = np.cumsum([round(share * plan.devices) for share in (plan.joins, plan.rollovers, plan.resets)])
-    joins, rolls, resets = (set(part.tolist()) for part in np.split(order, ends)[:3])
-    keys = rng.bytes(32 * people)
-    return [
-        SimDevice(
-            dev_eui=0x70B3D57ED0100000 + i,
-            dev_addr=addresses[i],
-            nwk_skey=keys[32 * i : 32 * i + 16],
-            app_key=keys[32 * i + 16 : 32 * i + 32],
-            strategy=plan.strategy if plan.strategy != "mixed" else STRATEGIES[i % 3],
-            joins=i in joins,
-            resets=i in resets,
-            rolls_over=i in rolls,
-            epoch=i % 3,
-            stranger=i >= plan.devices,
-        )
-        for i in range(people)
-    ]
-
-
 BEGIN_MS: Final = 1_704_067_200_000
 """2024-01-01: no transmission is earlier."""
 JOIN_MS: Final = 10_000
@@ -283,8 +251,6 @@ RESET_AFTER: Final = 4
 
 
 class Frames(IntEnum):
-    """Kinds of frames."""
-
     UPLINK = 0
     FORGED = 1
     FOREIGN = 2
@@ -337,7 +303,11 @@ def transmit(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> Ai
     up = _uplinks(rng, plan, world)
     replayed, replay_ms = _replays(rng, plan, world, up)
     up.lost &= ~up.sure
-    retry_of, retry_ms = _retries(rng, plan, up)
+    # What is sent again, and when: uplink by uplink, in order.
+    retry_of = np.repeat(np.arange(len(up.device)), up.retries)
+    total = np.cumsum(rng.integers(*plan.retry_range_ms, len(retry_of)))
+    before = np.concatenate([[0], total])[np.cumsum(up.retries) - up.retries]
+    retry_ms = up.time_ms[retry_of] + total - before[retry_of]
     forged = rng.integers(plan.frames, size=round(plan.forged * plan.frames))
     foreign = rng.integers(plan.devices, len(world.devices), size=round(plan.foreign * plan.frames))
     joining, nonce, join_ms = _joins(rng, world, up)
@@ -345,17 +315,11 @@ def transmit(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> Ai
     first_ms = np.concatenate([up.time_ms, up.time_ms[forged], rng.choice(up.time_ms, len(foreign)), join_ms])
     frame = np.concatenate([np.arange(len(first_ms)), retry_of, replayed])
     none = np.zeros(sum(extra), np.bool_)
+    forged_counter = up.counter[forged] + rng.integers(1, 100, len(forged))
     return Air(
         kind=np.repeat(np.arange(4), [plan.frames, *extra]),
         device=np.concatenate([up.device, up.device[forged], foreign, joining]),
-        counter=np.concatenate(
-            [
-                up.counter,
-                up.counter[forged] + rng.integers(1, 100, len(forged)),
-                rng.integers(0, 50_000, len(foreign)),
-                nonce,
-            ]
-        ),
+        counter=np.concatenate([up.counter, forged_counter, rng.integers(0, 50_000, len(foreign)), nonce]),
         confirmed=np.concatenate([up.confirmed, none]),
         frame=frame,
         time_ms=np.concatenate([first_ms, retry_ms, replay_ms]),
@@ -375,7 +339,14 @@ def _uplinks(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> _U
     confirmed = rng.random(plan.frames) < plan.confirmed
     again = confirmed & (rng.random(plan.frames) < plan.retries)
     retries = np.where(again, rng.integers(1, RETRIES_MAX + 1, plan.frames), 0)
-    counter, restart = _counters(rng, world, device, ordinal, count)
+    rolls, resets, epoch = (
+        np.array([getattr(d, name) for d in world.devices])[device] for name in ("rolls_over", "resets", "epoch")
+    )
+    begin = device % 2  # devices begin at 0 or at 1
+    life, resets = ordinal - count // 2, resets & (count >= 2 * RESET_AFTER)
+    counter = np.where(rolls, ((epoch + 1) << 16) - (count + 1) // 2, begin) + ordinal
+    counter = np.where(resets & (life >= 0), life + begin, counter)
+    restart = resets & (life == 0)  # the first after a restart
     gap = rng.uniform(0.5, 1.5, plan.frames) * plan.interval_ms
     gap = np.maximum(gap, plan.quiet_ms) + np.concatenate([[0], retries[:-1]]) * plan.retry_range_ms[1]
     time = np.cumsum(gap)
@@ -384,38 +355,13 @@ def _uplinks(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> _U
         device=device,
         ordinal=ordinal,
         count=count,
-        counter=counter,
+        counter=counter.astype(np.int64),
         confirmed=confirmed,
         retries=retries,
         time_ms=BEGIN_MS + 3 * JOIN_MS + time.astype(np.int64),
         lost=rng.random(plan.frames) < plan.losses,
         sure=restart | np.concatenate([restart[1:], [False]]),
     )
-
-
-def _counters(
-    rng: np.random.Generator, world: RadioWorld, device: Ints, ordinal: Ints, count: Ints
-) -> tuple[Ints, Bools]:
-    """The counter of each uplink, and which is the first after a restart."""
-    rolls = np.array([d.rolls_over for d in world.devices])[device]
-    resets = np.array([d.resets for d in world.devices])[device] & (count >= 2 * RESET_AFTER)
-    epoch = np.array([d.epoch for d in world.devices])[device]
-    counter = (
-        np.where(rolls, ((epoch + 1) << 16) - (count + 1) // 2, device % 2) + ordinal
-    )  # devices begin at 0 or at 1
-    life = ordinal - count // 2
-    counter = np.where(resets & (life >= 0), life + device % 2, counter)
-    return counter.astype(np.int64), resets & (life == 0)
-
-
-def _retries(rng: np.random.Generator, plan: RadioPlan, up: _Uplinks) -> tuple[Ints, Ints]:
-    """The uplinks that are sent again, and when: uplink by uplink, in order."""
-    of = np.repeat(np.arange(len(up.device)), up.retries)
-    starts = np.cumsum(up.retries) - up.retries
-    wait = rng.integers(*plan.retry_range_ms, len(of))
-    total = np.cumsum(wait)
-    before = np.concatenate([[0], total])[starts]
-    return of, up.time_ms[of] + total - before[of]
 
 
 def _replays(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld, up: _Uplinks) -> tuple[Ints, Ints]:
@@ -558,7 +504,6 @@ class DeviceTruth(NamedTuple):
     lost_between: int
     """Of the lost: those with a heard one before and after, which the counters of what was heard give away."""
     joins: int
-    """Join requests that were heard."""
     resets: int
     rollovers: int
 
@@ -573,7 +518,6 @@ class RadioTruth:
     devices: list[DeviceTruth]
 
     def count(self, kind: FrameKind) -> int:
-        """How many receptions are of this kind."""
         return int(np.sum(self.kind == kind))
 
 
@@ -595,13 +539,10 @@ def tell(world: RadioWorld, air: Air, heard: RadioReceptions) -> RadioTruth:
         FrameKind.OTHER_GATEWAY: heard.transmission == of_first,
     }
     kind = np.select(list(conditions.values()), [int(kind) for kind in conditions], int(FrameKind.RETRY))
-    return RadioTruth(kind, frame, _true_devices(world, air, first < len(frame)))
-
-
-def _true_devices(world: RadioWorld, air: Air, heard: Bools) -> list[DeviceTruth]:
+    arrived = first < len(frame)  # by frame
     count = sum(not device.stranger for device in world.devices)
     uplink = air.kind == Frames.UPLINK
-    device, counter, got = air.device[uplink], air.counter[uplink], heard[uplink]
+    device, counter, got = air.device[uplink], air.counter[uplink], arrived[uplink]
     index = np.arange(len(device))
     low, high = np.full(count, len(device)), np.full(count, -1)
     np.minimum.at(low, device[got], index[got])
@@ -610,22 +551,19 @@ def _true_devices(world: RadioWorld, air: Air, heard: Bools) -> list[DeviceTruth
     same = device[1:] == device[:-1]
     back = same & (counter[1:] < counter[:-1])
     rolled = same & (counter[1:] >> 16 > counter[:-1] >> 16)
-    joins = air.device[(air.kind == Frames.JOIN) & heard]
+    joins = air.device[(air.kind == Frames.JOIN) & arrived]
     columns = [device, device[got], device[~got], device[between], joins, device[1:][back], device[1:][rolled]]
     counts = [np.bincount(column, minlength=count).tolist() for column in columns]
     names = [device.dev_eui for device in world.devices[:count]]
-    return [DeviceTruth(*row) for row in zip(names, *counts, strict=True)]
+    return RadioTruth(kind, frame, [DeviceTruth(*row) for row in zip(names, *counts, strict=True)])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RadioTraffic:
-    """What was sent, what was heard, and the truth about it."""
-
     plan: RadioPlan
     world: RadioWorld
     air: Air
     frames: list[Frame]
-    """By their number in the air."""
     receptions: RadioReceptions
     truth: RadioTruth
 

@@ -31,14 +31,11 @@ KINDS = {kind.name.lower(): kind for kind in FrameKind}
 
 
 class TruthLine(NamedTuple):
-    """What one reception is."""
-
     station: str
     key: str
     """The frame's key, in hex: the same for all receptions of a frame."""
     kind: FrameKind
     frame: int
-    """The number of the frame in this traffic."""
     device: str
     """Its DevEUI, in hex; of a stranger too."""
     counter: int
@@ -61,7 +58,6 @@ def truth_lines(traffic: RadioTraffic) -> Iterator[TruthLine]:
 
 
 def as_json(line: TruthLine) -> str:
-    """A line of the truth's file."""
     return (
         f'{{"station":"{line.station}","key":"{line.key}","kind":"{line.kind.name.lower()}","frame":{line.frame},'
         f'"device":"{line.device}","counter":{line.counter},"join":{str(line.join).lower()}}}\n'
@@ -69,7 +65,6 @@ def as_json(line: TruthLine) -> str:
 
 
 def read_truth(file: Path) -> list[TruthLine]:
-    """The lines of such a file."""
     lines = []
     with file.open(encoding="utf-8") as opened:
         for number, text in enumerate(opened, 1):
@@ -85,9 +80,7 @@ def read_truth(file: Path) -> list[TruthLine]:
 def registry(traffic: RadioTraffic) -> Iterator[str]:
     """The text of the registry, device by device; strangers are not in it."""
     starts = first_counters(traffic)
-    for i, device in enumerate(traffic.world.devices):
-        if not device.stranger:
-            yield entry(device, starts[i])
+    return (entry(device, starts[i]) for i, device in enumerate(traffic.world.devices) if not device.stranger)
 
 
 def entry(device: SimDevice, start: int = 0) -> str:
@@ -113,10 +106,7 @@ def first_counters(traffic: RadioTraffic) -> dict[int, int]:
     """The first counter that each device uses, by its number."""
     uplinks = traffic.air.kind == Frames.UPLINK
     pairs = zip(traffic.air.device[uplinks].tolist(), traffic.air.counter[uplinks].tolist(), strict=True)
-    starts: dict[int, int] = {}
-    for device, counter in pairs:
-        starts.setdefault(device, counter)
-    return starts
+    return dict(reversed(list(pairs)))  # each device's uplinks stand in order
 
 
 def messages(traffic: RadioTraffic) -> Iterator[tuple[int, int, str]]:
@@ -187,10 +177,8 @@ def write(traffic: RadioTraffic, folder: str | Path) -> None:
     with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         whole = Path(temporary) / folder.name
         (whole / "truth").mkdir(parents=True)
-        lines = (
-            f'{{"station":"{line.station}","at_ms":{line.at_ms},"message":{line.message}}}\n' for line in heard(traffic)
-        )
-        _write(whole / RECEPTIONS, lines)
+        lines = heard(traffic)
+        _write(whole / RECEPTIONS, (f'{{"station":"{s}","at_ms":{at},"message":{text}}}\n' for s, at, text, _ in lines))
         _write(whole / DEVICES, registry(traffic))
         _write(whole / TRUTH, map(as_json, truth_lines(traffic)))
         devices = ({**row._asdict(), "dev_eui": f"{row.dev_eui:016x}"} for row in traffic.truth.devices)
@@ -200,7 +188,6 @@ def write(traffic: RadioTraffic, folder: str | Path) -> None:
 
 
 def heard(traffic: RadioTraffic) -> Iterator[HeardFrame]:
-    """The lines of the traffic, without a file."""
     for (gateway, at_ms, message), xtime in zip(messages(traffic), traffic.receptions.xtime.tolist(), strict=True):
         yield HeardFrame(traffic.world.gateways[gateway], at_ms, message, xtime)
 

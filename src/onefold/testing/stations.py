@@ -42,7 +42,6 @@ class Ack(NamedTuple):
     """One acknowledgement, transmitted by one station for one server."""
 
     device: str
-    """DevEUI in hex."""
     uplink: int
     """The 16-bit counter of the uplink that it answers."""
     mic: int
@@ -67,12 +66,10 @@ class Ring:
 
     @classmethod
     def of(cls, world: RadioWorld) -> Ring:
-        """Of a simulated world."""
         return cls((d.dev_addr, f"{d.dev_eui:016x}", d.nwk_skey) for d in world.devices if not d.stranger)
 
     @classmethod
     def read(cls, file: Path) -> Ring:
-        """Of a registry, as `registry` writes it."""
         try:
             devices = tomllib.loads(file.read_text(encoding="utf-8")).get("device", [])
             return cls((int(d["dev_addr"], 16), d["dev_eui"], bytes.fromhex(d["nwk_skey"])) for d in devices)
@@ -115,8 +112,6 @@ LOG.addHandler(logging.NullHandler())
 
 @dataclass(slots=True)
 class Counts:
-    """What a fleet did and saw."""
-
     sent: int = 0
     missed: list[HeardFrame] = field(default_factory=list)
     """Heard while there was no connection: lost."""
@@ -124,7 +119,6 @@ class Counts:
     received: int = 0
     """Messages of any kind from the servers."""
     transmitted: int = 0
-    """Down frames, acknowledgements or not."""
     timesyncs: int = 0
     problems: list[str] = field(default_factory=list)
     """What a server said that makes no sense; the first hundred."""
@@ -132,18 +126,14 @@ class Counts:
 
     @property
     def unsent(self) -> int:
-        """How many were lost for want of a connection."""
         return len(self.missed)
 
     def problem(self, text: str) -> None:
-        """Keep what is wrong."""
         if len(self.problems) < 100:
             self.problems.append(text)
 
 
 class Station:
-    """One station and its connection to one server."""
-
     def __init__(self, eui: str, at: str, ring: Ring, counts: Counts, *, token: str | None = None) -> None:
         self.eui, self.at = eui, at.rstrip("/")
         self.config: dict[str, Any] | None = None
@@ -161,7 +151,6 @@ class Station:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a server that listens."""
         return self._socket is not None
 
     async def send(self, heard: HeardFrame) -> bool:
@@ -183,7 +172,6 @@ class Station:
             await self._task
 
     async def close(self) -> None:
-        """Say good-bye."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -233,17 +221,11 @@ class Station:
 
     async def _open(self, url: str) -> ClientConnection:
         try:
+            # No pings: a server that is gone is found out by its closed socket.
             return await connect(
-                url,
-                additional_headers=self._headers,
-                compression=None,
-                proxy=None,
-                open_timeout=OPEN_S,
-                close_timeout=1,
-                ping_interval=None,  # a server that is gone is found out by its closed socket
-                max_size=MESSAGE_BYTES_MAX,
-                logger=LOG,
-            )
+                url, additional_headers=self._headers, compression=None, proxy=None, open_timeout=OPEN_S,
+                close_timeout=1, ping_interval=None, max_size=MESSAGE_BYTES_MAX, logger=LOG,
+            )  # fmt: skip
         except InvalidStatus as error:
             status = error.response.status_code
             kind = Misuse if 400 <= status < 500 else ConnectionError
@@ -254,29 +236,26 @@ class Station:
             raise ConnectionError(f"{url}: cannot connect: {error}") from error
 
     async def _receive(self, socket: ClientConnection, text: str | bytes) -> None:
+        now = perf_counter()
         self._counts.received += 1
         try:
             message = _object(self.at, text)
             if message.get("msgtype") == "dnmsg":
-                await self._transmit(socket, message)
+                uplink, began = self._sent[message["xtime"]]
+                device, counter, is_ack = self._ring.answer(bytes.fromhex(message["pdu"]))
+                self._counts.transmitted += 1
+                if is_ack:
+                    frame = json.loads(uplink)
+                    ack = Ack(device, frame["FCnt"], frame["MIC"], counter, self.eui, self.at, now - began)
+                    self._counts.acks.append(ack)
+                done = {"msgtype": "dntxed", "diid": message["diid"], "DevEui": message["DevEui"]}
+                done |= {"rctx": message.get("rctx", 0), "xtime": message["xtime"], "txtime": time(), "gpstime": 0}
+                with suppress(ConnectionClosed):
+                    await socket.send(json.dumps(done))
             elif message.get("msgtype") == "timesync":
                 self._counts.timesyncs += "gpstime" in message
         except (BadInput, KeyError, TypeError, ValueError) as error:
             self._counts.problem(f"{self.eui}: {error!r} of {str(text)[:200]}")
-
-    async def _transmit(self, socket: ClientConnection, message: Mapping[str, Any]) -> None:
-        now = perf_counter()
-        uplink, began = self._sent[message["xtime"]]
-        device, counter, is_ack = self._ring.answer(bytes.fromhex(message["pdu"]))
-        self._counts.transmitted += 1
-        if is_ack:
-            frame = json.loads(uplink)
-            ack = Ack(device, frame["FCnt"], frame["MIC"], counter, self.eui, self.at, now - began)
-            self._counts.acks.append(ack)
-        done = {"msgtype": "dntxed", "diid": message["diid"], "DevEui": message["DevEui"]}
-        done |= {"rctx": message.get("rctx", 0), "xtime": message["xtime"], "txtime": time(), "gpstime": 0}
-        with suppress(ConnectionClosed):
-            await socket.send(json.dumps(done))
 
 
 class Fleet:
@@ -331,11 +310,9 @@ class Fleet:
             await asyncio.sleep(seconds)
 
     async def gone(self) -> None:
-        """Wait until all servers have closed their connections."""
         await asyncio.gather(*(station.gone() for station in self.stations.values()))
 
     async def close(self) -> None:
-        """All stations say good-bye."""
         await asyncio.gather(*(station.close() for station in self.stations.values()))
 
 

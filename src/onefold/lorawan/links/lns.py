@@ -25,7 +25,6 @@ import re
 from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from time import time
 from typing import Any, Final
 
@@ -130,7 +129,6 @@ def read_message(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def data_up(fields: Mapping[str, Any]) -> DataUp:
-    """The frame of an ``updf``."""
     mhdr = whole(fields, "MHdr", 0, 255)
     if mhdr not in (UNCONFIRMED_UP, CONFIRMED_UP):
         raise BadInput(f"MHdr is {mhdr}, must be {UNCONFIRMED_UP} or {CONFIRMED_UP} for data from a device")
@@ -157,7 +155,6 @@ def data_up(fields: Mapping[str, Any]) -> DataUp:
 
 
 def join_request(fields: Mapping[str, Any]) -> JoinRequest:
-    """The frame of a ``jreq``."""
     mhdr = whole(fields, "MHdr", 0, 255)
     if mhdr != 0:
         raise BadInput(f"MHdr is {mhdr}, must be 0 for a join request")
@@ -198,7 +195,6 @@ def whole(fields: Mapping[str, Any], name: str, low: int, high: int) -> int:
 
 
 def octets(fields: Mapping[str, Any], name: str) -> bytes:
-    """Bytes in hex digits."""
     value = fields.get(name)
     if type(value) is str and len(value) <= 2 * PHY_BYTES_MAX and " " not in value:
         try:
@@ -239,7 +235,6 @@ class Lns:
         self.service = service
         self.stations: dict[str, StationConnection] = {}
         self.messages: Counter[str] = Counter()
-        """By their msgtype."""
         self._public_url = public_url
 
     async def discover(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -291,7 +286,6 @@ class Lns:
             connection.stop_reading()
 
     async def close(self) -> None:
-        """Send what is queued, and hang up."""
         for connection in list(self.stations.values()):
             connection.close(RESTART, "the server is shutting down")
         while self.stations:
@@ -299,8 +293,6 @@ class Lns:
 
 
 class StationConnection:
-    """One station's websocket."""
-
     def __init__(self, lns: Lns, station: str, receive: Receive, send: Send, abort: Any) -> None:
         self.station = station
         self._lns, self._service = lns, lns.service
@@ -314,7 +306,6 @@ class StationConnection:
         self._complaints = Complaints()
 
     async def run(self) -> None:
-        """Read and write until the end."""
         reader, writer = self._tasks = asyncio.create_task(self._read()), asyncio.create_task(self._write())
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -336,7 +327,6 @@ class StationConnection:
                 self._abort()
 
     def stop_reading(self) -> None:
-        """Take no more from it."""
         if self._tasks:
             self._tasks[0].cancel()
 
@@ -412,7 +402,11 @@ class StationConnection:
         except BadInput as error:
             self._refuse(f"{kind}: {error}")
             return
-        reception = Reception(frame, self.station, radio, partial(self._transmit, xtime, rctx), wall_ms())
+
+        def back(downlink: Downlink) -> bool:  # with the station's own time and antenna of the uplink
+            return self.send(dnmsg(downlink, xtime, rctx))
+
+        reception = Reception(frame, self.station, radio, back, wall_ms())
         while True:
             try:
                 self._service.hear(reception)
@@ -444,10 +438,6 @@ class StationConnection:
     def _refuse(self, problem: str) -> None:
         self._service.refuse(self.station, MALFORMED, problem)
         self._complaints.tell(self.station, problem)
-
-    def _transmit(self, xtime: int, rctx: int, downlink: Downlink) -> bool:
-        """The way back after an uplink, with the station's own time and antenna of it."""
-        return self.send(dnmsg(downlink, xtime, rctx))
 
 
 def dnmsg(downlink: Downlink, xtime: int, rctx: int) -> str:

@@ -216,7 +216,6 @@ class MqttAddress:
 
     @property
     def topics(self) -> list[str]:
-        """What to subscribe to."""
         if self.prefix:
             return [f"{self.prefix}/gateway/+/event/+"]
         return ["gateway/+/event/+", "+/gateway/+/event/+"]
@@ -268,8 +267,6 @@ QUIET: Final = logging.Logger("onefold.gateway.paho", logging.CRITICAL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MqttLimits:
-    """Every bound of the link."""
-
     event_bytes_max: int = 64 << 10
     """An uplink has about 1,000; statistics of a busy gateway a few thousand."""
     events_max: int = 1_000

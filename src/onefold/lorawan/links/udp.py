@@ -49,7 +49,6 @@ HEAD_BYTES: Final = 12
 TICKS: Final = 2**32
 """The concentrator counts microseconds in 32 bits: it starts again after 71 minutes."""
 FSK_BITS_PER_S: Final = 50_000
-"""The one FSK rate of LoRaWAN."""
 LORA_RATE: Final = re.compile(r"SF([0-9]{1,2})BW([0-9]{1,4})")
 CRC_OK: Final = 1
 
@@ -65,8 +64,6 @@ class Datagram(NamedTuple):
 
 
 class Rxpk(NamedTuple):
-    """One packet of a PUSH_DATA: the frame, how it came in, and the concentrator's clock when it ended."""
-
     frame: Frame
     radio: Radio
     ticks: int
@@ -232,7 +229,6 @@ class Allow:
         return bool(self._entries)
 
     def admits(self, eui: int, host: str) -> bool:
-        """May this gateway speak from there?"""
         if not self._entries or eui in self._euis:
             return True
         where = address(host)
@@ -255,8 +251,6 @@ def address(host: str) -> Address:
 
 
 class SentDownlink(NamedTuple):
-    """A downlink that was handed to a gateway."""
-
     downlink: Downlink
     ticks: int
     """The concentrator's clock at the end of the uplink."""
@@ -286,7 +280,6 @@ class Unanswered:
         return token
 
     def wait(self, eui: int, token: bytes, downlink: SentDownlink) -> None:
-        """An answer is expected."""
         while self._sent:
             oldest = next(iter(self._sent.values()))
             if len(self._sent) < self._max and downlink.at_s - oldest.at_s <= self._wait_s:
@@ -295,17 +288,13 @@ class Unanswered:
         self._sent[eui, token] = downlink
 
     def waits(self, eui: int, token: bytes) -> bool:
-        """Is an answer expected under this token?"""
         return (eui, token) in self._sent
 
     def answered(self, eui: int, token: bytes) -> SentDownlink:
-        """What this is the answer to."""
         return self._sent.pop((eui, token))
 
 
 class Gateway(NamedTuple):
-    """The way back to a gateway."""
-
     peer: tuple[str | int, ...]
     """As the socket gave it: two items, four for IPv6."""
     version: int
@@ -366,8 +355,6 @@ def _same_host(one: tuple[str | int, ...], other: tuple[str | int, ...]) -> bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UdpLimits:
-    """Every bound of the link."""
-
     datagram_bytes_max: int = 65_507
     """All that UDP can carry; a forwarder with 8 packets sends about 4,500."""
     packets_max: int = 256
@@ -475,7 +462,6 @@ class SemtechUdp(asyncio.DatagramProtocol):
         self._count("send_errors")
 
     def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
-        """One datagram, from anybody."""
         self._count("datagrams")
         try:
             try:

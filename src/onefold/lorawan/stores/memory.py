@@ -67,7 +67,6 @@ class MemoryCounters:
             self._nonces.pop(device, None)
 
     def close(self) -> None:
-        """Let go of it; what it held is gone with it."""
         self._open = False
 
     def __len__(self) -> int:

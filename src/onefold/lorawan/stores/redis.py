@@ -69,13 +69,9 @@ class RedisCounters:
         self._timeout_s = timeout_s
         try:
             self._client = redis.Redis.from_url(
-                url,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-                retry=Retry(NoBackoff(), 0),
-                protocol=2,
-                driver_info=None,
-            )
+                url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0),
+                protocol=2, driver_info=None,
+            )  # fmt: skip
             self._client.connection_pool.make_connection()  # connects nowhere, but refuses options that do not exist
         except (TypeError, ValueError, redis.RedisError) as error:
             raise Misuse(f"{self.url}: {_line(error)}", url=self.url) from None
@@ -115,14 +111,16 @@ class RedisCounters:
             for at in range(0, len(devices), CLAIMS_MAX):
                 keys = [self._prefix + device for device in devices[at : at + CLAIMS_MAX]]
                 values += cast(list[bytes | None], self._client.mget(keys))
-        return [self._counters(device, value) for device, value in zip(devices, values, strict=True)]
-
-    def _counters(self, device: str, value: bytes | None) -> Counters | None:
-        if value is None:
-            return None
-        if not (fields := _COUNTERS.fullmatch(value.decode(errors="replace"))):
-            raise StoreFailed(f"{self.url}: {self._prefix}{device} holds something else than counters", device=device)
-        return Counters(int(fields[1]), int(fields[2]), fields[4], fields[3] or "")
+        counters: list[Counters | None] = []
+        for device, value in zip(devices, values, strict=True):
+            if value is None:
+                counters.append(None)
+            elif fields := _COUNTERS.fullmatch(value.decode(errors="replace")):
+                counters.append(Counters(int(fields[1]), int(fields[2]), fields[4], fields[3] or ""))
+            else:
+                problem = f"{self.url}: {self._prefix}{device} holds something else than counters"
+                raise StoreFailed(problem, device=device)
+        return counters
 
     def forget(self, device: str) -> None:
         with self._asking():

@@ -32,7 +32,7 @@ Cost: one shuffle of the uplinks by device, and a handful of sorts of them.
 from collections.abc import Sequence
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window, WindowSpec
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from onefold.lorawan.rules import GAP_MAX
@@ -45,7 +45,6 @@ EXCURSION_MAX: Final = 16
 """Of how many frames an excursion may be. What is longer is looked at as a line of its own."""
 
 OWN: Final = "_onefold_"
-"""What the names of columns that are ours begin with."""
 OFF, SMALL = "off", "small"
 
 
@@ -56,7 +55,6 @@ def apart(from_: Column, to: Column, size: Column) -> Column:
 
 
 def own_apart(from_: str, to: str) -> Column:
-    """The same of two columns of ours."""
     return apart(F.col(OWN + from_), F.col(OWN + to), F.col(OWN + "m"))
 
 
@@ -75,21 +73,16 @@ def with_excursions(rows: DataFrame, own: list[Column]) -> DataFrame:
         OWN + SMALL: (number > LATE_MAX) | F.coalesce(recent >= F.col(OWN + "m") - 2 * LATE_MAX, F.lit(False)),
     })  # fmt: skip
     rows = rows.withColumn(OWN + "move", own_apart("before", "n"))
-    rows = rows.withColumn(OWN + "end", F.col(OWN + "at") + _length() - 1)
+    move, after = F.col(OWN + "move"), F.col(OWN + "after")
+    begins = (move < -LATE_MAX) | ((move < 0) & ~F.col(OWN + SMALL)) | (move > LATE_MAX)
+    places = F.sequence(F.lit(0), F.least(F.size(after), F.lit(EXCURSION_MAX)) - 1)
+    length = F.when(begins & (F.size(after) > 0), F.get(F.filter(places, _is_over), 0) + 1)
+    rows = rows.withColumn(OWN + "end", F.col(OWN + "at") + length - 1)
     earlier, so_far = (by_time.rowsBetween(Window.unboundedPreceding, last) for last in (-1, 0))
     within = F.coalesce(F.max(OWN + "end").over(earlier) >= F.col(OWN + "at"), F.lit(False))
     rows = rows.withColumn(OWN + "end", F.when(~within, F.col(OWN + "end")))
     off = F.coalesce(F.max(OWN + "end").over(so_far) >= F.col(OWN + "at"), F.lit(False)) & number.isNotNull()
     return rows.withColumn(OWN + OFF, off).drop(OWN + "after", OWN + "at", OWN + "end")
-
-
-def _length() -> Column:
-    """Of how many frames the excursion is that begins with this one; null if none does."""
-    move, after = F.col(OWN + "move"), F.col(OWN + "after")
-    falls = (move < -LATE_MAX) | ((move < 0) & ~F.col(OWN + SMALL))
-    places = F.sequence(F.lit(0), F.least(F.size(after), F.lit(EXCURSION_MAX)) - 1)
-    length = F.get(F.filter(places, _is_over), 0) + 1
-    return F.when((falls | (move > LATE_MAX)) & (F.size(after) > 0), length)
 
 
 def _is_over(index: Column) -> Column:
@@ -162,28 +155,20 @@ def _placed(rows: DataFrame, own: list[Column]) -> DataFrame:
     rows = rows.withColumn(OWN + "line", F.sum(F.col(OWN + "break").cast("long")).over(by_time))
     of_line = Window.partitionBy(*own, n.isNull(), OWN + "line")
     goes = F.when(off, 0).when(F.col(OWN + "break") | move.isNull(), n).otherwise(move)
-    position = F.sum(goes).over(of_line.orderBy(OWN + "t", OWN + "n")) + F.when(off, move).otherwise(0)
-    rows = rows.withColumn(OWN + "place", F.when(n.isNotNull(), position))
-    rows = rows.withColumn(OWN + "stray", off & ~_within(of_line))
+    at = F.sum(goes).over(of_line.orderBy(OWN + "t", OWN + "n")) + F.when(off, move).otherwise(0)
+    rows = rows.withColumn(OWN + "place", F.when(n.isNotNull(), at))
+    # Whether a frame of an excursion has its place in the line: not below it, and not far ahead nor above it.
+    position = F.col(OWN + "place")
+    true = F.when(~off, position)
+    early = (move <= BACKLOG_MAX) & (position < F.max(true).over(of_line))
+    within = F.when(move > 0, early).otherwise(position >= F.min(true).over(of_line))
+    rows = rows.withColumn(OWN + "stray", off & ~within)
     by_place = Window.partitionBy(*own, n.isNull(), OWN + "line", OWN + "stray").orderBy(OWN + "place", OWN + "t")
     below = F.when(F.col(OWN + "stray"), F.col(OWN + "before")).otherwise(F.lag(OWN + "n").over(by_place))
     rows = rows.withColumns({PREVIOUS: F.when(n.isNotNull(), below), OWN + "low": F.lag(OWN + "place").over(by_place)})
-    lost = F.when(~F.col(OWN + "stray"), F.col(OWN + "place") - F.col(OWN + "low") - 1)
-    return rows.withColumns({STEP: _step(), LOST: F.coalesce(F.greatest(lost, F.lit(0)), F.lit(0)).cast("long")})
-
-
-def _within(of_line: WindowSpec) -> Column:
-    """Whether a frame of an excursion has its place in the line: not below it, and not far ahead nor above it."""
-    position, move = F.col(OWN + "place"), F.col(OWN + "move")
-    true = F.when(~F.col(OWN + OFF), position)
-    early = (move <= BACKLOG_MAX) & (position < F.max(true).over(of_line))
-    return F.when(move > 0, early).otherwise(position >= F.min(true).over(of_line))
-
-
-def _step() -> Column:
-    position, low, size = F.col(OWN + "place"), F.col(OWN + "low"), F.col(OWN + "m")
-    return (
-        F.when(F.col(OWN + "n").isNull(), F.when(F.col(OWN + "c").isNotNull(), F.lit("again")))
+    low, size = F.col(OWN + "low"), F.col(OWN + "m")
+    step = (
+        F.when(n.isNull(), F.when(F.col(OWN + "c").isNotNull(), F.lit("again")))
         .when(F.col(OWN + "stray"), F.lit("stray"))
         .when(low.isNull(), F.when(F.col(OWN + "line") > 0, F.lit("reset")))
         .when(position == low, F.lit("again"))
@@ -191,6 +176,8 @@ def _step() -> Column:
         .when(position == low + 1, F.lit("next"))
         .otherwise(F.lit("gap"))
     )
+    lost = F.when(~F.col(OWN + "stray"), position - low - 1)
+    return rows.withColumns({STEP: step, LOST: F.coalesce(F.greatest(lost, F.lit(0)), F.lit(0)).cast("long")})
 
 
 def _among_neighbours(rows: DataFrame, device: Sequence[str]) -> DataFrame:

@@ -14,12 +14,10 @@ and of all else that the row holds.
 
 Of a stream, a bucket of the state is a bank of frames.
 
-``judged.transform(merge_uplinks)``: one row per uplink, with all who heard it and the best of them.
-
-An uplink is what a frame's FIRST and its REPEATs are together, also those that came after the expiry
-(``counted_before``). Its window begins at each FIRST: a frame that counts again is a second uplink of the same frame,
-with ``window`` 2. What was rejected is no uplink; what is
-UNSURE is kept with the window that it falls into, or the first.
+``judged.transform(merge_uplinks)``: one row per uplink, with all who heard it and the best of them. An uplink is what a
+frame's FIRST and its REPEATs are together, also those that came after the expiry (``counted_before``). Its window
+begins at each FIRST: a frame that counts again is a second uplink of the same frame, with ``window`` 2. What was
+rejected is no uplink; what is UNSURE is kept with the window that it falls into, or the first.
 
 Cost: one shuffle by frame. All receptions of one frame must fit into the memory of a task.
 """
@@ -28,6 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import and_, or_
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
@@ -102,11 +102,9 @@ class ReceptionFold:
         return codes
 
     def snapshot(self) -> bytes:
-        """The memory of the bank."""
         return self.bank.snapshot()
 
     def figures(self) -> dict[str, int]:
-        """What there is to watch."""
         return {"keys": len(self.bank), "gaps": 0}
 
 
@@ -145,17 +143,10 @@ def judge_receptions(
     parts the state is split; ``watch``, which is told the figures of each bucket.
     """
     engine = LorawanEngine(
-        columns=columns or ReceptionColumns(),
-        shape=FLAT,
-        expiry_ms=expiry_ms,
-        sliding=sliding,
-        echo_ms=echo_ms,
-        strict_adr=strict_adr,
-        strategy=strategy,
-        late_ms=late_ms,
-        partitions=partitions,
+        columns=columns or ReceptionColumns(), shape=FLAT, expiry_ms=expiry_ms, sliding=sliding, echo_ms=echo_ms,
+        strict_adr=strict_adr, strategy=strategy, late_ms=late_ms, partitions=partitions,
         rows_in_memory_max=rows_in_memory_max,
-    )
+    )  # fmt: skip
     return engine.step(StreamMemory(state_rows_max=state_rows_max, buckets=buckets, watch=watch))
 
 
@@ -165,8 +156,6 @@ FLAT: Final = "flat"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LorawanEngine(Engine):
-    """By who heard a frame, and when; see `judge_receptions`."""
-
     name: ClassVar[str] = "lorawan"
     answers = ANSWERS
 
@@ -211,11 +200,9 @@ class LorawanEngine(Engine):
         return self.shape != FLAT
 
     def shaped(self, source: DataFrame) -> DataFrame:
-        """One row per reception."""
         return source if self.shape == FLAT else receptions(source, self.shape)
 
     def others(self, source: DataFrame) -> int:
-        """Events that are no receptions."""
         return 0 if self.shape == FLAT else not_receptions(source, self.shape).count()
 
     def integers(self, df: DataFrame) -> Integers:
@@ -232,7 +219,6 @@ class LorawanEngine(Engine):
         return ReceptionFold(bank if blob is None else bank.resume(blob))
 
     def meaning(self, df: DataFrame, memory: StreamMemory) -> Meaning:
-        """The columns, the windows and the buckets."""
         return {
             "engine": self.name,
             "state": STRICT_FORMAT if self.strict_adr else FORMAT,
@@ -248,7 +234,6 @@ class LorawanEngine(Engine):
         return {"shape": self.shape}
 
     def step(self, memory: StreamMemory | None = None) -> Transform:
-        """The step that adds ``verdict``, ``reason`` and ``status``."""
         judge = Engine.step(self, memory)
 
         def receptions_judged(df: DataFrame) -> DataFrame:
@@ -267,12 +252,28 @@ class LorawanEngine(Engine):
         return judge if self.strategy != "none" else lambda df: df.transform(judge).drop(STATUS)
 
     def missing(self, firsts: DataFrame) -> DataFrame:
-        """The counters of each device that nobody heard."""
         return missing_counters(firsts, self.columns)
 
     def extras(self, rows: DataFrame) -> Mapping[str, DataFrame]:
-        """The uplinks: each with all of its receptions, and the best of them."""
-        return {"uplinks": merge_uplinks(self._normal(rows))}
+        if self.shape != FLAT:
+            return {"uplinks": merge_uplinks(rows)}
+        names = self.columns  # judged rows, under the usual names
+        own = {
+            "frame": _joined(rows, names.frame),
+            "station": text_of(rows, names.station),
+            "time_ms": milliseconds(rows, names.time),
+            "kind": F.lit("data") if names.kind is None else F.coalesce(text_of(rows, names.kind), F.lit("data")),
+            "device": _joined(rows, names.device),
+            "fcnt": F.lit(None) if names.fcnt is None else F.col(quoted(names.fcnt)),
+        }
+        # Other columns that are named as in the normal form are what they are there, if they can be.
+        more = {name: column_of(rows, name) for name in TYPES if name in rows.columns and name not in own}
+        usual = {name: own.get(name, more.get(name)) for name in TYPES}
+        normal = [
+            (F.lit(None) if column is None else column).try_cast(TYPES[name]).alias(name)
+            for name, column in usual.items()
+        ]
+        return {"uplinks": merge_uplinks(rows.select(*normal, VERDICT, REASON, STATUS))}
 
     def subject(self, rows: DataFrame) -> Subject:
         names = self.columns
@@ -289,28 +290,6 @@ class LorawanEngine(Engine):
             window_ms=self.expiry_ms,
             source=names.station,
         )
-
-    def _normal(self, rows: DataFrame) -> DataFrame:
-        """Judged rows under the usual names."""
-        if self.shape != FLAT:
-            return rows
-        names = self.columns
-        own = {
-            "frame": _joined(rows, names.frame),
-            "station": text_of(rows, names.station),
-            "time_ms": milliseconds(rows, names.time),
-            "kind": F.lit("data") if names.kind is None else F.coalesce(text_of(rows, names.kind), F.lit("data")),
-            "device": _joined(rows, names.device),
-            "fcnt": F.lit(None) if names.fcnt is None else F.col(quoted(names.fcnt)),
-        }
-        # Other columns that are named as in the normal form are what they are there, if they can be.
-        more = {name: column_of(rows, name) for name in TYPES if name in rows.columns and name not in own}
-        usual = {name: own.get(name, more.get(name)) for name in TYPES}
-        columns = [
-            (F.lit(None) if column is None else column).try_cast(TYPES[name]).alias(name)
-            for name, column in usual.items()
-        ]
-        return rows.select(*columns, VERDICT, REASON, STATUS)
 
 
 def _joined(rows: DataFrame, names: Sequence[str]) -> Column:
@@ -348,36 +327,27 @@ def integers(df: DataFrame, names: ReceptionColumns, *, strict_adr: bool = False
     frame: tuple[Column, ...] = (F.xxhash64(*key), F.xxhash64(F.lit(1), *key))
     chain = frame
     if device and not strict_adr:
-        named = F.coalesce(kind != "join", F.lit(True))
-        for column in device:
-            named = named & column.isNotNull()
+        named = reduce(and_, (column.isNotNull() for column in device), F.coalesce(kind != "join", F.lit(True)))
         by_device = F.xxhash64(F.lit(2), *device), F.xxhash64(F.lit(3), *device)
         chain = tuple(F.when(named, of).otherwise(by) for of, by in zip(by_device, frame, strict=True))
-    columns = (
-        *chain,
-        F.coalesce(time, F.lit(-1).cast("long")),
-        F.when(kind == "join", 1).otherwise(0).cast("long"),
-        _judged(df, names, kind, time),
-        tie(df, {*names.frame, names.station}),
-        *frame,
-    )
-    return Integers(columns, read, columns[:1])
-
-
-def _judged(df: DataFrame, names: ReceptionColumns, kind: Column, time: Column) -> Column:
-    """A hash of the station, of 63 bits; negative where the row is refused."""
     malformed = F.coalesce(~kind.isin("data", "join"), F.lit(False))
     if CORRUPT in df.columns:
         malformed = malformed | F.col(CORRUPT).isNotNull()
     station = F.col(quoted(names.station))
-    nameless = station.isNull()
-    for name in names.frame:
-        nameless = nameless | F.col(quoted(name)).isNull()
+    nameless = reduce(or_, (column.isNull() for column in key), station.isNull())
     bad_time = time.isNull() | (time < 0) | (time > TIME_MS_MAX)
-    judged = F.xxhash64(station).bitwiseAND(F.lit(_LONG_MAX))
+    judged = F.xxhash64(station).bitwiseAND(F.lit(_LONG_MAX))  # 63 bits; negative where the row is refused
     for reason, condition in (("bad_time", bad_time), ("null_key", nameless), ("malformed", malformed)):
         judged = F.when(condition, F.lit(refused(reason)).cast("long")).otherwise(judged)
-    return judged
+    numbers = (
+        *chain,
+        F.coalesce(time, F.lit(-1).cast("long")),
+        F.when(kind == "join", 1).otherwise(0).cast("long"),
+        judged,
+        tie(df, {*names.frame, names.station}),
+        *frame,
+    )
+    return Integers(numbers, read, numbers[:1])
 
 
 WINDOW: Final = "window"
@@ -387,8 +357,8 @@ def merge_uplinks(judged: DataFrame) -> DataFrame:
     """The uplinks of judged receptions (`receptions`, then `judge_receptions`), in no particular order.
 
     ``first_ms`` and ``last_ms`` are the times of the first and last reception, ``receptions`` all of them, the FIRST
-    before the others and those by time,
-    ``stations`` how many different ones heard it, ``best_station`` the one with the highest SNR, then RSSI.
+    before the others and those by time, ``stations`` how many different ones heard it, ``best_station`` the one with
+    the highest SNR, then RSSI.
     """
     heard = ("station", "time_ms", "own_time", "rssi", "snr", "reason")
     # Of several in one millisecond, any may be the FIRST; and one that is UNSURE may be of before it.

@@ -49,18 +49,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse
+from onefold.lorawan import frames
 from onefold.lorawan.columns import LATE_MS
-from onefold.lorawan.frames import (  # fmt: skip
-    CONFIRMED_UP,
-    DATA_BYTES_MIN,
-    FOPTS_BITS,
-    JOIN_BYTES,
-    JOIN_REQUEST,
-    MAJOR_BITS,
-    PHY_BYTES_MAX,
-    TYPE_BITS,
-    UNCONFIRMED_UP,
-)
 from onefold.spark import log_source
 from onefold.spark.columns import CORRUPT, EXACT, STAMPS, TEXT, WHOLE, milliseconds, quoted
 from onefold.spark.files import Place, first_line
@@ -85,7 +75,6 @@ def objects(text: Column) -> Column:
 
 
 def number(text: Column, low: int, high: int) -> Column:
-    """A whole number within bounds (both included), else null."""
     value = text.try_cast("long")
     return F.when(value.between(low, high), value)
 
@@ -113,7 +102,6 @@ def instant(text: Column) -> Column:
 
 
 def believable(time_ms: Column) -> Column:
-    """The time if it is one, else null."""
     return F.when(time_ms.between(0, TIME_MAX_MS), time_ms)
 
 
@@ -181,7 +169,6 @@ def little(value: Column, size: int) -> Column:
 
 
 def swapped(digits: Column, size: int) -> Column:
-    """Hex digits with their bytes in the other order."""
     return F.concat(*(F.substring(digits, 2 * n + 1, 2) for n in reversed(range(size))))
 
 
@@ -211,25 +198,20 @@ def with_frames(rows: DataFrame, phy: Column, message: Column) -> DataFrame:
     """
     rows = rows.withColumns({"bytes": phy, "up": F.from_json(message, LNS)})
     rows = rows.withColumns({"mhdr": _byte(F.col("bytes"), 0), "fctrl": _byte(F.col("bytes"), 5)})
-    rows = rows.withColumns({"type": _phy_type(), "bits": _lns_bits()})
-    return rows.withColumns({"phy": _phy(), "lns": _lns()}).drop("bytes", "up", "mhdr", "fctrl", "type", "bits")
-
-
-def _phy_type() -> Column:
-    """ "join" or "data" if the bytes can be read as such, "other" if they are something else; null: neither."""
-    size, mhdr = F.octet_length("bytes"), F.col("mhdr")
-    options = F.col("fctrl").bitwiseAND(F.lit(FOPTS_BITS))
-    kind = mhdr.bitwiseAND(F.lit(TYPE_BITS))
-    return (
-        F.when(~kind.isin(JOIN_REQUEST, UNCONFIRMED_UP, CONFIRMED_UP), F.lit("other"))
-        .when((mhdr == JOIN_REQUEST) & (size == JOIN_BYTES), F.lit("join"))
-        .when(_is_data(mhdr) & size.between(DATA_BYTES_MIN + options, F.lit(PHY_BYTES_MAX)), F.lit("data"))
+    size, mhdr, kind = F.octet_length("bytes"), F.col("mhdr"), F.col("mhdr").bitwiseAND(F.lit(frames.TYPE_BITS))
+    smallest = frames.DATA_BYTES_MIN + F.col("fctrl").bitwiseAND(F.lit(frames.FOPTS_BITS))
+    type_ = (
+        F.when(~kind.isin(frames.JOIN_REQUEST, frames.UNCONFIRMED_UP, frames.CONFIRMED_UP), F.lit("other"))
+        .when((mhdr == frames.JOIN_REQUEST) & (size == frames.JOIN_BYTES), F.lit("join"))
+        .when(_is_data(mhdr) & size.between(smallest, F.lit(frames.PHY_BYTES_MAX)), F.lit("data"))
     )
+    rows = rows.withColumns({"type": type_, "bits": _lns_bits()})
+    return rows.withColumns({"phy": _phy(), "lns": _lns()}).drop("bytes", "up", "mhdr", "fctrl", "type", "bits")
 
 
 def _phy() -> Column:
     phy, size, kind = F.col("bytes"), F.octet_length("bytes"), F.col("type")
-    options = F.col("fctrl").bitwiseAND(F.lit(FOPTS_BITS))
+    options = F.col("fctrl").bitwiseAND(F.lit(frames.FOPTS_BITS))
     mic, raw = _slice(phy, size - 4, F.lit(4)), _slice(phy, F.lit(0), size - 4)
     key = F.concat(_cut(phy, 1, 4), mic, raw, _cut(phy, 6, 2))
     join, data = kind == "join", kind == "data"
@@ -238,7 +220,7 @@ def _phy() -> Column:
         F.sha2(F.when(join, _cut(phy, 1, 18)).when(data, key), 256).alias("frame"),
         F.when(join, swapped(F.hex(_cut(phy, 9, 8)), 8)).when(data, swapped(F.hex(_cut(phy, 1, 4)), 4)).alias("device"),
         F.when(data, _byte(phy, 6) + 256 * _byte(phy, 7)).cast("string").alias("fcnt"),
-        (F.col("mhdr") == CONFIRMED_UP).cast("string").alias("confirmed"),
+        (F.col("mhdr") == frames.CONFIRMED_UP).cast("string").alias("confirmed"),
         F.when(data, F.lower(F.hex(_slice(phy, options + 9, size - options - 13)))).alias("payload"),
     )
     return F.when(phy.isNotNull(), frame)
@@ -261,13 +243,13 @@ def _lns_bits() -> Column:
         & address.between(-(1 << 31), _U32) & mic.between(-(1 << 31), _U32)
         & (port.between(0, 0xFF) | ((port == -1) & (payload == "")))
         & options.rlike(HEX) & payload.rlike(HEX)
-        & (F.length(options) == 2 * fctrl.bitwiseAND(F.lit(FOPTS_BITS)))
-        & (F.length(data) <= 2 * PHY_BYTES_MAX + 12)
+        & (F.length(options) == 2 * fctrl.bitwiseAND(F.lit(frames.FOPTS_BITS)))
+        & (F.length(data) <= 2 * frames.PHY_BYTES_MAX + 12)
     )  # fmt: skip
     join_eui, dev_eui = (F.replace(F.col(f"up.{name}"), F.lit("-"), F.lit("")) for name in ("JoinEui", "DevEui"))
     join = F.concat(swapped(join_eui, 8), swapped(dev_eui, 8), little(nonce, 2))
     named = F.col("up.JoinEui").rlike(EUI) & F.col("up.DevEui").rlike(EUI)
-    right_join = named & nonce.between(0, 0xFFFF) & (mhdr == JOIN_REQUEST) & mic.isNotNull()
+    right_join = named & nonce.between(0, 0xFFFF) & (mhdr == frames.JOIN_REQUEST) & mic.isNotNull()
     return F.when(F.col("up.msgtype") == "updf", F.when(right, data)).otherwise(F.when(right_join, join))
 
 
@@ -279,7 +261,7 @@ def _lns() -> Column:
         F.sha2(F.unhex("bits"), 256).alias("frame"),
         F.when(data, address).otherwise(up["DevEui"]).alias("device"),
         F.when(data, up["FCnt"]).cast("string").alias("fcnt"),
-        (up["MHdr"] == CONFIRMED_UP).cast("string").alias("confirmed"),
+        (up["MHdr"] == frames.CONFIRMED_UP).cast("string").alias("confirmed"),
         F.when(data, F.lower(up["FRMPayload"])).alias("payload"),
         F.when(seconds.between(1, 1e11), F.round(seconds * 1000).cast("long").cast("string")).alias("own_ms"),
         up["upinfo"]["rssi"].cast("string").alias("rssi"),
@@ -289,8 +271,8 @@ def _lns() -> Column:
 
 
 def _is_data(mhdr: Column) -> Column:
-    is_up = mhdr.bitwiseAND(F.lit(TYPE_BITS)).isin(UNCONFIRMED_UP, CONFIRMED_UP)
-    return is_up & (mhdr.bitwiseAND(F.lit(MAJOR_BITS)) == 0)
+    is_up = mhdr.bitwiseAND(F.lit(frames.TYPE_BITS)).isin(frames.UNCONFIRMED_UP, frames.CONFIRMED_UP)
+    return is_up & (mhdr.bitwiseAND(F.lit(frames.MAJOR_BITS)) == 0)
 
 
 def _cut(data: Column, start: int, size: int) -> Column:
@@ -302,7 +284,6 @@ def _slice(data: Column, start: Column, size: Column) -> Column:
 
 
 def _byte(data: Column, at: int) -> Column:
-    """A byte as a number; null beyond the end."""
     return F.conv(F.nullif(F.hex(_cut(data, at, 1)), F.lit("")), 16, 10).try_cast("int")
 
 
@@ -327,7 +308,6 @@ NAMES: Final = (
 """The fields that any shape looks at; upper and lower case are told apart."""
 
 RX_NAMES: Final = ("gatewayId", "gatewayID", "gwTime", "nsTime", "time", "rssi", "snr", "loRaSNR")
-"""Those of an entry of rxInfo."""
 
 
 class Fields:
@@ -340,31 +320,24 @@ class Fields:
         return F.col(self._columns[name])
 
     def first(self, *names: str) -> Column:
-        """The first of these fields that is there and not null."""
         return F.coalesce(*(self[name] for name in names))
 
     def of(self, rows: DataFrame, text: str) -> DataFrame:
-        """The rows with the fields of the objects in a column; all null where there is none."""
         return rows.select("*", F.json_tuple(F.col(text), *self._columns).alias(*self._columns.values()))
 
     @property
     def none(self) -> Column:
-        """Whether there is not one of them."""
         return F.coalesce(*(F.col(column) for column in self._columns.values())).isNull()
 
 
 class StoredReceptions(NamedTuple):
-    """A row, opened."""
-
     fields: Fields
     listed: Column
     """The entries of rxInfo as text, but for damaged ones; null if there is no such list, or none that can be read."""
     damaged: Column
     """Whether there are entries, and all of them are damaged."""
     info: Column
-    """deviceInfo of an application event."""
     phy: Column
-    """The frame of its PHYPayload."""
     lns: Column
     """The frame of what a station said; it may be wrapped: ``{"station": ..., "message": {...}}``."""
 
@@ -381,12 +354,8 @@ class Shape(NamedTuple):
 def opened(rows: DataFrame) -> tuple[DataFrame, StoredReceptions]:
     """The rows of a column ``text`` with what is in them."""
     fields = Fields(NAMES, "_f")
-    rows = fields.of(rows, "text").withColumns(
-        {
-            "entries": objects(fields["rxInfo"]),
-            "info": F.from_json(fields["deviceInfo"], "devEui string"),
-        }
-    )
+    info = F.from_json(fields["deviceInfo"], "devEui string")
+    rows = fields.of(rows, "text").withColumns({"entries": objects(fields["rxInfo"]), "info": info})
 
     def is_good(entry: Column) -> Column:
         """Unless the gateway itself says that what it heard is not what was sent: then it heard no frame."""
@@ -432,10 +401,6 @@ def _onefold(row: StoredReceptions) -> dict[str, Column]:
 def _of_frame(frame: Column) -> dict[str, Column]:
     columns = {name: frame[name] for name in ("kind", "frame", "device", "fcnt", "confirmed", "payload")}
     return {**columns, "whole": frame["frame"].isNotNull()}
-
-
-def _bridge(row: StoredReceptions) -> dict[str, Column]:
-    return {**_of_frame(row.phy), "received": row.fields.first(*RECEIVED)}
 
 
 def _lns_shape(row: StoredReceptions) -> dict[str, Column]:
@@ -484,10 +449,6 @@ def _has(*names: str) -> Callable[[StoredReceptions], Column]:
     return lambda row: F.coalesce(*(row.fields[name] for name in names)).isNotNull()
 
 
-def _is_frame(row: StoredReceptions) -> Column:
-    return F.coalesce(row.phy["kind"] != "other", F.lit(True)) & ~row.damaged
-
-
 def _always(_: StoredReceptions) -> Column:
     return F.lit(True)
 
@@ -497,7 +458,12 @@ SHAPES: Final[Mapping[str, Shape]] = {
     for shape in (
         Shape("onefold", lambda row: _has("v")(row) & _has("verdict")(row), _always, _onefold),
         # A gateway hears frames of gateways and of other protocols too.
-        Shape("bridge", _has("phyPayload"), _is_frame, _bridge),
+        Shape(
+            "bridge",
+            _has("phyPayload"),
+            lambda row: F.coalesce(row.phy["kind"] != "other", F.lit(True)) & ~row.damaged,
+            lambda row: {**_of_frame(row.phy), "received": row.fields.first(*RECEIVED)},
+        ),
         # A station also says hello, asks for the time, and tells what it sent.
         Shape("lns", lambda row: row.lns.isNotNull(), lambda row: row.lns["kind"].isNotNull(), _lns_shape),
         # Events that nobody heard: status, ack, error, in version 4 also join.
@@ -517,7 +483,6 @@ TYPES: Final = {
     "station": "string", "time_ms": "long", "own_time": "boolean", "rssi": "double", "snr": "double",
     "payload": "string", "source": "string", CORRUPT: "string", "received_ms": "long", "clock_off_ms": "long",
 }  # fmt: skip
-"""The columns of the normal form."""
 
 CLOCK_OFF_MS: Final = 30_000
 """Half of the usual expiry: what came at once is not torn apart by two clocks that are believed."""
@@ -603,9 +568,8 @@ def _texts(rows: DataFrame, row: StoredReceptions, shapes: list[Shape]) -> DataF
     texts = F.lit(None)
     for shape in shapes:
         texts = F.when(F.col("source") == shape.name, same_names(shape.read(row))).otherwise(texts)
-    return rows.select("text", "stored_ms", "source", "listed", texts.alias("said")).select(
-        "text", "stored_ms", "source", "listed", "said.*"
-    )
+    columns = ("text", "stored_ms", "source", "listed")
+    return rows.select(*columns, texts.alias("said")).select(*columns, "said.*")
 
 
 def _each(rows: DataFrame) -> DataFrame:
@@ -627,7 +591,6 @@ def _each(rows: DataFrame) -> DataFrame:
 
 
 def _normal(rows: DataFrame, clock_off_ms: int) -> DataFrame:
-    """The same as what it means: numbers, times, addresses."""
     judged, as_said = F.col("source") != NOT_RECEPTION, F.col("source") == TABLE
 
     def set_clock(time_ms: Column) -> Column:
@@ -664,11 +627,10 @@ def _table(df: DataFrame) -> DataFrame:
         if name == "source":
             column = F.lit(TABLE)  # whatever theirs is, ours says how the row was read
         elif name in df.columns:
-            found_column = column_of(df, name)
-            if found_column is None:
+            if (theirs := column_of(df, name)) is None:
                 type_name, wanted = df.schema[name].dataType.simpleString(), _MAY_BE[_meaning(name)][1]
                 raise Misuse(f"column {name!r} is {type_name}, must be {wanted}", column=name)
-            column = found_column
+            column = theirs
         columns.append((F.coalesce(column, usual[name]) if name in usual else column).alias(name))
     null = F.lit(None)
     return df.select(*columns, null.cast("int").alias(ROW), null.cast("string").alias("text"))
@@ -694,7 +656,6 @@ def column_of(df: DataFrame, name: str) -> Column | None:
 
 
 def text_of(df: DataFrame, name: str) -> Column:
-    """A column as text; bytes as hex."""
     column = F.col(quoted(name))
     return F.lower(F.hex(column)) if isinstance(df.schema[name].dataType, T.BinaryType) else column.cast("string")
 
@@ -760,10 +721,9 @@ def read_rows(
 
 def found_format(spark: SparkSession, path: str) -> str:
     """By the ending of the file, or of the first one in the folder that has a known one."""
-    if "://" in path and not path.startswith("file:"):
-        names = [path]
-    else:
-        names = Place(spark, path).names() if not any(char in path for char in "*?[{") else [path]
+    is_elsewhere = "://" in path and not path.startswith("file:")
+    is_pattern = any(char in path for char in "*?[{")
+    names = [path] if is_elsewhere or is_pattern else Place(spark, path).names()
     if "topic.json" in names:
         return LOG
     for name in [path, *names]:

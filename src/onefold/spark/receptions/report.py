@@ -19,26 +19,8 @@ from onefold.errors import Misuse
 from onefold.spark.columns import CORRUPT
 from onefold.spark.files import Place
 from onefold.spark.host import REASON, VERDICT
-from onefold.spark.receptions.counters import (
-    AHEAD,
-    BACKLOG_MAX,
-    LOST,
-    NEXT_STEP,
-    PREVIOUS,
-    STEP,
-    TO_NEXT,
-    counter_steps,
-)
+from onefold.spark.receptions import counters, reading
 from onefold.spark.receptions.judge import STATUS, WINDOW, judge_receptions, strength, with_window
-from onefold.spark.receptions.reading import (
-    CLOCK_OFF_MS,
-    NOT_RECEPTION,
-    ROW,
-    SHAPES,
-    TYPES,
-    read_rows,
-    recognised,
-)
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 
@@ -127,10 +109,6 @@ def gateway_figures(rows: DataFrame, top: int) -> tuple[int, list[dict[str, Any]
             "best": F.max("strength").over(of_uplink)["station"] == F.col("station"),
         }
     )
-    return _by_gateway(each, top)
-
-
-def _by_gateway(each: DataFrame, top: int) -> tuple[int, list[dict[str, Any]]]:
     timed = F.col("own_ms").isNotNull() & (F.col("clocks") > 1)
     behind = F.percentile_approx(F.when(timed, F.col("behind_ms")), list(QUANTILES.values()), 10_000)
     by_station = each.groupBy("station").agg(
@@ -163,45 +141,42 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def steps(uplinks: DataFrame) -> DataFrame:
-    """The uplinks of our devices with their counters' steps, and with what makes one a suspect of a replay."""
-    counted = F.col("device").isNotNull() & F.col("fcnt").isNotNull()
-    data = uplinks.where((F.col("kind") == "data") & F.col(OURS) & counted)
-    rows = counter_steps(data, ["device"], "fcnt", "order_ms", frame=["frame"])
-    return rows.withColumn(SUSPECT, _why()).drop(AHEAD, TO_NEXT, NEXT_STEP)
-
-
-def _why() -> Column:
-    """Why an uplink may be a replay; null if nothing speaks for it.
+    """The uplinks of our devices with their counters' steps, and with what makes one a suspect of a replay.
 
     A device that began anew may well send what it sent before: a frame that fits between its neighbours is no suspect.
     A frame that is in no line is forged, replayed or of another device with the same address: a MIC cannot be checked
-    here. One that is not far behind may just as well have been kept by a gateway.
-
-    A frame that asks for its confirmation is sent again until that comes: after the expiry, too, it is no suspect. But
-    nobody sends again what asks for nothing.
+    here. One that is not far behind may just as well have been kept by a gateway. A frame that asks for its
+    confirmation is sent again until that comes: after the expiry, too, it is no suspect. But nobody sends again what
+    asks for nothing.
     """
-    anew = F.col(NEXT_STEP) == "reset"
-    fits = F.coalesce((F.col(TO_NEXT) > 0) & ((F.col(AHEAD) > 0) | anew), F.lit(False))
-    again = (F.col(STEP) == "again") & ~fits
-    stray = F.col(STEP) == "stray"
-    fell = (F.col(STEP).isin("next", "gap") & (F.col(AHEAD) < -BACKLOG_MAX)) | (stray & (F.abs(AHEAD) > BACKLOG_MAX))
-    jumped = stray & (F.col("fcnt") > F.col(PREVIOUS))
-    return (
+    counted = F.col("device").isNotNull() & F.col("fcnt").isNotNull()
+    data = uplinks.where((F.col("kind") == "data") & F.col(OURS) & counted)
+    rows = counters.counter_steps(data, ["device"], "fcnt", "order_ms", frame=["frame"])
+    anew = F.col(counters.NEXT_STEP) == "reset"
+    fits = F.coalesce((F.col(counters.TO_NEXT) > 0) & ((F.col(counters.AHEAD) > 0) | anew), F.lit(False))
+    again = (F.col(counters.STEP) == "again") & ~fits
+    stray = F.col(counters.STEP) == "stray"
+    fell = (F.col(counters.STEP).isin("next", "gap") & (F.col(counters.AHEAD) < -counters.BACKLOG_MAX)) | (
+        stray & (F.abs(counters.AHEAD) > counters.BACKLOG_MAX)
+    )
+    jumped = stray & (F.col("fcnt") > F.col(counters.PREVIOUS))
+    why = (
         F.when((again & (F.col(WINDOW) > 1)) | (F.col("copies") > 0), F.lit("frame_again"))
         .when(again, F.lit("counter_again"))
         .when(jumped, F.lit("counter_jumped"))
         .when(fell, F.lit("counter_fell_back"))
     )
+    return rows.withColumn(SUSPECT, why).drop(counters.AHEAD, counters.TO_NEXT, counters.NEXT_STEP)
 
 
 def loss_figures(stepped: DataFrame, top: int) -> dict[str, Any]:
     """What the counters say was lost, in all and of the devices that lost most."""
-    step = F.col(STEP)
+    step = F.col(counters.STEP)
     by_device = stepped.groupBy("device").agg(
         F.count(F.lit(1)).alias("uplinks"),
-        F.sum(LOST).alias("lost"),
-        count(F.col(LOST) > 0).alias("gaps"),
-        F.max(LOST).alias("longest_gap"),
+        F.sum(counters.LOST).alias("lost"),
+        count(F.col(counters.LOST) > 0).alias("gaps"),
+        F.max(counters.LOST).alias("longest_gap"),
         count(step == "reset").alias("resets"),
         count(step == "roll_over").alias("roll_overs"),
         count(F.col(SUSPECT).isNotNull()).alias("suspects"),
@@ -257,36 +232,31 @@ def _fixed(rows: DataFrame, windows_ms: Sequence[int]) -> DataFrame:
     times = rows.groupBy("frame").agg(
         F.array_sort(F.collect_list("time_ms")).alias("all"), F.array_sort(F.collect_list(own)).alias("own")
     )
-    sums = [
-        F.coalesce(F.sum(_windows(name, window)), F.lit(0)).alias(f"{name}_{window}")
-        for name in ("all", "own")
-        for window in windows_ms
-    ]
+
+    def windows(times: str, window_ms: int) -> Column:
+        start = F.struct(F.lit(-window_ms).cast("long").alias("since"), F.lit(0).cast("long").alias("n"))
+
+        def add(state: Column, time: Column) -> Column:
+            new = time - state["since"] >= window_ms
+            since = F.when(new, time).otherwise(state["since"])
+            return F.struct(since.alias("since"), (state["n"] + new.cast("long")).alias("n"))
+
+        return F.coalesce(F.sum(F.aggregate(times, start, add, lambda state: state["n"])), F.lit(0))
+
+    sums = [windows(name, window).alias(f"{name}_{window}") for name in ("all", "own") for window in windows_ms]
     return times.agg(F.coalesce(F.sum(F.size("all")), F.lit(0)).alias("n"), *sums)
-
-
-def _windows(times: str, window_ms: int) -> Column:
-    """How many windows of this length sorted times fall into, each begun by the first one outside the last."""
-    start = F.struct(F.lit(-window_ms).cast("long").alias("since"), F.lit(0).cast("long").alias("n"))
-
-    def add(state: Column, time: Column) -> Column:
-        new = time - state["since"] >= window_ms
-        since = F.when(new, time).otherwise(state["since"])
-        return F.struct(since.alias("since"), (state["n"] + new.cast("long")).alias("n"))
-
-    return F.aggregate(times, start, add, lambda state: state["n"])
 
 
 Say: TypeAlias = Callable[[str], None]
 
 FORMAT: Final = 1
 TOP: Final = 20
-_NARROW: Final = [name for name in TYPES if name not in ("payload", CORRUPT)]
+_NARROW: Final = [name for name in reading.TYPES if name not in ("payload", CORRUPT)]
 
 
 def report(
     spark: SparkSession, path: str, *, format: str = "auto", shape: str = "auto", expiry_ms: int = 60_000,
-    sliding: bool = True, strict_adr: bool = False, strategy: str = "none", clock_off_ms: int = CLOCK_OFF_MS,
+    sliding: bool = True, strict_adr: bool = False, strategy: str = "none", clock_off_ms: int = reading.CLOCK_OFF_MS,
     top: int = TOP, devices: Collection[str] | None = None, say: Say = print,
 ) -> dict[str, Any]:  # fmt: skip
     """All figures of the receptions at a path, ready for JSON.
@@ -305,11 +275,11 @@ def report(
     folder = tempfile.mkdtemp(prefix="onefold-lorawan-")
     try:
         say("reading receptions")
-        rows = recognised(read_rows(spark, path, format=format), shape, clock_off_ms=clock_off_ms)
+        rows = reading.recognised(reading.read_rows(spark, path, format=format), shape, clock_off_ms=clock_off_ms)
         rows = _kept(rows, f"{folder}/rows")
         contents = _contents(rows, path)
         say("judging")
-        judged = rows.where(F.col("source") != NOT_RECEPTION).select(*TYPES).transform(judge)
+        judged = rows.where(F.col("source") != reading.NOT_RECEPTION).select(*reading.TYPES).transform(judge)
         judged = _kept(with_window(judged).select(*_NARROW, VERDICT, REASON, STATUS, WINDOW), f"{folder}/judged")
         books = _books(judged, contents["receptions"])
         heard = judged.where(F.col(WINDOW).isNotNull())
@@ -351,12 +321,12 @@ def _kept(rows: DataFrame, folder: str) -> DataFrame:
 
 def _contents(rows: DataFrame, path: str) -> dict[str, Any]:
     """How many rows there are, and what they are; `Misuse` if none is a reception."""
-    leads = F.coalesce(F.col(ROW), F.lit(0)) == 0
+    leads = F.coalesce(F.col(reading.ROW), F.lit(0)) == 0
     groups = rows.groupBy("source").agg(F.count(F.lit(1)).alias("n"), count(leads).alias("rows")).collect()
     sources = {row["source"]: row["n"] for row in groups}
-    others, count_all = sources.pop(NOT_RECEPTION, 0), sum(row["rows"] for row in groups)
+    others, count_all = sources.pop(reading.NOT_RECEPTION, 0), sum(row["rows"] for row in groups)
     if not sources:
-        shapes = f"{count_all:,} rows, none of a shape that is known ({', '.join(SHAPES)})"
+        shapes = f"{count_all:,} rows, none of a shape that is known ({', '.join(reading.SHAPES)})"
         raise Misuse(f"{path} has no receptions: {shapes if count_all else 'it is empty'}", path=path)
     return {
         "rows": count_all,
