@@ -171,13 +171,6 @@ def play(
         "problems": counts.problems,
         "acknowledged_by_two": len(doubled(counts.acks)),
     }
-    people.print(_play_lines(summary), markup=False, soft_wrap=True)
-    if as_json:
-        emit_json(summary)
-    return 1 if summary["problems"] or summary["acknowledged_by_two"] or summary["unsent"] else 0
-
-
-def _play_lines(summary: dict[str, Any]) -> str:
     per_second = summary["sent"] / summary["seconds"] if summary["seconds"] else 0
     lines = [
         f"{summary['stations']:,} stations sent {summary['sent']:,} messages"
@@ -190,7 +183,10 @@ def _play_lines(summary: dict[str, Any]) -> str:
         lines.append(f"{summary['unsent']:,} messages were lost: there was no connection")
     if summary["acknowledged_by_two"]:
         lines.append(f"{summary['acknowledged_by_two']:,} uplinks were acknowledged by two servers")
-    return "\n".join([*lines, *summary["problems"]])
+    people.print("\n".join([*lines, *summary["problems"]]), markup=False, soft_wrap=True)
+    if as_json:
+        emit_json(summary)
+    return 1 if summary["problems"] or summary["acknowledged_by_two"] or summary["unsent"] else 0
 
 
 StrictAdr: TypeAlias = Annotated[
@@ -254,19 +250,9 @@ def report(
     with progress(people) as say:
         say("starting Spark")
         document = reception_report(
-            session(master),
-            path,
-            format=format,
-            shape=shape,
-            expiry_ms=expiry_ms,
-            sliding=not fixed,
-            strict_adr=strict_adr,
-            strategy=strategy,
-            clock_off_ms=clock_off_ms,
-            top=top,
-            devices=ours,
-            say=say,
-        )
+            session(master), path, format=format, shape=shape, expiry_ms=expiry_ms, sliding=not fixed,
+            strict_adr=strict_adr, strategy=strategy, clock_off_ms=clock_off_ms, top=top, devices=ours, say=say,
+        )  # fmt: skip
     findings = lorawan_text.findings(document)
     if json:
         emit_json({**document, "findings": findings})

@@ -48,47 +48,10 @@ if TYPE_CHECKING:
     from onefold.lorawan.mic import find_counter, signed_up
 
 __all__ = [
-    "ANSWERS",
-    "BAD_MIC",
-    "RULES",
-    "Checked",
-    "Claim",
-    "Claimed",
-    "Counters",
-    "DataDown",
-    "DataUp",
-    "Device",
-    "Finished",
-    "Frame",
-    "Heard",
-    "JoinRequest",
-    "Judged",
-    "NetworkServer",
-    "Route",
-    "Sighting",
-    "Sightings",
-    "Stations",
-    "Status",
-    "Strategy",
-    "Unfinished",
-    "candidates",
-    "check",
-    "data_key",
-    "decide",
-    "decide_join",
-    "find_counter",
-    "join_key",
-    "parse",
-    "parse_down",
-    "route",
-    "route_lost",
-    "signed_up",
-]
+    "ANSWERS", "BAD_MIC", "RULES", "Checked", "Claim", "Claimed", "Counters", "DataDown", "DataUp", "Device",
+    "Finished", "Frame", "Heard", "JoinRequest", "Judged", "NetworkServer", "Route", "Sighting", "Sightings",
+    "Stations", "Status", "Strategy", "Unfinished", "candidates", "check", "data_key", "decide", "decide_join",
+    "find_counter", "join_key", "parse", "parse_down", "route", "route_lost", "signed_up",
+]  # fmt: skip
 
-__getattr__ = loaded_on_use(
-    __name__,
-    {
-        "find_counter": "mic",
-        "signed_up": "mic",
-    },
-)
+__getattr__ = loaded_on_use(__name__, {"find_counter": "mic", "signed_up": "mic"})

@@ -1,4 +1,4 @@
-"""Level 1 over columns: many frames at once, and what a device remembers beyond it.
+"""Level 1 over columns: many frames at once, in a table or in the batches of a stream.
 
 The scalar `Stations` is the truth; this form gives the same answers faster. What is to be known of a frame is one
 *window*: the station that opened it, when it did, and when the frame was last heard, by anybody and by that station. A
@@ -6,36 +6,21 @@ row is a miss, and opens a window, or it is a hit in the one that is open:
 
     sliding   a row opens a window if the row before it is ``expiry_ms`` or more away: one comparison each
     fixed     a window ends ``expiry_ms`` after it opened, whatever comes in between. Where rows follow each other more
-              closely than that for longer than that, the openers are found by going from one to the next; everywhere
-              else they are those of the sliding window
+              closely than that for longer than that, the openers are found by going from one to the next
 
-All else follows from the opener of a row's window: the same station resubmits, or echoes if it heard the frame a moment
-before; another one only heard it too.
+The opener's station resubmits, or echoes if it heard the frame a moment before; another one only heard it too. A
+negative station marks a row that was refused before it came here (`refused`) and is no part of any frame.
 
 What outlasts the expiry is one frame for each *chain*, the one that was counted last. The chain of a data frame is its
-device, that of a join request the request itself: a nonce is used once. A row that would open a window of the frame
-that the row before it in its chain opened is no new one:
+device, that of a join request the request itself: a nonce is used once. ``strict_adr`` leaves this out.
 
     F9  F9' F9''         197 s apart: a device that still waits for its confirmation; FIRST, then REPEAT counted_before
     F9  F10  F9'         F9' is FIRST by level 1 again: only its counter tells that it is old
     J7  J7'              REPEAT nonce_used
 
-Openers that stand side by side in their chain, ordered by time, are compared: one more numpy pass, which
-``strict_adr`` leaves out.
-
-What was known before a batch stands in it as made-up rows before the first one of its frame: the last sighting, and
-where the window is fixed its opener too.
-
-A negative station marks a row that was refused before it came here: ``refused(reason)`` is answered with that reason,
-and the row is no part of any frame.
-
-Cost: a dozen numpy passes, and a step in Python for each fixed window within a longer stretch.
-
-The windows of many frames, packed into columns: what one bucket of a stream remembers of level 1.
-
-A table is judged with all of its rows at hand; a stream in batches, and a late row may belong before what was judged
-already. A bank keeps, of each frame, its last window, until nothing that may still come can meet it: until the newest
-time of the bucket has passed the window's last sighting by the expiry and ``late_ms``. Then
+A table is judged with all of its rows at hand (`ColumnarStations`); a stream in batches, and a late row may belong
+before what was judged already. A `FrameBank` keeps, of each frame, its last window, until nothing that may still come
+can meet it: until the newest time of the bucket has passed the window's last sighting by the expiry and ``late_ms``:
 
     a row at or after its frame's last sighting     is judged as in a table
     a row before it, within the window              is a hit; so is one less than the expiry before its opener
@@ -44,20 +29,17 @@ time of the bucket has passed the window's last sighting by the expiry and ``lat
                                                     that was given up it is UNSURE late: it may be a hit in that one
 
 So what is less than ``late_ms`` behind the newest is never late for want of memory, and in time order the answers are
-those of a table. A row changes nothing if it is late. With ``frames_max`` frames remembered, rows of further ones are
-UNSURE state_full.
-
-Beside the frames, and for ever, stands of each chain the frame that opened a window last, and when: one row for each
-device, and one for each join request. There are ``frames_max`` of these at most, too. By ``strict_adr`` there are none.
+those of a table. A row changes nothing if it is late. With ``frames_max`` frames remembered, or as many chains, rows of
+further ones are UNSURE state_full. A snapshot:
 
     head       "OFFB", format, newest time, newest that was given up, count, [count of chains,] checksum of the columns
     columns    key, key_check, station, since, last, own: eight bytes each
-    [chains]   chain, chain_check, key, key_check, time: eight bytes each
+    [chains]   chain, chain_check, key, key_check, time: eight bytes each; not in format 1, of strict_adr
 
-Format 1, of strict_adr, has no chains. Its buckets are by frame and those of format 2 by chain, so neither can go on
-from the other.
+Buckets of format 1 are by frame and those of format 2 by chain, so neither can go on from the other.
 
-Cost: a binary search per frame of the batch, and a copy of the columns where frames are added or dropped.
+Cost: a dozen numpy passes, a step in Python for each fixed window within a longer stretch; of a bank a binary search
+per frame of the batch, and a copy of the columns where frames are added or dropped.
 """
 
 from __future__ import annotations
@@ -440,11 +422,11 @@ class FrameBank:
         new = np.flatnonzero((at < 0) & (memory.last != NEVER))
         new = new[np.argsort(names[0][new], kind="stable")]
         slots = np.searchsorted(self._key, names[0][new])
-        self._key, self._key_check, *known = (
+        self._key, self._key_check, *windows = (
             np.insert(column, slots, values[new])
             for column, values in zip((self._key, self._key_check, *self._known), (*names, *memory), strict=True)
         )
-        self._known = KnownFrames(*known)
+        self._known = KnownFrames(*windows)
         if self._chains is not None:
             self._chains.know_again(codes, receptions)
         self._newest = max(self._newest, int(receptions.time.max()))

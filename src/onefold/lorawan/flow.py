@@ -127,7 +127,6 @@ class Latency:
         self.sum_s += seconds
 
     def buckets(self) -> list[tuple[str, int]]:
-        """How many took at most so long, by bound."""
         buckets, total = [], 0
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
@@ -230,7 +229,6 @@ class MicBudget:
             self._windows.popitem(last=False)
 
     def spent(self, station: str, dev_addr: int, now_ms: int) -> bool:
-        """Were there too many within the window?"""
         since_ms, failures = self._windows.get((station, dev_addr), (0, 0))
         return failures > self._failures_max and now_ms - since_ms < self._window_ms
 
@@ -273,7 +271,6 @@ def record(server: str, reception: Reception, dev_eui: int | None, judged: Judge
 
 
 def refused(server: str, station: str, received_ms: int, verdict: str, reason: str, problem: str) -> bytes:
-    """Something that was no reception."""
     row = {"v": FORMAT, "kind": None, "server": server, "station": station, "received_ms": received_ms,
            "verdict": verdict, "reason": reason, "told": problem}  # fmt: skip
     return _encode(row).encode()
@@ -412,17 +409,10 @@ class Upstream:
 
     async def _store(self, records: list[bytes]) -> bool:
         messages = list(zip(range(self._next, self._next + len(records)), records, strict=True))
-
-        def publish() -> None:
-            for receipt in self.topic.publish(self._producer, messages):
-                # A repeat is what an earlier try of the same batch stored.
-                if receipt.verdict not in (Verdict.FIRST, Verdict.REPEAT):
-                    raise StoreFailed(f"a record was answered {receipt.verdict} {receipt.reason}")
-
         wait = RETRY_S[0]
         while True:
             try:
-                await self._loop.run_in_executor(self._pool, publish)
+                await self._loop.run_in_executor(self._pool, self._publish, messages)
             except Exception as error:  # of whatever kind: it is not stored, and must be
                 if self.problem is None:
                     log.error("nothing can be stored: %s: %s", type(error).__name__, error)
@@ -437,6 +427,12 @@ class Upstream:
                 self.problem = None
             self._next += len(records)
             return True
+
+    def _publish(self, messages: list[tuple[int, bytes]]) -> None:
+        for receipt in self.topic.publish(self._producer, messages):
+            # A repeat is what an earlier try of the same batch stored.
+            if receipt.verdict not in (Verdict.FIRST, Verdict.REPEAT):
+                raise StoreFailed(f"a record was answered {receipt.verdict} {receipt.reason}")
 
 
 MARGIN_MS: Final = 600_000
@@ -851,7 +847,6 @@ class GatewayService:
         return self.tally.pending if not (self.in_hand or self._waiting) else 0
 
     def problems(self) -> dict[str, str]:
-        """What is wrong; empty: nothing is known to be."""
         problems = {desk.name: desk.problem for desk in self._desks if desk.problem is not None}
         if self.unaccounted:
             problems["books"] = str(self.tally)

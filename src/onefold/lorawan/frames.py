@@ -120,7 +120,6 @@ class _DataFrame(NamedTuple):
 
     @property
     def phy(self) -> bytes:
-        """The whole frame."""
         return self.raw + _MIC.pack(self.mic)
 
 
@@ -203,7 +202,6 @@ def parse(phy: bytes) -> Frame:
 
 
 def parse_down(phy: bytes) -> DataDown:
-    """The frame to a device that these bytes are."""
     if _kind(phy) in (UNCONFIRMED_DOWN, CONFIRMED_DOWN):
         return _data(DataDown, phy)
     raise BadInput(f"byte 0 is 0x{phy[0]:02x}: no data frame to a device", offset=0, value=phy[0])

@@ -76,17 +76,9 @@ def find_owner(devices: Iterable[tuple[bytes, int | None]], frame: DataUp) -> tu
 
 
 def signed_up(
-    *,
-    nwk_skey: bytes,
-    dev_addr: int,
-    fcnt: int,
-    payload: bytes = b"",
-    fport: int | None = 1,
-    fopts: bytes = b"",
-    confirmed: bool = False,
-    adr: bool = False,
-    ack: bool = False,
-) -> DataUp:
+    *, nwk_skey: bytes, dev_addr: int, fcnt: int, payload: bytes = b"", fport: int | None = 1, fopts: bytes = b"",
+    confirmed: bool = False, adr: bool = False, ack: bool = False,
+) -> DataUp:  # fmt: skip
     """A frame as a device sends it; ``fcnt`` has 32 bits, ``payload`` is encrypted already."""
     if fport is None and payload:
         raise Misuse("a frame without a port has no payload", payload=payload)

@@ -45,7 +45,6 @@ class Downlink(NamedTuple):
     """``A`` or ``C``: one of class C listens to its second window all the time."""
     rx_delay_s: int
     rx1: tuple[int, int]
-    """Frequency in Hz, data rate."""
     rx2: tuple[int, int]
     number: int
     """Unique in this server: the station names it when it has transmitted."""

@@ -90,7 +90,6 @@ class Strategy(StrEnum):
     """What to do with what was heard before."""
 
     DROP = "drop"
-    """It goes nowhere."""
     MARK = "mark"
     """It goes upstream, marked as a duplicate: its signal strength helps to locate the device."""
     NONE = "none"
@@ -372,15 +371,9 @@ _RESTARTS = Checked(None, True)
 
 
 def check(
-    device: Device,
-    heard: Heard,
-    fcnt: int,
-    *,
-    confirmed: bool,
-    known: bool,
-    gap_max: int = GAP_MAX,
+    device: Device, heard: Heard, fcnt: int, *, confirmed: bool, known: bool, gap_max: int = GAP_MAX,
     resubmits_max: int = RESUBMITS_MAX,
-) -> Checked:
+) -> Checked:  # fmt: skip
     """May this counter (32 bit) be? It must rise, by no more than ``gap_max``. Equal to the last one if the device
     asks for a confirmation that it missed, three times; below it if the device is allowed to begin again.
 
@@ -421,7 +414,6 @@ class Counters(NamedTuple):
     fcnt_down: int
     """The last counter that was given out for a frame down."""
     server: str
-    """Who counted it."""
     frame: str = ""
     """The key of the frame that was counted last, in hex; empty: it is not known."""
 
@@ -461,7 +453,6 @@ class Claimed(NamedTuple):
     won: bool
     server: str
     fcnt_up: int
-    """The counter that is stored now."""
     fcnt_down: int
     """The counter to answer with; 0 unless won and asked for."""
     previous: str | None
@@ -497,11 +488,9 @@ def won_before(unfinished: Unfinished | None, claim: Claim) -> bool:
     Then it was won, its answer was lost, and it is made again. It is still won, also where a later frame was counted
     since, or its message would wait in the outbox for a server that thinks it lost. Only a downlink is not given twice.
     """
-    return (
-        unfinished is not None
-        and bool(claim.body)
-        and (unfinished.device, unfinished.fcnt_up) == (claim.device, claim.fcnt_up)
-    )
+    if unfinished is None or not claim.body:
+        return False
+    return (unfinished.device, unfinished.fcnt_up) == (claim.device, claim.fcnt_up)
 
 
 def decide(counters: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
@@ -609,14 +598,9 @@ class NetworkServer:
     __slots__ = ("gap_max", "name", "resubmits_max", "stations", "strict_adr")
 
     def __init__(
-        self,
-        name: str,
-        stations: Stations | None = None,
-        *,
-        gap_max: int = GAP_MAX,
-        resubmits_max: int = RESUBMITS_MAX,
-        strict_adr: bool = False,
-    ) -> None:
+        self, name: str, stations: Stations | None = None, *, gap_max: int = GAP_MAX,
+        resubmits_max: int = RESUBMITS_MAX, strict_adr: bool = False,
+    ) -> None:  # fmt: skip
         self.name = name
         self.stations = Stations() if stations is None else stations
         self.gap_max = gap_max
@@ -638,14 +622,9 @@ class NetworkServer:
             return Judged(answer, status, routed, fcnt, None)
         known, last = status is RESUBMISSION, heard.fcnt_up
         problem, restarted = check(
-            device,
-            heard,
-            fcnt,
-            confirmed=confirmed,
-            known=known,
-            gap_max=self.gap_max,
+            device, heard, fcnt, confirmed=confirmed, known=known, gap_max=self.gap_max,
             resubmits_max=self.resubmits_max,
-        )
+        )  # fmt: skip
         if problem is not None:
             if not known or answer is COUNTED_BEFORE:
                 self.stations.forget(key)
@@ -661,13 +640,9 @@ class NetworkServer:
             answer = FORGOTTEN if fcnt == last else NEW_FRAME
         heard.frame = key
         claim = Claim(
-            f"{device.dev_eui:016x}",
-            self.name,
-            fcnt,
-            wants_down=routed.down,
-            restarted_after=last if restarted else None,
-            frame=key.hex(),
-        )
+            f"{device.dev_eui:016x}", self.name, fcnt, wants_down=routed.down,
+            restarted_after=last if restarted else None, frame=key.hex(),
+        )  # fmt: skip
         return Judged(answer, status, routed, fcnt, claim)
 
     def join(self, request: JoinRequest, station: str, now_ms: int) -> Judged:

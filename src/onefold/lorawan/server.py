@@ -134,15 +134,10 @@ class GatewayServer(HttpServer):
     name = "gateway"
 
     def __init__(
-        self,
-        folder: Path,
-        devices: Path,
-        topic: Callable[[str], DurableTopic],
-        settings: GatewayServerSettings | None = None,
-        *,
+        self, folder: Path, devices: Path, topic: Callable[[str], DurableTopic],
+        settings: GatewayServerSettings | None = None, *, counters: CounterStore | None = None,
         links: Callable[[GatewayService], Mapping[str, GatewayLink]] = lambda service: {},
-        counters: CounterStore | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.settings = settings = settings or GatewayServerSettings()
         check_host(settings.host, settings.token)  # before anything is opened or made
         self.registry = RegistryFile(devices)

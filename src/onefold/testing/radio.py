@@ -66,7 +66,6 @@ class RadioPlan:
     """Uplinks that the devices send, all together; what is sent again, replayed or forged comes on top."""
     interval_ms: int = 60_000
     side_m: int = 10_000
-    """The gateways stand in a square of this side."""
     range_m: int = 5_000
     """How far a gateway hears; a device is in the range of one at least."""
     delay_ms: int = 40
@@ -279,7 +278,6 @@ class Air:
     time_ms: Ints
     sent: Ints
     lost: Bools
-    """Nobody hears it."""
     sure: Bools
     """The nearest gateway hears it for certain."""
 
@@ -290,7 +288,6 @@ class _Uplinks:
     ordinal: Ints
     """In its device's row of uplinks, from 0."""
     count: Ints
-    """How many uplinks its device has."""
     counter: Ints
     confirmed: Bools
     retries: Ints
@@ -404,7 +401,6 @@ class RadioReceptions:
     transmission: Ints
     gateway: Ints
     at_ms: Ints
-    """When it reaches the server."""
     mirror: Bools
     rssi: Floats
     snr: Floats
@@ -514,7 +510,6 @@ class RadioTruth:
 
     kind: Ints
     frame: Ints
-    """Which frame of the air it carries."""
     devices: list[DeviceTruth]
 
     def count(self, kind: FrameKind) -> int:

@@ -47,7 +47,6 @@ class Ack(NamedTuple):
     mic: int
     """The integrity code of that uplink: a device that begins again uses its counters again, but not for the same."""
     counter: int
-    """Its own, 32 bit."""
     station: str
     server: str
     waited_s: float
@@ -117,7 +116,6 @@ class Counts:
     """Heard while there was no connection: lost."""
     connects: int = 0
     received: int = 0
-    """Messages of any kind from the servers."""
     transmitted: int = 0
     timesyncs: int = 0
     problems: list[str] = field(default_factory=list)

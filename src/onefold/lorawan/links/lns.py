@@ -34,22 +34,11 @@ from starlette.types import Receive, Scope, Send
 from onefold.clock import wall_ms
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Busy
+from onefold.lorawan import radio
 from onefold.lorawan.flow import GatewayLimits, GatewayService
-from onefold.lorawan.frames import DataUp, JoinRequest
+from onefold.lorawan.frames import CONFIRMED_UP, UNCONFIRMED_UP, DataUp, JoinRequest
 from onefold.lorawan.links.receiving import Complaints
-from onefold.lorawan.radio import (
-    GPS_EPOCH_MS,
-    GPS_LEAP_MS,
-    PHY_BYTES_MAX,
-    Downlink,
-    Radio,
-    Reception,
-    Region,
-    dashed,
-    shown,
-    station_name,
-    trusted_ms,
-)
+from onefold.lorawan.radio import Downlink, Radio, Reception, Region, dashed, shown, station_name
 from onefold.lorawan.rules import BUSY, MALFORMED
 from onefold.net.http import Closing
 
@@ -110,15 +99,12 @@ def id6(eui: int) -> str:
     return ":".join(f"{group:x}" for group in groups)
 
 
-UNCONFIRMED_UP: Final = 0x40
-CONFIRMED_UP: Final = 0x80
 FIXED_BYTES: Final = 12
 """Of a data frame without FOpts, FPort and FRMPayload."""
 INT64: Final = 2**63
 
 
 def read_message(text: str) -> tuple[str, dict[str, Any]]:
-    """What kind of message it is, and its fields."""
     fields = read_json(text, "the message")
     if type(fields) is not dict:
         raise BadInput(f"the message is {shown(fields)}, must be a JSON object")
@@ -140,8 +126,8 @@ def data_up(fields: Mapping[str, Any]) -> DataUp:
     payload = octets(fields, "FRMPayload")
     if port < 0 and payload:
         raise BadInput(f"FPort is -1 with an FRMPayload of {len(payload)} bytes, must be empty")
-    if FIXED_BYTES + len(fopts) + (port >= 0) + len(payload) > PHY_BYTES_MAX:
-        raise BadInput(f"FRMPayload has {len(payload)} bytes: no frame is longer than {PHY_BYTES_MAX}")
+    if FIXED_BYTES + len(fopts) + (port >= 0) + len(payload) > radio.PHY_BYTES_MAX:
+        raise BadInput(f"FRMPayload has {len(payload)} bytes: no frame is longer than {radio.PHY_BYTES_MAX}")
     return DataUp(
         mhdr,
         whole(fields, "DevAddr", -(2**31), 2**32 - 1) & 0xFFFFFFFF,
@@ -180,9 +166,9 @@ def read_radio(fields: Mapping[str, Any], region: Region) -> tuple[Radio, int, i
     rctx = whole(info, "rctx", -INT64, INT64 - 1)
     time_ms, gps_us, rxtime = None, info.get("gpstime"), info.get("rxtime")
     if type(gps_us) is int and 0 < gps_us < INT64:  # from GPS where the station has it, microseconds since 1980
-        time_ms = trusted_ms(gps_us // 1_000 + GPS_EPOCH_MS - GPS_LEAP_MS)
+        time_ms = radio.trusted_ms(gps_us // 1_000 + radio.GPS_EPOCH_MS - radio.GPS_LEAP_MS)
     elif isinstance(rxtime, int | float) and 0 < rxtime < 2**40:  # else from its own idea of UTC, in seconds
-        time_ms = trusted_ms(round(rxtime * 1_000))
+        time_ms = radio.trusted_ms(round(rxtime * 1_000))
     return Radio(frequency, rate, _level(info, "rssi"), _level(info, "snr"), time_ms), xtime, rctx
 
 
@@ -196,14 +182,13 @@ def whole(fields: Mapping[str, Any], name: str, low: int, high: int) -> int:
 
 def octets(fields: Mapping[str, Any], name: str) -> bytes:
     value = fields.get(name)
-    if type(value) is str and len(value) <= 2 * PHY_BYTES_MAX and " " not in value:
+    if type(value) is str and len(value) <= 2 * radio.PHY_BYTES_MAX and " " not in value:
         try:
             return bytes.fromhex(value)
         except ValueError:
             pass
-    raise BadInput(
-        f"{name} is {_shown(fields, name)}, must be the hex digits of up to {PHY_BYTES_MAX} bytes", field=name
-    )
+    must = f"must be the hex digits of up to {radio.PHY_BYTES_MAX} bytes"
+    raise BadInput(f"{name} is {_shown(fields, name)}, {must}", field=name)
 
 
 def _level(info: Mapping[str, Any], name: str) -> float | None:
@@ -398,7 +383,7 @@ class StationConnection:
     async def _heard(self, kind: str, fields: dict[str, Any]) -> None:
         try:
             frame = data_up(fields) if kind == "updf" else join_request(fields)
-            radio, xtime, rctx = read_radio(fields, self._service.region)
+            signal, xtime, rctx = read_radio(fields, self._service.region)
         except BadInput as error:
             self._refuse(f"{kind}: {error}")
             return
@@ -406,7 +391,7 @@ class StationConnection:
         def back(downlink: Downlink) -> bool:  # with the station's own time and antenna of the uplink
             return self.send(dnmsg(downlink, xtime, rctx))
 
-        reception = Reception(frame, self.station, radio, back, wall_ms())
+        reception = Reception(frame, self.station, signal, back, wall_ms())
         while True:
             try:
                 self._service.hear(reception)
@@ -427,7 +412,7 @@ class StationConnection:
             elif kind == "timesync":
                 txtime = whole(fields, "txtime", -(2**63), 2**63 - 1)
                 now = time()
-                gps_us = round(now * 1e6) - 1_000 * (GPS_EPOCH_MS - GPS_LEAP_MS)
+                gps_us = round(now * 1e6) - 1_000 * (radio.GPS_EPOCH_MS - radio.GPS_LEAP_MS)
                 self.send(_encode({"msgtype": kind, "txtime": txtime, "gpstime": gps_us, "MuxTime": now}))
             elif kind == "dntxed":
                 name = "diid" if "diid" in fields else "seqno"  # the older name
@@ -442,21 +427,11 @@ class StationConnection:
 
 def dnmsg(downlink: Downlink, xtime: int, rctx: int) -> str:
     """What tells a station to transmit after an uplink that had this ``xtime`` and ``rctx``."""
-    return _encode(
-        {
-            "msgtype": "dnmsg",
-            "DevEui": dashed(downlink.dev_eui),
-            "dC": 2 if downlink.device_class == "C" else 0,
-            "diid": downlink.number,
-            "pdu": downlink.pdu.hex(),
-            "RxDelay": downlink.rx_delay_s,
-            "RX1DR": downlink.rx1[1],
-            "RX1Freq": downlink.rx1[0],
-            "RX2DR": downlink.rx2[1],
-            "RX2Freq": downlink.rx2[0],
-            "priority": 0,
-            "xtime": xtime,
-            "rctx": rctx,
-            "MuxTime": time(),
-        }
-    )
+    (rx1_hz, rx1_rate), (rx2_hz, rx2_rate) = downlink.rx1, downlink.rx2
+    message = {
+        "msgtype": "dnmsg", "DevEui": dashed(downlink.dev_eui), "dC": 2 if downlink.device_class == "C" else 0,
+        "diid": downlink.number, "pdu": downlink.pdu.hex(), "RxDelay": downlink.rx_delay_s,
+        "RX1DR": rx1_rate, "RX1Freq": rx1_hz, "RX2DR": rx2_rate, "RX2Freq": rx2_hz,
+        "priority": 0, "xtime": xtime, "rctx": rctx, "MuxTime": time(),
+    }  # fmt: skip
+    return _encode(message)

@@ -166,8 +166,21 @@ def command(station: str, uplink: UplinkEvent, downlink: Downlink, region: Regio
     windows = [(downlink.rx1, delay_s), (downlink.rx2, None if downlink.device_class == "C" else delay_s + 1)]
     items = []
     for (frequency, data_rate), after_s in windows:
-        tx = {"frequency": frequency, "power": power_dbm, **_modulation(*region.modulation(data_rate), old=old)}
-        tx |= {"board": uplink.board, "antenna": uplink.antenna, **_timing(after_s, old=old)}
+        spreading, bandwidth_khz = region.modulation(data_rate)
+        tx: dict[str, Any] = {"frequency": frequency, "power": power_dbm}
+        if spreading:
+            how: dict[str, Any] = {"bandwidth": bandwidth_khz * (1 if old else 1_000), "spreadingFactor": spreading}
+            how |= {"codeRate": "4/5" if old else "CR_4_5", "polarizationInversion": True}
+            tx |= {"modulation": "LORA", "loRaModulationInfo": how} if old else {"modulation": {"lora": how}}
+        else:
+            how = {"datarate": FSK_BITS_PER_S, "frequencyDeviation": FSK_BITS_PER_S // 2}
+            tx |= {"modulation": "FSK", "fskModulationInfo": how} if old else {"modulation": {"fsk": how}}
+        tx |= {"board": uplink.board, "antenna": uplink.antenna}
+        if after_s is None:
+            tx |= {"timing": "IMMEDIATELY", "immediatelyTimingInfo": {}} if old else {"timing": {"immediately": {}}}
+        else:
+            delay = {"delay": f"{after_s}s"}
+            tx |= {"timing": "DELAY", "delayTimingInfo": delay} if old else {"timing": {"delay": delay}}
         items.append({"phyPayload": _base64(downlink.pdu), "txInfo": {**tx, "context": _base64(uplink.context)}})
     if old:
         ids = {
@@ -178,22 +191,6 @@ def command(station: str, uplink: UplinkEvent, downlink: Downlink, region: Regio
     else:
         ids = {"gatewayId": station, "downlinkId": name(downlink)}
     return json.dumps({**ids, "items": items}, separators=(",", ":")).encode()
-
-
-def _modulation(spreading: int, bandwidth_khz: int, *, old: bool) -> dict[str, Any]:
-    if not spreading:
-        fsk = {"datarate": FSK_BITS_PER_S, "frequencyDeviation": FSK_BITS_PER_S // 2}
-        return {"modulation": "FSK", "fskModulationInfo": fsk} if old else {"modulation": {"fsk": fsk}}
-    lora: dict[str, Any] = {"bandwidth": bandwidth_khz * (1 if old else 1_000), "spreadingFactor": spreading}
-    lora |= {"codeRate": "4/5" if old else "CR_4_5", "polarizationInversion": True}
-    return {"modulation": "LORA", "loRaModulationInfo": lora} if old else {"modulation": {"lora": lora}}
-
-
-def _timing(after_s: int | None, *, old: bool) -> dict[str, Any]:
-    if after_s is None:
-        return {"timing": "IMMEDIATELY", "immediatelyTimingInfo": {}} if old else {"timing": {"immediately": {}}}
-    delay = {"delay": f"{after_s}s"}
-    return {"timing": "DELAY", "delayTimingInfo": delay} if old else {"timing": {"delay": delay}}
 
 
 def _base64(data: bytes) -> str:
@@ -302,16 +299,10 @@ async def connection(
                 super().put_nowait(item)
 
     client = aiomqtt.Client(
-        address.host,
-        address.port,
-        username=address.user,
-        password=address.password,
-        tls_context=address.context(),
-        logger=QUIET,
-        timeout=limits.answer_s,
-        queue_type=Events,
-        max_queued_incoming_messages=limits.events_max,
-    )
+        address.host, address.port, username=address.user, password=address.password,
+        tls_context=address.context(), logger=QUIET, timeout=limits.answer_s,
+        queue_type=Events, max_queued_incoming_messages=limits.events_max,
+    )  # fmt: skip
     try:
         async with client:
             for topic in address.topics:
@@ -332,24 +323,13 @@ FIGURES: Final = (
 log: Final = logging.getLogger("onefold.gateway")
 
 
-class _Command(NamedTuple):
-    topic: str
-    payload: bytes
-    until_s: float
-
-
 class ChirpstackMqtt:
     """The link: ``await start()``, then it runs by itself until ``await stop()``, broker or no broker."""
 
     def __init__(
-        self,
-        receiver: Receiver,
-        region: Region,
-        url: str,
-        *,
-        limits: MqttLimits | None = None,
+        self, receiver: Receiver, region: Region, url: str, *, limits: MqttLimits | None = None,
         clock_ms: Callable[[], int] = wall_ms,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.address = parse_address(url)
         self.problem: str | None = None
         """Why it is not connected; None: it is, or was not started."""
@@ -361,7 +341,7 @@ class ChirpstackMqtt:
         self._clock_ms = clock_ms
         self._complaints = Complaints()
         self._outstanding: OrderedDict[int, int] = OrderedDict()  # the numbers of downlinks, by what the gateway says
-        self._commands: asyncio.Queue[_Command] = asyncio.Queue(self._limits.commands_max)
+        self._commands: asyncio.Queue[tuple[str, bytes, float]] = asyncio.Queue(self._limits.commands_max)
         self._counts = dict.fromkeys(FIGURES, 0)
         self._running: asyncio.Task[None] | None = None
 
@@ -388,7 +368,7 @@ class ChirpstackMqtt:
                 raise Busy("no broker")
             payload = command(topic.station, uplink, downlink, self._region, self._power_dbm)
             until_s = heard_s + downlink.rx_delay_s + 1
-            self._commands.put_nowait(_Command(f"{topic.root}/command/down", payload, until_s))
+            self._commands.put_nowait((f"{topic.root}/command/down", payload, until_s))
         except (BadInput, Busy, asyncio.QueueFull):
             self._count("undeliverable")
             return False
@@ -418,7 +398,6 @@ class ChirpstackMqtt:
             wait_s = min(2 * wait_s, self._limits.wait_max_s)
 
     async def _serve(self, client: aiomqtt.Client) -> None:
-        """Read events and send commands, until the connection breaks."""
         while not self._commands.empty():  # of the last connection: nobody waits for them any more
             self._commands.get_nowait()
             self._count("late")
@@ -443,12 +422,12 @@ class ChirpstackMqtt:
 
     async def _send(self, client: aiomqtt.Client) -> None:
         while True:
-            command = await self._commands.get()
-            if time.monotonic() > command.until_s:
+            topic, payload, until_s = await self._commands.get()
+            if time.monotonic() > until_s:
                 self._count("late")
                 continue
             try:
-                await client.publish(command.topic, command.payload, QOS)
+                await client.publish(topic, payload, QOS)
                 self._count("downlinks")
             except Exception:  # of whatever kind: the next command is another one
                 self._count("undeliverable")

@@ -126,7 +126,14 @@ def read_heard(packet: object, region: Region) -> Rxpk | None:
     else:
         raise BadInput(f"datr is {radio.shown(packet['datr'])}, must be like SF7BW125")
     data_rate = region.data_rate(spreading, bandwidth_khz)
-    rssi, snr = _levels(packet)
+    antennas = packet.get("rsig")
+    if not antennas or "rssi" in packet:  # FSK has no SNR
+        rssi, snr = radio.decibels(packet, "rssi"), radio.decibels(packet, "lsnr")
+    elif isinstance(antennas, list) and all(isinstance(antenna, dict) for antenna in antennas):
+        levels = [(radio.number(each, "rssic", -1_000, 1_000), radio.decibels(each, "lsnr")) for each in antennas]
+        rssi, snr = max(levels, key=lambda level: (-math.inf if level[1] is None else level[1], level[0]))
+    else:
+        raise BadInput(f"rsig is {radio.shown(antennas)}, must be an array of objects")
     phy = radio.octets(packet, "data")
     if "size" in packet and radio.integer(packet, "size", 0, radio.PHY_BYTES_MAX) != len(phy):
         raise BadInput(f"size is {packet['size']}, but data has {len(phy)} bytes", size=packet["size"])
@@ -134,17 +141,6 @@ def read_heard(packet: object, region: Region) -> Rxpk | None:
     if time_ms is None:
         time_ms = radio.gps_ms(packet, "tmms")
     return Rxpk(parse(phy), Radio(round(megahertz * 1e6), data_rate, rssi, snr, time_ms), ticks)
-
-
-def _levels(packet: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """RSSI and SNR; of several antennas the one that heard best. FSK has no SNR."""
-    antennas = packet.get("rsig")
-    if not antennas or "rssi" in packet:
-        return radio.decibels(packet, "rssi"), radio.decibels(packet, "lsnr")
-    if not isinstance(antennas, list) or not all(isinstance(antenna, dict) for antenna in antennas):
-        raise BadInput(f"rsig is {radio.shown(antennas)}, must be an array of objects")
-    levels = [(radio.number(antenna, "rssic", -1_000, 1_000), radio.decibels(antenna, "lsnr")) for antenna in antennas]
-    return max(levels, key=lambda level: (-math.inf if level[1] is None else level[1], level[0]))
 
 
 def failure(ack: Datagram) -> str | None:
@@ -179,14 +175,9 @@ def transmit(version: int, token: bytes, pdu: bytes, at: TransmitTime, region: R
     else:
         how = {"modu": "FSK", "datr": FSK_BITS_PER_S, "fdev": FSK_BITS_PER_S // 2}
     packet = {
-        **when,
-        "freq": round(at.frequency_hz / 1e6, 6),
-        "rfch": 0,
-        "powe": power_dbm,
-        **how,
-        "size": len(pdu),
+        **when, "freq": round(at.frequency_hz / 1e6, 6), "rfch": 0, "powe": power_dbm, **how, "size": len(pdu),
         "data": base64.b64encode(pdu).decode(),
-    }
+    }  # fmt: skip
     head = bytes([version]) + (token if version > 1 else b"\0\0") + bytes([PULL_RESP])
     return head + json.dumps({"txpk": packet}, separators=(",", ":")).encode()
 
@@ -232,11 +223,8 @@ class Allow:
         if not self._entries or eui in self._euis:
             return True
         where = address(host)
-        return any(
-            network is not None and where in network
-            for gateway, network in self._entries
-            if gateway is None or gateway == eui
-        )
+        networks = [network for gateway, network in self._entries if gateway is None or gateway == eui]
+        return any(network is not None and where in network for network in networks)
 
 
 def address(host: str) -> Address:
@@ -383,25 +371,15 @@ class SemtechUdp(asyncio.DatagramProtocol):
     """The link: ``await start()``, then it runs by itself until ``await stop()``."""
 
     def __init__(
-        self,
-        receiver: Receiver,
-        region: Region,
-        *,
-        host: str = "127.0.0.1",
-        port: int = PORT,
-        allow: Iterable[str] = (),
-        limits: UdpLimits | None = None,
-        clock_ms: Callable[[], int] = wall_ms,
-    ) -> None:
+        self, receiver: Receiver, region: Region, *, host: str = "127.0.0.1", port: int = PORT,
+        allow: Iterable[str] = (), limits: UdpLimits | None = None, clock_ms: Callable[[], int] = wall_ms,
+    ) -> None:  # fmt: skip
         self.problem: str | None = None
         """There is none that it would know of."""
         self._allow = Allow(allow)
         if not self._allow and not is_loopback(host):
-            raise Misuse(
-                f"host is {host!r}: UDP has no token, so to listen on more than loopback needs a list of gateways or "
-                "networks to believe",
-                host=host,
-            )
+            needs = "to listen on more than loopback needs a list of gateways or networks to believe"
+            raise Misuse(f"host is {host!r}: UDP has no token, so {needs}", host=host)
         self._receiver = receiver
         self._region = region
         self._where = (host, port)

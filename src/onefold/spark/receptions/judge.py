@@ -49,25 +49,10 @@ from onefold.lorawan.columns import (
     refused,
 )
 from onefold.lorawan.rules import ANSWERS, Status, Strategy
+from onefold.spark import host
 from onefold.spark.columns import CORRUPT, ReceptionColumns, milliseconds, quoted, readings
 from onefold.spark.engine import AnyShape, Engine, Identity, Named, Subject, named_like
-from onefold.spark.host import (
-    BUCKETS,
-    REASON,
-    ROWS_IN_MEMORY_MAX,
-    VERDICT,
-    Codes,
-    Int64s,
-    Integers,
-    KeyColumns,
-    StreamMemory,
-    Transform,
-    Watch,
-    chains,
-    judge_partition,
-    order,
-    tie,
-)
+from onefold.spark.host import REASON, VERDICT, Codes, Integers, KeyColumns, StreamMemory, Transform
 from onefold.spark.meaning import Meaning, of_columns
 from onefold.spark.receptions.counters import missing_counters
 from onefold.spark.receptions.reading import TYPES, column_of, not_receptions, receptions, text_of
@@ -86,17 +71,17 @@ class ReceptionFold:
 
     bank: FrameBank
 
-    def judge(self, integers: Int64s, now_ms: int) -> Codes:
+    def judge(self, integers: host.Int64s, now_ms: int) -> Codes:
         """The code of each row, whatever the order in which the rows come; ``now_ms``: when the batch began."""
         columns = KeyColumns.of(integers)
         codes = np.where(columns.number < 0, -1 - columns.number, CODES["bad_time"]).astype(np.int8)
         good = np.flatnonzero((columns.number >= 0) & (columns.arrival <= now_ms + AHEAD_MS_MAX))
         columns = columns.take(good)
         turn = np.empty(len(good), np.int64)
-        turn[order(chains(columns), columns)] = np.arange(len(good))
+        turn[host.order(host.chains(columns), columns)] = np.arange(len(good))
         chain, chain_check, time, join, station, tie, key, key_check = columns.flat
         by_frame = KeyColumns(key, key_check, time, join, station, tie)
-        rows = order(chains(by_frame), by_frame)
+        rows = host.order(host.chains(by_frame), by_frame)
         receptions = ReceptionArrays(key, key_check, station, time, join != 0, chain, chain_check, turn)
         codes[good[rows]] = self.bank.judge(receptions.take(rows))
         return codes
@@ -123,11 +108,11 @@ def judge_receptions(
     echo_ms: int = 0,
     strict_adr: bool = False,
     partitions: int | None = None,
-    rows_in_memory_max: int = ROWS_IN_MEMORY_MAX,
+    rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX,
     late_ms: int = LATE_MS,
     state_rows_max: int | None = None,
-    buckets: int = BUCKETS,
-    watch: Watch | None = None,
+    buckets: int = host.BUCKETS,
+    watch: host.Watch | None = None,
 ) -> Transform:
     """A step that adds ``verdict``, ``reason`` and ``status`` to a table or a stream of receptions.
 
@@ -210,7 +195,7 @@ class LorawanEngine(Engine):
 
     def judge_partition(self, parts: Iterator[KeyColumns]) -> Iterator[Codes]:
         stations = ColumnarStations(self.windows, strict_adr=self.strict_adr)
-        return judge_partition(parts, stations.judge, self.rows_in_memory_max, wanted=_JUDGED_BY)
+        return host.judge_partition(parts, stations.judge, self.rows_in_memory_max, wanted=_JUDGED_BY)
 
     def fold(self, blob: bytes | None, memory: StreamMemory) -> ReceptionFold:
         bank = FrameBank(
@@ -344,7 +329,7 @@ def integers(df: DataFrame, names: ReceptionColumns, *, strict_adr: bool = False
         F.coalesce(time, F.lit(-1).cast("long")),
         F.when(kind == "join", 1).otherwise(0).cast("long"),
         judged,
-        tie(df, {*names.frame, names.station}),
+        host.tie(df, {*names.frame, names.station}),
         *frame,
     )
     return Integers(numbers, read, numbers[:1])

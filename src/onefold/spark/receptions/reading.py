@@ -294,7 +294,6 @@ TABLE: Final = "table"
 """The shape of the normal form: what it says is taken as it stands."""
 
 LISTED: Final = ("bridge", "chirpstack")
-"""Those that have a list of who heard the frame."""
 
 RECEIVED: Final = ("received_ms", "at_ms", "time", "publishedAt", "_timestamp")
 """What the time is called at which a row was received or stored."""
@@ -501,7 +500,6 @@ TEXTS: Final = (
     "kind", "frame", "device", "fcnt", "confirmed", "payload", "station", "own", "received", "rssi", "snr",
     "own_time", "clock_off_ms",
 )  # fmt: skip
-"""What a shape may say of a row, as text."""
 
 MUST_HAVE: Final = ("frame", "station", "time_ms")
 """The columns by which a table in the normal form is known."""
