@@ -208,36 +208,36 @@ def _links(
 def _run(server: "GatewayServer", folder: Path, *, as_json: bool) -> None:
     for line in server.warnings():
         people.print(f"warning: {line}", markup=False, soft_wrap=True)
-    sys.setswitchinterval(SWITCH_S)
-    gc.freeze()  # the registry and all code are here to stay: to look for garbage in them would hold up frames
-    server.run(lambda url: _say(server, url, folder, as_json=as_json))
-
-
-def _say(server: "GatewayServer", url: str, folder: Path, *, as_json: bool) -> None:
     settings = server.settings
     shared = settings.coordinator
     if shared is not None and shared.startswith(("redis://", "rediss://")):
         from onefold.stores.redis import shown
 
         shared = shown(shared)  # the address without what may be secret in it
-    start = {
-        "url": url,
-        "folder": str(folder),
-        "name": settings.gateway.name,
-        "region": settings.gateway.region.name,
-        "coordinator": shared,
-        "devices": len(server.registry.registry),
-        "udp": getattr(server.links.get("udp"), "port", None),
-        "mqtt": str(address) if (address := getattr(server.links.get("mqtt"), "address", None)) else None,
-        "token": settings.token is not None,
-    }
-    where = [f"{url} (Basics Station: {url.replace('http', 'ws', 1)})"]
-    where += [f"UDP port {start['udp']}"] * (start["udp"] is not None)
-    where += [f"{start['mqtt']}"] * (start["mqtt"] is not None)
-    line = (
-        f"server {start['name']}: taking frames of {start['devices']:,} devices for {folder} at {', '.join(where)}; "
-        f"{start['region']}; coordinator: {shared or 'none, this is the only server'}"
-    )
-    people.print(line, markup=False, soft_wrap=True)
-    if as_json:
-        print(jsons.dumps(start), flush=True)
+
+    def ready(url: str) -> None:
+        start = {
+            "url": url,
+            "folder": str(folder),
+            "name": settings.gateway.name,
+            "region": settings.gateway.region.name,
+            "coordinator": shared,
+            "devices": len(server.registry.registry),
+            "udp": getattr(server.links.get("udp"), "port", None),
+            "mqtt": str(address) if (address := getattr(server.links.get("mqtt"), "address", None)) else None,
+            "token": settings.token is not None,
+        }
+        where = [f"{url} (Basics Station: {url.replace('http', 'ws', 1)})"]
+        where += [f"UDP port {start['udp']}"] * (start["udp"] is not None)
+        where += [f"{start['mqtt']}"] * (start["mqtt"] is not None)
+        line = (
+            f"server {start['name']}: taking frames of {start['devices']:,} devices for {folder} at "
+            f"{', '.join(where)}; {start['region']}; coordinator: {shared or 'none, this is the only server'}"
+        )
+        people.print(line, markup=False, soft_wrap=True)
+        if as_json:
+            print(jsons.dumps(start), flush=True)
+
+    sys.setswitchinterval(SWITCH_S)
+    gc.freeze()  # the registry and all code are here to stay: to look for garbage in them would hold up frames
+    server.run(ready)

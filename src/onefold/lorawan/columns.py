@@ -240,13 +240,8 @@ class ColumnarStations:
             chain, time, join, station, frame, frame_check = (
                 column[good] for column in (chain, time, join, station, frame, frame_check)
             )
-        if len(good):
-            codes[good] = self._judge(chain, frame, frame_check, time, join != 0, station)
-        return codes
-
-    def _judge(
-        self, chain: Int64s, frame: Int64s, frame_check: Int64s, time: Int64s, join: Bools, station: Int64s
-    ) -> Codes:
+        if not len(good):
+            return codes
         if int(chain[0]) != self._chain:
             self._open, self._last = {}, None
         self._chain = int(chain[0])
@@ -255,11 +250,11 @@ class ColumnarStations:
         if (begins(*names) & ~begins(*names[:2])).any():  # two names, one first half
             by_frame = np.lexsort((frame_check, frame, chain))
             names = chain[by_frame], frame[by_frame], frame_check[by_frame]
-        rows = ReceptionRows(begins(*names), station[by_frame], time[by_frame], join[by_frame])
+        rows = ReceptionRows(begins(*names), station[by_frame], time[by_frame], join[by_frame] != 0)
         of_chain, key, key_check = (name[rows.begins] for name in names)
         judged, after = judge(rows, self._recall(of_chain, key, key_check), self._windows)
-        codes = np.empty(len(chain), np.int8)
-        codes[by_frame] = judged
+        answers = np.empty(len(chain), np.int8)
+        answers[by_frame] = judged
         ends_with = int(chain[-1])
         if ends_with != self._chain:
             self._open = {}
@@ -271,14 +266,15 @@ class ColumnarStations:
         seen, newest = KnownFrames._fields.index("last"), int(time[-1])
         for name in [name for name, window in self._open.items() if newest - window[seen] >= self._windows.expiry_ms]:
             del self._open[name]
-        opens = openers(codes)
+        opens = openers(answers)
         if not self._strict_adr and len(opens):
             names = chain[opens], frame[opens], frame_check[opens]
             again = ~begins(*names)
             again[0] = int(names[0][0]) == self._chain and (int(names[1][0]), int(names[2][0])) == self._last
-            codes[opens[again]] = as_again(codes[opens[again]])
+            answers[opens[again]] = as_again(answers[opens[again]])
             self._last = int(names[1][-1]), int(names[2][-1])  # of the last chain, whose first row opened a window
         self._chain = ends_with
+        codes[good] = answers
         return codes
 
     def _recall(self, chain: Int64s, frame: Int64s, frame_check: Int64s) -> KnownFrames:
@@ -318,9 +314,7 @@ class ReceptionArrays(NamedTuple):
         return ReceptionRows(begins(self.key, self.key_check), self.station, self.time, self.join)
 
     def take(self, rows: Int64s) -> ReceptionArrays:
-        key, key_check, station, time, join, *chain_and_turn = self
-        heard = key[rows], key_check[rows], station[rows], time[rows], join[rows]
-        return ReceptionArrays(*heard, *(column[rows] for column in chain_and_turn))
+        return ReceptionArrays._make(column[rows] for column in self)
 
 
 class _Chains:

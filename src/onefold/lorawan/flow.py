@@ -590,6 +590,7 @@ class GatewayService:
             self._everything = Upstream(
                 topic(RECEPTIONS), settings.name, batch_max=4 * limits.batch_max, queued_max=limits.in_hand_max
             )
+        self._upstreams = [self._uplinks] if self._everything is None else [self._uplinks, self._everything]
         self._sightings = Sightings(expiry_ms=settings.expiry_ms, sliding=settings.sliding)
         self._recovery = Recovery(self._sightings, self._uplinks, clock, ticks)
         self._recovery.remember(clock() - settings.expiry_ms)
@@ -832,7 +833,7 @@ class GatewayService:
             "sessions": len(self.sessions),
             "sightings": len(self._sightings),
             "evicted": self._sightings.evicted,
-            "unstored": sum(upstream.unstored for upstream in self._upstreams()),
+            "unstored": sum(upstream.unstored for upstream in self._upstreams),
             "unkept": 0 if self._everything is None else self._everything.refused,
             "recovered": self._recovery.recovered,
             "unreadable": self._recovery.unreadable,
@@ -850,15 +851,14 @@ class GatewayService:
         problems = {desk.name: desk.problem for desk in self._desks if desk.problem is not None}
         if self.unaccounted:
             problems["books"] = str(self.tally)
-        if self._uplinks.problem is not None:
-            problems[UPLINKS] = self._uplinks.problem
-        if self._everything is not None and self._everything.problem is not None:
-            problems[RECEPTIONS] = self._everything.problem
+        for name, upstream in zip((UPLINKS, RECEPTIONS), self._upstreams, strict=False):
+            if upstream.problem is not None:
+                problems[name] = upstream.problem
         return problems
 
     def tend(self) -> None:
         """See to what the topics owe by the clock alone. Blocks."""
-        for upstream in self._upstreams():
+        for upstream in self._upstreams:
             upstream.topic.tend()
 
     async def idle(self) -> None:
@@ -880,13 +880,10 @@ class GatewayService:
         self.closing = True
         for desk in self._desks:
             await desk.settle()
-        for upstream in self._upstreams():
+        for upstream in self._upstreams:
             await upstream.close(self.settings.limits.grace_s)
         for desk in self._desks:
             await desk.close()
-
-    def _upstreams(self) -> list[Upstream]:
-        return [self._uplinks] if self._everything is None else [self._uplinks, self._everything]
 
     async def _change(self) -> None:
         self._changed.clear()

@@ -209,9 +209,8 @@ def parse_down(phy: bytes) -> DataDown:
 
 def _kind(phy: bytes) -> int:
     if not DATA_BYTES_MIN <= len(phy) <= PHY_BYTES_MAX:
-        raise BadInput(
-            f"a frame of {len(phy)} bytes: there must be {DATA_BYTES_MIN} to {PHY_BYTES_MAX}", length=len(phy)
-        )
+        must = f"there must be {DATA_BYTES_MIN} to {PHY_BYTES_MAX}"
+        raise BadInput(f"a frame of {len(phy)} bytes: {must}", length=len(phy))
     if phy[0] & MAJOR_BITS:
         raise BadInput(f"byte 0 is 0x{phy[0]:02x}: major version {phy[0] & 3}, only 0 is known", offset=0, value=phy[0])
     return phy[0] & TYPE_BITS

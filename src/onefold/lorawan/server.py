@@ -83,14 +83,14 @@ def gateway_metrics(
     for (judged, status), count in sorted(service.statuses.items()):
         receptions.add_metric([str(judged.verdict), judged.reason, status], count)
     yield receptions
-    downlinks = CounterMetricFamily(f"{PREFIX}_downlinks", "Acknowledgements, by outcome.", labels=["outcome"])
-    for name, count in service.downlinks.figures().items():
-        downlinks.add_metric([name], count)
-    yield downlinks
-    messages = CounterMetricFamily(f"{PREFIX}_messages", "Messages of stations, by kind.", labels=["msgtype"])
-    for name, count in sorted(lns.messages.items()):
-        messages.add_metric([name], count)
-    yield messages
+    for name, meaning, label, counts in (
+        ("downlinks", "Acknowledgements, by outcome.", "outcome", service.downlinks.figures().items()),
+        ("messages", "Messages of stations, by kind.", "msgtype", sorted(lns.messages.items())),
+    ):
+        family = CounterMetricFamily(f"{PREFIX}_{name}", meaning, labels=[label])
+        for value, count in counts:
+            family.add_metric([value], count)
+        yield family
     protocols = GaugeMetricFamily(f"{PREFIX}_link", "Figures of the other protocols.", labels=["link", "figure"])
     for name, link in links.items():
         for figure, count in link.figures().items():

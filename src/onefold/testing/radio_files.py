@@ -43,6 +43,16 @@ class TruthLine(NamedTuple):
     join: bool
 
 
+class HeardFrame(NamedTuple):
+    """A line of the traffic: what one station says, and when."""
+
+    station: str
+    at_ms: int
+    message: str
+    xtime: int
+    """The station's own clock in it: whoever answers the frame says it again."""
+
+
 def truth_lines(traffic: RadioTraffic) -> Iterator[TruthLine]:
     keys = [frame.key.hex() for frame in traffic.frames]
     names = [f"{device.dev_eui:016x}" for device in traffic.world.devices]
@@ -109,9 +119,9 @@ def first_counters(traffic: RadioTraffic) -> dict[int, int]:
     return dict(reversed(list(pairs)))  # each device's uplinks stand in order
 
 
-def messages(traffic: RadioTraffic) -> Iterator[tuple[int, int, str]]:
-    """Gateway, arrival in ms and LNS message of every reception, in order of arrival."""
-    heard = traffic.receptions
+def heard(traffic: RadioTraffic) -> Iterator[HeardFrame]:
+    """Every reception in order of arrival: the lines of the traffic, without a file."""
+    arrivals = traffic.receptions
     texts = [_frame(frame) for frame in traffic.frames]
     times = traffic.air.time_ms[heard.transmission]
     columns = (traffic.truth.frame, heard.gateway, heard.at_ms, times, heard.rssi, heard.snr)
@@ -119,12 +129,11 @@ def messages(traffic: RadioTraffic) -> Iterator[tuple[int, int, str]]:
     rows = zip(*(column.tolist() for column in columns + numbers), strict=True)
     for frame, gateway, at_ms, time_ms, rssi, snr, frequency, data_rate, xtime in rows:
         seconds = f"{time_ms // 1000}.{time_ms % 1000:03d}"
-        yield (
-            gateway,
-            at_ms,
+        message = (
             f'{texts[frame]},"RefTime":{seconds},"DR":{data_rate},"Freq":{frequency},"upinfo":{{"rctx":0,'
-            f'"xtime":{xtime},"gpstime":0,"fts":-1,"rssi":{rssi},"snr":{snr},"rxtime":{seconds}}}}}',
+            f'"xtime":{xtime},"gpstime":0,"fts":-1,"rssi":{rssi},"snr":{snr},"rxtime":{seconds}}}}}'
         )
+        yield HeardFrame(traffic.world.gateways[gateway], at_ms, message, xtime)
 
 
 def signed(number: int) -> int:
@@ -158,16 +167,6 @@ LINE_BYTES_MAX: Final = 16_384
 """Of a line that is read; a message of ours has less than a kilobyte."""
 
 
-class HeardFrame(NamedTuple):
-    """A line of the traffic: what one station says, and when."""
-
-    station: str
-    at_ms: int
-    message: str
-    xtime: int
-    """The station's own clock in it: whoever answers the frame says it again."""
-
-
 def write(traffic: RadioTraffic, folder: str | Path) -> None:
     """Write traffic, registry and truth into a folder that must not exist or be empty."""
     folder = Path(folder)
@@ -185,11 +184,6 @@ def write(traffic: RadioTraffic, folder: str | Path) -> None:
         _write(whole / "truth/devices.jsonl", (json.dumps(row) + "\n" for row in devices))
         _write(whole / "truth/plan.json", [json.dumps(asdict(traffic.plan), indent=2), "\n"])
         whole.rename(folder)
-
-
-def heard(traffic: RadioTraffic) -> Iterator[HeardFrame]:
-    for (gateway, at_ms, message), xtime in zip(messages(traffic), traffic.receptions.xtime.tolist(), strict=True):
-        yield HeardFrame(traffic.world.gateways[gateway], at_ms, message, xtime)
 
 
 def read(folder: str | Path) -> Iterator[HeardFrame]:

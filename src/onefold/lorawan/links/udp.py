@@ -247,41 +247,6 @@ class SentDownlink(NamedTuple):
     at_s: float
 
 
-class Unanswered:
-    """The downlinks that a gateway did not answer yet, by gateway and token: to try the second window if it refuses.
-
-    Bounded: what waits too long, or is too much, waits no more."""
-
-    def __init__(self, *, unanswered_max: int, unanswered_s: float) -> None:
-        self._max = unanswered_max
-        self._wait_s = unanswered_s
-        self._sent: OrderedDict[tuple[int, bytes], SentDownlink] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._sent)
-
-    def token(self, eui: int) -> bytes:
-        """One that no downlink of this gateway waits under, and that nobody can guess."""
-        token = secrets.token_bytes(2)
-        while (eui, token) in self._sent:
-            token = secrets.token_bytes(2)
-        return token
-
-    def wait(self, eui: int, token: bytes, downlink: SentDownlink) -> None:
-        while self._sent:
-            oldest = next(iter(self._sent.values()))
-            if len(self._sent) < self._max and downlink.at_s - oldest.at_s <= self._wait_s:
-                break
-            self._sent.popitem(last=False)
-        self._sent[eui, token] = downlink
-
-    def waits(self, eui: int, token: bytes) -> bool:
-        return (eui, token) in self._sent
-
-    def answered(self, eui: int, token: bytes) -> SentDownlink:
-        return self._sent.pop((eui, token))
-
-
 class Gateway(NamedTuple):
     peer: tuple[str | int, ...]
     """As the socket gave it: two items, four for IPv6."""
@@ -390,9 +355,8 @@ class SemtechUdp(asyncio.DatagramProtocol):
         self._gateways = Gateways(
             gateways_max=self._limits.gateways_max, silent_s=self._limits.silent_s, expiry_s=self._limits.expiry_s
         )
-        self._unanswered = Unanswered(
-            unanswered_max=self._limits.unanswered_max, unanswered_s=self._limits.unanswered_s
-        )
+        # To try the second window if the gateway refuses; what waits too long, or is too much, waits no more.
+        self._unanswered: OrderedDict[tuple[int, bytes], SentDownlink] = OrderedDict()  # by gateway and token
         self._counts = dict.fromkeys(FIGURES, 0)
         self._transport: asyncio.DatagramTransport | None = None
         self._held_up = False
@@ -498,10 +462,10 @@ class SemtechUdp(asyncio.DatagramProtocol):
     def _answered(self, datagram: Datagram, addr: tuple[str | Any, int]) -> None:
         """TX_ACK. Only the host that polls is believed: a second transmission is nothing for a stranger to ask for."""
         eui, token = datagram.eui, datagram.token
-        if not (self._unanswered.waits(eui, token) and self._gateways.is_at(eui, addr, time.monotonic())):
+        if (eui, token) not in self._unanswered or not self._gateways.is_at(eui, addr, time.monotonic()):
             self._count("not_asked")
             return
-        first = self._unanswered.answered(eui, token)
+        first = self._unanswered.pop((eui, token))
         try:
             problem = failure(datagram)
         except BadInput as error:  # whether it transmits is not known, so it is not asked again
@@ -517,7 +481,9 @@ class SemtechUdp(asyncio.DatagramProtocol):
         """Ask the gateway to transmit, in the first or second window after an uplink that ended at this tick."""
         now_s = time.monotonic()
         gateway = self._gateways.find(eui, now_s)
-        token = self._unanswered.token(eui)
+        waiting, token = self._unanswered, secrets.token_bytes(2)  # which nobody can guess
+        while (eui, token) in waiting:
+            token = secrets.token_bytes(2)
         try:
             at = window(downlink, ticks, second=second)
             data = transmit(gateway.version if gateway else 2, token, downlink.pdu, at, self._region, self._power_dbm)
@@ -528,7 +494,12 @@ class SemtechUdp(asyncio.DatagramProtocol):
             return False
         self._count("downlinks")
         if gateway.version > 1:
-            self._unanswered.wait(eui, token, SentDownlink(downlink, ticks, second, now_s))
+            while waiting and (
+                len(waiting) >= self._limits.unanswered_max
+                or now_s - next(iter(waiting.values())).at_s > self._limits.unanswered_s
+            ):
+                waiting.popitem(last=False)
+            waiting[eui, token] = SentDownlink(downlink, ticks, second, now_s)
         return True
 
     def _send(self, data: bytes, peer: tuple[Any, ...]) -> bool:
