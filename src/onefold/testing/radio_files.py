@@ -123,9 +123,9 @@ def heard(traffic: RadioTraffic) -> Iterator[HeardFrame]:
     """Every reception in order of arrival: the lines of the traffic, without a file."""
     arrivals = traffic.receptions
     texts = [_frame(frame) for frame in traffic.frames]
-    times = traffic.air.time_ms[heard.transmission]
-    columns = (traffic.truth.frame, heard.gateway, heard.at_ms, times, heard.rssi, heard.snr)
-    numbers = (heard.frequency_hz, heard.data_rate, heard.xtime)
+    times = traffic.air.time_ms[arrivals.transmission]
+    columns = (traffic.truth.frame, arrivals.gateway, arrivals.at_ms, times, arrivals.rssi, arrivals.snr)
+    numbers = (arrivals.frequency_hz, arrivals.data_rate, arrivals.xtime)
     rows = zip(*(column.tolist() for column in columns + numbers), strict=True)
     for frame, gateway, at_ms, time_ms, rssi, snr, frequency, data_rate, xtime in rows:
         seconds = f"{time_ms // 1000}.{time_ms % 1000:03d}"
