@@ -80,7 +80,6 @@ ALONE = {
     "onefold.producers.memory": "the state of the rules, which are long enough to read without it",
     "onefold.reconcile.nip77": "an adapter: negentropy as Nostr relays speak it",
     "onefold.reconcile.sqlite": "an adapter: records in a SQLite file",
-    "onefold.report.page": "the page itself; who imports it opens runs and serves notebooks",
 }
 """Modules with one importer, each with why it is not a part of that one."""
 

@@ -9,7 +9,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from onefold.errors import Misuse
-from onefold.report.run_report import RunReport
+from onefold.report.page import RunReport
 from onefold.spark import run as jobs
 from onefold.spark.chains import ChainsEngine
 from onefold.spark.columns import ChainColumns, ProducerColumns, ReceptionColumns

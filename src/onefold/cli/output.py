@@ -168,9 +168,7 @@ def local_folder(path: str) -> Path | None:
 
 
 class BatchLines:
-    def __init__(
-        self, folder: Path, *, lines_max: int = LINES_MAX, clock: Callable[[], float] = time.time
-    ) -> None:  # fmt: skip
+    def __init__(self, folder: Path, *, lines_max: int = LINES_MAX, clock: Callable[[], float] = time.time) -> None:
         self._file = folder / LINES
         self._lines_max = lines_max
         self._clock = clock
@@ -189,7 +187,7 @@ class BatchLines:
             self._count += 1
             if self._count >= 2 * self._lines_max:
                 newest = self._file.read_bytes().splitlines(keepends=True)[-self._lines_max :]
-                _replace(self._file, b"".join(newest))
+                replace_file(self._file, b"".join(newest))
                 self._count = len(newest)
 
 
@@ -213,7 +211,7 @@ def steps_told(
         times = {"began_ms": round(began * 1000), "at_ms": round(now * 1000)}
         named = list(zip((name for name, _ in steps), lasted, strict=True))
         with suppress(OSError):
-            _replace(folder / STEPS, json.dumps({"state": state, **times, **more, "steps": named}).encode())
+            replace_file(folder / STEPS, json.dumps({"state": state, **times, **more, "steps": named}).encode())
 
     def begin(step: str) -> None:
         steps.append((step, clock()))
@@ -228,8 +226,11 @@ def steps_told(
     write("complete")
 
 
-def _replace(file: Path, text: bytes) -> None:
-    """Write it so that it is seen whole or not at all."""
-    draft = file.with_name(f"{file.name}.new")
-    draft.write_bytes(text)
-    os.replace(draft, file)
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, never half of one."""
+    draft = path.with_name(f"{path.name}.new")
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

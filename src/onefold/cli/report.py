@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from onefold.cli.output import AsJson, emit_json, people
+from onefold.cli.output import AsJson, emit_json, people, replace_file
 
 PAGE = "report.html"
 
@@ -29,12 +29,12 @@ def report(
     It needs no network, holds no script and no data but samples, and stays below 2 MB. The figures come from run.json
     (diff.json, the batches of a stream) alone; nothing is computed again, and no Spark is started.
     """
-    from onefold.report.run_report import RunReport
+    from onefold.report.page import RunReport
 
     loaded = RunReport.load(run)
     path = out if out is not None else (run if run.is_dir() else run.parent) / PAGE
     lines = list(loaded.lines())  # all of the document is looked at before anything is written
-    write(path, loaded.html())
+    replace_file(path, loaded.html().encode())
     if json:
         emit_json(loaded.document)
     for thing in lines:
@@ -42,13 +42,3 @@ def report(
     people.print(f"report: {path.absolute()}", markup=False, highlight=False, soft_wrap=True)
     if show:
         typer.launch(str(path.absolute()))
-
-
-def write(path: Path, page: str) -> None:
-    """Write a page so that a reader sees the old one or the new one, never half of one."""
-    draft = path.with_name(f"{path.name}.new")
-    try:
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -105,7 +105,7 @@ def execute(settings: Settings) -> dict[str, Any]:
 
 def _leave_page(spark: Any, path: str, document: dict[str, Any]) -> str | None:
     """Write the page of a complete run beside its rows, wherever they are; None, and a line, if that cannot be."""
-    from onefold.report.run_report import RunReport
+    from onefold.report.page import RunReport
     from onefold.spark.files import Place
     from onefold.spark.publish import REPORT
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.live import Live
 from rich.table import Table
 
-from onefold.cli.output import BatchLines, json_text, local_folder, people
+from onefold.cli.output import BatchLines, json_text, local_folder, people, replace_file
 from onefold.errors import Misuse
 from onefold.report import text
 from onefold.settings import Settings
@@ -60,15 +60,15 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
 
 def _leave_page(settings: Settings) -> None:
     """Write the page of a stream beside its batches, from which it is made, if they are in a folder of this machine."""
-    from onefold.cli.report import PAGE, write
+    from onefold.cli.report import PAGE
     from onefold.report.documents import STREAM
-    from onefold.report.run_report import RunReport
+    from onefold.report.page import RunReport
 
     folder = local_folder(settings.publish.path) if settings.publish.format == "parquet" else None
     if folder is None or not (folder / STREAM).exists():
         return
     try:
-        write(folder / PAGE, RunReport.load(folder).html())
+        replace_file(folder / PAGE, RunReport.load(folder).html().encode())
     except OSError as error:  # every batch is published, and the page can be made again
         people.print(f"no page: {error}; `onefold report` makes one", style="yellow", markup=False, soft_wrap=True)
         return

@@ -66,10 +66,8 @@ class WebSocket:
         """Put a request on its way; waits while the server does not read."""
         try:
             self._socket.send(data)
-        except ConnectionClosed as error:
+        except (ConnectionClosed, OSError, AssertionError) as error:  # the last, if it breaks at the wrong moment
             raise _lost(self.url, error) from error
-        except (OSError, AssertionError) as error:  # the latter, too, if it breaks at the wrong moment
-            raise ConnectionError(f"{self.url}: the connection was lost: {error}") from error
 
     def receive(self) -> bytes:
         """The next reply; `ConnectionError` if none comes in time."""
@@ -81,10 +79,8 @@ class WebSocket:
             return self._socket.recv(seconds)
         except TimeoutError as error:
             raise ConnectionError(f"{self.url}: no answer in {seconds:g} s") from error
-        except ConnectionClosed as error:
+        except (ConnectionClosed, OSError, AssertionError) as error:
             raise _lost(self.url, error) from error
-        except (OSError, AssertionError) as error:
-            raise ConnectionError(f"{self.url}: the connection was lost: {error}") from error
 
     def close(self) -> None:
         """Say good-bye, if the other side still listens; never raises."""
@@ -123,8 +119,8 @@ def _connected(url: str, token: str | None, open_s: float) -> tuple[ClientConnec
         raise ConnectionError(f"{url}: cannot connect: {plain(str(error))}") from error
 
 
-def _lost(url: str, error: ConnectionClosed) -> ConnectionError | Misuse:
-    close = error.rcvd
+def _lost(url: str, error: Exception) -> ConnectionError | Misuse:
+    close = error.rcvd if isinstance(error, ConnectionClosed) else None
     if close is not None and close.code in NEVER:
         return Misuse(f"{url}: the server closed with {close.code}: {plain(close.reason)}", code=close.code)
     return ConnectionError(f"{url}: the connection was lost: {plain(str(error))}")

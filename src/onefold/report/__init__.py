@@ -1,17 +1,11 @@
 """What a run looks like: its figures in, text out. Made from the tally and samples, never from the whole data."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from onefold.moved import loaded_on_use
 
 if TYPE_CHECKING:
-    from onefold.report.run_report import RunReport
+    from onefold.report.page import RunReport
 
 __all__ = ["RunReport"]
-
-
-def __getattr__(name: str) -> Any:
-    """Loaded when first used: text for a terminal needs no templates."""
-    if name != "RunReport":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from onefold.report.run_report import RunReport
-
-    return RunReport
+__getattr__ = loaded_on_use(__name__, {"RunReport": "page"})  # text for a terminal needs no templates

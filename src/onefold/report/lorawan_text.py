@@ -5,7 +5,6 @@ device may be called anything.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 from rich.console import Group, RenderableType
@@ -93,7 +92,7 @@ def gateways(document: Mapping[str, Any]) -> RenderableType:
     heard = _table(
         ("gateway", "receptions", "uplinks", "shared", "best", "first", "p50 ms", "p95 ms", "p99 ms"),
         (
-            (_station(row), *_whole(row, "receptions", "uplinks"),
+            (text.foreign(row["station"], NAME_MAX), *_whole(row, "receptions", "uplinks"),
              *(_percent(row[name]) for name in ("overlap_share", "best_share", "first_share")),
              *_whole(row["behind_first_ms"], "p50", "p95", "p99"))
             for row in rows
@@ -102,7 +101,7 @@ def gateways(document: Mapping[str, Any]) -> RenderableType:
     twice = _table(
         ("gateway", "heard twice", "within 1 s", "later", "by its own clock", "clock not believed", "off by at most"),
         (
-            (_station(row), *_whole(row, "repeated_uplinks", "echoes", "resubmissions", "own_clock"),
+            (text.foreign(row["station"], NAME_MAX), *_whole(row, "repeated_uplinks", "echoes", "resubmissions", "own_clock"),
              *_whole(row, "clock_not_believed"), _span(row["clock_off_max_ms"]))
             for row in rows
         ),
@@ -124,7 +123,7 @@ def suspects(document: Mapping[str, Any]) -> RenderableType:
         return Text("none", style="green")
     cells: list[Cells] = [
         (
-            text.foreign(row["device"]), *_whole(row, "fcnt"), _time(row["first_ms"]),
+            text.foreign(row["device"]), *_whole(row, "fcnt"), "-" if row["first_ms"] is None else text.moment(row["first_ms"]),
             *_whole(row, "receptions", "stations"), text.foreign(WHY.get(row["why"], row["why"])),
         )
         for row in about["shown"]
@@ -175,10 +174,6 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def _station(row: Mapping[str, Any]) -> Text:
-    return text.foreign(row["station"], NAME_MAX)
-
-
 def _note(words: str) -> Text:
     return Text(words, style="dim")
 
@@ -192,9 +187,3 @@ def _span(ms: int | None) -> str:
 
 def _seconds(ms: int) -> str:
     return f"{ms / 1000:g} s"
-
-
-def _time(ms: int | None) -> str:
-    if ms is None:
-        return "-"
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")

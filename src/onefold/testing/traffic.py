@@ -40,8 +40,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from onefold.chains import rules as A
-from onefold.chains.rules import SEQUENCE_BITS
+from onefold.chains import rules
 from onefold.errors import Misuse
 from onefold.testing.faults import DAY_MS, Faults, Plan, Range, check, plan
 from onefold.verdict import Answer, Verdict
@@ -148,15 +147,15 @@ class TrafficPart(IntEnum):
 
 
 REJECTIONS: Final[Mapping[TrafficPart, Answer]] = {
-    TrafficPart.POISONED: A.JUMP_TOO_FAR,
-    TrafficPart.NULL_KEY: A.NULL_KEY,
-    TrafficPart.NULL_NUMBER: A.BAD_NUMBER,
-    TrafficPart.NEGATIVE_NUMBER: A.BAD_NUMBER,
-    TrafficPart.BAD_PREVIOUS: A.BAD_NUMBERING,
-    TrafficPart.FAR_FUTURE: A.JUMP_TOO_FAR,
-    TrafficPart.BIG_SEQUENCE: A.NUMBER_OUT_OF_RANGE,
-    TrafficPart.BIG_TIMESTAMP: A.NUMBER_OUT_OF_RANGE,
-    TrafficPart.TEXT_NUMBER: A.BAD_NUMBER,
+    TrafficPart.POISONED: rules.JUMP_TOO_FAR,
+    TrafficPart.NULL_KEY: rules.NULL_KEY,
+    TrafficPart.NULL_NUMBER: rules.BAD_NUMBER,
+    TrafficPart.NEGATIVE_NUMBER: rules.BAD_NUMBER,
+    TrafficPart.BAD_PREVIOUS: rules.BAD_NUMBERING,
+    TrafficPart.FAR_FUTURE: rules.JUMP_TOO_FAR,
+    TrafficPart.BIG_SEQUENCE: rules.NUMBER_OUT_OF_RANGE,
+    TrafficPart.BIG_TIMESTAMP: rules.NUMBER_OUT_OF_RANGE,
+    TrafficPart.TEXT_NUMBER: rules.BAD_NUMBER,
 }
 """The parts that are damage, and the one answer to each."""
 
@@ -199,9 +198,9 @@ def spoil(rng: np.random.Generator, rows: TrafficRows, part: npt.NDArray[np.int8
             for i, name in enumerate(KEY):
                 nulls[name][at[column == i]] = True
         elif kind is TrafficPart.BIG_SEQUENCE:
-            numbers["sequence"][at] = np.int64(1) << rng.integers(SEQUENCE_BITS, 63, len(at))
+            numbers["sequence"][at] = np.int64(1) << rng.integers(rules.SEQUENCE_BITS, 63, len(at))
         elif kind is TrafficPart.BIG_TIMESTAMP:
-            numbers["timestamp"][at] = np.int64(1) << rng.integers(63 - SEQUENCE_BITS, 63, len(at))
+            numbers["timestamp"][at] = np.int64(1) << rng.integers(63 - rules.SEQUENCE_BITS, 63, len(at))
         elif kind is not TrafficPart.BAD_PREVIOUS:
             # One number column of each row; half a previous number is as bad as half a number.
             column = rng.integers(0, np.where(nulls[PREVIOUS[0]][at], 2, 4))

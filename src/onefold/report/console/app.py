@@ -159,13 +159,10 @@ def read_report(path: Path) -> bytes:
     return data
 
 
-PORT: Final = 7658
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSettings:
     host: str = "127.0.0.1"
-    port: int = PORT
+    port: int = 7658
     """0: any that is free."""
     token: str | None = field(default=None, repr=False)
     limits: HttpLimits = field(default_factory=lambda: HttpLimits(connections_max=100, grace_s=5))

@@ -209,10 +209,8 @@ TAIL_LINES: Final = 500
 STEPS_MAX: Final = 20
 STATES: Final[Mapping[Any, State]] = {"running": "running", "failed": "trouble", "complete": "complete"}
 
-Row: TypeAlias = tuple[str, str]
-"""The reason, and the row as text."""
-RejectedRows: TypeAlias = Callable[[Path], Sequence[Row]]
-"""Some of the rejected rows in a folder of a run, or of a batch."""
+RejectedRows: TypeAlias = Callable[[Path], Sequence[tuple[str, str]]]
+"""Some of the rejected rows in a folder of a run, or of a batch: the reason, and the row as text."""
 
 
 class Folder:
@@ -414,9 +412,7 @@ class WatchedServer:
         state: State = "running" if health == "ok" else "trouble"
         return self._view(state, "answers" if health == "ok" else f"says: {health}", counts, facts)
 
-    def _view(
-        self, state: State, text: str, counts: Counts | None = None, facts: tuple[Fact, ...] = ()
-    ) -> View:  # fmt: skip
+    def _view(self, state: State, text: str, counts: Counts | None = None, facts: tuple[Fact, ...] = ()) -> View:
         return View(
             name=self.name, kind="server", state=state, told=shown(text), at_ms=self._heard_ms, counts=counts,
             points=tuple(self._points), facts=facts, rejects=tuple(self._rejects),
