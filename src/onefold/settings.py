@@ -24,6 +24,26 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from onefold.errors import Misuse
 
+Name: TypeAlias = Annotated[str, Field(min_length=1)]
+MaybeName: TypeAlias = Annotated[Name | None, BeforeValidator(lambda value: None if value == "none" else value)]
+Names: TypeAlias = Annotated[tuple[Name, ...], Strict(False), Field(min_length=1)]  # TOML has lists only
+PREFIX: Final = "ONEFOLD_"
+PROBLEMS_MAX: Final = 5
+"""How many problems are told at once: more than a person mends before the next try."""
+VALUE_CHARS_MAX: Final = 80
+"""How much of a wrong value is shown: one that is longer is known by its beginning."""
+OUR_WORDS: Final = {
+    "model_type": "must be a table",
+    "dict_type": "must be a table",
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "tuple_type": "must be a list",
+    "string_pattern_mismatch": 'must be "auto" or a size such as "512m" or "4g"',  # only memory has a pattern
+    "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
+}
+"""Where pydantic's own words would not help a writer of TOML."""
+
 
 def _whole_or(*words: str, least: int) -> PlainValidator:
     # One validator instead of a union: a union would report one problem per member.
@@ -45,9 +65,6 @@ def _flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:
         yield name, json.dumps(value) if isinstance(value, bool | int | float) else value
 
 
-Name: TypeAlias = Annotated[str, Field(min_length=1)]
-MaybeName: TypeAlias = Annotated[Name | None, BeforeValidator(lambda value: None if value == "none" else value)]
-Names: TypeAlias = Annotated[tuple[Name, ...], Strict(False), Field(min_length=1)]  # TOML has lists only
 Texts: TypeAlias = Annotated[
     dict[str, str], BeforeValidator(lambda value: dict(_flat(value)) if isinstance(value, dict) else value)
 ]
@@ -263,13 +280,6 @@ TABLES: Final[Mapping[str, type[Table]]] = {
 }
 
 
-PREFIX: Final = "ONEFOLD_"
-PROBLEMS_MAX: Final = 5
-"""How many problems are told at once: more than a person mends before the next try."""
-VALUE_CHARS_MAX: Final = 80
-"""How much of a wrong value is shown: one that is longer is known by its beginning."""
-
-
 def load(path: Path, environ: Mapping[str, str]) -> Settings:
     """Read the file, let the environment override it, and check all; raises `Misuse` with one line per problem."""
     data: dict[str, Any] = {"source": {}, "publish": {}} | _read(path)  # so that what is missing is their path
@@ -373,16 +383,3 @@ def _problem(detail: ErrorDetails, path: Path, origins: Mapping[tuple[str, ...],
 def _shown(value: object) -> str:
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= VALUE_CHARS_MAX else text[: VALUE_CHARS_MAX - 3] + "..."
-
-
-OUR_WORDS: Final = {
-    "model_type": "must be a table",
-    "dict_type": "must be a table",
-    "string_type": "must be text",
-    "int_type": "must be a whole number",
-    "tuple_type": "must be a list",
-    "string_pattern_mismatch": 'must be "auto" or a size such as "512m" or "4g"',  # only memory has a pattern
-    "string_too_short": "must not be empty",
-    "too_short": "must not be empty",
-}
-"""Where pydantic's own words would not help a writer of TOML."""

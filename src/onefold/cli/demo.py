@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Final
@@ -17,6 +18,7 @@ import typer
 from onefold.cli.output import emit_json, people
 from onefold.cli.run import execute
 from onefold.cli.stream import stream
+from onefold.errors import Misuse
 from onefold.report import agreement, text
 from onefold.settings import Settings
 from onefold.tally import Tally
@@ -53,8 +55,6 @@ def demo(
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
     """Make a faulty stream whose truth is known, run the pipeline over it, and compare."""
-    from dataclasses import asdict
-
     from onefold.testing.faults import Faults
     from onefold.testing.traffic import Traffic, make, score, write
 
@@ -126,8 +126,6 @@ def _open_console(out: Path) -> ConsoleServer:
 
 
 def _clear(out: Path) -> None:
-    from onefold.errors import Misuse
-
     if out.exists() and any(out.iterdir()) and not (out / _MARK).exists():
         raise Misuse(f"{out} is not empty and not a demo's folder: choose another with --out", path=str(out))
     for name, own in _OWN.items():  # the run replaces its own by itself

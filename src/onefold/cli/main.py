@@ -116,6 +116,14 @@ EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("starlette", "uvicorn", "websockets", "prometheus_client"), "serve"),
 }
 """Packages that come with an extra only, such as ``onefold[spark]``."""
+AWAITED: Final = "Exception thrown in awaitResult:"
+"""What Spark says first of a job that was waited for; what happened comes below."""
+TRACEBACK: Final = "Traceback (most recent call last):"
+SPARK_NOISE: Final = re.compile(
+    r"^: |^Job aborted due to stage failure: .*? executor \w+\): "
+    r"|^([\w$]+\.)+[\w$]+(Exception|Error): | SQLSTATE: \w+;?$"
+)
+"""Around what happened: py4j's colon, the task that it happened to, the Java class, the state of the SQL standard."""
 
 
 class LazyGroup(TyperGroup):
@@ -204,16 +212,6 @@ def describe(error: BaseException) -> tuple[int, str]:
 
 def _first(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
-
-
-AWAITED: Final = "Exception thrown in awaitResult:"
-"""What Spark says first of a job that was waited for; what happened comes below."""
-TRACEBACK: Final = "Traceback (most recent call last):"
-SPARK_NOISE: Final = re.compile(
-    r"^: |^Job aborted due to stage failure: .*? executor \w+\): "
-    r"|^([\w$]+\.)+[\w$]+(Exception|Error): | SQLSTATE: \w+;?$"
-)
-"""Around what happened: py4j's colon, the task that it happened to, the Java class, the state of the SQL standard."""
 
 
 def _first_of_spark(text: str) -> str:

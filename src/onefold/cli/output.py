@@ -45,6 +45,11 @@ PIPE_COLUMNS: Final = 120
 """The width for a pipe or file, which has none of its own; ``COLUMNS`` overrides it."""
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+REFRESH_S = 0.25
+LINES, STEPS = "progress.jsonl", "progress.json"
+LINES_MAX: Final = 2_000
+"""The newest lines that are kept, about 2 MB; the file is cut when it has twice as many."""
+WHY_CHARS_MAX: Final = 500
 
 
 class People(Console):
@@ -100,9 +105,6 @@ def fail(message: str, code: int) -> int:
     return code
 
 
-REFRESH_S = 0.25
-
-
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[str], None]]:
     """Yield a function that says which step has begun."""
@@ -147,12 +149,6 @@ def one_line(console: Console, first: str) -> Iterator[Callable[[str], None]]:
                 status.update(Text(line))
 
         yield show
-
-
-LINES, STEPS = "progress.jsonl", "progress.json"
-LINES_MAX: Final = 2_000
-"""The newest lines that are kept, about 2 MB; the file is cut when it has twice as many."""
-WHY_CHARS_MAX: Final = 500
 
 
 def local_folder(path: str) -> Path | None:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from onefold.report.console.watch import Watched
 
 LIMIT = 100
+ROWS_MAX: Final = 50
+"""How many rows are looked at; of each reason among them one is given."""
+COLUMNS_MAX: Final = 12
+CELL_CHARS_MAX: Final = 60
+VERDICT, REASON = "verdict", "reason"
 
 
 def console(
@@ -89,13 +94,6 @@ def _explain(folder: Path, words: str) -> dict[str, Any]:
     except ValueError as error:
         raise BadInput(f"words: {error}") from error
     return explained(str(folder), split, limit=LIMIT)
-
-
-ROWS_MAX: Final = 50
-"""How many rows are looked at; of each reason among them one is given."""
-COLUMNS_MAX: Final = 12
-CELL_CHARS_MAX: Final = 60
-VERDICT, REASON = "verdict", "reason"
 
 
 def reject_rows(folder: Path) -> list[tuple[str, str]]:

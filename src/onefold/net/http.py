@@ -70,13 +70,13 @@ RETRY_S: Final = {429: "1", 503: "1"}
 READING: Final = ("GET", "HEAD")
 NORMAL, BAD_DATA, POLICY, OUR_ERROR, RESTART, TRY_AGAIN = 1000, 1007, 1008, 1011, 1012, 1013
 """Close codes of websockets (RFC 6455, 7.4.1, and the registry of IANA)."""
+Statuses: TypeAlias = Mapping[type[BaseException], int]
 
 
 class Closing(OnefoldError):
     """503: the server is shutting down, try again."""
 
 
-Statuses: TypeAlias = Mapping[type[BaseException], int]
 STATUSES: Final[Statuses] = {
     BadInput: 400,
     Misuse: 400,

@@ -31,6 +31,43 @@ LETTER: Final = 6.6
 """How wide a letter of the labels is, about."""
 LABELS: Final = 16
 """How high a line of labels is."""
+TIME_STEPS: Final = tuple(
+    unit * n
+    for unit, times in (
+        (1, (1, 2, 5, 10, 20, 50, 100, 200, 500)),
+        (1_000, (1, 2, 5, 10, 15, 30)),
+        (60_000, (1, 2, 5, 10, 15, 30)),
+        (3_600_000, (1, 2, 3, 6, 12)),
+        (86_400_000, (1, 2, 7, 14, 30, 90, 365, 3_650)),
+    )
+    for n in times
+)
+SPAN_TICKS: Final = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000)
+"""Where a span of time is labelled: milliseconds, seconds, minutes, hours, days."""
+Tick = tuple[float, str]
+BINS_MAX: Final = 240
+BATCHES_MAX: Final = 500
+PHASES_MAX: Final = 30
+MARKED: Final = ("0.5", "0.99", "0.999")
+"""Quantiles of the lags that are marked."""
+LEFT: Final = 54
+"""Where the plots begin: there is room for a number before them."""
+KINDS: Final = {
+    "missing": "missing: known to exist, never arrived",
+    "forgotten": "forgotten: its memory was given up",
+    "unfillable": "unfillable: asked for, and given up",
+}
+"""What can be wrong with a range; the names are those of the colours."""
+STRIPS_MAX: Final = 300
+RANGES_MAX: Final = 40
+KEY_CHARS_MAX: Final = 40
+KEY_COLUMNS_MAX: Final = 8
+HAIR: Final = 1.5
+"""The least width of a range, in units of the picture."""
+UNITS: Final = 1000
+"""How wide the picture of a strip is before it is stretched to its place."""
+DRAWN_MAX: Final = 25
+"""How many strips the chart for notebooks has, and how many of a page are not folded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +141,6 @@ def label(x: float, y: float, text: str, kind: str = "start") -> Markup:
     return Markup('<text x="{}" y="{}" class="{}">{}</text>').format(_n(x), _n(y), kind, text)
 
 
-def hint(x: float, y: float, width: float, height: float, text: str) -> Markup:
-    return Markup('<path class="hint" d="{}"><title>{}</title></path>').format(box(x, y, width, height), text)
-
-
 @dataclass(frozen=True, slots=True)
 class Panel:
     """Stacked columns over a scale of their own: where they stand, and how high a value is."""
@@ -146,9 +179,9 @@ class Panel:
 
     def hints(self, texts: Sequence[str]) -> Markup:
         step = self.width / max(1, len(texts))
-        return Markup("").join(
-            hint(self.left + i * step, self.top, step, self.height, text) for i, text in enumerate(texts)
-        )
+        hint = Markup('<path class="hint" d="{}"><title>{}</title></path>')  # what the pointer shows where it rests
+        places = (box(self.left + i * step, self.top, step, self.height) for i in range(len(texts)))
+        return Markup("").join(hint.format(area, text) for area, text in zip(places, texts, strict=True))
 
 
 def bars(name: str, title: str, description: str, rows: Sequence[tuple[str, float, str, str]], width: float) -> Chart:
@@ -177,23 +210,6 @@ def shares(
         drawn.append(path([box(x, 0, max(0.5, long * scale - 1), height)], kind))
         x += long * scale
     return Chart(name, title, description, width, height, Markup("").join(drawn), stretched=True)
-
-
-TIME_STEPS: Final = tuple(
-    unit * n
-    for unit, times in (
-        (1, (1, 2, 5, 10, 20, 50, 100, 200, 500)),
-        (1_000, (1, 2, 5, 10, 15, 30)),
-        (60_000, (1, 2, 5, 10, 15, 30)),
-        (3_600_000, (1, 2, 3, 6, 12)),
-        (86_400_000, (1, 2, 7, 14, 30, 90, 365, 3_650)),
-    )
-    for n in times
-)
-SPAN_TICKS: Final = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000)
-"""Where a span of time is labelled: milliseconds, seconds, minutes, hours, days."""
-
-Tick = tuple[float, str]
 
 
 def ticks(low: int, high: int, time: bool, most: int) -> list[Tick]:
@@ -245,15 +261,6 @@ def span_ticks(highest: float, room: Callable[[float], float], apart: float) -> 
         if value <= highest and (not chosen or room(value) - room(chosen[-1][0]) >= apart):
             chosen.append((value, span(value)))
     return chosen
-
-
-BINS_MAX: Final = 240
-BATCHES_MAX: Final = 500
-PHASES_MAX: Final = 30
-MARKED: Final = ("0.5", "0.99", "0.999")
-"""Quantiles of the lags that are marked."""
-LEFT: Final = 54
-"""Where the plots begin: there is room for a number before them."""
 
 
 def law(ledger: VerdictTable, width: float) -> Chart:
@@ -366,24 +373,6 @@ def batches(part: ReportPart, width: float) -> Chart:
     ]
     words = f"{many(len(rows), 'batch', 'batches')}, {numbers[0]:,} to {numbers[-1]:,}."
     return Chart("batches", "Batches", words, width, bottom + LABELS + 6, Markup("").join(drawn))
-
-
-KINDS: Final = {
-    "missing": "missing: known to exist, never arrived",
-    "forgotten": "forgotten: its memory was given up",
-    "unfillable": "unfillable: asked for, and given up",
-}
-"""What can be wrong with a range; the names are those of the colours."""
-STRIPS_MAX: Final = 300
-RANGES_MAX: Final = 40
-KEY_CHARS_MAX: Final = 40
-KEY_COLUMNS_MAX: Final = 8
-HAIR: Final = 1.5
-"""The least width of a range, in units of the picture."""
-UNITS: Final = 1000
-"""How wide the picture of a strip is before it is stretched to its place."""
-DRAWN_MAX: Final = 25
-"""How many strips the chart for notebooks has, and how many of a page are not folded."""
 
 
 @dataclass(frozen=True, slots=True)

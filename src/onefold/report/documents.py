@@ -34,6 +34,21 @@ ENTRIES_MAX: Final = 100_000
 
 NUMBER_MAX: Final = 2**63
 """What no number of a run reaches; NaN and infinity do not either."""
+COLUMNS_MAX: Final = 40
+VERDICTS: Final = tuple(verdict.lower() for verdict in Verdict)
+"""In the order of the law; the names of the colours too."""
+LINES_MAX: Final = 200
+"""How many reasons are shown; no engine has as many."""
+RUN, DIFF, STREAM = "run.json", "diff.json", "stream.json"
+BATCHES, TALLY, PROGRESS = "batches", "tally.json", "progress.jsonl"
+OF_A_RUN: Final = ("tally", "rows_a", "rows_peer")
+NUMBERED: Final = "[0-9]" * 12
+"""What a batch is called; nothing else in its folder is one."""
+BATCHES_SHOWN_MAX: Final = 500
+UNCOUNTED: Final = "a stream does not count its files"
+FAR: Final = re.compile(r"[a-z][a-z0-9+.-]+:/", re.I)
+BYTES_MAX: Final = 64 << 20
+"""Of a document: a run's is below one megabyte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +144,6 @@ def named(key: ReportPart, most: int = FOREIGN_MAX) -> list[tuple[str, str]]:
     return [(plain(name, most), part.text(most)) for name, part in key.fields(COLUMNS_MAX)]
 
 
-COLUMNS_MAX: Final = 40
-
-
-VERDICTS: Final = tuple(verdict.lower() for verdict in Verdict)
-"""In the order of the law; the names of the colours too."""
-LINES_MAX: Final = 200
-"""How many reasons are shown; no engine has as many."""
-
-
 @dataclass(frozen=True, slots=True)
 class Line:
     verdict: str
@@ -209,18 +215,6 @@ def engine_of(document: ReportPart) -> str:
         name for name, own in ENGINES.items() if reasons and reasons <= {tuple(answer[:2]) for answer in own.rules}
     ]
     return fitting[0] if len(fitting) == 1 else ""
-
-
-RUN, DIFF, STREAM = "run.json", "diff.json", "stream.json"
-BATCHES, TALLY, PROGRESS = "batches", "tally.json", "progress.jsonl"
-OF_A_RUN: Final = ("tally", "rows_a", "rows_peer")
-NUMBERED: Final = "[0-9]" * 12
-"""What a batch is called; nothing else in its folder is one."""
-BATCHES_SHOWN_MAX: Final = 500
-UNCOUNTED: Final = "a stream does not count its files"
-FAR: Final = re.compile(r"[a-z][a-z0-9+.-]+:/", re.I)
-BYTES_MAX: Final = 64 << 20
-"""Of a document: a run's is below one megabyte."""
 
 
 def read_document(path: str | PathLike[str]) -> dict[str, Any]:

@@ -101,8 +101,8 @@ def gateways(document: Mapping[str, Any]) -> RenderableType:
     twice = _table(
         ("gateway", "heard twice", "within 1 s", "later", "by its own clock", "clock not believed", "off by at most"),
         (
-            (text.foreign(row["station"], NAME_MAX), *_whole(row, "repeated_uplinks", "echoes", "resubmissions", "own_clock"),
-             *_whole(row, "clock_not_believed"), _span(row["clock_off_max_ms"]))
+            (text.foreign(row["station"], NAME_MAX), *_whole(row, "repeated_uplinks", "echoes", "resubmissions"),
+             *_whole(row, "own_clock", "clock_not_believed"), _span(row["clock_off_max_ms"]))
             for row in rows
         ),
     )  # fmt: skip
@@ -123,7 +123,8 @@ def suspects(document: Mapping[str, Any]) -> RenderableType:
         return Text("none", style="green")
     cells: list[Cells] = [
         (
-            text.foreign(row["device"]), *_whole(row, "fcnt"), "-" if row["first_ms"] is None else text.moment(row["first_ms"]),
+            text.foreign(row["device"]), *_whole(row, "fcnt"),
+            "-" if row["first_ms"] is None else text.moment(row["first_ms"]),
             *_whole(row, "receptions", "stations"), text.foreign(WHY.get(row["why"], row["why"])),
         )
         for row in about["shown"]

@@ -1,4 +1,4 @@
-"""``RunReport``: a run, a stream or a diff as a page, as text, as charts and as figures, from the document that it left.
+"""``RunReport``: a run, a stream or a diff as a page, as text, as charts and as figures, from the document it left.
 
     from onefold.report import RunReport
 
@@ -49,6 +49,52 @@ from onefold.wording import ENGINES
 
 OLD: Final = "This run did not keep the figures for it."
 """Why most sections of an old run are not there."""
+KEYS_MAX: Final = 20
+EVERYWHERE: Final = (
+    "Every message gets one verdict and one reason; a run whose books do not balance does not complete.",
+    "Nothing is deleted: what does not count is set aside, or marked.",
+    "The audit compares what can be read in the output with what was read from the source, row by row where their "
+    "fingerprints differ.",
+)
+COMPARISON: Final = (
+    "Two tables are called equal if they hold the same rows, as often, in whatever order.",
+    "Ranges of rows are compared by fingerprints; where those differ, row by row, and exactly.",
+    "Where somebody may want to hide a difference, compare with --hash sha256.",
+)
+SHOWN_MAX: Final = 20
+ID_BYTES: Final = 40
+"""What it takes to name a record: 32 bytes of id, 8 of timestamp."""
+DIFFERING: Final = "differing"
+SAMPLES_MAX: Final = 20
+REASONS_MAX: Final = 50
+CELL_CHARS_MAX: Final = 120
+SETTINGS_MAX: Final = 200
+COUNTED: Final = {
+    "files": "files of the source",
+    "rows": "rows in them, counted without the reader",
+    "blank": "blank lines",
+    "header": "header lines",
+}
+AUDITED: Final = {
+    "source": "rows of the source",
+    "published": "rows in the output",
+    "missing": "missing in the output",
+    "surplus": "not in the source",
+    "ids": "messages that count",
+    "twice": "of them more than once",
+    "repeats": "repeats",
+    "orphans": "of them without a first",
+    "orphans_by_rule": "without a first by the rule of their reason",
+    "fingerprint_source": "fingerprint of the source",
+    "fingerprint_published": "fingerprint of the output",
+}
+Level: TypeAlias = Literal["ok", "note", "warn", "bad"]
+LINE_CHARS_MAX: Final = 300
+"""How much is shown of a path, of what is wrong with a file, or of a sentence that has the name of a column in it."""
+WORDS: Final = {"ok": "good", "note": "not known", "warn": "look at this", "bad": "wrong"}
+BYTES_MAX: Final = 2_000_000
+"""Of a page: what every mail takes."""
+FRAME = Markup('<iframe srcdoc="{}" sandbox title="onefold report" width="100%" height="720" frameborder="0"></iframe>')
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +110,6 @@ class Section:
 
 def both(draw: Callable[[float], Chart]) -> list[Chart]:
     return [draw(WIDE), draw(NARROW)]
-
-
-KEYS_MAX: Final = 20
 
 
 def over_time(document: ReportPart, ledger: VerdictTable) -> Section:
@@ -189,26 +232,6 @@ def work(document: ReportPart, ledger: VerdictTable) -> Section:
     return Section("work", "Memory and time", "" if drawn or facts else OLD, "", {"charts": drawn, "facts": facts})
 
 
-EVERYWHERE: Final = (
-    "Every message gets one verdict and one reason; a run whose books do not balance does not complete.",
-    "Nothing is deleted: what does not count is set aside, or marked.",
-    "The audit compares what can be read in the output with what was read from the source, row by row where their "
-    "fingerprints differ.",
-)
-
-COMPARISON: Final = (
-    "Two tables are called equal if they hold the same rows, as often, in whatever order.",
-    "Ranges of rows are compared by fingerprints; where those differ, row by row, and exactly.",
-    "Where somebody may want to hide a difference, compare with --hash sha256.",
-)
-
-
-SHOWN_MAX: Final = 20
-ID_BYTES: Final = 40
-"""What it takes to name a record: 32 bytes of id, 8 of timestamp."""
-DIFFERING: Final = "differing"
-
-
 @dataclass(frozen=True, slots=True)
 class Comparison:
     sides: tuple[str, str]
@@ -296,12 +319,6 @@ def spoken(rows: ReportPart) -> list[str]:
     return [", ".join(f"{name} {value}" for name, value in named(row)) for row in rows.each(SHOWN_MAX)]
 
 
-SAMPLES_MAX: Final = 20
-REASONS_MAX: Final = 50
-CELL_CHARS_MAX: Final = 120
-SETTINGS_MAX: Final = 200
-
-
 def rejects(document: ReportPart, ledger: VerdictTable) -> Section:
     title = "Rejects"
     if not ledger["reject"]:
@@ -347,32 +364,9 @@ def audit(document: ReportPart, ledger: VerdictTable) -> Section:
             f"{file['path'].text(300)}, {file['size'].count():,} bytes: {file['trouble'].text(300)}" for file in aside
         ]
         samples.append(("files that could not be read, their rows unknown", len(unread), unread[:SAMPLES_MAX]))
-    if changed := [line.text(300) for line in counted["changed"].each()]:
+    if changed := [line.text(LINE_CHARS_MAX) for line in counted["changed"].each()]:
         samples.append(("files that changed while they were judged", len(changed), changed[:SAMPLES_MAX]))
     return Section("audit", title, "", lead, {"facts": lines, "shown": samples})
-
-
-COUNTED: Final = {
-    "files": "files of the source",
-    "rows": "rows in them, counted without the reader",
-    "blank": "blank lines",
-    "header": "header lines",
-}
-
-
-AUDITED: Final = {
-    "source": "rows of the source",
-    "published": "rows in the output",
-    "missing": "missing in the output",
-    "surplus": "not in the source",
-    "ids": "messages that count",
-    "twice": "of them more than once",
-    "repeats": "repeats",
-    "orphans": "of them without a first",
-    "orphans_by_rule": "without a first by the rule of their reason",
-    "fingerprint_source": "fingerprint of the source",
-    "fingerprint_published": "fingerprint of the output",
-}
 
 
 def comparison(document: ReportPart) -> Section:
@@ -407,13 +401,6 @@ def _flat(part: ReportPart, name: str) -> Iterator[tuple[str, str]]:
         yield plain(name), plain(", ".join(str(entry.value) for entry in part.each(SETTINGS_MAX)), CELL_CHARS_MAX)
     elif name:
         yield plain(name), "none" if part.value is None else part.text(CELL_CHARS_MAX)
-
-
-Level: TypeAlias = Literal["ok", "note", "warn", "bad"]
-PATH_CHARS_MAX: Final = 300
-WHAT_CHARS_MAX: Final = 300
-"""How much is shown of a sentence that has the name of a column in it."""
-WORDS: Final = {"ok": "good", "note": "not known", "warn": "look at this", "bad": "wrong"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -548,7 +535,7 @@ def _twice(audit: ReportPart, ledger: VerdictTable, untold: ReportPart | None) -
 
 def _untold(part: ReportPart) -> str:
     setting = f'{part["option"].text()} = "{part["value"].text()}"'
-    return f"Cannot be told: {part['what'].text(WHAT_CHARS_MAX)}. In [judge], {setting} would tell."
+    return f"Cannot be told: {part['what'].text(LINE_CHARS_MAX)}. In [judge], {setting} would tell."
 
 
 def _orphans(audit: ReportPart) -> Iterator[Check]:
@@ -575,12 +562,12 @@ def _files(manifest: ReportPart) -> Iterator[Check]:
     question = "Was every file read, to its end?"
     aside, changed = manifest["set_aside"].each(), manifest["changed"].each()
     if aside:
-        first = f"{aside[0]['path'].text(PATH_CHARS_MAX)}: {aside[0]['trouble'].text(PATH_CHARS_MAX)}"
+        first = f"{aside[0]['path'].text(LINE_CHARS_MAX)}: {aside[0]['trouble'].text(LINE_CHARS_MAX)}"
         yield Check("warn", question, f"No: {many(len(aside), 'file')} could not be read, such as {first}.")
     elif changed:
-        yield Check("note", question, f"Files changed meanwhile, such as: {changed[0].text(PATH_CHARS_MAX)}.")
+        yield Check("note", question, f"Files changed meanwhile, such as: {changed[0].text(LINE_CHARS_MAX)}.")
     elif manifest["not_counted"]:
-        why = manifest["not_counted"].text(PATH_CHARS_MAX)
+        why = manifest["not_counted"].text(LINE_CHARS_MAX)
         yield Check("note", question, f"Not known: rows were not counted independently: {why}.")
     elif manifest["files"].count():
         rows = f"{many(manifest['rows'].count(), 'row')} in {many(manifest['files'].count(), 'file')}"
@@ -614,8 +601,6 @@ def _open_things(document: ReportPart, ledger: VerdictTable) -> list[str]:
     return [many(count, thing, plural) for count, thing, plural in things if count]
 
 
-BYTES_MAX: Final = 2_000_000
-"""Of a page: what every mail takes."""
 RUN: Final = (over_time, by_reason, by_key, gaps, lags, work, rejects, audit)
 
 
@@ -683,9 +668,6 @@ def _look() -> tuple[Environment, Markup, str]:
     source, *_ = loader.get_source(templates, "page.css")
     style = Markup(charts.palette() + source)  # noqa: S704  # our own files
     return templates, style, base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-
-
-FRAME = Markup('<iframe srcdoc="{}" sandbox title="onefold report" width="100%" height="720" frameborder="0"></iframe>')
 
 
 class RunReport:

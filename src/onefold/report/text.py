@@ -27,6 +27,16 @@ LINE_MAX: Final = 400
 """How long a line may be that has a foreign name in it."""
 
 LOWER, UPPER = ("lower_timestamp", "lower_sequence"), ("upper_timestamp", "upper_sequence")
+SPANS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
+MAGNITUDES: Final = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
+HIDDEN: Final = "(hidden)"
+_WORDS: Final = (
+    r"pass(?:word|wd|phrase)|pwd|secret|token|credential|signature|(?:api|access|account|private|shared).?key"
+)
+_NAMES: Final = re.compile(rf"pass\b|{_WORDS}", re.I)
+_LOGIN: Final = re.compile(r"(://[^/@:\s]{0,100}):\S{0,200}@")
+_PAIR: Final = re.compile(rf"""((?:{_WORDS})[\w.-]{{0,40}}\s?=\s?)("[^"]*"|'[^']*'|[^\s&;,"']+)""", re.I)
+"""As in the query of an address, and in what Kafka calls a JAAS configuration."""
 
 
 def foreign(value: object, most: int = FOREIGN_MAX) -> Text:
@@ -118,10 +128,6 @@ def memory(run: Mapping[str, Any]) -> str:
     )
 
 
-SPANS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
-MAGNITUDES: Final = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
-
-
 def share(part: float, whole: float) -> str:
     """A part of a whole in percent.
 
@@ -201,16 +207,6 @@ def many(count: int, thing: str, things: str | None = None) -> str:
     ('1 row', '1,200 rows', '2 chain keys')
     """
     return f"{count:,} {thing if count == 1 else things or f'{thing}s'}"
-
-
-HIDDEN: Final = "(hidden)"
-_WORDS: Final = (
-    r"pass(?:word|wd|phrase)|pwd|secret|token|credential|signature|(?:api|access|account|private|shared).?key"
-)
-_NAMES: Final = re.compile(rf"pass\b|{_WORDS}", re.I)
-_LOGIN: Final = re.compile(r"(://[^/@:\s]{0,100}):\S{0,200}@")
-_PAIR: Final = re.compile(rf"""((?:{_WORDS})[\w.-]{{0,40}}\s?=\s?)("[^"]*"|'[^']*'|[^\s&;,"']+)""", re.I)
-"""As in the query of an address, and in what Kafka calls a JAAS configuration."""
 
 
 def without_secrets(value: Any, name: str = "") -> Any:

@@ -39,6 +39,12 @@ SCHEMES = ("postgresql://", "postgres://")
 # PostgreSQL cuts longer names off without an error: two columns, or two tables, could become one.
 NAME_BYTES_MAX = 63
 SUFFIX_BYTES_MAX = len("_staging_0123456789_0_parts")
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+Answer = TypeVar("Answer")
+DEADLOCKS_MAX = 3
+PATIENCE = 2
+"""Times ``timeout_s``: the server's own word that a statement took too long says more, and comes first."""
+_UNDONE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +91,6 @@ def check_name(name: str, bytes_max: int = NAME_BYTES_MAX) -> None:
     size = len(name.encode())
     if not 0 < size <= bytes_max or "\0" in name:
         raise Misuse(f"the name {name!r} has {size} bytes, PostgreSQL can keep 1 to {bytes_max}", name=name)
-
-
-Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
-Answer = TypeVar("Answer")
-
-DEADLOCKS_MAX = 3
-PATIENCE = 2
-"""Times ``timeout_s``: the server's own word that a statement took too long says more, and comes first."""
-_UNDONE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 
 
 class Connections:

@@ -24,6 +24,19 @@ from onefold.errors import Misuse
 Range: TypeAlias = tuple[int, int] | tuple[float, float]
 
 DAY_MS: Final = 86_400_000
+RANGES: Final[Mapping[str, Range]] = {
+    "copies": (0.0, 1.0),
+    "copy_delay_ms": (0, 30 * DAY_MS),
+    "reorder": (0.0, 1.0),
+    "reorder_ms": (0, 30 * DAY_MS),
+    "losses": (0.0, 0.9),
+    "late_heads": (0.0, 1.0),
+    "no_previous": (0.0, 1.0),
+    "poisoned": (0.0, 1.0),
+    "malformed": (0.0, 0.9),
+}
+COPIES_EACH: Final = 1.25
+"""Rows per copied message beside the original: most are repeated once, some twice or more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +71,6 @@ class Faults:
         check(self, RANGES)
 
 
-RANGES: Final[Mapping[str, Range]] = {
-    "copies": (0.0, 1.0),
-    "copy_delay_ms": (0, 30 * DAY_MS),
-    "reorder": (0.0, 1.0),
-    "reorder_ms": (0, 30 * DAY_MS),
-    "losses": (0.0, 0.9),
-    "late_heads": (0.0, 1.0),
-    "no_previous": (0.0, 1.0),
-    "poisoned": (0.0, 1.0),
-    "malformed": (0.0, 0.9),
-}
-
-
 def check(settings: object, ranges: Mapping[str, Range]) -> None:
     """Raise `Misuse` for the first field outside its range; whole bounds ask for a whole number."""
     for name, (low, high) in ranges.items():
@@ -83,10 +83,6 @@ def check(settings: object, ranges: Mapping[str, Range]) -> None:
 
 NONE: Final = Faults(copies=0, reorder=0, losses=0, late_heads=0)
 """Every message arrives once, in order."""
-
-
-COPIES_EACH: Final = 1.25
-"""Rows per copied message beside the original: most are repeated once, some twice or more."""
 
 
 @dataclass(frozen=True, slots=True)

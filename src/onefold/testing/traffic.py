@@ -57,6 +57,31 @@ PREVIOUS: Final = ("previous_timestamp", "previous_sequence")
 
 CHAIN_IDS: Final = ("main", "alarm", "bulk")
 PARTITION_COUNT: Final = 4
+FAR_MS: Final = 7_258_118_400_000
+"""2200-01-01. Not later: past the year 2248 a number is out of range before it is a jump too far."""
+YEAR_MS: Final = 31_536_000_000
+TEXTS: Final = ("abc", "12.5", "")
+"""Numbers that are none; the second is one that a careless cast makes 12."""
+KEY_FIELDS: Final = tuple(pa.field(name, pa.int32() if name == "partition" else pa.string()) for name in KEY)
+PAYLOAD_CHARS: Final = 40
+_HEX: Final = np.array([f"{byte:02x}" for byte in range(256)], "S2").view(np.uint16)
+DISTANCE_MAX_MS: Final = 100
+"""From any publisher to us: within one continent."""
+SPAN_MAX_MS: Final = 200_000_000_000
+"""Six years: the most that ``rows * interval_ms`` may be, so that the far future stays far."""
+RANGES: Final[Mapping[str, Range]] = {
+    "seed": (0, 2**63 - 1),
+    "rows": (1, 50_000_000),  # above it the payloads no longer fit into one Arrow string column of 2 GiB
+    "chains": (1, 50_000_000),
+    "skew": (0.0, 4.0),
+    "ties": (0.0, 0.9),  # so that no sequence ever comes near its limit of 2^20
+    "interval_ms": (1, DAY_MS),
+}
+Format: TypeAlias = Literal["parquet", "jsonl"]
+FILE_COUNT_MAX: Final = 10_000
+LINES_AT_ONCE: Final = 100_000
+"""About 30 MB of text: far below the 2 GiB of an Arrow string column."""
+_RANGE = ("lower_timestamp", "lower_sequence", "upper_timestamp", "upper_sequence")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,19 +140,25 @@ def spread(rng: np.random.Generator, messages: int, chains: int, skew: float) ->
     return lengths if skew == 0 else rng.permutation(lengths)
 
 
-def keys(chains: int) -> dict[str, tuple[list[str] | list[int], Ints]]:
-    """Per key column its few names, and which of them each chain has. Neighbours differ in one column only."""
+def key_columns(chains: int, chain: Ints, nulls: Mapping[str, Bools] | None = None) -> list[pa.Array]:
+    """The four key columns for rows of these chains, of which neighbours differ in one column only."""
     rest, chain_id = np.divmod(np.arange(chains), len(CHAIN_IDS))
     rest, partition = np.divmod(rest, PARTITION_COUNT)
     side = math.isqrt(int(rest[-1])) + 1
     publisher, stream = np.divmod(rest, side)
-    return {
+    # Per column its few names, and which of them each chain has.
+    keys: dict[str, tuple[list[str] | list[int], Ints]] = {
         "stream": ([f"sensors/{i}" for i in range(side)], stream),
         "partition": (list(range(PARTITION_COUNT)), partition),
         # An odd factor modulo 2^32 maps one to one: publishers look like addresses and never collide.
         "publisher": ([f"0x{(i + 1) * 2_654_435_761 % 2**32:08x}" for i in range(side)], publisher),
         "chain": (list(CHAIN_IDS), chain_id),
     }
+    columns = []
+    for key_field, (names, which) in zip(KEY_FIELDS, keys.values(), strict=True):
+        index = pa.array(which[chain], mask=None if nulls is None else nulls[key_field.name])
+        columns.append(pa.array(names, key_field.type).take(index))
+    return columns
 
 
 class TrafficPart(IntEnum):
@@ -162,25 +193,11 @@ REJECTIONS: Final[Mapping[TrafficPart, Answer]] = {
 KINDS: Final = tuple(part for part in REJECTIONS if part is not TrafficPart.POISONED)
 
 
-FAR_MS: Final = 7_258_118_400_000
-"""2200-01-01. Not later: past the year 2248 a number is out of range before it is a jump too far."""
-YEAR_MS: Final = 31_536_000_000
-
-TEXTS: Final = ("abc", "12.5", "")
-"""Numbers that are none; the second is one that a careless cast makes 12."""
-
-
-@dataclass(slots=True, eq=False)
-class TrafficRows:
-    numbers: dict[str, Ints]
-    nulls: dict[str, Bools]
-    """Of the key and number columns."""
-    texts: dict[str, tuple[Ints, npt.NDArray[np.str_]]] = field(default_factory=dict)
-    """Per number column: the rows where it holds text, and which."""
-
-
-def spoil(rng: np.random.Generator, rows: TrafficRows, part: npt.NDArray[np.int8]) -> None:
-    numbers, nulls = rows.numbers, rows.nulls
+def spoil(
+    rng: np.random.Generator, numbers: dict[str, Ints], nulls: dict[str, Bools], part: npt.NDArray[np.int8]
+) -> dict[str, tuple[Ints, npt.NDArray[np.str_]]]:
+    """Damage every row as its part says; returns per number column the rows where it holds text, and which."""
+    texts = {}
     damaged = np.flatnonzero(part > TrafficPart.COPY)
     for kind in REJECTIONS:
         at = damaged[part[damaged] == kind]
@@ -211,13 +228,8 @@ def spoil(rng: np.random.Generator, rows: TrafficRows, part: npt.NDArray[np.int8
                 elif kind is TrafficPart.NEGATIVE_NUMBER:
                     numbers[name][chosen] = -1 - numbers[name][chosen]
                 else:
-                    rows.texts[name] = chosen, rng.choice(TEXTS, len(chosen))
-
-
-KEY_FIELDS: Final = tuple(pa.field(name, pa.int32() if name == "partition" else pa.string()) for name in KEY)
-
-PAYLOAD_CHARS: Final = 40
-_HEX: Final = np.array([f"{byte:02x}" for byte in range(256)], "S2").view(np.uint16)
+                    texts[name] = chosen, rng.choice(TEXTS, len(chosen))
+    return texts
 
 
 def schema(*, text_numbers: bool = False) -> pa.Schema:
@@ -225,27 +237,6 @@ def schema(*, text_numbers: bool = False) -> pa.Schema:
     numbers = [pa.field(name, number) for name in NUMBER + PREVIOUS]
     rest = [pa.field("arrival", pa.int64()), pa.field("payload", pa.string()), pa.field("offset", pa.int64())]
     return pa.schema([*KEY_FIELDS, *numbers, *rest])
-
-
-def key_columns(chains: int, chain: Ints, nulls: Mapping[str, Bools] | None = None) -> list[pa.Array]:
-    """The four key columns for rows of these chains; each has few names, which are taken by index."""
-    columns = []
-    for key_field, (names, which) in zip(KEY_FIELDS, keys(chains).values(), strict=True):
-        index = pa.array(which[chain], mask=None if nulls is None else nulls[key_field.name])
-        columns.append(pa.array(names, key_field.type).take(index))
-    return columns
-
-
-def number_columns(rows: TrafficRows, *, text_numbers: bool) -> list[pa.Array]:
-    """The two numbers and the two previous ones; as text, with what text was written over them, if asked for."""
-    columns = {name: pa.array(rows.numbers[name], mask=rows.nulls[name]) for name in NUMBER + PREVIOUS}
-    if text_numbers:
-        columns = {name: pc.cast(column, pa.string()) for name, column in columns.items()}
-        for name, (at, texts) in rows.texts.items():
-            mask = np.zeros(len(columns[name]), np.bool_)
-            mask[at] = True
-            columns[name] = pc.replace_with_mask(columns[name], pa.array(mask), pa.array(texts, pa.string()))
-    return list(columns.values())
 
 
 def payloads(seed: int, ids: Ints) -> pa.Array:
@@ -267,24 +258,10 @@ def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return words ^ (words >> np.uint64(31))
 
 
-DISTANCE_MAX_MS: Final = 100
-"""From any publisher to us: within one continent."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FaultyDelivery:
-    """Rows in arrival order: the message each comes from, when it arrives and the part it plays."""
-
-    source: Ints
-    arrival: Ints
-    part: npt.NDArray[np.int8]
-    lost: Bools
-    """Per message, not per row."""
-
-
 def deliver(
     rng: np.random.Generator, messages: TrafficMessages, plan: Plan, faults: Faults, *, text_numbers: bool
-) -> FaultyDelivery:
+) -> tuple[Ints, Ints, npt.NDArray[np.int8], Bools]:
+    """Rows in arrival order: the message each comes from, when it arrives, its part; and per message: is it lost?"""
     count, starts, chain = len(messages), messages.starts, messages.chain
     # When each would arrive first, were none lost.
     on_time = messages.timestamp + rng.integers(1, DISTANCE_MAX_MS, len(starts), endpoint=True)[chain]
@@ -327,7 +304,7 @@ def deliver(
     arrivals = arrival[source]
     arrivals[len(originals) :] += rng.integers(0, faults.copy_delay_ms, len(source) - len(originals), endpoint=True)
     order = np.argsort(arrivals, kind="stable")  # stable: at the same ms an original stays before its copies
-    return FaultyDelivery(source[order], arrivals[order], part[order], lost)
+    return source[order], arrivals[order], part[order], lost
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -374,10 +351,6 @@ def truth(messages: TrafficMessages, part: npt.NDArray[np.int8], lost: Bools) ->
     return Truth(rows, keyed(at, lost_columns), keyed(upper, missing))
 
 
-SPAN_MAX_MS: Final = 200_000_000_000
-"""Six years: the most that ``rows * interval_ms`` may be, so that the far future stays far."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
     """What to make.
@@ -415,16 +388,6 @@ class Traffic:
         plan(self.rows, self.chains, self.faults)
 
 
-RANGES: Final[Mapping[str, Range]] = {
-    "seed": (0, 2**63 - 1),
-    "rows": (1, 50_000_000),  # above it the payloads no longer fit into one Arrow string column of 2 GiB
-    "chains": (1, 50_000_000),
-    "skew": (0.0, 4.0),
-    "ties": (0.0, 0.9),  # so that no sequence ever comes near its limit of 2^20
-    "interval_ms": (1, DAY_MS),
-}
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
     traffic: Traffic
@@ -445,8 +408,7 @@ def make(traffic: Traffic) -> Made:
     counts = plan(traffic.rows, traffic.chains, faults)
     lengths = spread(rng, counts.messages, traffic.chains, traffic.skew)
     messages = publish(rng, lengths, ties=traffic.ties, interval_ms=traffic.interval_ms, no_previous=faults.no_previous)
-    delivery = deliver(rng, messages, counts, faults, text_numbers=text_numbers)
-    at = delivery.source
+    at, arrival, part, lost = deliver(rng, messages, counts, faults, text_numbers=text_numbers)
     no_previous = ~messages.names_previous[at]
     before = np.where(no_previous, at, at - 1)
     numbers = {
@@ -457,26 +419,20 @@ def make(traffic: Traffic) -> Made:
     }
     nulls = {name: np.zeros(len(at), np.bool_) for name in KEY + NUMBER}
     nulls |= {name: no_previous.copy() for name in PREVIOUS}
-    rows = TrafficRows(numbers, nulls)
-    spoil(rng, rows, delivery.part)
+    texts = spoil(rng, numbers, nulls, part)
+    columns = {name: pa.array(numbers[name], mask=nulls[name]) for name in NUMBER + PREVIOUS}
+    if text_numbers:
+        columns = {name: pc.cast(column, pa.string()) for name, column in columns.items()}
+        for name, (rows, words) in texts.items():
+            mask = np.zeros(len(at), np.bool_)
+            mask[rows] = True
+            columns[name] = pc.replace_with_mask(columns[name], pa.array(mask), pa.array(words, pa.string()))
     # A poisoned row is no copy: it has a payload of its own.
-    ids = at + len(messages) * (delivery.part == TrafficPart.POISONED)
-    columns = [
-        *key_columns(traffic.chains, messages.chain[at], rows.nulls),
-        *number_columns(rows, text_numbers=text_numbers),
-        pa.array(delivery.arrival),
-        payloads(traffic.seed, ids),
-        pa.array(np.arange(traffic.rows)),
-    ]
-    table = pa.Table.from_arrays(columns, schema=schema(text_numbers=text_numbers))
-    return Made(traffic, table, truth(messages, delivery.part, delivery.lost))
-
-
-Format: TypeAlias = Literal["parquet", "jsonl"]
-
-FILE_COUNT_MAX: Final = 10_000
-LINES_AT_ONCE: Final = 100_000
-"""About 30 MB of text: far below the 2 GiB of an Arrow string column."""
+    payload = payloads(traffic.seed, at + len(messages) * (part == TrafficPart.POISONED))
+    columns |= {"arrival": pa.array(arrival), "payload": payload, "offset": pa.array(np.arange(traffic.rows))}
+    keys = key_columns(traffic.chains, messages.chain[at], nulls)
+    table = pa.Table.from_arrays([*keys, *columns.values()], schema=schema(text_numbers=text_numbers))
+    return Made(traffic, table, truth(messages, part, lost))
 
 
 def write(made: Made, path: str | Path, format: Format = "parquet", files: int = 1) -> None:
@@ -524,9 +480,6 @@ def write_jsonl(table: pa.Table, file: Path) -> None:
             lines = pc.binary_join_element_wise(*pieces, "}\n", "")
             every_line = pa.ListArray.from_arrays([0, len(lines)], lines)
             out.write(pc.binary_join(every_line, "")[0].as_buffer())
-
-
-_RANGE = ("lower_timestamp", "lower_sequence", "upper_timestamp", "upper_sequence")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

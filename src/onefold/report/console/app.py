@@ -54,6 +54,23 @@ from onefold.verdict import Verdict
 FORM_BYTES_MAX: Final = 16 << 10
 OURS: Final = ("same-origin", "none")
 """What a browser says of a request that our own page made, or a person who typed the address."""
+PREFIX: Final = "onefold_console"
+Explain: TypeAlias = Callable[[Path, str], dict[str, Any]]
+"""What became of the message that these words name, in this run."""
+REPORT_BYTES_MAX: Final = 16 << 20
+WORDS_CHARS_MAX: Final = 500
+WRONG_S: Final = 0.5
+FORM_S: Final = 10.0
+PAGE_HEADERS: Final = {
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "content-security-policy": "frame-ancestors 'none'",
+}
+REPORT_HEADERS: Final = {
+    **PAGE_HEADERS,
+    "content-security-policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:",
+}
+"""A report has no script; should the file be another than ours, it may do nothing here."""
 
 
 class Entrance(Admission):
@@ -86,9 +103,6 @@ class Entrance(Admission):
         return f"{self._name}={self._word}; Path=/; HttpOnly; SameSite=Strict"
 
 
-PREFIX: Final = "onefold_console"
-
-
 def console_metrics(views: Sequence[View]) -> Iterator[Metric]:
     """The figures of all that is watched, as they were last seen: streams need not be asked one by one."""
     well = GaugeMetricFamily(f"{PREFIX}_well", "1: nothing is wrong with it.", labels=["name", "kind", "state"])
@@ -104,25 +118,6 @@ def console_metrics(views: Sequence[View]) -> Iterator[Metric]:
         for label, value, _ in view.facts:
             figures.add_metric([view.name, label], value)
     yield from (well, messages, heard, figures)
-
-
-Explain: TypeAlias = Callable[[Path, str], dict[str, Any]]
-"""What became of the message that these words name, in this run."""
-
-REPORT_BYTES_MAX: Final = 16 << 20
-WORDS_CHARS_MAX: Final = 500
-WRONG_S: Final = 0.5
-FORM_S: Final = 10.0
-PAGE_HEADERS: Final = {
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "content-security-policy": "frame-ancestors 'none'",
-}
-REPORT_HEADERS: Final = {
-    **PAGE_HEADERS,
-    "content-security-policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:",
-}
-"""A report has no script; should the file be another than ours, it may do nothing here."""
 
 
 @cache

@@ -51,6 +51,65 @@ TEXT_CHARS_MAX: Final = 120
 POINTS_MAX: Final = 150
 REJECTS_MAX: Final = 6
 WHOLE_MAX: Final = 2**53
+LINES: Final = "progress.jsonl"
+ENDS: Final[Mapping[Any, tuple[State, str]]] = {
+    "end": ("complete", "all read"),
+    "stopped": ("stopped", "stopped"),
+    "failed": ("trouble", "ended with an error"),
+}
+BATCH_FACTS: Final[Mapping[str, tuple[str, Unit]]] = {
+    "gaps": ("open gaps", "count"),
+    "keys": ("keys remembered", "count"),
+    "state_bytes": ("state", "bytes"),
+    "rows_per_second": ("last batch", "rate"),
+    "seconds": ("it took", "seconds"),
+    "held": ("held back", "count"),
+    "behind": ("still to read", "count"),
+}
+RUN, STEPS, STREAM, REPORT = "run.json", "progress.json", "stream.json", "report.html"
+WATCHED: Final = (RUN, STEPS, STREAM, LINES, REPORT)
+DOCUMENT_BYTES_MAX: Final = 8 << 20
+"""Of run.json: that of a run is below 1 MB."""
+TAIL_BYTES: Final = 512 << 10
+"""Of progress.jsonl the last part: some 500 batches."""
+TAIL_LINES: Final = 500
+STEPS_MAX: Final = 20
+STATES: Final[Mapping[Any, State]] = {"running": "running", "failed": "trouble", "complete": "complete"}
+RejectedRows: TypeAlias = Callable[[Path], Sequence[tuple[str, str]]]
+"""Some of the rejected rows in a folder of a run, or of a batch: the reason, and the row as text."""
+ANSWER_BYTES_MAX: Final = 4 << 20
+"""Of an answer: a thousand topics have about 1 MB of figures."""
+ASK_S: Final = 3.0
+ALL_S: Final = 10.0
+SERVER_FACTS: Final[Mapping[str, tuple[str, Unit]]] = {
+    "onefold_gaps": ("open gaps", "count"),
+    "onefold_keys": ("keys remembered", "count"),
+    "onefold_state_bytes": ("state", "bytes"),
+    "onefold_behind": ("still to read", "count"),
+    "onefold_held": ("held back", "count"),
+    "onefold_topics": ("topics", "count"),
+    "onefold_producers": ("producers", "count"),
+    "onefold_pending": ("not stored yet", "count"),
+    "onefold_queued_bytes": ("waiting to be stored", "bytes"),
+    "onefold_gateway_devices": ("devices", "count"),
+    "onefold_gateway_stations": ("stations", "count"),
+    "onefold_gateway_sightings": ("frames remembered", "count"),
+    "onefold_gateway_in_flight": ("without an answer", "count"),
+    "onefold_gateway_parked": ("parked", "count"),
+    "onefold_outbox_live_tokens": ("messages in flight", "count"),
+    "onefold_outbox_oldest_token_seconds": ("the oldest", "seconds"),
+    "onefold_outbox_entries": ("outbox entries", "count"),
+    "onefold_outbox_waiting": ("in the queues", "count"),
+    "onefold_outbox_buried": ("dead letters", "count"),
+    "onefold_reconcile_open_sessions": ("open sessions", "count"),
+    "onefold_reconcile_sessions_total": ("sessions", "count"),
+    "onefold_reconcile_fetched_total": ("records given", "count"),
+    "onefold_connections": ("connections", "count"),
+}
+"""Figures that are shown, in this order; those of several topics or queues are added up."""
+WATCHED_MAX: Final = 64
+QUIET_S: Final = 15.0
+"""After so long without news a listener gets an empty word: proxies cut silent connections off after a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,23 +196,6 @@ def counts_of(tally: Tally) -> Counts:
     return first, repeat, unsure, reject
 
 
-LINES: Final = "progress.jsonl"
-ENDS: Final[Mapping[Any, tuple[State, str]]] = {
-    "end": ("complete", "all read"),
-    "stopped": ("stopped", "stopped"),
-    "failed": ("trouble", "ended with an error"),
-}
-BATCH_FACTS: Final[Mapping[str, tuple[str, Unit]]] = {
-    "gaps": ("open gaps", "count"),
-    "keys": ("keys remembered", "count"),
-    "state_bytes": ("state", "bytes"),
-    "rows_per_second": ("last batch", "rate"),
-    "seconds": ("it took", "seconds"),
-    "held": ("held back", "count"),
-    "behind": ("still to read", "count"),
-}
-
-
 def stream_view(
     lines: Sequence[Mapping[str, Any]], more: Mapping[str, Any], rejected: Callable[[int], Sequence[tuple[str, str]]]
 ) -> View:
@@ -197,20 +239,6 @@ def _rejects(
         if len(rejects) >= REJECTS_MAX:
             break
     return tuple(rejects[:REJECTS_MAX])
-
-
-RUN, STEPS, STREAM, REPORT = "run.json", "progress.json", "stream.json", "report.html"
-WATCHED: Final = (RUN, STEPS, STREAM, LINES, REPORT)
-DOCUMENT_BYTES_MAX: Final = 8 << 20
-"""Of run.json: that of a run is below 1 MB."""
-TAIL_BYTES: Final = 512 << 10
-"""Of progress.jsonl the last part: some 500 batches."""
-TAIL_LINES: Final = 500
-STEPS_MAX: Final = 20
-STATES: Final[Mapping[Any, State]] = {"running": "running", "failed": "trouble", "complete": "complete"}
-
-RejectedRows: TypeAlias = Callable[[Path], Sequence[tuple[str, str]]]
-"""Some of the rejected rows in a folder of a run, or of a batch: the reason, and the row as text."""
 
 
 class Folder:
@@ -321,38 +349,6 @@ def _tail(path: Path) -> list[dict[str, Any]]:
         if isinstance(document, dict):
             documents.append(document)
     return documents
-
-
-ANSWER_BYTES_MAX: Final = 4 << 20
-"""Of an answer: a thousand topics have about 1 MB of figures."""
-ASK_S: Final = 3.0
-ALL_S: Final = 10.0
-SERVER_FACTS: Final[Mapping[str, tuple[str, Unit]]] = {
-    "onefold_gaps": ("open gaps", "count"),
-    "onefold_keys": ("keys remembered", "count"),
-    "onefold_state_bytes": ("state", "bytes"),
-    "onefold_behind": ("still to read", "count"),
-    "onefold_held": ("held back", "count"),
-    "onefold_topics": ("topics", "count"),
-    "onefold_producers": ("producers", "count"),
-    "onefold_pending": ("not stored yet", "count"),
-    "onefold_queued_bytes": ("waiting to be stored", "bytes"),
-    "onefold_gateway_devices": ("devices", "count"),
-    "onefold_gateway_stations": ("stations", "count"),
-    "onefold_gateway_sightings": ("frames remembered", "count"),
-    "onefold_gateway_in_flight": ("without an answer", "count"),
-    "onefold_gateway_parked": ("parked", "count"),
-    "onefold_outbox_live_tokens": ("messages in flight", "count"),
-    "onefold_outbox_oldest_token_seconds": ("the oldest", "seconds"),
-    "onefold_outbox_entries": ("outbox entries", "count"),
-    "onefold_outbox_waiting": ("in the queues", "count"),
-    "onefold_outbox_buried": ("dead letters", "count"),
-    "onefold_reconcile_open_sessions": ("open sessions", "count"),
-    "onefold_reconcile_sessions_total": ("sessions", "count"),
-    "onefold_reconcile_fetched_total": ("records given", "count"),
-    "onefold_connections": ("connections", "count"),
-}
-"""Figures that are shown, in this order; those of several topics or queues are added up."""
 
 
 class WatchedServer:
@@ -470,11 +466,6 @@ def _counted(samples: list[Sample]) -> tuple[Counts | None, Counter[str]]:
             reasons[sample.labels["reason"]] += int(sample.value)
     first, repeat, unsure, reject = (sums[verdict] for verdict in Verdict)
     return ((first, repeat, unsure, reject) if counts_messages else None), reasons
-
-
-WATCHED_MAX: Final = 64
-QUIET_S: Final = 15.0
-"""After so long without news a listener gets an empty word: proxies cut silent connections off after a minute."""
 
 
 class Watch:
