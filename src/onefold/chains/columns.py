@@ -203,7 +203,6 @@ class ColumnarDetector:
         self._chain: int | None = None  # whose rows the last batch ended with
 
     def judge(self, chain: Int64s, previous: Int64s, number: Int64s) -> Codes:
-        """The code of each row's answer, which is its place in ``ANSWERS``."""
         bad = previous >= number
         if not (bad | (number < 0)).any():
             return self._judge(chain, previous, number)
@@ -309,7 +308,6 @@ class TableDetector:
 
 
 def _left_open(previous: Int64s, codes: Codes) -> Bools:
-    """Which rows the gaps cannot tell, and the numbers of a whole chain can."""
     open_rows: Bools = (previous == NO_PREVIOUS) & ((codes == BEHIND_HEAD) | (codes == FORGOTTEN))
     return open_rows
 
@@ -462,7 +460,6 @@ class GapRows(NamedTuple):
 
 
 def sorted_by_name(chains: Chains, gaps: GapRows) -> tuple[Chains, GapRows]:
-    """The chains in the order of their names, and the gaps in the order of the chains."""
     order = np.lexsort((chains.key_check, chains.key))
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
@@ -528,11 +525,7 @@ class ChainBank:
     """
 
     def __init__(
-        self,
-        settings: ChainSettings = DEFAULTS,
-        *,
-        idle_ms: int | None = None,
-        chains_max: int | None = None,
+        self, settings: ChainSettings = DEFAULTS, *, idle_ms: int | None = None, chains_max: int | None = None
     ) -> None:
         for name, value in (("idle_ms", idle_ms), ("chains_max", chains_max)):
             if value is not None and value < 1:
@@ -548,7 +541,6 @@ class ChainBank:
 
     @property
     def gap_count(self) -> int:
-        """How many ranges are missing now, in all chains."""
         return int(np.count_nonzero(self._gaps.lower >= 0))
 
     def judge(self, messages: ChainMessages, now_ms: int = 0) -> Codes:
@@ -618,12 +610,10 @@ class ChainBank:
 
     @property
     def names(self) -> tuple[Int64s, Int64s]:
-        """Both halves of the name of each chain, in the order of the bank."""
         return self._chains.key, self._chains.key_check
 
     @property
     def heads(self) -> Int64s:
-        """The newest number of each chain, in the order of the bank."""
         return self._chains.head
 
     def find(self, key: Int64s, key_check: Int64s) -> Int64s:

@@ -120,7 +120,6 @@ class OrderSettings(NamedTuple):
 
     @property
     def longest_ms(self) -> int:
-        """How far ahead of now the next thing to do can be."""
         return max(1, self.wait_ms, self.retry_ms)
 
     def checked(self) -> OrderSettings:
@@ -288,7 +287,6 @@ class OrderedChain(Generic[M]):
 
     @property
     def forgotten(self) -> Number | None:
-        """How far the forgotten ranges reached; None if none was forgotten."""
         return self._forgotten
 
     def given_up(self) -> list[tuple[Number, Number]]:

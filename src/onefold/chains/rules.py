@@ -157,8 +157,6 @@ GAP_COUNT_MAX = 10_000
 
 
 class ChainSettings(NamedTuple):
-    """How a chain is judged; see the head of this page."""
-
     gap_count_max: int = GAP_COUNT_MAX
     floor: Floor = "first"
     jump_max_ms: int | None = None
@@ -183,8 +181,6 @@ _VARINT_BYTES_MAX = 10  # 64 bits and a little: timestamps of 2^53 fit, endless 
 
 
 class State(NamedTuple):
-    """Everything a detector knows."""
-
     settings: ChainSettings
     head: Number | None
     forgotten: Number | None
@@ -319,12 +315,10 @@ class ChainDetector:
 
     @property
     def head(self) -> Number | None:
-        """The newest number seen; None before the first message."""
         return self._head
 
     @property
     def forgotten(self) -> Number | None:
-        """How far the forgotten gaps reached; None if none was forgotten."""
         return self._forgotten
 
     def judge(self, previous: Number | None, number: Number, arrival_ms: int | None = None) -> Answer:

@@ -133,13 +133,10 @@ class ProducerConnection(Protocol):
 
     def send(self, messages: Sequence[Message]) -> None: ...
 
-    def receive(self) -> list[Receipt]:
-        """What became of the oldest batch that is on its way."""
-        ...
+    def receive(self) -> list[Receipt]: ...
 
     def close(self) -> None:
         """Let go of it; never raises."""
-        ...
 
 
 class Embedded:
@@ -212,8 +209,6 @@ def _greeted(url: str, greeting: str | bytes) -> tuple[ProducerSession, ClientLi
 
 
 class Way:
-    """The way to a topic: opens connections, and owns what it had to open for that."""
-
     def __init__(self, topic: str, at: str | Path | Topics, token: str | None, answer_s: float) -> None:
         """``at``: the address of a server, a folder of topics, or one that is open already."""
         self._topic, self._at, self._token, self._answer_s = topic, at, token, answer_s
@@ -235,7 +230,6 @@ class Way:
         return topic_url(str(self._at), self._topic, name)
 
     def connect(self, name: str | None) -> ProducerConnection:
-        """Open a connection under this name; None: one that nobody has is given out."""
         if self._url:
             return Remote(self._address(name), self._token, self._answer_s)
         if isinstance(self._at, Topics):
@@ -264,8 +258,6 @@ PAUSE_S_MAX: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerLimits:
-    """How much may wait, and for how long."""
-
     unanswered_max: int = 10_000
     """Messages handed over and not answered; `Producer.send_async` waits for room. Pulsar has 1,000, Kafka 32 MiB."""
     unanswered_bytes_max: int = 64 << 20
@@ -346,7 +338,6 @@ class Sender:
         return item.future
 
     def unanswered(self) -> list[Future[Receipt]]:
-        """The futures of all that was handed over and has no answer yet."""
         with self._changed:
             return [item.future for item in self._all() if not item.future.done()]
 
@@ -356,7 +347,6 @@ class Sender:
         yield from self._waiting
 
     def close(self) -> None:
-        """Stop; what has no answer yet gets an error."""
         self._closing.set()
         with self._changed:
             self._changed.notify_all()
@@ -390,7 +380,6 @@ class Sender:
         self._way.close()
 
     def _try(self, step: Callable[[], None]) -> None:
-        """Do it, until it works, it never will, or there was trouble for too long."""
         while self.dead is None and not self._closing.is_set():
             try:
                 return step()
@@ -402,7 +391,6 @@ class Sender:
                 self.dead = error
 
     def _calm(self) -> None:
-        """There is no trouble: something was answered, or there is nothing to send."""
         self._trouble_since: float | None = None
         self._pause_s = PAUSE_S
 
@@ -451,7 +439,6 @@ class Sender:
             self._settle(connection.receive())
 
     def _batch(self, connection: ProducerConnection) -> list[QueuedMessage]:
-        """Take the next batch from what waits: one message, and more while they fit."""
         batch: list[QueuedMessage] = []
         room = connection.limits.batch_bytes_max - HEAD_BYTES
         with self._changed:

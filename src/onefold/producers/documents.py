@@ -178,7 +178,6 @@ def _wrong(path: str, value: object, must: str) -> BadInput:
 
 
 def shown(value: object) -> str:
-    """A foreign value in a few plain characters."""
     if isinstance(value, str):
         text = json.dumps(value[:SHOWN_MAX])
         return text if len(value) <= SHOWN_MAX else f'{text[:-1]}..."'

@@ -136,7 +136,6 @@ class Keys:
         return list(self._stored.items())
 
     def get(self, key: str, now_ms: int) -> StoredKey | None:
-        """What is remembered of a key; None if it is unknown or expired."""
         stored = self._stored.get(key)
         return None if stored is None or stored.time_ms + self.ms <= now_ms else stored
 
@@ -163,12 +162,10 @@ class Keys:
         self._stored[key] = StoredKey(time_ms, digest)
 
     def set_clock(self, ahead_ms: int, now_ms: int) -> None:
-        """The clock was set ahead by so much, or back (0), to the present."""
         for key, (time_ms, digest) in self._stored.items():
             self._stored[key] = StoredKey(min(time_ms + ahead_ms, now_ms), digest)
 
     def restore(self, key: str, digest: int, time_ms: int) -> None:
-        """Put back what a snapshot holds, oldest first; nothing expires."""
         self._stored[key] = StoredKey(time_ms, digest)
 
     def clear(self) -> None:
@@ -333,7 +330,6 @@ class Gapped(Highest):
         return [] if self._gaps is None else list(self._gaps)
 
     def reset_gaps(self, gaps: list[Part]) -> None:
-        """Take these gaps instead: a snapshot is being restored."""
         self._gaps = Gaps(gaps) if gaps else None
 
     def __str__(self) -> str:
@@ -375,7 +371,6 @@ class Memory:
         return state
 
     def apply(self, entry: SequenceEntry) -> None:
-        """Take the next entry of the log."""
         kind, producer, sequence, epoch, digest, time_ms = entry
         if kind == _MESSAGE:
             self.run(producer, sequence, sequence, epoch, None if digest < 0 else (digest,), time_ms)

@@ -67,7 +67,6 @@ class Prefix:
     """
 
     def __init__(self, keep: Path | None) -> None:
-        """``keep``: the file that it is kept in; None: it is not."""
         self._keep = keep
         self._hash = sha256()
         self.size = 0
@@ -94,7 +93,6 @@ class Prefix:
         return self._hash.hexdigest()
 
     def grow(self, at: int, block: bytes, path: Path) -> None:
-        """This block was read at this place: keep what is new of it."""
         new = block[self.size - at :]
         if not new:
             return
@@ -162,7 +160,6 @@ class FilePublisher:
             self._take_answers()
 
     def _start(self, file: BinaryIO) -> int:
-        """Where to begin: with the line that is stored last, if there is one."""
         last, floor = self._producer.last_sequence_id, self._producer.floor
         if floor > last:
             raise Misuse(

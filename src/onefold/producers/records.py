@@ -62,7 +62,6 @@ class SequenceEntry(NamedTuple):
 
 
 def one_each(digests: Sequence[int], low: int, high: int) -> None:
-    """Refuse digests that are not one for each sequence of a run."""
     if len(digests) != high - low + 1:
         raise Misuse(f"{len(digests)} digests for the sequences {low}..{high}", low=low, high=high)
 
@@ -83,7 +82,6 @@ class Pushed(Answer):
     """The inclusive ranges to write; empty unless FIRST."""
 
     def of(self, parts: tuple[Part, ...]) -> Pushed:
-        """The same answer, for these new parts."""
         pushed = tuple.__new__(Pushed, self)
         pushed.parts = parts
         return pushed
@@ -170,8 +168,6 @@ line of one leaves out a tebibyte. In milliseconds it is 34 years. (Kafka takes 
 
 
 class SequenceLimits(TypedDict, total=False):
-    """The keyword arguments of `Sequences`."""
-
     producers_max: int
     gap_count_max: int
     digests_max: int
@@ -182,14 +178,10 @@ class SequenceLimits(TypedDict, total=False):
 
 
 class SequenceSettings(SequenceLimits, total=False):
-    """The settings of a memory that are given, not defaults."""
-
     memory: MemoryKind
 
 
 class SequenceBounds(NamedTuple):
-    """The settings of a memory, all of them."""
-
     memory: MemoryKind = "highest"
     producers_max: int = PRODUCERS_MAX
     gap_count_max: int = GAP_COUNT_MAX

@@ -34,7 +34,6 @@ class Receipt(NamedTuple):
 
     @property
     def retry(self) -> bool:
-        """Whether the sender should come again: see `Answer`."""
         return self[:2] in RETRIED
 
 
@@ -48,15 +47,12 @@ class ProducerSession(NamedTuple):
 
 
 def entries(records: Iterable[LogRecord]) -> Iterator[tuple[int, SequenceEntry]]:
-    """What of the records of a log concerns the memory, with their offsets."""
     for offset, time_ms, kind, producer, sequence, epoch, digest, _ in records:
         yield offset, SequenceEntry(kind, producer, sequence, epoch, digest, time_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[T]):
-    """Judged, and waiting to be stored."""
-
     drafts: list[Draft]
     verdicts: list[tuple[Answer, int]]
     """For the books: how many messages get which answer, once it is stored."""
@@ -83,7 +79,6 @@ class Batch:
 
     @classmethod
     def of(cls, producer: str, messages: Sequence[Message]) -> "Batch":
-        """`Misuse` if something of it is no message."""
         sequences, payloads = zip(*messages, strict=True) if messages else ((), ())
         if {*map(type, sequences)} - {int} or {*map(type, payloads)} - {bytes}:
             wrong = next((s, type(p).__name__) for s, p in messages if type(s) is not int or type(p) is not bytes)
@@ -114,7 +109,6 @@ class Batch:
 
 
 def publish(memory: Sequences, batch: Batch, epoch: int | None, bytes_max: int) -> Request[list[Receipt]]:
-    """Store those of a producer's messages that are new."""
     judged = _Judged(memory, batch, epoch)
     at = 0
     for i, j in batch.runs(bytes_max):
@@ -126,7 +120,6 @@ def publish(memory: Sequences, batch: Batch, epoch: int | None, bytes_max: int) 
 
 
 def refuse(answer: Answer, count: int) -> Request[list[Receipt]]:
-    """So many messages get this answer, and nothing is stored."""
     return Request([], [(Answer(*answer), count)], lambda first, time_ms: [Receipt(*answer)] * count)
 
 
@@ -187,7 +180,6 @@ class _Judged:
         self.drafts += map(_draft, zip(same[0], same[1], columns[0], same[2], columns[1], columns[2], strict=False))
 
     def settle(self, first: int, time_ms: int) -> list[Receipt]:
-        """The drafts are stored from this offset on."""
         receipts: list[Receipt] = []
         for begin, end, (verdict, reason), draft in self.spans:
             if verdict != Verdict.FIRST:
@@ -203,7 +195,6 @@ class _Judged:
 
 
 def publish_keyed(memory: Sequences, key: str, payload: bytes, now_ms: int, bytes_max: int) -> Request[Receipt]:
-    """Store a message that has a key instead of a producer and a sequence, if the key is new."""
     digest = crc32(payload)
     answer = Answer(*(TOO_LARGE if len(payload) > bytes_max else memory.push_key(key, digest, now_ms)))
     stored = answer.verdict == Verdict.FIRST

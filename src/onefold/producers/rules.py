@@ -57,7 +57,6 @@ class Flight:
         self.high = -1
 
     def overlaps(self, parts: tuple[Part, ...]) -> bool:
-        """Is any sequence of ``parts`` being written?"""
         return any(low <= end and start <= high for low, high in parts for start, end in self.parts)
 
     def take(self, sequence: int) -> Part | None:
@@ -272,7 +271,6 @@ class Sequences:
         return self._overlay.open(producer, max(self.epoch(producer), self._memory.floors.epoch(producer)))
 
     def persist_open(self, producer: str, epoch: int, time_ms: int) -> None:
-        """The store has the opening with this epoch."""
         self._overlay.opened(producer, epoch)
         self.apply(SequenceEntry(Kind.OPEN, producer, epoch=epoch, time_ms=time_ms))
 
@@ -294,7 +292,6 @@ class Sequences:
         return answer
 
     def persist_key(self, key: str, digest: int, time_ms: int) -> None:
-        """The store has the message with this key."""
         self._overlay.used_key(key)
         self.apply(SequenceEntry(Kind.KEYED, key, digest=digest, time_ms=time_ms))
 
@@ -345,17 +342,14 @@ class Sequences:
         return (self._memory.producers.get(producer) or self._memory.blank(producer)).forgotten
 
     def epoch(self, producer: str) -> int:
-        """The persisted epoch; 0 if the producer was never opened."""
         return state.epoch if (state := self._memory.producers.get(producer)) else 0
 
     @property
     def producers(self) -> Mapping[str, Highest]:
-        """What is remembered of every producer."""
         return MappingProxyType(self._memory.producers)
 
     @property
     def stored(self) -> Pushed:
-        """What is answered of a sequence that is stored."""
         return records.SEEN if self._memory.bounds.memory == "gaps" else records.BEHIND_HIGHEST
 
     @property
@@ -479,6 +473,5 @@ class Cadence:
         return self.count >= self.entries or now_ms - self._since_ms >= self.ms
 
     def done(self, now_ms: int) -> None:
-        """A snapshot of all that was noted is durable."""
         self.count = 0
         self._since_ms = now_ms

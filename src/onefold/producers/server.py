@@ -182,7 +182,7 @@ TEND_S: Final = 10
 
 
 class UnknownTopic(OnefoldError):
-    """404: nobody made this topic."""
+    pass
 
 
 STATUSES: Final[Statuses] = {UnknownTopic: 404}
@@ -243,12 +243,10 @@ class Service:
             self._unopened[name] = str(error)
 
     def check_open(self) -> None:
-        """`Closing` if nothing new is begun any more."""
         if self.closing:
             raise Closing("the server is shutting down")
 
     def problems(self) -> dict[str, str]:
-        """What is wrong, by topic; empty: nothing is known to be."""
         return {name: desk.problem for name, desk in self.desks.items() if desk.problem is not None} | self._unopened
 
     async def names(self) -> list[str]:
@@ -290,7 +288,6 @@ NAMES = {"end": "log_end_offset", "start": "log_start_offset"}
 
 
 def ingest_metrics(service: Service, connections: int) -> Iterator[Metric]:
-    """What there is to watch: read from the topics when somebody asks, counted nowhere twice."""
     desks = dict(service.desks)
     yield GaugeMetricFamily("onefold_topics", "Topics that are open.", len(desks))
     yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", connections)
@@ -324,7 +321,6 @@ BEHIND: Final = "not judged: a request before it has to be sent again"
 
 
 async def serve(websocket: WebSocket, service: Service, desk: TopicDesk, name: str | None) -> None:
-    """Open a session and answer its requests until one side has enough."""
     service.check_open()
     session = await desk.connect(name)
     await websocket.accept()
@@ -443,7 +439,6 @@ class _Connection:
         return SocketRequest(number, len(data), request.messages)
 
     async def _answering(self) -> tuple[int, str]:
-        """Answer round after round; how it ends."""
         while True:
             while not self._read:
                 if self._end is not None:
@@ -621,8 +616,6 @@ class IngestSettings:
 
 
 class IngestServer(HttpServer):
-    """Serves the topics of a folder until it is stopped; then closes them."""
-
     name = "ingest"
     statuses = STATUSES
 
@@ -632,7 +625,6 @@ class IngestServer(HttpServer):
         super().__init__(settings.host, settings.port, settings.token, settings.limits)
 
     async def serve(self) -> None:
-        """Answer until the end; then store what is queued and let go of the topics."""
         limits = self.settings.limits
         service = Service(self._topics, limits, self.budget, create=self.settings.create)
 

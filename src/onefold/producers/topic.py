@@ -85,7 +85,6 @@ class TopicTime:
         self.read(wall_ms, elapsed_ms)
 
     def read(self, wall_ms: int, elapsed_ms: int) -> int:
-        """What time it is; it never falls."""
         passed = max(0, elapsed_ms - self._elapsed_ms)
         self._elapsed_ms = elapsed_ms
         off = wall_ms - self.time_ms - passed
@@ -135,7 +134,6 @@ class TopicSettings:
     message_bytes_max: int = 1 << 20
 
     def of_memory(self) -> SequenceSettings:
-        """Those that are settings of the engine's memory, too."""
         names = SequenceBounds._fields
         return cast(SequenceSettings, {name: getattr(self, name) for name in names if hasattr(self, name)})
 
@@ -176,7 +174,6 @@ class Fence:
         self._failed.clear()
 
     def lift(self, producer: str) -> None:
-        """The producer has learnt what is stored."""
         self._failed.pop(producer, None)
 
 
@@ -312,7 +309,6 @@ class Topic:
         return self._settled(self._submit(batch, epoch))
 
     def publish_keyed(self, key: str, payload: bytes) -> Receipt:
-        """Store a message that has a key of its own instead of a producer and a sequence."""
         self.arrive(1)
         return self._settled(self.submit_keyed(key, payload))
 
@@ -333,12 +329,10 @@ class Topic:
         return self._memory.switched_on
 
     def last_sequence_id(self, producer: str) -> int:
-        """The highest sequence of this producer that is stored; -1: none."""
         with self._judging:
             return self._memory.last_sequence_id(producer)
 
     def floor(self, producer: str) -> int:
-        """Sequences at or below it may have been stored by somebody who was forgotten; -1: nothing was."""
         with self._judging:
             return self._memory.floor(producer)
 
@@ -582,7 +576,6 @@ class Topics:
 
 
 def topic_folder(root: Path, name: str) -> Path:
-    """Where a topic is; a name that is no name is refused."""
     if not NAME.fullmatch(name):
         raise Misuse(f"topic {name!r}: must be 1 to 100 of A-Z a-z 0-9 . _ -, the first a letter or digit", topic=name)
     return root / name
@@ -610,7 +603,6 @@ def _make(folder: Path, memory: MemoryKind) -> None:
 
 
 def memory_of(folder: Path) -> MemoryKind:
-    """The kind of memory that a topic has had since it was made."""
     path = folder / FILE
     try:
         kind = read_json(path.read_bytes(), "it")["memory"]

@@ -51,8 +51,6 @@ Judged: TypeAlias = tuple[Verdict, str, int]
 
 
 class WireStatus(IntEnum):
-    """What became of a request as a whole."""
-
     OK = 0
     """Judged: the receipts tell."""
     BUSY = 1

@@ -39,53 +39,41 @@ class File(Protocol):
 
     def write(self, data: bytes, at: int) -> None:
         """Write all of ``data`` at a position; beyond the end the file grows."""
-        ...
 
     def sync(self) -> None:
         """Make all that was written durable. After an error nothing is known of what was written since the last."""
-        ...
 
     def truncate(self, size: int) -> None:
         """Cut the file; durable after ``sync``."""
-        ...
 
     def close(self) -> None: ...
 
 
 class Files(Protocol):
-    """A file system, seen from a log."""
-
     def open(self, path: str, *, new: bool = False) -> File:
         """Open for writing; ``new``: make it if it is not there."""
-        ...
 
     def lock(self, path: str) -> File:
         """Open a file and hold its lock until it is closed; `BlockingIOError` if another holds it."""
-        ...
 
     def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
         """At most ``size`` bytes from ``start``; fewer only at the end of the file."""
-        ...
 
     def size(self, path: str) -> int: ...
 
     def list(self, folder: str) -> list[str]:
         """The names in a folder, ascending; none if it is not there."""
-        ...
 
     def make_folder(self, path: str) -> None:
         """Make a folder, with its parents; durable when it returns."""
-        ...
 
     def rename(self, old: str, new: str) -> None:
         """Put a file in the place of another, or of none."""
-        ...
 
     def unlink(self, path: str) -> None: ...
 
     def sync_folder(self, path: str) -> None:
         """Make new files, renames and removals in this folder durable."""
-        ...
 
 
 class RealFile:
@@ -117,12 +105,9 @@ class RealFile:
 
 
 class RealFiles:
-    """The file system of this machine."""
-
     __slots__ = ()
 
     def open(self, path: str, *, new: bool = False) -> File:
-        """Open a descriptor; new files can be read by all, as the umask allows."""
         return RealFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if new else 0), 0o666))
 
     def lock(self, path: str) -> File:
@@ -152,7 +137,6 @@ class RealFiles:
         return os.stat(path).st_size
 
     def list(self, folder: str) -> list[str]:
-        """Sorted: the names of a log begin with offsets of one width."""
         try:
             return sorted(os.listdir(folder))
         except FileNotFoundError:
@@ -211,7 +195,6 @@ def pack_mark(offset: int) -> bytes:
 
 
 def write_start(files: Files, folder: str, offset: int) -> None:
-    """Write down where the log begins; durable when it returns."""
     file = files.open(f"{folder}/{START}", new=True)
     try:
         file.write(pack_mark(offset), 0)
@@ -232,7 +215,6 @@ def read_mark(files: Files, folder: str, file: str = MARK) -> int | None:
 
 
 def failed(error: OSError, path: str) -> StoreFailed:
-    """What an error of the system means to a caller: which file, which cause."""
     path = os.fspath(error.filename) if isinstance(error.filename, str | os.PathLike) else path
     cause = error.strerror or str(error) or type(error).__name__
     return StoreFailed(f"{path}: {cause}", cause=cause, path=path)
@@ -240,7 +222,6 @@ def failed(error: OSError, path: str) -> StoreFailed:
 
 @contextmanager
 def failing(path: str) -> Iterator[None]:
-    """Within: an error of the system becomes `StoreFailed`."""
     try:
         yield
     except OSError as error:
@@ -248,7 +229,6 @@ def failing(path: str) -> Iterator[None]:
 
 
 def damaged(path: str, position: int, offset: int, why: str) -> NoReturn:
-    """Refuse a log, and say where."""
     raise Damaged(f"{path} at byte {position}, offset {offset}: {why}", path=path, position=position, offset=offset)
 
 
@@ -264,7 +244,6 @@ def pack(snapshot: SequencesSnapshot) -> bytes:
 
 
 def unpack(data: bytes) -> SequencesSnapshot | None:
-    """The snapshot that was packed; None if this is not it."""
     if len(data) < _HEADER.size:
         return None
     magic, crc, position, length = _HEADER.unpack_from(data)
@@ -289,7 +268,6 @@ class Snapshots:
         self._kept = count
 
     def open(self) -> None:
-        """Make the folder, and clear away what was never finished."""
         with failing(self._folder):
             self._files.make_folder(self._folder)
             for leftover in self._files.list(self._folder):
@@ -300,7 +278,6 @@ class Snapshots:
         return numbers(self._files, self._folder, SNAPSHOT)
 
     def get(self, position: int) -> SequencesSnapshot | None:
-        """The snapshot of a position; None if it is not whole."""
         path = self._path(position)
         with failing(path):
             try:

@@ -55,8 +55,6 @@ _record: Callable[[Iterable[object]], LogRecord] = partial(tuple.__new__, LogRec
 
 
 class Header(NamedTuple):
-    """What the header of a frame says, once its crc is right."""
-
     length: int
     offset: int
     group: int
@@ -83,7 +81,6 @@ def encode(drafts: Sequence[Draft], offset: int, time_ms: int, base: int, positi
 
 
 def _frame(run: Sequence[Draft], offset: int, time_ms: int, seed: int, group: int, parts: list[bytes]) -> int:
-    """Add a frame to the parts; how long it is."""
     kind, producer, sequence, epoch, digest, payload = run[0]
     name, count = producer.encode(), len(run)
     if count == 1:
@@ -186,7 +183,6 @@ def header(data: bytes, at: int, position: int, base: int) -> Header | None:
 
 
 def search(data: bytes, at: int, position: int, base: int) -> tuple[int, Header] | None:
-    """The next true header at or after index ``at`` of ``data``, and where it is."""
     while (at := data.find(MAGIC, at)) >= 0:
         head = header(data, at, position, base)
         if head is not None:

@@ -41,34 +41,28 @@ class AppendLog(Protocol):
     @property
     def start(self) -> int:
         """The first offset that is still kept."""
-        ...
 
     @property
     def end(self) -> int:
         """The offset that the next record gets: all below it are durable."""
-        ...
 
     def append(self, drafts: Sequence[Draft], time_ms: int) -> int:
         """Store all drafts, in order, as one commit group; return the offset of the first.
 
         All are durable when it returns. If it raises `StoreFailed` none is kept, and it may be called again.
         """
-        ...
 
     def read(self, start: int, end: int | None = None) -> Iterator[LogRecord]:
         """The durable records from ``start`` up to, not including, ``end`` (None: all that there are now).
 
         An offset that was removed or is not written yet is `Misuse`.
         """
-        ...
 
     def save(self, snapshot: SequencesSnapshot) -> None:
         """Keep a snapshot of what the records below its position made; durable when it returns."""
-        ...
 
     def load(self) -> SequencesSnapshot | None:
         """The newest snapshot that is whole; None if there never was one."""
-        ...
 
     def retain(self, *, bytes: int | None = None, before_ms: int | None = None) -> int:
         """Remove old records: while all together have more than ``bytes``, or older than ``before_ms``.
@@ -77,8 +71,6 @@ class AppendLog(Protocol):
         What the kept snapshots need stays, and more may stay (a log on disk removes whole files). Returns the new
         ``start``.
         """
-        ...
 
     def close(self) -> None:
         """Let go of the log; it can be opened again by anybody."""
-        ...

@@ -94,7 +94,6 @@ class IndexWriter:
         self.entries = entries
 
     def add(self, entry: IndexEntry) -> None:
-        """Remember an entry, and write it behind the others."""
         if entry.position <= self.entries[-1].position:
             return
         self.entries.append(entry)
@@ -104,7 +103,6 @@ class IndexWriter:
             self._file.write(pack(entry), (len(self.entries) - 2) * _ENTRY.size)
 
     def rewrite(self) -> None:
-        """Write all entries in place of whatever the file held."""
         with suppress(OSError):
             if self._file is None:
                 self._file = self._files.open(self._path, new=True)
@@ -122,8 +120,6 @@ CACHED_SEGMENTS_MAX = 64
 
 
 class LogReader:
-    """Reads the log in a folder."""
-
     def __init__(
         self, path: str | os.PathLike[str], *, files: Files = REAL, durable: Callable[[], int] | None = None
     ) -> None:
@@ -138,7 +134,6 @@ class LogReader:
             raise Misuse(f"there is no log in {self._folder}", path=self._folder)
 
     def refresh(self) -> None:
-        """Look again which segments there are."""
         with failing(self._folder):
             self._bases = numbers(self._files, self._folder, SEGMENT)
         self._indexes = {base: index for base, index in self._indexes.items() if base in self._bases[:-1]}
@@ -150,7 +145,6 @@ class LogReader:
 
     @property
     def end(self) -> int:
-        """The offset behind the last durable record, as the writer's mark says."""
         if self._durable is not None:
             return self._durable()
         with failing(self._folder):

@@ -75,8 +75,6 @@ class Damage:
 
 @dataclass(slots=True)
 class Findings:
-    """What a log holds and what it lacks."""
-
     path: str
     start: int = 0
     start_known: bool = True
@@ -113,7 +111,6 @@ class Findings:
         return self.start == 0 or bool(self.snapshots)
 
     def after(self, damage: Damage) -> int:
-        """How many whole records there are behind a damaged place."""
         return self.records - damage.before
 
     def __str__(self) -> str:
@@ -146,11 +143,7 @@ def verify(path: str | os.PathLike[str], *, files: Files = REAL, now_ms: int | N
 
 
 def salvage(
-    path: str | os.PathLike[str],
-    to: str | os.PathLike[str],
-    *,
-    segment_bytes: int = SEGMENT_BYTES,
-    files: Files = REAL,
+    path: str | os.PathLike[str], to: str | os.PathLike[str], *, segment_bytes: int = SEGMENT_BYTES, files: Files = REAL
 ) -> Findings:
     """Copy every whole record and snapshot into a new log in ``to``, an empty folder or none; say what is lost.
 
@@ -248,7 +241,6 @@ class _Copy:
         return self._files.open(f"{self._folder}/{name(self._base, SEGMENT)}", new=True)
 
     def add(self, records: list[LogRecord]) -> None:
-        """Write records behind the others, each time of theirs as a group."""
         for time_ms, group in groupby(records, attrgetter("time_ms")):
             if self._position >= self._segment_bytes:
                 self._file.sync()

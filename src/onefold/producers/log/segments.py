@@ -177,7 +177,6 @@ def _keep_aside(files: Files, folder: str, offset: int, torn: bytes) -> None:
 def beyond(
     reader: LogReader, bases: Sequence[int], sizes: Sequence[int], bytes_max: int | None, before_ms: int | None
 ) -> int:
-    """The offset below which a log is larger than it should be, or older."""
     total, limit = sum(sizes), bases[0]
     for i, (base, following, size) in enumerate(zip(bases, bases[1:], sizes, strict=False)):
         old = before_ms is not None and _latest(reader, base, bases[i + 1 :], before_ms) < before_ms
@@ -233,8 +232,6 @@ AHEAD_BYTES = 1024 * 1024
 
 
 class SegmentLog:
-    """The log in a folder, open for writing; an `AppendLog`."""
-
     def __init__(
         self,
         path: str | os.PathLike[str],
