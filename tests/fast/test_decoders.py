@@ -44,7 +44,7 @@ from onefold.outbox.plans import pack_message, stored_entry, unpack_message
 from onefold.producers import Sequences, documents
 from onefold.producers import wire as batch
 from onefold.producers.client import _greeted
-from onefold.producers.log import files as snapshots
+from onefold.producers.log import disk as snapshots
 from onefold.producers.log import frames
 from onefold.producers.log.port import Draft
 from onefold.producers.records import Kind

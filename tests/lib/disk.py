@@ -1,6 +1,6 @@
 """A disk that loses power, in memory: what a log may rely on, taken literally.
 
-It stands behind the same door as the real file system (`onefold.producers.log.files.Files`) and knows two truths of
+It stands behind the same door as the real file system (`onefold.producers.log.disk.Files`) and knows two truths of
 each file: what a running process reads (the page cache) and what is on the disk. Between them lie the writes since the
 last sync; of each folder likewise the new names, renames and removals since the last sync of the folder.
 

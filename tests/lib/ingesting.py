@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from onefold.producers.log.files import File, RealFiles
+from onefold.producers.log.disk import File, RealFiles
 from onefold.producers.log.port import LogRecord
 from onefold.producers.log.reader import LogReader
 from onefold.producers.log.segments import SegmentLog

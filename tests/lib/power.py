@@ -21,7 +21,7 @@ from random import Random
 from zlib import crc32
 
 from onefold.errors import StoreFailed
-from onefold.producers.log.files import START, read_mark
+from onefold.producers.log.disk import START, read_mark
 from onefold.producers.log.port import Draft, LogRecord
 from onefold.producers.log.segments import SegmentLog
 from onefold.producers.rules import SequencesSnapshot

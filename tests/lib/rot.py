@@ -16,7 +16,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from onefold.errors import Damaged
-from onefold.producers.log.files import MARK, SEGMENT
+from onefold.producers.log.disk import MARK, SEGMENT
 from onefold.producers.log.frames import header
 from onefold.producers.log.port import Draft, LogRecord
 from onefold.producers.log.segments import SegmentLog

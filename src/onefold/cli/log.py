@@ -21,7 +21,7 @@ from onefold.clock import wall_ms
 from onefold.errors import Misuse, OnefoldError
 from onefold.producers.documents import record_document
 from onefold.producers.log import salvage as repair
-from onefold.producers.log.files import REAL, Snapshots
+from onefold.producers.log.disk import REAL, Snapshots
 from onefold.producers.log.port import LogRecord
 from onefold.producers.log.reader import LogReader
 from onefold.producers.records import MESSAGES, Kind

@@ -31,22 +31,8 @@ import numpy.typing as npt
 
 from onefold.errors import BadInput, Misuse
 from onefold.intervals import Gaps
-from onefold.producers.records import (
-    BEHIND_HIGHEST,
-    CONFLICT,
-    IN_FLIGHT,
-    KEYS_FULL,
-    KNOWN_KEY,
-    NEW,
-    NO_DIGEST,
-    SEEN,
-    Kind,
-    Part,
-    Pushed,
-    SequenceBounds,
-    SequenceEntry,
-    SequenceSettings,
-)
+from onefold.producers import records
+from onefold.producers.records import Kind, Part, Pushed, SequenceBounds, SequenceEntry, SequenceSettings
 
 
 class Floors:
@@ -143,15 +129,19 @@ class Keys:
         """Is a message with this key stored, being written (among ``pending``), or new?"""
         stored = self.get(key, now_ms)
         if stored is not None:
-            return KNOWN_KEY if stored.digest == digest or NO_DIGEST in (stored.digest, digest) else CONFLICT
+            return (
+                records.KNOWN_KEY
+                if stored.digest == digest or records.NO_DIGEST in (stored.digest, digest)
+                else records.CONFLICT
+            )
         if key in pending:
-            return IN_FLIGHT
+            return records.IN_FLIGHT
         over = len(self._stored) + len(pending) - self.count_max
         if over < 0:
-            return NEW
+            return records.NEW
         # So many of the oldest, and one more, must have expired to make room: it is enough to look at the last of them.
         last = next(islice(self._stored.values(), over, None), None)
-        return KEYS_FULL if last is None or last.time_ms + self.ms > now_ms else NEW
+        return records.KEYS_FULL if last is None or last.time_ms + self.ms > now_ms else records.NEW
 
     def store(self, key: str, digest: int, time_ms: int) -> None:
         if self._stored:
@@ -211,7 +201,7 @@ class Highest:
     __slots__ = ("digests", "epoch", "forgotten", "head", "time_ms")
 
     holes = False
-    repeat: Pushed = BEHIND_HIGHEST
+    repeat: Pushed = records.BEHIND_HIGHEST
 
     def __init__(self, forgotten: int = -1) -> None:
         self.head = -1
@@ -274,7 +264,7 @@ class Gapped(Highest):
     __slots__ = ("_gaps",)
 
     holes = True
-    repeat = SEEN
+    repeat = records.SEEN
 
     def __init__(self, forgotten: int = -1) -> None:
         super().__init__(forgotten)

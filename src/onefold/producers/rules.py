@@ -31,19 +31,7 @@ from typing import NamedTuple, Unpack
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.producers import records
 from onefold.producers.memory import Highest, Memory, decode, encode
-from onefold.producers.records import (
-    SEQUENCE_MAX,
-    Kind,
-    MemoryKind,
-    Part,
-    Pushed,
-    SequenceBounds,
-    SequenceEntry,
-    SequenceLimits,
-    SequenceSettings,
-    one_each,
-    valid_name,
-)
+from onefold.producers.records import Kind, Part, Pushed, SequenceBounds, SequenceEntry, SequenceSettings
 from onefold.verdict import Verdict
 
 
@@ -159,7 +147,7 @@ class Sequences:
 
     __slots__ = ("_memory", "_overlay")
 
-    def __init__(self, memory: MemoryKind = "highest", **limits: Unpack[SequenceLimits]) -> None:
+    def __init__(self, memory: records.MemoryKind = "highest", **limits: Unpack[records.SequenceLimits]) -> None:
         """Begin with an empty log; the limits and their defaults are those of `SequenceBounds`."""
         self._memory = Memory(SequenceBounds(memory, **limits).checked())
         self._overlay = Overlay()
@@ -179,13 +167,13 @@ class Sequences:
         each sequence: with them, a repeat that differs from what is stored is REJECT. Never raises on a message.
         """
         high = sequence if high is None else high
-        if type(sequence) is not int or type(high) is not int or not 0 <= sequence <= high <= SEQUENCE_MAX:
+        if type(sequence) is not int or type(high) is not int or not 0 <= sequence <= high <= records.SEQUENCE_MAX:
             return records.BAD_SEQUENCE
         state = self._memory.producers.get(producer) if type(producer) is str else None
-        if state is None and not valid_name(producer):
+        if state is None and not records.valid_name(producer):
             return records.BAD_NAME
         if digests is not None:
-            one_each(digests, sequence, high)
+            records.one_each(digests, sequence, high)
         if not self._memory.on:
             return self._first(producer, records.SWITCHED_OFF, ((sequence, high),))
         if self._overlay.fenced:
@@ -264,7 +252,7 @@ class Sequences:
         A producer that was opened may only send with its newest epoch: an older instance of it is fenced off. No epoch
         is given out twice, not even after the producer was forgotten. `Busy` when there is no room for a new producer.
         """
-        if not valid_name(producer):
+        if not records.valid_name(producer):
             raise Misuse(f"{producer!r} cannot be opened: {records.RULES[records.BAD_NAME]}", producer=producer)
         if self._full(producer):
             raise Busy(f"{producer!r} is new, and producers_max is reached: {self}", producer=producer)
@@ -280,7 +268,7 @@ class Sequences:
 
     def push_key(self, key: str, digest: int, now_ms: int) -> Pushed:
         """Judge a message that has an Idempotency-Key instead of a sequence; a FIRST is pending from here on."""
-        if not valid_name(key):
+        if not records.valid_name(key):
             return records.BAD_NAME
         on = self._memory.on
         if on and self._overlay.fenced:
@@ -312,7 +300,7 @@ class Sequences:
     ) -> None:
         """Take the next entries of the log, the messages ``low..high`` of one producer: as `apply` one by one."""
         if digests is not None:
-            one_each(digests, low, high)
+            records.one_each(digests, low, high)
         self._memory.run(producer, low, high, epoch, digests, time_ms)
 
     def snapshot(self) -> bytes:
@@ -415,7 +403,9 @@ class RecoveredSequences(NamedTuple):
 
 
 def recover(
-    snapshot: SequencesSnapshot | None, tail: Iterable[tuple[int, SequenceEntry]], **settings: Unpack[SequenceSettings]
+    snapshot: SequencesSnapshot | None,
+    tail: Iterable[tuple[int, SequenceEntry]],
+    **settings: Unpack[SequenceSettings],
 ) -> RecoveredSequences:
     """The memory after the last entry of ``tail``, which holds ``(offset, entry)`` from the snapshot's position on.
 

@@ -36,20 +36,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from onefold.errors import BadInput, Busy, Damaged, OnefoldError, StoreFailed
-from onefold.net.http import (
-    BAD_DATA,
-    RESTART,
-    RETRY_S,
-    TRY_AGAIN,
-    Budget,
-    Closing,
-    HttpServer,
-    Statuses,
-    Stoppable,
-    answer,
-    refusal,
-    stop_all,
-)
+from onefold.net import http
 from onefold.net.limits import HttpLimits
 from onefold.producers import documents
 from onefold.producers.records import MESSAGES, NAME_BYTES_MAX
@@ -185,7 +172,7 @@ class UnknownTopic(OnefoldError):
     pass
 
 
-STATUSES: Final[Statuses] = {UnknownTopic: 404}
+STATUSES: Final[http.Statuses] = {UnknownTopic: 404}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,14 +188,14 @@ class IngestLimits(HttpLimits):
 class Service:
     """The topics of a folder, for many clients at once. Lives on one event loop."""
 
-    def __init__(self, topics: Topics, limits: IngestLimits, budget: Budget, *, create: bool = True) -> None:
+    def __init__(self, topics: Topics, limits: IngestLimits, budget: http.Budget, *, create: bool = True) -> None:
         self.topics = topics
         self.limits = limits
         self.create = create
         """Does a publish to an unknown topic make it?"""
         self.budget = budget
         self.desks: dict[str, TopicDesk] = {}
-        self.sockets: set[Stoppable] = set()
+        self.sockets: set[http.Stoppable] = set()
         self.closing = False
         self._unopened: dict[str, str] = {}
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="onefold-ingest")
@@ -244,7 +231,7 @@ class Service:
 
     def check_open(self) -> None:
         if self.closing:
-            raise Closing("the server is shutting down")
+            raise http.Closing("the server is shutting down")
 
     def problems(self) -> dict[str, str]:
         return {name: desk.problem for name, desk in self.desks.items() if desk.problem is not None} | self._unopened
@@ -263,7 +250,7 @@ class Service:
     async def drain(self, seconds: float) -> None:
         """No more is taken; what is in hand on the websockets is answered, and they are closed."""
         self.closing = True
-        await stop_all(self.sockets, seconds)
+        await http.stop_all(self.sockets, seconds)
 
     async def close(self) -> None:
         """Store what is queued, save what is remembered, let go of the logs; `BooksDoNotBalance` if they do not."""
@@ -376,7 +363,7 @@ class _Connection:
 
     def stop(self) -> None:
         """Read no more; answer what was read, then close."""
-        self._finish(RESTART, "the server is shutting down")
+        self._finish(http.RESTART, "the server is shutting down")
 
     async def run(self) -> None:
         self._reader = asyncio.create_task(self._reading())
@@ -452,7 +439,7 @@ class _Connection:
             last = self._round[-1]
             if last.wrong is not None:
                 await self._reply(last, WireStatus.BUSY if last.busy else WireStatus.REFUSED, last.wrong)
-                return (TRY_AGAIN, "try again") if last.busy else (BAD_DATA, "refused")
+                return (http.TRY_AGAIN, "try again") if last.busy else (http.BAD_DATA, "refused")
             for request in self._round:
                 self._budget.give(request.size)
             self._round = []
@@ -469,7 +456,7 @@ class _Connection:
         except Exception as error:
             busy = isinstance(error, Busy)
             status = WireStatus.BUSY if busy else WireStatus.FAILED
-            text = str(error) if busy else refusal(error, log, STATUSES)[1]
+            text = str(error) if busy else http.refusal(error, log, STATUSES)[1]
             for request in together:
                 await self._reply(request, status, text)
             return await self._give_up(status)
@@ -484,11 +471,11 @@ class _Connection:
 
     async def _give_up(self, status: WireStatus) -> tuple[int, str]:
         """Tell everybody behind that they were not judged."""
-        self._finish(TRY_AGAIN, "try again")
+        self._finish(http.TRY_AGAIN, "try again")
         refused = [request for request in self._round if request.wrong is not None]
         for request in refused + self._read:
             await self._reply(request, status, BEHIND)
-        return TRY_AGAIN, "try again"
+        return http.TRY_AGAIN, "try again"
 
     async def _reply(self, request: SocketRequest, status: WireStatus, text: str) -> None:
         await self._websocket.send_bytes(encode_reply(request.number, status, (), text))
@@ -515,22 +502,22 @@ class _Routes:
         return await self._service.desk(request.path_params["topic"], create=create)
 
     async def topics(self, request: Request) -> Response:
-        return answer({"topics": await self._service.names()})
+        return http.answer({"topics": await self._service.names()})
 
     async def topic(self, request: Request) -> Response:
-        return answer(_document(await self._desk(request, create=False)))
+        return http.answer(_document(await self._desk(request, create=False)))
 
     async def put(self, request: Request) -> Response:
         wanted = documents.wanted_switch(await request.body())
         desk = await self._service.desk(request.path_params["topic"], create=True, deduplicate=wanted)
         if wanted is not None:
             await desk.switch(wanted)
-        return answer(_document(desk))
+        return http.answer(_document(desk))
 
     async def connect(self, request: Request) -> Response:
         name = documents.producer_name(await request.body())
         desk = await self._desk(request, create=self._service.create)
-        return answer((await desk.connect(name))._asdict())
+        return http.answer((await desk.connect(name))._asdict())
 
     async def publish(self, request: Request) -> Response:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() == CONTENT_TYPE:
@@ -540,7 +527,7 @@ class _Routes:
         desk.topic.arrive(len(messages))
         receipts = await desk.publish(producer, messages, epoch)
         document = {"receipts": [documents.receipt_document(receipt) for receipt in receipts]}
-        return answer(document, documents.http_status(receipts))
+        return http.answer(document, documents.http_status(receipts))
 
     async def _publish_batch(self, request: Request) -> Response:
         number = 0
@@ -555,7 +542,7 @@ class _Routes:
         except ClientDisconnect:
             raise
         except Exception as error:
-            code, text = refusal(error, log, STATUSES)
+            code, text = http.refusal(error, log, STATUSES)
             status = WireStatus.FAILED if isinstance(error, StoreFailed) or code == 503 else WireStatus.REFUSED
             if isinstance(error, Busy):
                 status = WireStatus.BUSY
@@ -571,7 +558,7 @@ class _Routes:
         desk = await self._desk(request, create=self._service.create)
         desk.topic.arrive(1)
         receipt = await desk.publish_keyed(key, payload)
-        return answer(documents.receipt_document(receipt), documents.http_status([receipt]))
+        return http.answer(documents.receipt_document(receipt), documents.http_status([receipt]))
 
     async def read(self, request: Request) -> Response:
         query, limits = request.query_params, self._limits
@@ -584,7 +571,7 @@ class _Routes:
         document = await asyncio.to_thread(
             page, topic, start, count_max=count, bytes_max=limits.body_bytes_max, everything=kinds == "all"
         )
-        return answer(document)
+        return http.answer(document)
 
     async def websocket(self, websocket: WebSocket) -> None:
         desk = await self._desk(websocket, create=self._service.create)
@@ -598,7 +585,7 @@ def _document(desk: TopicDesk) -> dict[str, Any]:
 
 
 def _binary(body: bytes, code: int) -> Response:
-    return Response(body, code, {"retry-after": RETRY_S[code]} if code in RETRY_S else None, CONTENT_TYPE)
+    return Response(body, code, {"retry-after": http.RETRY_S[code]} if code in http.RETRY_S else None, CONTENT_TYPE)
 
 
 PORT: Final = 7654
@@ -615,7 +602,7 @@ class IngestSettings:
     limits: IngestLimits = field(default_factory=IngestLimits)
 
 
-class IngestServer(HttpServer):
+class IngestServer(http.HttpServer):
     name = "ingest"
     statuses = STATUSES
 

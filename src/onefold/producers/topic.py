@@ -29,24 +29,11 @@ from uuid import uuid4
 from onefold.clock import Clock, elapsed_ms, wall_ms
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Busy, Damaged, Misuse, OnefoldError, StoreFailed
-from onefold.producers import requests
-from onefold.producers.log.files import REAL, failing
+from onefold.producers import records, requests
+from onefold.producers.log.disk import REAL, failing
 from onefold.producers.log.port import AppendLog, Draft
 from onefold.producers.log.segments import SEGMENT_BYTES, SegmentLog
-from onefold.producers.records import (
-    BUSY,
-    DIGESTS_MAX,
-    FENCED,
-    GAP_COUNT_MAX,
-    KEYS_MAX,
-    KEYS_MS,
-    PRODUCERS_MAX,
-    WRITE_FAILED,
-    Kind,
-    MemoryKind,
-    SequenceBounds,
-    SequenceSettings,
-)
+from onefold.producers.records import Kind, MemoryKind
 from onefold.producers.requests import Batch, Message, ProducerSession, Receipt, Request
 from onefold.producers.rules import Cadence, SequencesSnapshot, recover
 from onefold.tally import Tally
@@ -115,11 +102,11 @@ class TopicSettings:
     """Of a new topic; afterwards `Topic.switch` changes it."""
     memory: MemoryKind = "highest"
     """Of a new topic; it keeps it for ever."""
-    producers_max: int = PRODUCERS_MAX
-    gap_count_max: int = GAP_COUNT_MAX
-    digests_max: int = DIGESTS_MAX
-    keys_max: int = KEYS_MAX
-    keys_ms: int = KEYS_MS
+    producers_max: int = records.PRODUCERS_MAX
+    gap_count_max: int = records.GAP_COUNT_MAX
+    digests_max: int = records.DIGESTS_MAX
+    keys_max: int = records.KEYS_MAX
+    keys_ms: int = records.KEYS_MS
     jump_max: int | None = None
     """A sequence further above the highest of its producer is rejected; None: any is taken, as published."""
     idle_ms: int | None = None
@@ -133,9 +120,9 @@ class TopicSettings:
     """Payloads that wait to be stored; beyond, `Busy`."""
     message_bytes_max: int = 1 << 20
 
-    def of_memory(self) -> SequenceSettings:
-        names = SequenceBounds._fields
-        return cast(SequenceSettings, {name: getattr(self, name) for name in names if hasattr(self, name)})
+    def of_memory(self) -> records.SequenceSettings:
+        names = records.SequenceBounds._fields
+        return cast(records.SequenceSettings, {name: getattr(self, name) for name in names if hasattr(self, name)})
 
 
 class Fence:
@@ -289,7 +276,7 @@ class Topic:
     def _submit(self, batch: Batch, epoch: int | None) -> Future[list[Receipt]]:
         def judge() -> Request[list[Receipt]]:
             if self._fence.holds(batch):
-                return requests.refuse(FENCED, len(batch))
+                return requests.refuse(records.FENCED, len(batch))
             request = requests.publish(self._memory, batch, epoch, self.settings.message_bytes_max)
             self._fence.passed(batch, request)
             return request
@@ -359,10 +346,10 @@ class Topic:
         future.set_running_or_notify_cancel()  # what is on its way cannot be called back
         with self._judging:
             if self._closed:
-                self.tally.judge(BUSY, count)
+                self.tally.judge(records.BUSY, count)
                 raise Misuse("this topic is closed")
             if self._queued_bytes and self._queued_bytes + size > self.settings.pending_bytes_max:
-                self.tally.judge(BUSY, count)
+                self.tally.judge(records.BUSY, count)
                 raise Busy(f"{self._queued_bytes:,} bytes wait to be stored, {size:,} more would be over the limit of "
                            f"{self.settings.pending_bytes_max:,}", waiting=self._queued_bytes)  # fmt: skip
             request = judge()
@@ -431,7 +418,7 @@ class Topic:
             for ticket in tickets:
                 if self.settings.memory == "highest" and self._memory.switched_on:
                     self._fence.raise_for(ticket.request.drafts)
-                self.tally.judge(WRITE_FAILED, sum(count for _, count in ticket.request.verdicts))
+                self.tally.judge(records.WRITE_FAILED, sum(count for _, count in ticket.request.verdicts))
         answers += [partial(ticket.future.set_exception, error) for ticket in tickets]
 
     def _book(self, request: Request[Any]) -> None:

@@ -12,7 +12,7 @@ from zlib import crc32
 import pytest
 
 from onefold.errors import Damaged, Misuse, StoreFailed
-from onefold.producers.log import files as files_module
+from onefold.producers.log import disk as files_module
 from onefold.producers.log import reader as index
 from onefold.producers.log.port import Draft
 from onefold.producers.log.reader import LogReader

@@ -6,7 +6,7 @@ from zlib import crc32
 import pytest
 
 from onefold.errors import Damaged
-from onefold.producers.log.files import SEGMENT, name
+from onefold.producers.log.disk import SEGMENT, name
 from onefold.producers.log.frames import decode, encode, header
 from onefold.producers.log.port import Draft, LogRecord
 from onefold.producers.log.reader import LogReader

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from onefold.errors import Damaged, Misuse
-from onefold.producers.log.files import MARK, SEGMENT
+from onefold.producers.log.disk import MARK, SEGMENT
 from onefold.producers.log.reader import LogReader
 from onefold.producers.log.salvage import Damage, salvage, verify
 from onefold.producers.log.segments import SegmentLog

@@ -4,6 +4,6 @@ port.py       AppendLog, what a topic asks of a log; a record
 segments.py   SegmentLog, the writer: group commit, rolling, repair, opening, retention
 reader.py     LogReader, for any process: by offset, by time, in parts; the index of a segment
 frames.py     records as bytes; going through a segment; torn or damaged?
-files.py      the names in the folder, the mark, the snapshots, and the file system as a door
+disk.py       the names in the folder, the mark, the snapshots, and the file system as a door
 salvage.py    what is wrong with a damaged log, and all that can be saved of it
 """

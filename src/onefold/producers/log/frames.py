@@ -30,7 +30,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from onefold.errors import Misuse
-from onefold.producers.log.files import Files
+from onefold.producers.log.disk import Files
 from onefold.producers.log.port import Draft, LogRecord
 
 MAGIC = b"OFL1"

@@ -24,20 +24,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 from onefold.errors import Damaged, Misuse
-from onefold.producers.log.files import (
-    INDEX,
-    MARK,
-    REAL,
-    SEGMENT,
-    File,
-    Files,
-    damaged,
-    failed,
-    failing,
-    name,
-    numbers,
-    read_mark,
-)
+from onefold.producers.log import disk
+from onefold.producers.log.disk import File, Files
 from onefold.producers.log.frames import END, walk
 from onefold.producers.log.port import LogRecord
 
@@ -121,7 +109,7 @@ CACHED_SEGMENTS_MAX = 64
 
 class LogReader:
     def __init__(
-        self, path: str | os.PathLike[str], *, files: Files = REAL, durable: Callable[[], int] | None = None
+        self, path: str | os.PathLike[str], *, files: Files = disk.REAL, durable: Callable[[], int] | None = None
     ) -> None:
         """Look at the log in ``path``; ``durable`` says how far it may be read, by default the writer's mark does."""
         self._folder = os.fspath(path)
@@ -134,8 +122,8 @@ class LogReader:
             raise Misuse(f"there is no log in {self._folder}", path=self._folder)
 
     def refresh(self) -> None:
-        with failing(self._folder):
-            self._bases = numbers(self._files, self._folder, SEGMENT)
+        with disk.failing(self._folder):
+            self._bases = disk.numbers(self._files, self._folder, disk.SEGMENT)
         self._indexes = {base: index for base, index in self._indexes.items() if base in self._bases[:-1]}
 
     @property
@@ -147,14 +135,14 @@ class LogReader:
     def end(self) -> int:
         if self._durable is not None:
             return self._durable()
-        with failing(self._folder):
+        with disk.failing(self._folder):
             for _ in range(3):  # a mark is twelve bytes: one that is read while it is written is whole the next time
-                mark = read_mark(self._files, self._folder)
+                mark = disk.read_mark(self._files, self._folder)
                 if mark is not None:
                     return mark
         raise Damaged(
-            f"{self._folder}/{MARK}: the mark is missing or torn; opening the log for writing makes a new one",
-            path=f"{self._folder}/{MARK}",
+            f"{self._folder}/{disk.MARK}: the mark is missing or torn; opening the log for writing makes a new one",
+            path=f"{self._folder}/{disk.MARK}",
             position=0,
         )
 
@@ -192,13 +180,13 @@ class LogReader:
                 first = self.start
                 if offset < first:
                     raise _removed(self._folder, offset, first) from None
-                damaged(path, position, offset, "the segment is missing")
+                disk.damaged(path, position, offset, "the segment is missing")
             except OSError as error:
-                raise failed(error, path) from error
+                raise disk.failed(error, path) from error
             if offset < until:
                 self.refresh()
                 if self._segment(offset, end)[0] == base:
-                    damaged(path, position, offset, "the record is missing or not as it was written")
+                    disk.damaged(path, position, offset, "the record is missing or not as it was written")
 
     def _segment(self, offset: int, end: int) -> tuple[int, int]:
         """The segment that holds an offset, and how far it can be read: to ``end`` or to the next segment."""
@@ -252,7 +240,7 @@ class LogReader:
         end = self.end
         self.refresh()
         for base in self._bases:
-            with failing(self._path(base)):
+            with disk.failing(self._path(base)):
                 entries = self._index(base)
                 if base != self._bases[-1] and entries[-1].latest < time_ms:
                     continue
@@ -270,7 +258,7 @@ class LogReader:
     def _index(self, base: int) -> list[IndexEntry]:
         index = self._indexes.get(base)
         if index is None:
-            index = load(self._files, f"{self._folder}/{name(base, INDEX)}", base)
+            index = load(self._files, f"{self._folder}/{disk.name(base, disk.INDEX)}", base)
             if base != self._bases[-1]:
                 if len(self._indexes) >= CACHED_SEGMENTS_MAX:
                     self._indexes.clear()
@@ -286,13 +274,13 @@ class LogReader:
                 latest = max(latest, max(record.time_ms for record in records))
                 entries.append(IndexEntry(records[-1].offset + 1, stop, latest))
             if self._durable is not None:
-                writer = IndexWriter(self._files, f"{self._folder}/{name(base, INDEX)}", entries)
+                writer = IndexWriter(self._files, f"{self._folder}/{disk.name(base, disk.INDEX)}", entries)
                 writer.rewrite()
                 writer.close()
         return entries
 
     def _path(self, base: int) -> str:
-        return f"{self._folder}/{name(base, SEGMENT)}"
+        return disk.segment(self._folder, base)
 
 
 def _removed(folder: str, offset: int, first: int) -> Misuse:

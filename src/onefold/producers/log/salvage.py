@@ -19,21 +19,8 @@ from itertools import groupby
 from operator import attrgetter
 
 from onefold.errors import Misuse
-from onefold.producers.log.files import (
-    MARK,
-    REAL,
-    SEGMENT,
-    START,
-    File,
-    Files,
-    Snapshots,
-    failing,
-    name,
-    numbers,
-    pack_mark,
-    read_mark,
-    write_start,
-)
+from onefold.producers.log import disk
+from onefold.producers.log.disk import File, Files, Snapshots
 from onefold.producers.log.frames import END, encode, headers, walk
 from onefold.producers.log.port import Draft, LogRecord
 from onefold.producers.log.segments import SEGMENT_BYTES
@@ -127,7 +114,7 @@ class Findings:
         return "\n".join(lines)
 
 
-def verify(path: str | os.PathLike[str], *, files: Files = REAL, now_ms: int | None = None) -> Findings:
+def verify(path: str | os.PathLike[str], *, files: Files = disk.REAL, now_ms: int | None = None) -> Findings:
     """Read a whole log and say what is wrong with it; changes nothing. Cost: about 2 us a record.
 
     ``now_ms``: what time it is, so that records of the future are seen too.
@@ -143,7 +130,11 @@ def verify(path: str | os.PathLike[str], *, files: Files = REAL, now_ms: int | N
 
 
 def salvage(
-    path: str | os.PathLike[str], to: str | os.PathLike[str], *, segment_bytes: int = SEGMENT_BYTES, files: Files = REAL
+    path: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    segment_bytes: int = SEGMENT_BYTES,
+    files: Files = disk.REAL,
 ) -> Findings:
     """Copy every whole record and snapshot into a new log in ``to``, an empty folder or none; say what is lost.
 
@@ -152,7 +143,7 @@ def salvage(
     findings, folder = Findings(os.fspath(path)), os.fspath(to)
     if files.list(folder):
         raise Misuse(f"{folder} is not empty: a salvaged log needs a folder of its own", path=folder)
-    with failing(folder):
+    with disk.failing(folder):
         files.make_folder(folder)
         copy: _Copy | None = None
         for records in _whole_records(files, findings):
@@ -173,16 +164,16 @@ def salvage(
 def _whole_records(files: Files, findings: Findings) -> Iterator[list[LogRecord]]:
     """Every whole record, in order; what lies between them is noted in the findings."""
     folder = findings.path
-    with failing(folder):
-        bases = numbers(files, folder, SEGMENT)
+    with disk.failing(folder):
+        bases = disk.numbers(files, folder, disk.SEGMENT)
         snapshots = Snapshots(files, folder, _ALL)
         for position in snapshots.positions():
             whole = snapshots.get(position) is not None
             (findings.snapshots if whole else findings.snapshots_damaged).append(position)
-        known_end = max([read_mark(files, folder) or 0, *findings.snapshots])
+        known_end = max([disk.read_mark(files, folder) or 0, *findings.snapshots])
         if not bases and not known_end:
             raise Misuse(f"there is no log in {folder}", path=folder)
-        first, begins = bases[0] if bases else 0, read_mark(files, folder, START)
+        first, begins = bases[0] if bases else 0, disk.read_mark(files, folder, disk.START)
         findings.start_known = begins is not None or not first
         findings.start = findings.end = first if begins is None else min(first, begins)
         position = 0
@@ -190,7 +181,7 @@ def _whole_records(files: Files, findings: Findings) -> Iterator[list[LogRecord]
         for base in bases:
             if base > findings.end:
                 _note(findings, path, position, base)
-            path = f"{folder}/{name(base, SEGMENT)}"
+            path = disk.segment(folder, base)
             position = 0
             for records, at, stop in _segment(files, path, base, findings.end):
                 position = stop
@@ -238,7 +229,7 @@ class _Copy:
         self._file = self._new()
 
     def _new(self) -> File:
-        return self._files.open(f"{self._folder}/{name(self._base, SEGMENT)}", new=True)
+        return self._files.open(disk.segment(self._folder, self._base), new=True)
 
     def add(self, records: list[LogRecord]) -> None:
         for time_ms, group in groupby(records, attrgetter("time_ms")):
@@ -256,9 +247,9 @@ class _Copy:
     def finish(self) -> None:
         self._file.sync()
         self._file.close()
-        mark = self._files.open(f"{self._folder}/{MARK}", new=True)
-        mark.write(pack_mark(self._end), 0)
+        mark = self._files.open(f"{self._folder}/{disk.MARK}", new=True)
+        mark.write(disk.pack_mark(self._end), 0)
         mark.sync()
         mark.close()
-        write_start(self._files, self._folder, self._start)
+        disk.write_start(self._files, self._folder, self._start)
         self._files.sync_folder(self._folder)

@@ -29,28 +29,9 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from onefold.errors import Damaged, Misuse, StoreFailed
+from onefold.producers.log import disk
 from onefold.producers.log import reader as index
-from onefold.producers.log.files import (
-    INDEX,
-    LOCK,
-    MARK,
-    REAL,
-    SEGMENT,
-    START,
-    TORN,
-    TORN_FOLDER,
-    File,
-    Files,
-    Snapshots,
-    damaged,
-    failed,
-    failing,
-    name,
-    numbers,
-    pack_mark,
-    read_mark,
-    write_start,
-)
+from onefold.producers.log.disk import File, Files, Snapshots
 from onefold.producers.log.frames import END, HEAD_BYTES_MAX, encode, header, headers, walk, was_durable
 from onefold.producers.log.port import Draft, LogRecord
 from onefold.producers.log.reader import IndexEntry, IndexWriter, LogReader
@@ -86,23 +67,25 @@ def find_end(files: Files, folder: str, bases: list[int], start: int, mark: int)
     for base, following in zip(bases[first:-1], bases[first + 1 :], strict=True):
         tail = _follow(files, folder, base, max(base, start), following)
         if tail.end != following:
-            path = f"{folder}/{name(base, SEGMENT)}"
-            damaged(path, tail.position, tail.end, "the record is missing or not as it was written")
+            path = disk.segment(folder, base)
+            disk.damaged(path, tail.position, tail.end, "the record is missing or not as it was written")
     tail = _follow(files, folder, bases[-1], max(bases[-1], start), END)
-    path = f"{folder}/{name(tail.base, SEGMENT)}"
+    path = disk.segment(folder, tail.base)
     if tail.end < max(mark, start):
-        damaged(path, tail.position, tail.end, f"records up to {max(mark, start)} were acknowledged and are not there")
+        disk.damaged(
+            path, tail.position, tail.end, f"records up to {max(mark, start)} were acknowledged and are not there"
+        )
     if was_durable(files, path, tail.base, tail.position):
-        damaged(path, tail.position, tail.end, "the record is not as it was written, and later ones are")
+        disk.damaged(path, tail.position, tail.end, "the record is not as it was written, and later ones are")
     stray = header(files.read(path, tail.position, HEAD_BYTES_MAX), 0, tail.position, tail.base)
     if stray is not None and stray.offset != tail.end:
-        damaged(path, tail.position, tail.end, f"the record there has the offset {stray.offset}")
+        disk.damaged(path, tail.position, tail.end, f"the record there has the offset {stray.offset}")
     return tail
 
 
 def _follow(files: Files, folder: str, base: int, offset: int, end: int) -> Tail:
-    path = f"{folder}/{name(base, SEGMENT)}"
-    entries = index.load(files, f"{folder}/{name(base, INDEX)}", base)
+    path = disk.segment(folder, base)
+    entries = index.load(files, f"{folder}/{disk.name(base, disk.INDEX)}", base)
     entry = index.before(entries, max(base, offset - 1))  # at least one frame has to be where the index says
     tail = _walk(files, path, base, entry, entries, end)
     if tail.end == entry.offset and entry.position:  # no frame where the index points: it is not believed
@@ -133,12 +116,12 @@ def make_sure(files: Files, folder: str, file: File, tail: Tail, mark: int) -> N
     before the sync) or even marked clean there without being written (its sync failed). So a group beyond the mark is
     written once more in its place, and synced. A crash at any point of this leaves what was there before.
     """
-    path = f"{folder}/{name(tail.base, SEGMENT)}"
+    path = disk.segment(folder, tail.base)
     torn = files.read(path, tail.position).rstrip(b"\0")  # zeros are room that was made ahead
     if torn:
         # Only a courtesy: these bytes were never acknowledged, and a full disk must not keep the log shut.
         with suppress(OSError):
-            _keep_aside(files, f"{folder}/{TORN_FOLDER}", tail.end, torn)
+            _keep_aside(files, f"{folder}/{disk.TORN_FOLDER}", tail.end, torn)
     if mark < tail.end:
         file.write(files.read(path, tail.group, tail.position - tail.group), tail.group)
     file.truncate(tail.position)
@@ -160,12 +143,12 @@ def cut_back(files: Files, path: str, file: File, position: int) -> None:
 
 def _keep_aside(files: Files, folder: str, offset: int, torn: bytes) -> None:
     files.make_folder(folder)
-    names = [file_name for file_name in files.list(folder) if file_name.endswith(TORN)]
+    names = [file_name for file_name in files.list(folder) if file_name.endswith(disk.TORN)]
     for old in names[: max(0, len(names) + 1 - TORN_COUNT_MAX)]:
         files.unlink(f"{folder}/{old}")
-    same = [int(old[21 : -len(TORN)]) for old in names if old.startswith(name(offset, "-"))]
+    same = [int(old[21 : -len(disk.TORN)]) for old in names if old.startswith(disk.name(offset, "-"))]
     number = max(same, default=0) + 1
-    file = files.open(f"{folder}/{name(offset, f'-{number:03d}{TORN}')}", new=True)
+    file = files.open(f"{folder}/{disk.name(offset, f'-{number:03d}{disk.TORN}')}", new=True)
     try:
         file.write(torn, 0)
         file.sync()
@@ -211,12 +194,12 @@ def remove(files: Files, folder: str, bases: list[int], limit: int) -> None:
     """
     start = max((base for base in bases if base <= limit), default=bases[0])
     if start > bases[0]:
-        write_start(files, folder, start)
+        disk.write_start(files, folder, start)
     while len(bases) > 1 and bases[1] <= limit:
         files.sync_folder(folder)  # the removal before this one, also if that was in a call that failed
         with suppress(FileNotFoundError):
-            files.unlink(f"{folder}/{name(bases[0], INDEX)}")
-        files.unlink(f"{folder}/{name(bases[0], SEGMENT)}")
+            files.unlink(f"{folder}/{disk.name(bases[0], disk.INDEX)}")
+        files.unlink(f"{folder}/{disk.name(bases[0], disk.SEGMENT)}")
         del bases[0]
     files.sync_folder(folder)
 
@@ -238,7 +221,7 @@ class SegmentLog:
         *,
         segment_bytes: int = SEGMENT_BYTES,
         snapshots_kept: int = SNAPSHOTS_KEPT,
-        files: Files = REAL,
+        files: Files = disk.REAL,
     ) -> None:
         """Open the log in ``path``, made if it is not there. `StoreFailed` if another process writes it."""
         if segment_bytes < 1 or snapshots_kept < 1:
@@ -250,7 +233,7 @@ class SegmentLog:
         self._broken = False
         self._held: list[File] = []
         try:
-            with failing(self._folder):
+            with disk.failing(self._folder):
                 self._open()
         except BaseException:
             self._release()
@@ -260,20 +243,20 @@ class SegmentLog:
         files, folder = self._files, self._folder
         files.make_folder(folder)
         try:
-            self._held.append(files.lock(f"{folder}/{LOCK}"))
+            self._held.append(files.lock(f"{folder}/{disk.LOCK}"))
         except BlockingIOError as error:
             cause = "another process writes this log"
             raise StoreFailed(f"{folder}: {cause}", cause=cause, path=folder) from error
         self._snapshots.open()
-        snapshot, mark = self._snapshots.newest(), read_mark(files, folder) or 0
-        bases = self._bases = numbers(files, folder, SEGMENT)
+        snapshot, mark = self._snapshots.newest(), disk.read_mark(files, folder) or 0
+        bases = self._bases = disk.numbers(files, folder, disk.SEGMENT)
         if not bases:
             if mark or self._snapshots.positions():
                 raise Damaged(f"{folder}: no segment is left", path=folder, position=0)
             files.open(self._path(0), new=True).close()
             bases.append(0)
-        if read_mark(files, folder, START) is None:
-            write_start(files, folder, bases[0])
+        if disk.read_mark(files, folder, disk.START) is None:
+            disk.write_start(files, folder, bases[0])
         # Names that a killed writer made may be in this machine's memory only.
         files.sync_folder(folder)
         position = 0 if snapshot is None else snapshot.position
@@ -287,11 +270,11 @@ class SegmentLog:
         self._held.append(self._file)
         make_sure(files, folder, self._file, tail, mark)
         self._room = self._position
-        self._index = IndexWriter(files, f"{folder}/{name(self._base, INDEX)}", entries)
+        self._index = IndexWriter(files, f"{folder}/{disk.name(self._base, disk.INDEX)}", entries)
         self._index.rewrite()
-        self._mark = files.open(f"{folder}/{MARK}", new=True)
+        self._mark = files.open(f"{folder}/{disk.MARK}", new=True)
         self._held.append(self._mark)
-        self._mark.write(pack_mark(self._end), 0)
+        self._mark.write(disk.pack_mark(self._end), 0)
 
     @property
     def start(self) -> int:
@@ -333,12 +316,12 @@ class SegmentLog:
             self._broken = True
             with suppress(OSError):
                 self._repair()
-            raise failed(error, self._path(self._base)) from error
+            raise disk.failed(error, self._path(self._base)) from error
         self._position, self._end, self._broken = position, first + len(drafts), False
         if time_ms > self._latest:
             self._latest = time_ms
         try:
-            self._mark.write(pack_mark(self._end), 0)
+            self._mark.write(disk.pack_mark(self._end), 0)
         except OSError:  # the group is durable with or without the mark, but the next group has to wait for it
             self._broken = True
         return first
@@ -366,7 +349,7 @@ class SegmentLog:
         self._latest = index.NEVER
         self._bases.append(base)
         begin = IndexEntry(base, 0, index.NEVER)
-        self._index = IndexWriter(files, f"{self._folder}/{name(base, INDEX)}", [begin])
+        self._index = IndexWriter(files, f"{self._folder}/{disk.name(base, disk.INDEX)}", [begin])
 
     def _repair(self) -> None:
         """Bring file and mark to what was acknowledged, through a descriptor that has not seen the failure."""
@@ -374,7 +357,7 @@ class SegmentLog:
         file = self._files.open(path)
         try:
             cut_back(self._files, path, file, self._position)
-            self._mark.write(pack_mark(self._end), 0)
+            self._mark.write(disk.pack_mark(self._end), 0)
         except BaseException:
             file.close()
             raise
@@ -410,7 +393,7 @@ class SegmentLog:
     def trim(self, before_offset: int) -> int:
         """Remove whole segments below an offset, as far as no kept snapshot needs them; return the new ``start``."""
         self._check_open()
-        with failing(self._folder):
+        with disk.failing(self._folder):
             limit = min(before_offset, self._snapshots.safe_position())
             remove(self._files, self._folder, self._bases, limit)
         return self.start
@@ -422,7 +405,7 @@ class SegmentLog:
         older than ``before_ms`` is closed now, so that it can go when all of it is. Returns the new ``start``.
         """
         self._check_open()
-        with failing(self._folder):
+        with disk.failing(self._folder):
             if before_ms is not None and self._end > self._base and not self._broken:
                 first, last = (next(self.read(at, at + 1)).time_ms for at in (self._base, self._end - 1))
                 if min(first, last) < before_ms:  # the first one's clock may have been ahead
@@ -452,4 +435,4 @@ class SegmentLog:
             raise Misuse(f"{self._folder} was closed", path=self._folder)
 
     def _path(self, base: int) -> str:
-        return f"{self._folder}/{name(base, SEGMENT)}"
+        return disk.segment(self._folder, base)

@@ -181,6 +181,10 @@ def name(number: int, kind: str) -> str:
     return f"{number:020d}{kind}"
 
 
+def segment(folder: str, base: int) -> str:
+    return f"{folder}/{name(base, SEGMENT)}"
+
+
 def numbers(files: Files, folder: str, kind: str) -> list[int]:
     """The offsets that the files of one kind are named after, ascending; other files are not ours."""
     cut = -len(kind)
