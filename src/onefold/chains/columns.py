@@ -325,7 +325,11 @@ def classify(rows: Rows, jump_max_ms: int | None = None) -> tuple[Codes, Int64s]
     odd_ahead, below, above = ahead[odd], previous[odd] < head[odd], previous[odd] > head[odd]
     alone = previous[odd] == NO_PREVIOUS
     codes[odd] = np.where(odd_ahead, np.where(above, OPENS_GAP, AHEAD), _BEHIND)
-    codes[_copies(odd[~odd_ahead & ~alone], previous, order, top)] = SEEN
+    # A row that repeats, previous number and all, one that was newer than all before it was seen, whatever the gaps
+    # are: between that row's previous number and its own there is nothing unseen any more.
+    late = odd[~odd_ahead & ~alone]
+    same = np.searchsorted(top, order[late])  # the row that got so far first: theirs, or one that jumped over it
+    codes[late[(order[same] == order[late]) & (previous[same] == previous[late])]] = SEEN
     codes[odd[~odd_ahead & alone & (number[odd] == head[odd])]] = SEEN
     refusal = odd[odd_ahead & below & ~alone]
     if jump_max_ms is not None:
@@ -376,17 +380,6 @@ def walk(rows: Rows, codes: Codes, newest: Int64s, begin: Callable[[int], Packed
     return judged
 
 
-def _copies(rows: Int64s, previous: Int64s, order: Order, top: Order) -> Int64s:
-    """Which of these rows repeat, previous number and all, one that was newer than all before it.
-
-    Between that row's previous number and its own there is nothing unseen any more, so the copy was seen, whatever the
-    gaps are.
-    """
-    same = np.searchsorted(top, order[rows])  # the row that got so far first: theirs, or one that jumped over it
-    copies: Int64s = rows[(order[same] == order[rows]) & (previous[same] == previous[rows])]
-    return copies
-
-
 def _first_rows(starts: Int64s, rows: Int64s) -> Int64s:
     return starts[np.searchsorted(starts, rows, "right") - 1]
 
@@ -433,12 +426,6 @@ class Chains(NamedTuple):
     def none(cls) -> Chains:
         return cls(*(np.empty(0, np.int64) for _ in cls._fields))
 
-    def append(self, key: Int64s, key_check: Int64s, forgotten: Int64s) -> Chains:
-        """These chains too, at the end; a copy, in which heads and times can be set."""
-        blank = np.full(len(key), START, np.int64)
-        added = (key, key_check, blank, blank, forgotten)
-        return Chains(*(np.concatenate(pair) for pair in zip(self, added, strict=True)))
-
 
 class GapRows(NamedTuple):
     """One row per gap: sorted by the place of the chain it belongs to, and ascending within a chain."""
@@ -450,10 +437,6 @@ class GapRows(NamedTuple):
     @classmethod
     def none(cls) -> GapRows:
         return cls(*(np.empty(0, np.int64) for _ in cls._fields))
-
-    @classmethod
-    def joined(cls, parts: list[GapRows]) -> GapRows:
-        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def take(self, rows: Bools | Int64s) -> GapRows:
         return GapRows(*(column[rows] for column in self))
@@ -552,8 +535,14 @@ class ChainBank:
             codes[full] = STATE_FULL
         if len(good):
             codes[good] = self._judge(messages if len(good) == len(codes) else messages.take(good), now_ms)
-        if self._idle_ms is not None:
-            self._shrink(now_ms - self._idle_ms)
+        if self._idle_ms is not None:  # chains not heard from for so long give up their gaps
+            idle = self._chains.heard_ms < now_ms - self._idle_ms
+            torn = np.zeros(len(self), np.bool_)
+            torn[self._gaps.owner[self._gaps.lower >= 0]] = True  # one with nothing missing is small already
+            forget = (idle & torn)[self._gaps.owner]
+            if forget.any():
+                np.maximum.at(self._chains.forgotten, self._gaps.owner[forget], self._gaps.upper[forget])
+                self._gaps = self._gaps.take(~forget)
         return codes
 
     def _judge(self, messages: ChainMessages, now_ms: int) -> Codes:
@@ -638,7 +627,9 @@ class ChainBank:
         at[new] = len(self) + np.arange(len(new))
         touched = np.fromiter(visited, np.int64, len(visited))
         reach, untouched = self._beginnings(names.take(new), np.flatnonzero(np.isin(new, touched)))
-        chains = self._chains.append(names.key[new], names.key_check[new], reach)
+        blank = np.full(len(new), START, np.int64)
+        added = (names.key[new], names.key_check[new], blank, blank, reach)
+        chains = Chains(*(np.concatenate(pair) for pair in zip(self._chains, added, strict=True)))
         chains.head[at] = heads
         chains.heard_ms[at] = now_ms
         below = GapRows(at[new[untouched.owner]], untouched.lower, untouched.upper)
@@ -650,7 +641,8 @@ class ChainBank:
             np.array([lower for _, lowers, _ in memories for lower in lowers], np.int64),
             np.array([upper for _, _, uppers in memories for upper in uppers], np.int64),
         )
-        self._chains, self._gaps = sorted_by_name(chains, GapRows.joined([untouched_before, below, changed]))
+        gaps = (np.concatenate(columns) for columns in zip(untouched_before, below, changed, strict=True))
+        self._chains, self._gaps = sorted_by_name(chains, GapRows(*gaps))
 
     def _beginnings(self, first: ChainMessages, visited: Int64s) -> tuple[Int64s, GapRows]:
         """What is remembered of new chains whose gaps were not touched: the gap below their first message."""
@@ -661,16 +653,6 @@ class ChainBank:
         chain = np.delete(np.arange(len(below)), visited)
         lower: Int64s = np.where(first.previous == NO_PREVIOUS, UNNAMED, START).astype(np.int64)
         return reach, GapRows(chain, lower[chain], below[chain])
-
-    def _shrink(self, before_ms: int) -> None:
-        """Let chains that were last heard before this time give up their gaps."""
-        idle = self._chains.heard_ms < before_ms
-        torn = np.zeros(len(self), np.bool_)
-        torn[self._gaps.owner[self._gaps.lower >= 0]] = True  # one with nothing missing is small already
-        forget = (idle & torn)[self._gaps.owner]
-        if forget.any():
-            np.maximum.at(self._chains.forgotten, self._gaps.owner[forget], self._gaps.upper[forget])
-            self._gaps = self._gaps.take(~forget)
 
     def snapshot(self) -> bytes:
         """All that is remembered, as bytes; the settings are not in it."""

@@ -205,7 +205,16 @@ def decode(data: bytes) -> OrderedState:
         )
     except (ValueError, TypeError, Misuse, RecursionError) as error:
         raise BadInput(f"not an ordered-chain snapshot: {error}") from error
-    _refuse_disorder(state)
+    bounds = [*filter(None, [state.forgotten]), *(bound for lost in state.given_up for bound in lost), state.last]
+    for number, previous, _ in state.held:
+        bounds += [number] if previous is None else [previous, number]
+    for lower, upper in pairwise(bounds):
+        if lower > upper:
+            raise BadInput(f"ordered-chain snapshot: bounds descend from {lower} to {upper}", lower=lower, upper=upper)
+    numbers = {number for number, _, _ in state.held}
+    gap_fits = gap.upper in numbers if gap else not numbers
+    if not gap_fits or len(numbers) < len(state.held) or (numbers and state.floor is None):
+        raise BadInput(f"ordered-chain snapshot: {len(state.held)} held do not fit the gap {gap}", gap=gap)
     return state
 
 
@@ -222,19 +231,6 @@ def _number(value: Any) -> Number:
 
 def _number_or_none(value: Any) -> Number | None:
     return None if value is None else _number(value)
-
-
-def _refuse_disorder(state: OrderedState) -> None:
-    bounds = [*filter(None, [state.forgotten]), *(bound for gap in state.given_up for bound in gap), state.last]
-    for number, previous, _ in state.held:
-        bounds += [number] if previous is None else [previous, number]
-    for lower, upper in pairwise(bounds):
-        if lower > upper:
-            raise BadInput(f"ordered-chain snapshot: bounds descend from {lower} to {upper}", lower=lower, upper=upper)
-    numbers = {number for number, _, _ in state.held}
-    gap_fits = state.gap.upper in numbers if state.gap else not numbers
-    if not gap_fits or len(numbers) < len(state.held) or (numbers and state.floor is None):
-        raise BadInput(f"ordered-chain snapshot: {len(state.held)} held do not fit the gap {state.gap}", gap=state.gap)
 
 
 class OrderedChain(Generic[M]):
@@ -268,7 +264,7 @@ class OrderedChain(Generic[M]):
         self._held: dict[Number, tuple[Number | None, M]] = {}
         self._gap: OpenGap | None = None
         self._given_up: Gaps[Number] = Gaps()
-        self._forgotten: Number | None = None
+        self.forgotten: Number | None = None  # how far the forgotten ranges reached
 
     @property
     def last(self) -> Number | None:
@@ -284,10 +280,6 @@ class OrderedChain(Generic[M]):
     def due_ms(self) -> int | None:
         """When the next `tick` has something to do; None while no gap is open. Nothing but a tick looks at it."""
         return None if self._gap is None else self._gap.due_ms
-
-    @property
-    def forgotten(self) -> Number | None:
-        return self._forgotten
 
     def given_up(self) -> list[tuple[Number, Number]]:
         """The ranges ``(lower, upper]`` that were given up and are remembered, ascending."""
@@ -371,7 +363,7 @@ class OrderedChain(Generic[M]):
     def _judge_late(self, previous: Number | None, number: Number, floor: Number) -> Answer:
         if number < floor:
             return rules.BEHIND_HEAD if previous is None else rules.BELOW_FLOOR
-        if self._forgotten is not None and number <= self._forgotten:
+        if self.forgotten is not None and number <= self.forgotten:
             return rules.FORGOTTEN
         if number in self._given_up:
             return rules.GIVEN_UP
@@ -410,13 +402,13 @@ class OrderedChain(Generic[M]):
         if self._last < upper:
             self._given_up.append(self._last, upper)
         if len(self._given_up) > self.settings.gap_count_max:
-            self._forgotten = self._given_up.drop_lowest()
+            self.forgotten = self._given_up.drop_lowest()
 
     def snapshot(self) -> bytes:
         """Everything, settings and held messages included; these must be bytes or JSON values, else `Misuse`."""
         messages = [(number, *self._held[number]) for number in self._numbers]
         return encode(
-            OrderedState(self.settings, self._floor, self._last, self._forgotten, self.given_up(), messages, self._gap)
+            OrderedState(self.settings, self._floor, self._last, self.forgotten, self.given_up(), messages, self._gap)
         )
 
     @classmethod
@@ -424,7 +416,7 @@ class OrderedChain(Generic[M]):
         """A chain that goes on exactly where ``snapshot`` was taken; foreign bytes raise `BadInput`."""
         state = decode(data)
         chain: OrderedChain[Any] = cls(**state.settings._asdict())
-        chain._floor, chain._last, chain._forgotten = state.floor, state.last, state.forgotten
+        chain._floor, chain._last, chain.forgotten = state.floor, state.last, state.forgotten
         chain._given_up, chain._gap = Gaps(state.given_up), state.gap
         chain._numbers = [number for number, _, _ in state.held]
         chain._held = {number: (previous, message) for number, previous, message in state.held}

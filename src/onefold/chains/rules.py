@@ -299,7 +299,7 @@ class ChainDetector:
     [((7, 1), (9, 0))]
     """
 
-    __slots__ = ("_floor_named", "_forgotten", "_gaps", "_head", "floor", "gap_count_max", "jump_max_ms")
+    __slots__ = ("_floor_named", "_gaps", "floor", "forgotten", "gap_count_max", "head", "jump_max_ms")
 
     def __init__(
         self, *, gap_count_max: int = GAP_COUNT_MAX, floor: Floor = "first", jump_max_ms: int | None = None
@@ -308,27 +308,19 @@ class ChainDetector:
         mute a chain; where ``judge`` is given no arrival time, ahead of the newest number seen. None: no such limit.
         """
         self.gap_count_max, self.floor, self.jump_max_ms = ChainSettings(gap_count_max, floor, jump_max_ms).checked()
-        self._head: Number | None = None
+        self.head: Number | None = None  # the newest number seen
         self._gaps: Gaps[Number] = Gaps()
-        self._forgotten: Number | None = None
+        self.forgotten: Number | None = None  # how far the forgotten gaps reached
         self._floor_named = False  # is the upper end of (-inf, floor] a message, or only the place below one?
-
-    @property
-    def head(self) -> Number | None:
-        return self._head
-
-    @property
-    def forgotten(self) -> Number | None:
-        return self._forgotten
 
     def judge(self, previous: Number | None, number: Number, arrival_ms: int | None = None) -> Answer:
         """Judge one message and remember it. Never raises on a message, whatever it holds."""
-        if previous is not None and previous == self._head and self.jump_max_ms is None:
+        if previous is not None and previous == self.head and self.jump_max_ms is None:
             timestamp, sequence = number if type(number) is tuple and len(number) == 2 else (None, None)
             if type(timestamp) is int and type(sequence) is int and -1 < sequence <= PART_MAX >= timestamp > -1:
                 if previous >= number:
                     return BAD_NUMBERING
-                self._head = number
+                self.head = number
                 return IN_ORDER
         return self._judge(previous, number, arrival_ms)
 
@@ -342,25 +334,25 @@ class ChainDetector:
         if previous is not None and previous >= number:
             return BAD_NUMBERING
         if self.jump_max_ms is not None:
-            reference = arrival_ms if arrival_ms is not None else self._head and self._head[0]
+            reference = arrival_ms if arrival_ms is not None else self.head and self.head[0]
             if reference is not None and number[0] - reference > self.jump_max_ms:
                 return JUMP_TOO_FAR
-        if self._head is None:
+        if self.head is None:
             self._gaps.append(START, just_below(number) if previous is None else previous)
             self._floor_named = previous is not None
-            self._head = number
+            self.head = number
             self._forget()
             return NEW_CHAIN
-        if self._forgotten is not None and number <= self._forgotten:
+        if self.forgotten is not None and number <= self.forgotten:
             return FORGOTTEN
         return self._without_previous(number) if previous is None else self._with_previous(previous, number)
 
     def _with_previous(self, previous: Number, number: Number) -> Answer:
-        head = cast(Number, self._head)
+        head = cast(Number, self.head)
         if number > head:
             if previous < head:
                 return GAP_MISMATCH
-            self._head = number
+            self.head = number
             if previous == head:
                 return IN_ORDER
             self._gaps.append(head, previous)
@@ -380,9 +372,9 @@ class ChainDetector:
         return FILLS_GAP
 
     def _without_previous(self, number: Number) -> Answer:
-        head = cast(Number, self._head)
+        head = cast(Number, self.head)
         if number >= head:
-            self._head = number
+            self.head = number
             return AHEAD if number > head else SEEN
         if not self._has_floor:
             return BEHIND_HEAD
@@ -405,7 +397,7 @@ class ChainDetector:
         while len(self._gaps) + 1 - self._floor_hidden > self.gap_count_max:
             if self._floor_hidden:
                 self._gaps.drop_lowest()
-            self._forgotten = self._gaps.drop_lowest()
+            self.forgotten = self._gaps.drop_lowest()
 
     @property
     def _has_floor(self) -> bool:
@@ -417,9 +409,7 @@ class ChainDetector:
 
     def gaps(self) -> list[tuple[Number, Number | None]]:
         """The state: every ``(lower, upper]``, ascending; an upper end of None is infinity."""
-        if self._head is None:
-            return []
-        return [*list(self._gaps)[self._floor_hidden :], (self._head, None)]
+        return [] if self.head is None else [*list(self._gaps)[self._floor_hidden :], (self.head, None)]
 
     def missing(self) -> list[tuple[Number, Number]]:
         """The ranges to ask a resend for, both ends inclusive: what is known to exist and was not seen."""
@@ -433,42 +423,40 @@ class ChainDetector:
 
         What either has forgotten stays UNSURE. Cost: O(gaps of both).
         """
-        if other._head is None:
+        if other.head is None:
             return self
-        if self._head is None:
-            self._head, self._gaps, self._floor_named = other._head, Gaps(other._gaps), other._floor_named
+        if self.head is None:
+            self.head, self._gaps, self._floor_named = other.head, Gaps(other._gaps), other._floor_named
         else:
             floors = [(d._gaps.uppers[0], not d._floor_named) for d in (self, other) if d._has_floor]
             self._floor_named = bool(floors) and not min(floors)[1]
-            unseen = self._unseen().intersection(other._unseen())
-            self._head = unseen.lowers.pop()
+            mine, others = (Gaps([*d._gaps, (cast(Number, d.head), cast(Number, INFINITY))]) for d in (self, other))
+            unseen = mine.intersection(others)
+            self.head = unseen.lowers.pop()
             unseen.uppers.pop()
             self._gaps = unseen
-        self._forgotten = max(filter(None, (self._forgotten, other._forgotten)), default=None)
+        self.forgotten = max(filter(None, (self.forgotten, other.forgotten)), default=None)
         self._forget()
         return self
-
-    def _unseen(self) -> Gaps[Number]:
-        return Gaps([*self._gaps, (cast(Number, self._head), cast(Number, INFINITY))])
 
     def snapshot(self) -> bytes:
         """Everything, settings included, in a few bytes; see `encode`."""
         settings = ChainSettings(self.gap_count_max, self.floor, self.jump_max_ms)
-        return encode(State(settings, self._head, self._forgotten, self._floor_named, list(self._gaps)))
+        return encode(State(settings, self.head, self.forgotten, self._floor_named, list(self._gaps)))
 
     @classmethod
     def restore(cls, data: bytes) -> ChainDetector:
         """A detector that goes on exactly where ``snapshot`` was taken; foreign bytes raise `BadInput`."""
         state = decode(data)
         detector = cls(**state.settings._asdict())
-        detector._head, detector._forgotten, detector._floor_named = state.head, state.forgotten, state.floor_named
+        detector.head, detector.forgotten, detector._floor_named = state.head, state.forgotten, state.floor_named
         detector._gaps = Gaps(state.gaps)
         return detector
 
     def __str__(self) -> str:
-        if self._head is None:
+        if self.head is None:
             return "(-inf, inf]"
-        forgot = [] if self._forgotten is None else [f"forgot {text(self._forgotten)}"]
+        forgot = [] if self.forgotten is None else [f"forgot {text(self.forgotten)}"]
         gaps = [f"({text(lower)}, {'inf' if upper is None else text(upper)}]" for lower, upper in self.gaps()]
         return " ".join(forgot + gaps)
 
