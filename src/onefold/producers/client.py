@@ -166,7 +166,16 @@ class Remote:
         self._expected: deque[tuple[int, int]] = deque()
         self._request = 0
         try:
-            self.session, self.limits = _greeted(url, self._socket.greeting)
+            fields = read_json(self._socket.greeting, "the greeting")
+            numbers = (int(fields[key]) for key in ("epoch", "last_sequence_id", "floor"))
+            self.session = ProducerSession(str(fields["name"]), *numbers)
+            messages_max = min(int(fields["batch_messages_max"]), BATCH_MESSAGES_MAX)
+            bytes_max = min(int(fields["batch_bytes_max"]), BATCH_BYTES_MAX)
+            self.limits = ClientLimits(int(fields["message_bytes_max"]), messages_max, bytes_max, OUTSTANDING_MAX)
+        except (BadInput, ValueError, KeyError, TypeError, OverflowError) as error:
+            self.close()
+            greeting = self._socket.greeting[:100]
+            raise Misuse(f"{url}: not an ingest server: it greets with {greeting!r}", url=url) from error
         except BaseException:
             self.close()
             raise
@@ -184,28 +193,14 @@ class Remote:
         if reply.status == WireStatus.REFUSED:
             raise Misuse(f"{self._socket.url}: refused: {reply.text}")
         if reply.status != WireStatus.OK and not reply.receipts:
-            raise (Busy if reply.status == WireStatus.BUSY else StoreFailed)(
-                f"{self._socket.url}: {reply.text or 'busy'}"
-            )
+            kind = Busy if reply.status == WireStatus.BUSY else StoreFailed
+            raise kind(f"{self._socket.url}: {reply.text or 'busy'}")
         if len(reply.receipts) != count:
             raise BadInput(f"{self._socket.url}: {len(reply.receipts)} receipts for {count} messages")
         return [Receipt(*receipt) for receipt in reply.receipts]
 
     def close(self) -> None:
         self._socket.close()
-
-
-def _greeted(url: str, greeting: str | bytes) -> tuple[ProducerSession, ClientLimits]:
-    try:
-        fields = read_json(greeting, "the greeting")
-        session = ProducerSession(
-            str(fields["name"]), *(int(fields[key]) for key in ("epoch", "last_sequence_id", "floor"))
-        )
-        messages_max = min(int(fields["batch_messages_max"]), BATCH_MESSAGES_MAX)
-        bytes_max = min(int(fields["batch_bytes_max"]), BATCH_BYTES_MAX)
-        return session, ClientLimits(int(fields["message_bytes_max"]), messages_max, bytes_max, OUTSTANDING_MAX)
-    except (BadInput, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise Misuse(f"{url}: not an ingest server: it greets with {greeting[:100]!r}", url=url) from error
 
 
 class Way:
@@ -385,7 +380,17 @@ class Sender:
                 return step()
             except TROUBLE as error:
                 self._disconnect()
-                self._wait_or_die(error)
+                now = monotonic()
+                since = self._trouble_since = now if self._trouble_since is None else self._trouble_since
+                remaining = float("inf") if self._retry_s is None else since + self._retry_s - now
+                if remaining > 0:
+                    self._closing.wait(min(self._pause_s * random.uniform(0.5, 1), remaining))
+                    self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+                    continue
+                text = f"gave up after {self._retry_s:g} s: {error}"
+                self.dead = ConnectionError(text)
+                if isinstance(error, OnefoldError):
+                    self.dead = type(error)(text, **error.values)
             except Exception as error:  # whatever it is: nobody may wait for ever
                 self._disconnect()
                 self.dead = error
@@ -393,17 +398,6 @@ class Sender:
     def _calm(self) -> None:
         self._trouble_since: float | None = None
         self._pause_s = PAUSE_S
-
-    def _wait_or_die(self, error: Exception) -> None:
-        now = monotonic()
-        since = self._trouble_since = now if self._trouble_since is None else self._trouble_since
-        remaining = float("inf") if self._retry_s is None else since + self._retry_s - now
-        if remaining <= 0:
-            text = f"gave up after {self._retry_s:g} s: {error}"
-            self.dead = type(error)(text, **error.values) if isinstance(error, OnefoldError) else ConnectionError(text)
-            return
-        self._closing.wait(min(self._pause_s * random.uniform(0.5, 1), remaining))
-        self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
     def _connect(self) -> None:
         if self._connection is not None:
@@ -571,18 +565,12 @@ class Producer:
         if not isinstance(payload, bytes | bytearray | memoryview):
             raise Misuse(f"a payload is bytes, not {type(payload).__name__}: encode it first")
         data = bytes(payload)
-        if len(data) > self.message_bytes_max:
-            raise Misuse(
-                f"a payload of {len(data):,} bytes: the topic takes {self.message_bytes_max:,}", size=len(data)
-            )
-        return self._sender.hand_over(data, self._number(sequence_id), wait=wait, awaited=awaited)
-
-    def _number(self, sequence_id: int | None) -> Callable[[], int]:
-        """What chooses the id, called under the queue's lock."""
+        if (size := len(data)) > self.message_bytes_max:
+            raise Misuse(f"a payload of {size:,} bytes: the topic takes {self.message_bytes_max:,}", size=size)
         if sequence_id is not None:
             _check(sequence_id)
 
-        def number() -> int:
+        def number() -> int:  # called under the queue's lock
             own = sequence_id is not None
             if self._own_ids is not None and self._own_ids != own:
                 raise Misuse("sequence ids: all messages of a producer carry their own, or none does")
@@ -597,7 +585,7 @@ class Producer:
             self._next = self._lowest = sequence + 1
             return sequence
 
-        return number
+        return self._sender.hand_over(data, number, wait=wait, awaited=awaited)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was handed over has an answer; False: not in that time.

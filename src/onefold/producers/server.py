@@ -73,9 +73,11 @@ class TopicDesk:
         return self.topic.problem
 
     def publish(self, producer: str, messages: Sequence[Message], epoch: int | None) -> Awaitable[list[Receipt]]:
+        self.topic.arrive(len(messages))
         return self._settled(self.topic.submit(producer, messages, epoch))
 
     def publish_keyed(self, key: str, payload: bytes) -> Awaitable[Receipt]:
+        self.topic.arrive(1)
         return self._settled(self.topic.submit_keyed(key, payload))
 
     async def connect(self, name: str | None) -> ProducerSession:
@@ -141,7 +143,7 @@ LOOKED_MAX: Final = 100_000
 """Records that are looked at for one page, wanted or not."""
 
 
-def page(topic: Topic, start: int, *, count_max: int, bytes_max: int, everything: bool) -> dict[str, Any]:
+def page(topic: Topic, start: int, count_max: int, bytes_max: int, everything: bool) -> dict[str, Any]:
     """The records from an offset on (-1: the first), within the limits but at least one, and where to go on.
 
     It reads files: call it in a thread.
@@ -216,18 +218,14 @@ class Service:
         defaults = None if deduplicate is None else replace(self.topics.defaults, deduplicate=deduplicate)
         try:
             topic = self.topics.topic(name, create=create, defaults=defaults)
-        except BadInput as error:
-            self._note(name, error)
-            raise Damaged(str(error), topic=name) from error  # it is not the client's input that is bad
         except Exception as error:
-            self._note(name, error)
+            if len(self._unopened) < PROBLEMS_MAX and (self.topics.root / name / FILE).is_file():
+                self._unopened[name] = str(error)
+            if isinstance(error, BadInput):  # it is not the client's input that is bad
+                raise Damaged(str(error), topic=name) from error
             raise
         self._unopened.pop(name, None)
         return topic
-
-    def _note(self, name: str, error: Exception) -> None:
-        if len(self._unopened) < PROBLEMS_MAX and (self.topics.root / name / FILE).is_file():
-            self._unopened[name] = str(error)
 
     def check_open(self) -> None:
         if self.closing:
@@ -235,9 +233,6 @@ class Service:
 
     def problems(self) -> dict[str, str]:
         return {name: desk.problem for name, desk in self.desks.items() if desk.problem is not None} | self._unopened
-
-    async def names(self) -> list[str]:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self.topics.names)
 
     async def tend(self) -> None:
         """See to what topics owe by the clock alone (snapshots, retention), for ever."""
@@ -307,24 +302,6 @@ NOT_BINARY: Final = 1003
 BEHIND: Final = "not judged: a request before it has to be sent again"
 
 
-async def serve(websocket: WebSocket, service: Service, desk: TopicDesk, name: str | None) -> None:
-    service.check_open()
-    session = await desk.connect(name)
-    await websocket.accept()
-    limits = service.limits
-    sizes = {"message_bytes_max": desk.topic.settings.message_bytes_max, "batch_messages_max": limits.messages_max,
-             "batch_bytes_max": limits.body_bytes_max}  # fmt: skip
-    await websocket.send_text(json.dumps({**session._asdict(), **sizes}))
-    connection = _Connection(websocket, service, desk, session)
-    service.sockets.add(connection)
-    if service.closing:  # since a moment ago
-        connection.stop()
-    try:
-        await connection.run()
-    finally:
-        service.sockets.discard(connection)
-
-
 class SocketRequest(NamedTuple):
     """A request that was read: its number, and its messages or why there are none."""
 
@@ -388,12 +365,9 @@ class _Connection:
                     await self._room.wait()
                 message = await self._websocket.receive()
                 if message["type"] == "websocket.disconnect":
-                    self._finish(1000, "")
-                    return
-                data = message.get("bytes")
-                if data is None:
-                    self._finish(NOT_BINARY, "a request is binary")
-                    return
+                    return self._finish(1000, "")
+                if (data := message.get("bytes")) is None:
+                    return self._finish(NOT_BINARY, "a request is binary")
                 request = self._decode(data)
                 self._read.append(request)
                 self._news.set()
@@ -450,7 +424,6 @@ class _Connection:
         if not together:
             return None
         name, epoch, _, _ = self._session
-        self._desk.topic.arrive(sum(len(request.messages) for request in together))
         try:
             receipts = await self._desk.publish(name, [m for request in together for m in request.messages], epoch)
         except Exception as error:
@@ -462,9 +435,8 @@ class _Connection:
             return await self._give_up(status)
         at = 0
         for request in together:
-            end = at + len(request.messages)
-            await self._websocket.send_bytes(encode_reply(request.number, WireStatus.OK, receipts[at:end]))
-            at = end
+            begin, at = at, at + len(request.messages)
+            await self._websocket.send_bytes(encode_reply(request.number, WireStatus.OK, receipts[begin:at]))
         if any(receipt.verdict == Verdict.UNSURE for receipt in receipts):
             return await self._give_up(WireStatus.BUSY)
         return None
@@ -502,7 +474,7 @@ class _Routes:
         return await self._service.desk(request.path_params["topic"], create=create)
 
     async def topics(self, request: Request) -> Response:
-        return http.answer({"topics": await self._service.names()})
+        return http.answer({"topics": await asyncio.to_thread(self._service.topics.names)})
 
     async def topic(self, request: Request) -> Response:
         return http.answer(_document(await self._desk(request, create=False)))
@@ -524,7 +496,6 @@ class _Routes:
             return await self._publish_batch(request)
         producer, epoch, messages = documents.publication(await request.body(), self._limits.messages_max)
         desk = await self._desk(request, create=self._service.create)
-        desk.topic.arrive(len(messages))
         receipts = await desk.publish(producer, messages, epoch)
         document = {"receipts": [documents.receipt_document(receipt) for receipt in receipts]}
         return http.answer(document, documents.http_status(receipts))
@@ -537,7 +508,6 @@ class _Routes:
             limits = self._limits
             batch = decode_request(body, messages_max=limits.messages_max, bytes_max=limits.body_bytes_max)
             desk = await self._desk(request, create=self._service.create)
-            desk.topic.arrive(len(batch.messages))
             receipts = await desk.publish(batch.producer, batch.messages, batch.epoch)
         except ClientDisconnect:
             raise
@@ -556,7 +526,6 @@ class _Routes:
             raise BadInput(f"Idempotency-Key: is {text}, must be 1 to {NAME_BYTES_MAX} printable ASCII characters")
         payload = await request.body()
         desk = await self._desk(request, create=self._service.create)
-        desk.topic.arrive(1)
         receipt = await desk.publish_keyed(key, payload)
         return http.answer(documents.receipt_document(receipt), documents.http_status([receipt]))
 
@@ -568,14 +537,25 @@ class _Routes:
         if kinds not in ("messages", "all"):
             raise BadInput(f"kinds: is {documents.shown(kinds)}, must be messages or all")
         topic = (await self._desk(request, create=False)).topic
-        document = await asyncio.to_thread(
-            page, topic, start, count_max=count, bytes_max=limits.body_bytes_max, everything=kinds == "all"
-        )
-        return http.answer(document)
+        return http.answer(await asyncio.to_thread(page, topic, start, count, limits.body_bytes_max, kinds == "all"))
 
     async def websocket(self, websocket: WebSocket) -> None:
-        desk = await self._desk(websocket, create=self._service.create)
-        await serve(websocket, self._service, desk, websocket.query_params.get("name"))
+        service, limits = self._service, self._limits
+        desk = await self._desk(websocket, create=service.create)
+        service.check_open()
+        session = await desk.connect(websocket.query_params.get("name"))
+        await websocket.accept()
+        sizes = {"message_bytes_max": desk.topic.settings.message_bytes_max, "batch_messages_max": limits.messages_max,
+                 "batch_bytes_max": limits.body_bytes_max}  # fmt: skip
+        await websocket.send_text(json.dumps({**session._asdict(), **sizes}))
+        connection = _Connection(websocket, service, desk, session)
+        service.sockets.add(connection)
+        if service.closing:  # since a moment ago
+            connection.stop()
+        try:
+            await connection.run()
+        finally:
+            service.sockets.discard(connection)
 
 
 def _document(desk: TopicDesk) -> dict[str, Any]:
