@@ -3,7 +3,7 @@
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from onefold.decoding import read_json
 from onefold.errors import BadInput
@@ -16,17 +16,11 @@ SHOWN_MAX: Final = 60
 """Characters of a foreign value that an error shows."""
 
 
-class Publication(NamedTuple):
-    producer: str
-    epoch: int | None
-    messages: list[Message]
-
-
-def publication(body: bytes, messages_max: int) -> Publication:
-    """Read the document of a publish.
+def publication(body: bytes, messages_max: int) -> tuple[str, int | None, list[Message]]:
+    """Read the document of a publish: producer, epoch and messages.
 
     >>> publication(b'{"producer": "p", "messages": [{"sequence": 0, "payload": {"a": 1}}]}', 10)
-    Publication(producer='p', epoch=None, messages=[(0, b'{"a":1}')])
+    ('p', None, [(0, b'{"a":1}')])
     >>> publication(b'{"producer": "p", "messages": [{"sequence": "x", "payload": 1}]}', 10)
     Traceback (most recent call last):
         ...
@@ -42,7 +36,7 @@ def publication(body: bytes, messages_max: int) -> Publication:
     producer = _name("producer", document["producer"])
     if epoch is not None and (type(epoch) is not int or not 0 <= epoch < 2**32):
         raise _wrong("epoch", epoch, "a whole number from 0 to 4,294,967,295, or null")
-    return Publication(producer, epoch, messages)
+    return producer, epoch, messages
 
 
 def producer_name(body: bytes) -> str | None:

@@ -75,12 +75,8 @@ class Floors:
             self.epochs[bucket] = epoch
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Floors)
-            and self.count == other.count
-            and self.sequences == other.sequences
-            and self.epochs == other.epochs
-        )
+        mine = (self.count, self.sequences, self.epochs)
+        return isinstance(other, Floors) and mine == (other.count, other.sequences, other.epochs)
 
     __hash__ = None  # type: ignore[assignment] # it changes
 
@@ -374,7 +370,15 @@ class Memory:
                 state = self.producers.pop(name)
                 self.floors.forget(name, max(state.head, state.forgotten), state.epoch)
         elif kind == _SWITCH:
-            self._switch(bool(sequence))
+            self.on = bool(sequence)
+            if not self.on:
+                # Epochs outlive the switch: who was fenced off stays fenced off, and no epoch is given out twice.
+                opened = {name: state for name, state in self.producers.items() if state.epoch}
+                self.producers.clear()
+                self.floors.sequences.clear()
+                self.keys.clear()
+                for name, state in opened.items():
+                    self._open(name, state.epoch, state.time_ms)
         elif kind == _RESET:
             if self.on:  # else nothing is remembered of sequences
                 blank = self._new()  # without the floor of its bucket
@@ -407,18 +411,6 @@ class Memory:
         state = self._producer(producer)
         state.epoch = max(state.epoch, epoch)
         state.time_ms = max(state.time_ms, time_ms)
-
-    def _switch(self, on: bool) -> None:
-        self.on = on
-        if on:
-            return
-        # Epochs outlive the switch: who was fenced off stays fenced off, and no epoch is given out twice.
-        opened = {name: state for name, state in self.producers.items() if state.epoch}
-        self.producers.clear()
-        self.floors.sequences.clear()
-        self.keys.clear()
-        for name, state in opened.items():
-            self._open(name, state.epoch, state.time_ms)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -458,36 +450,26 @@ def encode(memory: Memory) -> bytes:
     states = list(memory.producers.values())
     names = [name.encode() for name in memory.producers]
     gaps = [state.gaps() for state in states] if bounds.memory == "gaps" else [[]] * len(states)
-    header = _HEADER.pack(
-        bounds.memory == "gaps",
-        memory.on,
-        *bounds[1:-1],
-        bounds.jump_max or 0,
-        len(states),
-        len(floors.sequences),
-        len(floors.epochs),
-        len(keys),
-    )
-    body = b"".join(
-        (
-            header,
-            _column([state.head for state in states]),
-            _column([state.forgotten for state in states]),
-            _column([state.epoch for state in states]),
-            _column([state.time_ms for state in states]),
-            _column(map(len, names), _UINT32),
-            _column([len(state.digests) for state in states], _UINT32),
-            _column(map(len, gaps), _UINT32),
-            *names,
-            *(state.digests for state in states),
-            _column([bound for of_one in gaps for gap in of_one for bound in gap]),
-            *(_column(column) for table in (floors.sequences, floors.epochs) for column in (table, table.values())),
-            _column([stored.time_ms for _, stored in keys]),
-            _column([stored.digest for _, stored in keys]),
-            _column([len(key.encode()) for key, _ in keys], _UINT32),
-            *(key.encode() for key, _ in keys),
-        )
-    )
+    counts = len(states), len(floors.sequences), len(floors.epochs), len(keys)
+    parts = [
+        _HEADER.pack(bounds.memory == "gaps", memory.on, *bounds[1:-1], bounds.jump_max or 0, *counts),
+        _column([state.head for state in states]),
+        _column([state.forgotten for state in states]),
+        _column([state.epoch for state in states]),
+        _column([state.time_ms for state in states]),
+        _column(map(len, names), _UINT32),
+        _column([len(state.digests) for state in states], _UINT32),
+        _column(map(len, gaps), _UINT32),
+        *names,
+        *(state.digests for state in states),
+        _column([bound for of_one in gaps for gap in of_one for bound in gap]),
+        *(_column(column) for table in (floors.sequences, floors.epochs) for column in (table, table.values())),
+        _column([stored.time_ms for _, stored in keys]),
+        _column([stored.digest for _, stored in keys]),
+        _column([len(key.encode()) for key, _ in keys], _UINT32),
+        *(key.encode() for key, _ in keys),
+    ]
+    body = b"".join(parts)
     return _HEAD.pack(MAGIC, crc32(body)) + body
 
 

@@ -162,21 +162,20 @@ class FilePublisher:
     def _start(self, file: BinaryIO) -> int:
         last, floor = self._producer.last_sequence_id, self._producer.floor
         if floor > last:
-            raise Misuse(
+            text = (
                 f"{self.path}: the topic has forgotten what {self._producer.name!r}, or a name like it, stored up to "
-                f"{floor:,}: publish the file under another name, if none of it is stored",
-                floor=floor,
             )
+            why = f"{floor:,}: publish the file under another name, if none of it is stored"
+            raise Misuse(text + why, floor=floor)
         if last < 0:
             return 0
         size = file.seek(0, os.SEEK_END)
         if (prefix := self._prefix.recall()) is not None and self._prefix.read(file, prefix[0]) != prefix[1]:
-            raise Misuse(
+            text = (
                 f"{self.path}: is not the file that was published as {self._producer.name!r}: its first {prefix[0]:,} "
-                "bytes are not those that were read then; a rotated or rewritten file needs another name (--name)",
-                path=str(self.path),
-                size=size,
             )
+            why = "bytes are not those that were read then; a rotated or rewritten file needs another name (--name)"
+            raise Misuse(text + why, path=str(self.path), size=size)
         if last >= size:
             raise self._other(last, f"and the file ends at {size}")
         if last > 0:
@@ -209,12 +208,11 @@ class FilePublisher:
 
     def _short(self, offset: int, line: bytes) -> bytes:
         if len(line) > self._producer.message_bytes_max:
-            raise Misuse(
-                f"{self.path}: the line at byte {offset} is longer than the {self._producer.message_bytes_max:,} bytes "
-                "that a message may have; nothing was published from there on",
-                path=str(self.path),
-                offset=offset,
+            text = (
+                f"{self.path}: the line at byte {offset} is longer than the {self._producer.message_bytes_max:,} bytes"
             )
+            why = "that a message may have; nothing was published from there on"
+            raise Misuse(f"{text} {why}", path=str(self.path), offset=offset)
         return line
 
     def _still_the_same(self, file: BinaryIO) -> None:
@@ -249,9 +247,5 @@ class FilePublisher:
         self.answered = offset + length
 
     def _other(self, offset: int, how: str) -> Misuse:
-        return Misuse(
-            f"{self.path}: is not the file that was published as {self._producer.name!r}: the topic holds a line of "
-            f"byte {offset}, {how}",
-            path=str(self.path),
-            offset=offset,
-        )
+        text = f"{self.path}: is not the file that was published as {self._producer.name!r}: the topic holds a line of"
+        return Misuse(f"{text} byte {offset}, {how}", path=str(self.path), offset=offset)

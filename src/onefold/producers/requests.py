@@ -123,9 +123,7 @@ def refuse(answer: Answer, count: int) -> Request[list[Receipt]]:
     return Request([], [(Answer(*answer), count)], lambda first, time_ms: [Receipt(*answer)] * count)
 
 
-_draft: Callable[[Iterable[object]], Draft] = partial(
-    tuple.__new__, Draft
-)  # as Draft(*columns), at a third of the time
+_draft: Callable[[Iterable[object]], Draft] = partial(tuple.__new__, Draft)  # as Draft(*columns), in a third the time
 _receipt: Callable[[Iterable[object]], Receipt] = partial(tuple.__new__, Receipt)
 
 
@@ -153,9 +151,8 @@ class _Judged:
 
     def judge(self, i: int, j: int) -> None:
         batch, low = self.batch, self.batch.sequences[i]
-        pushed = self.memory.push(
-            batch.producer, low, high=low + j - i - 1, epoch=self.epoch, digests=batch.digests[i:j]
-        )
+        high, digests = low + j - i - 1, batch.digests[i:j]
+        pushed = self.memory.push(batch.producer, low, high=high, epoch=self.epoch, digests=digests)
         if pushed.verdict == Verdict.FIRST:
             at = i
             for first, last in pushed.parts:

@@ -235,10 +235,8 @@ class Topic:
     def _set_clock(self) -> None:
         """If the wall clock was set and has stayed so: note it in the log, and go by it."""
         self._now()
-        if not self._time.due:
-            return
-        now_ms = self._time.time_ms + self._time.off_ms
-        self._note(Kind.CLOCK, self._time.time_ms, now_ms)
+        if self._time.due:
+            self._note(Kind.CLOCK, self._time.time_ms, self._time.time_ms + self._time.off_ms)
 
     def _note(self, kind: Kind, value: int, now_ms: int) -> None:
         """Add a record to the log that the topic makes for itself."""
@@ -284,10 +282,10 @@ class Topic:
         return self._ask(judge, batch.size, len(batch))
 
     def submit_keyed(self, key: str, payload: bytes) -> Future[Receipt]:
-        bytes_max = self.settings.message_bytes_max
-        return self._ask(
-            lambda: requests.publish_keyed(self._memory, key, payload, self._now(), bytes_max), len(payload), 1
-        )
+        def judge() -> Request[Receipt]:
+            return requests.publish_keyed(self._memory, key, payload, self._now(), self.settings.message_bytes_max)
+
+        return self._ask(judge, len(payload), 1)
 
     def publish(self, producer: str, messages: Sequence[Message], epoch: int | None = None) -> list[Receipt]:
         """Store messages of one producer, those that are new; what became of each, when it is on disk."""
@@ -401,25 +399,22 @@ class Topic:
                 self._cadence.note(len(drafts), self._elapsed())
             answers += settled
         except BaseException as error:
-            self._give_up(tickets, error, answers)
+            # Nothing of this group was stored, so nothing that was judged after it may be stored either.
+            with self._judging:
+                tickets = tickets + self._queue
+                self._queue, self._queued_bytes = [], 0
+                self._memory.forget_overlay()
+                for ticket in tickets:
+                    if self.settings.memory == "highest" and self._memory.switched_on:
+                        self._fence.raise_for(ticket.request.drafts)
+                    self.tally.judge(records.WRITE_FAILED, sum(count for _, count in ticket.request.verdicts))
+            answers += [partial(ticket.future.set_exception, error) for ticket in tickets]
             if isinstance(error, StoreFailed):
                 return  # which the futures tell
             if self.log.end != end:  # interrupted when it was stored, but not known to be
                 with self._judging:
                     self._recover()
             raise
-
-    def _give_up(self, tickets: list[_Ticket], error: BaseException, answers: list[Callable[[], None]]) -> None:
-        """Nothing of this group was stored, so nothing that was judged after it may be stored either."""
-        with self._judging:
-            tickets = tickets + self._queue
-            self._queue, self._queued_bytes = [], 0
-            self._memory.forget_overlay()
-            for ticket in tickets:
-                if self.settings.memory == "highest" and self._memory.switched_on:
-                    self._fence.raise_for(ticket.request.drafts)
-                self.tally.judge(records.WRITE_FAILED, sum(count for _, count in ticket.request.verdicts))
-        answers += [partial(ticket.future.set_exception, error) for ticket in tickets]
 
     def _book(self, request: Request[Any]) -> None:
         for answer, count in request.verdicts:

@@ -18,7 +18,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import attrgetter
 from typing import NamedTuple
 from zlib import crc32
@@ -140,16 +140,13 @@ class LogReader:
                 mark = disk.read_mark(self._files, self._folder)
                 if mark is not None:
                     return mark
-        raise Damaged(
-            f"{self._folder}/{disk.MARK}: the mark is missing or torn; opening the log for writing makes a new one",
-            path=f"{self._folder}/{disk.MARK}",
-            position=0,
-        )
+        path = f"{self._folder}/{disk.MARK}"
+        why = "the mark is missing or torn; opening the log for writing makes a new one"
+        raise Damaged(f"{path}: {why}", path=path, position=0)
 
     def read(self, start: int, end: int | None = None) -> Iterator[LogRecord]:
         """The records from ``start`` up to, not including, ``end`` (None: all that are durable now)."""
-        batches = self.batches(start, end)
-        return (record for batch in batches for record in batch)
+        return chain.from_iterable(self.batches(start, end))
 
     def batches(self, start: int, end: int | None = None) -> Iterator[list[LogRecord]]:
         """The same records, as they come off the disk: some hundred or thousand at a time."""

@@ -107,8 +107,8 @@ class Findings:
         if self.ahead:
             future = f"{self.ahead} with a time that is yet to come, from offset {self.ahead_first} on, up to"
             lines.append(f"  {future} {moment(self.ahead_ms)}: a clock was ahead; no damage")
-        unknown = f"  it begins at {self.start}, and nothing says whether retention removed what lies before"
-        lines += [] if self.start_known else [unknown]
+        if not self.start_known:
+            lines.append(f"  it begins at {self.start}, and nothing says whether retention removed what lies before")
         lines += [f"  {self.torn_bytes} bytes at the end were never acknowledged"] if self.torn_bytes else []
         lines += [] if self.can_go_on else ["  its beginning was removed and no snapshot is whole: it can only be read"]
         return "\n".join(lines)
@@ -149,8 +149,7 @@ def salvage(
         for records in _whole_records(files, findings):
             copy = copy or _Copy(files, folder, findings.start, segment_bytes)
             copy.add(records)
-        copy = copy or _Copy(files, folder, findings.start, segment_bytes)
-        copy.finish()
+        (copy or _Copy(files, folder, findings.start, segment_bytes)).finish()
     old, new = Snapshots(files, findings.path, _ALL), Snapshots(files, folder, _ALL)
     new.open()
     for position in findings.snapshots:

@@ -128,19 +128,6 @@ def make_sure(files: Files, folder: str, file: File, tail: Tail, mark: int) -> N
     file.sync()
 
 
-def cut_back(files: Files, path: str, file: File, position: int) -> None:
-    """After a failed write or sync: cut a file at its durable end, and make sure of that.
-
-    The block that the last durable bytes share with the failed ones is written again: the failure may have spoilt it on
-    the disk, while the page cache calls it clean.
-    """
-    block = position // BLOCK_BYTES * BLOCK_BYTES
-    durable = files.read(path, block, position - block)
-    file.truncate(position)
-    file.write(durable, block)
-    file.sync()
-
-
 def _keep_aside(files: Files, folder: str, offset: int, torn: bytes) -> None:
     files.make_folder(folder)
     names = [file_name for file_name in files.list(folder) if file_name.endswith(disk.TORN)]
@@ -356,7 +343,13 @@ class SegmentLog:
         path = self._path(self._base)
         file = self._files.open(path)
         try:
-            cut_back(self._files, path, file, self._position)
+            # The block that the last durable bytes share with the failed ones is written again: the failure may have
+            # spoilt it on the disk, while the page cache calls it clean.
+            block = self._position // BLOCK_BYTES * BLOCK_BYTES
+            durable = self._files.read(path, block, self._position - block)
+            file.truncate(self._position)
+            file.write(durable, block)
+            file.sync()
             self._mark.write(disk.pack_mark(self._end), 0)
         except BaseException:
             file.close()
