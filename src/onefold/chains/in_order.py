@@ -322,10 +322,7 @@ class OrderedChain(Generic[M]):
         return events
 
     def answered(self, now_ms: int, resend: Resend | None = None) -> list[Event[M]]:
-        """Learn that all that a resend can bring has been added: after the last request, give up what is still missing.
-
-        ``resend`` says which one, so that a late answer to an older request is not taken for that to the last.
-        """
+        """All that a resend can bring was added; after the last request, give up the rest. ``resend``: which one."""
         gap = self._gap
         if gap is None or gap.asked_count < max(1, self.settings.requests_max):
             return []

@@ -419,10 +419,7 @@ class ChainDetector:
         return [((0, 0) if lower == START else just_above(lower), upper) for lower, upper in gaps]
 
     def merge(self, other: ChainDetector) -> ChainDetector:
-        """Unite with what another node saw of the same chain: afterwards seen = seen by either. Returns self.
-
-        What either has forgotten stays UNSURE. Cost: O(gaps of both).
-        """
+        """Unite with what another node saw; what either forgot stays UNSURE. Returns self. Cost: O(gaps of both)."""
         if other.head is None:
             return self
         if self.head is None:

@@ -75,14 +75,9 @@ def publish(
                 "end": publisher.answered,
             }
         )
-    people.print(_sentence(publisher), markup=False)
+    before = "none was there before"
+    if publisher.resumed_at is not None:
+        before = f"those up to byte {publisher.resumed_at:,} were there before"
+        before += f" ({publisher.repeats:,} sent again, and not stored twice)"
+    people.print(f"{publisher.stored:,} lines stored; {before}", markup=False)
     return 0
-
-
-def _sentence(publisher: FilePublisher) -> str:
-    if publisher.resumed_at is None:
-        return f"{publisher.stored:,} lines stored; none was there before"
-    return (
-        f"{publisher.stored:,} lines stored; those up to byte {publisher.resumed_at:,} were there before "
-        f"({publisher.repeats:,} sent again, and not stored twice)"
-    )

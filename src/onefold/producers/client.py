@@ -548,10 +548,7 @@ class Producer:
         return self._hand_over(payload, sequence_id, awaited=True).result()
 
     def send_async(self, payload: Payload, sequence_id: int | None = None) -> Future[Receipt]:
-        """Hand a message over and go on; waits only while too many have no answer yet.
-
-        The future can be waited for, not cancelled: what is on its way cannot be called back.
-        """
+        """Hand a message over; waits only while too many have no answer. The future cannot be cancelled."""
         return self._hand_over(payload, sequence_id)
 
     async def asend(self, payload: Payload, sequence_id: int | None = None) -> Receipt:

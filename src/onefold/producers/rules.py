@@ -235,10 +235,7 @@ class Sequences:
     def persist(
         self, producer: str, sequence: int, *, epoch: int = 0, digests: Sequence[int] | None = None, time_ms: int = 0
     ) -> None:
-        """The store has the pushed part that holds this sequence. `Misuse` if nothing such is pending.
-
-        Call it in the order of the log: the memory must become what a replay of the log would make it.
-        """
+        """The store has the pending part with this sequence, else `Misuse`. Call it in the order of the log."""
         low, high = self._overlay.land(producer, sequence)
         self.apply_run(producer, low, high, epoch, digests, time_ms)
 
@@ -319,10 +316,7 @@ class Sequences:
         return restored
 
     def last_sequence_id(self, producer: str) -> int:
-        """The highest persisted sequence; -1 if none.
-
-        Not the pushed one: an application that goes on after it would lose a write that fails.
-        """
+        """The highest persisted sequence, -1: none. Going on after the pushed one would lose a write that fails."""
         return state.head if (state := self._memory.producers.get(producer)) else -1
 
     def floor(self, producer: str) -> int:

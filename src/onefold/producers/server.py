@@ -144,10 +144,7 @@ LOOKED_MAX: Final = 100_000
 
 
 def page(topic: Topic, start: int, count_max: int, bytes_max: int, everything: bool) -> dict[str, Any]:
-    """The records from an offset on (-1: the first), within the limits but at least one, and where to go on.
-
-    It reads files: call it in a thread.
-    """
+    """The records from an offset on (-1: the first), at least one, and where to go on. Reads files: use a thread."""
     begin, end = topic.log.start, topic.log.end
     start = begin if start < 0 else start
     if not begin <= start <= end:

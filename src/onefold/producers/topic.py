@@ -249,10 +249,7 @@ class Topic:
                     self._time.follow()
 
     def connect(self, name: str | None = None) -> ProducerSession:
-        """Open a producer's session: a new epoch, which fences off whoever used the name before.
-
-        None: a name that nobody has is given out.
-        """
+        """Open a session: a new epoch, which fences off who used the name before; None: a new name is given out."""
         producer = f"producer-{uuid4().hex}" if name is None else name
         session = self._settled(self._ask(lambda: requests.connect(self._memory, producer), len(producer)))
         with self._judging:
@@ -265,10 +262,7 @@ class Topic:
             self.tally.arrive(count)
 
     def submit(self, producer: str, messages: Sequence[Message], epoch: int | None = None) -> Future[list[Receipt]]:
-        """Judge messages of one producer now; their receipts come with the next `flush` of anybody.
-
-        Who submits has said `arrive`; `publish` does both.
-        """
+        """Judge messages now; receipts come with the next `flush`. Call `arrive` first; `publish` does both."""
         return self._submit(Batch.of(producer, messages), epoch)
 
     def _submit(self, batch: Batch, epoch: int | None) -> Future[list[Receipt]]:

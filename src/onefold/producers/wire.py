@@ -89,10 +89,7 @@ def encode_request(request: int, producer: str, epoch: int | None, messages: Seq
 
 
 def decode_request(data: bytes, *, messages_max: int = MESSAGES_MAX, bytes_max: int = BYTES_MAX) -> BatchRequest:
-    """Read a request; anything but a whole and valid one is `BadInput` with the byte offset.
-
-    Cost: one copy of each payload, nothing per byte.
-    """
+    """Read a request; all but a valid one is `BadInput` with the byte offset. Cost: one copy of each payload."""
     _at_most(0, "bytes", len(data), bytes_max)
     request, epoch, name_bytes, count = _head(_REQUEST, _REQUEST_MAGIC, data)
     if not 1 <= name_bytes <= NAME_BYTES_MAX:

@@ -198,13 +198,18 @@ def pack_mark(offset: int) -> bytes:
     return data + crc32(data).to_bytes(4, "little")
 
 
-def write_start(files: Files, folder: str, offset: int) -> None:
-    file = files.open(f"{folder}/{START}", new=True)
+def write_file(files: Files, path: str, data: bytes) -> None:
+    """Write and sync a file; its name is durable after ``sync_folder``."""
+    file = files.open(path, new=True)
     try:
-        file.write(pack_mark(offset), 0)
+        file.write(data, 0)
         file.sync()
     finally:
         file.close()
+
+
+def write_start(files: Files, folder: str, offset: int) -> None:
+    write_file(files, f"{folder}/{START}", pack_mark(offset))
     files.sync_folder(folder)
 
 

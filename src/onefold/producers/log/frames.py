@@ -61,10 +61,7 @@ class Header(NamedTuple):
 
 
 def encode(drafts: Sequence[Draft], offset: int, time_ms: int, base: int, position: int) -> bytes:
-    """One commit group, as it is to be written at ``position`` of the segment that begins with offset ``base``.
-
-    A draft that cannot be kept as it is, or whose digest is not that of its payload, is `Misuse`.
-    """
+    """One commit group, for ``position`` of the segment ``base``; a draft that cannot be kept as it is: `Misuse`."""
     parts: list[bytes] = []
     seed, group = _seed(base, position), 0
     runs: Iterable[Sequence[Draft]] = [drafts]

@@ -47,16 +47,10 @@ class AppendLog(Protocol):
         """The offset that the next record gets: all below it are durable."""
 
     def append(self, drafts: Sequence[Draft], time_ms: int) -> int:
-        """Store all drafts, in order, as one commit group; return the offset of the first.
-
-        All are durable when it returns. If it raises `StoreFailed` none is kept, and it may be called again.
-        """
+        """Store drafts as one commit group; the first offset. Durable when it returns; `StoreFailed`: none is kept."""
 
     def read(self, start: int, end: int | None = None) -> Iterator[LogRecord]:
-        """The durable records from ``start`` up to, not including, ``end`` (None: all that there are now).
-
-        An offset that was removed or is not written yet is `Misuse`.
-        """
+        """The durable records of ``[start, end)`` (None: all now); one removed or not written yet is `Misuse`."""
 
     def save(self, snapshot: SequencesSnapshot) -> None:
         """Keep a snapshot of what the records below its position made; durable when it returns."""

@@ -135,12 +135,7 @@ def _keep_aside(files: Files, folder: str, offset: int, torn: bytes) -> None:
         files.unlink(f"{folder}/{old}")
     same = [int(old[21 : -len(disk.TORN)]) for old in names if old.startswith(disk.name(offset, "-"))]
     number = max(same, default=0) + 1
-    file = files.open(f"{folder}/{disk.name(offset, f'-{number:03d}{disk.TORN}')}", new=True)
-    try:
-        file.write(torn, 0)
-        file.sync()
-    finally:
-        file.close()
+    disk.write_file(files, f"{folder}/{disk.name(offset, f'-{number:03d}{disk.TORN}')}", torn)
     files.sync_folder(folder)
 
 
@@ -272,10 +267,7 @@ class SegmentLog:
         return self._end
 
     def append(self, drafts: Sequence[Draft], time_ms: int) -> int:
-        """Store all drafts as one commit group, durable when it returns; return the offset of the first.
-
-        `StoreFailed`: none of them is kept, and the next call starts by clearing up what is left of this one.
-        """
+        """As `AppendLog` has it; after `StoreFailed` the next call first clears up what is left of this one."""
         self._check_open()
         first = self._end
         if not drafts:
