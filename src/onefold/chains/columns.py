@@ -626,13 +626,19 @@ class ChainBank:
         at = at.copy()
         at[new] = len(self) + np.arange(len(new))
         touched = np.fromiter(visited, np.int64, len(visited))
-        reach, untouched = self._beginnings(names.take(new), np.flatnonzero(np.isin(new, touched)))
+        # Of new chains whose gaps were not touched, the gap below their first message is remembered.
+        first = names.take(new)
+        alone, reach = first.previous == NO_PREVIOUS, np.full(len(new), START, np.int64)
+        upper = np.where(alone, first.number - 1, first.previous)
+        fresh = np.flatnonzero(~np.isin(new, touched))
+        if self._settings.floor == "open" and self._settings.gap_count_max == 1:  # no room for even this one
+            reach, fresh = upper, fresh[:0]
+        below = GapRows(at[new[fresh]], np.where(alone, UNNAMED, START)[fresh], upper[fresh])
         blank = np.full(len(new), START, np.int64)
         added = (names.key[new], names.key_check[new], blank, blank, reach)
         chains = Chains(*(np.concatenate(pair) for pair in zip(self._chains, added, strict=True)))
         chains.head[at] = heads
         chains.heard_ms[at] = now_ms
-        below = GapRows(at[new[untouched.owner]], untouched.lower, untouched.upper)
         untouched_before = self._gaps.take(~np.isin(self._gaps.owner, at[touched]))
         memories = [detector.memory() for detector in visited.values()]
         chains.forgotten[at[touched]] = [forgotten for forgotten, _, _ in memories]
@@ -643,16 +649,6 @@ class ChainBank:
         )
         gaps = (np.concatenate(columns) for columns in zip(untouched_before, below, changed, strict=True))
         self._chains, self._gaps = sorted_by_name(chains, GapRows(*gaps))
-
-    def _beginnings(self, first: ChainMessages, visited: Int64s) -> tuple[Int64s, GapRows]:
-        """What is remembered of new chains whose gaps were not touched: the gap below their first message."""
-        below = np.where(first.previous == NO_PREVIOUS, first.number - 1, first.previous)
-        reach = np.full(len(below), START, np.int64)
-        if self._settings.floor == "open" and self._settings.gap_count_max == 1:  # no room for even this one
-            return below, GapRows.none()
-        chain = np.delete(np.arange(len(below)), visited)
-        lower: Int64s = np.where(first.previous == NO_PREVIOUS, UNNAMED, START).astype(np.int64)
-        return reach, GapRows(chain, lower[chain], below[chain])
 
     def snapshot(self) -> bytes:
         """All that is remembered, as bytes; the settings are not in it."""

@@ -23,9 +23,10 @@ import asyncio
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -334,12 +335,10 @@ class Sender:
 
     def unanswered(self) -> list[Future[Receipt]]:
         with self._changed:
-            return [item.future for item in self._all() if not item.future.done()]
+            return [item.future for item in self._unanswered()]
 
-    def _all(self) -> Iterator[QueuedMessage]:
-        for items in self._outstanding:
-            yield from items
-        yield from self._waiting
+    def _unanswered(self) -> list[QueuedMessage]:
+        return [item for item in chain(*self._outstanding, self._waiting) if not item.future.done()]
 
     def close(self) -> None:
         self._closing.set()
@@ -364,7 +363,7 @@ class Sender:
             self._try(self._converse)
         error = self.dead or Misuse("the producer was closed before the answer: it may or may not be stored")
         with self._changed:
-            unanswered = [item for item in self._all() if not item.future.done()]
+            unanswered = self._unanswered()
             self.lost += sum(not item.awaited for item in unanswered)
             self._outstanding.clear()
             self._waiting.clear()
@@ -373,6 +372,10 @@ class Sender:
             item.future.set_exception(error)
         self._disconnect()
         self._way.close()
+
+    def _calm(self) -> None:
+        self._trouble_since: float | None = None
+        self._pause_s = PAUSE_S
 
     def _try(self, step: Callable[[], None]) -> None:
         while self.dead is None and not self._closing.is_set():
@@ -394,10 +397,6 @@ class Sender:
             except Exception as error:  # whatever it is: nobody may wait for ever
                 self._disconnect()
                 self.dead = error
-
-    def _calm(self) -> None:
-        self._trouble_since: float | None = None
-        self._pause_s = PAUSE_S
 
     def _connect(self) -> None:
         if self._connection is not None:

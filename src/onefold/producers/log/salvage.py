@@ -15,12 +15,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 
 from onefold.errors import Misuse
 from onefold.producers.log import disk
-from onefold.producers.log.disk import File, Files, Snapshots
+from onefold.producers.log.disk import Files, Snapshots
 from onefold.producers.log.frames import END, encode, headers, walk
 from onefold.producers.log.port import Draft, LogRecord
 from onefold.producers.log.segments import SEGMENT_BYTES
@@ -139,11 +139,26 @@ def salvage(
         raise Misuse(f"{folder} is not empty: a salvaged log needs a folder of its own", path=folder)
     with disk.failing(folder):
         files.make_folder(folder)
-        copy: _Copy | None = None
-        for records in _whole_records(files, findings):
-            copy = copy or _Copy(files, folder, findings.start, segment_bytes)
-            copy.add(records)
-        (copy or _Copy(files, folder, findings.start, segment_bytes)).finish()
+        batches = _whole_records(files, findings)
+        first = next(batches, [])  # from here on, the findings know where the log starts
+        base = end = findings.start
+        file, position = files.open(disk.segment(folder, base), new=True), 0
+        for records in chain([first], batches):
+            for time_ms, group in groupby(records, attrgetter("time_ms")):  # each time of theirs is written as a group
+                if position >= segment_bytes:
+                    file.sync()
+                    file.close()
+                    base, position = end, 0
+                    file = files.open(disk.segment(folder, base), new=True)
+                drafts = [Draft(*record[2:]) for record in group]
+                data = encode(drafts, end, time_ms, base, position)
+                file.write(data, position)
+                position += len(data)
+                end += len(drafts)
+        file.sync()
+        file.close()
+        disk.write_file(files, f"{folder}/{disk.MARK}", disk.pack_mark(end))  # with it, it is a log
+        disk.write_start(files, folder, findings.start)
     old, new = Snapshots(files, findings.path, _ALL), Snapshots(files, folder, _ALL)
     new.open()
     for position in findings.snapshots:
@@ -210,36 +225,3 @@ def _segment(files: Files, path: str, base: int, offset: int) -> Iterator[tuple[
                 break
         else:
             return
-
-
-class _Copy:
-    """A new log that is written from front to back and becomes one only when it is finished."""
-
-    def __init__(self, files: Files, folder: str, start: int, segment_bytes: int) -> None:
-        self._files, self._folder, self._segment_bytes = files, folder, segment_bytes
-        self._end = self._base = self._start = start
-        self._position = 0
-        self._file = self._new()
-
-    def _new(self) -> File:
-        return self._files.open(disk.segment(self._folder, self._base), new=True)
-
-    def add(self, records: list[LogRecord]) -> None:
-        for time_ms, group in groupby(records, attrgetter("time_ms")):
-            if self._position >= self._segment_bytes:
-                self._file.sync()
-                self._file.close()
-                self._base, self._position = self._end, 0
-                self._file = self._new()
-            drafts = [Draft(*record[2:]) for record in group]
-            data = encode(drafts, self._end, time_ms, self._base, self._position)
-            self._file.write(data, self._position)
-            self._position += len(data)
-            self._end += len(drafts)
-
-    def finish(self) -> None:
-        self._file.sync()
-        self._file.close()
-        disk.write_file(self._files, f"{self._folder}/{disk.MARK}", disk.pack_mark(self._end))
-        disk.write_start(self._files, self._folder, self._start)
-        self._files.sync_folder(self._folder)
