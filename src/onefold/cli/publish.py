@@ -63,18 +63,9 @@ def publish(
         stored = 0 if publisher is None else publisher.stored
         return fail(f"interrupted: {stored:,} lines known to be stored; starting it again goes on", 130)
     if json:
-        emit_json(
-            {
-                "file": str(file),
-                "topic": topic,
-                "to": without_logins(to),
-                "name": producer.name,
-                "stored": publisher.stored,
-                "repeats": publisher.repeats,
-                "resumed_at": publisher.resumed_at,
-                "end": publisher.answered,
-            }
-        )
+        route = {"file": str(file), "topic": topic, "to": without_logins(to), "name": producer.name}
+        figures = {key: getattr(publisher, key) for key in ("stored", "repeats", "resumed_at")}
+        emit_json(route | figures | {"end": publisher.answered})
     before = "none was there before"
     if publisher.resumed_at is not None:
         before = f"those up to byte {publisher.resumed_at:,} were there before"
