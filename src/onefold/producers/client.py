@@ -167,16 +167,7 @@ class Remote:
         self._expected: deque[tuple[int, int]] = deque()
         self._request = 0
         try:
-            fields = read_json(self._socket.greeting, "the greeting")
-            numbers = (int(fields[key]) for key in ("epoch", "last_sequence_id", "floor"))
-            self.session = ProducerSession(str(fields["name"]), *numbers)
-            messages_max = min(int(fields["batch_messages_max"]), BATCH_MESSAGES_MAX)
-            bytes_max = min(int(fields["batch_bytes_max"]), BATCH_BYTES_MAX)
-            self.limits = ClientLimits(int(fields["message_bytes_max"]), messages_max, bytes_max, OUTSTANDING_MAX)
-        except (BadInput, ValueError, KeyError, TypeError, OverflowError) as error:
-            self.close()
-            greeting = self._socket.greeting[:100]
-            raise Misuse(f"{url}: not an ingest server: it greets with {greeting!r}", url=url) from error
+            self.session, self.limits = _greeted(url, self._socket.greeting)
         except BaseException:
             self.close()
             raise
@@ -202,6 +193,18 @@ class Remote:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _greeted(url: str, greeting: str | bytes) -> tuple[ProducerSession, ClientLimits]:
+    try:
+        fields = read_json(greeting, "the greeting")
+        numbers = (int(fields[key]) for key in ("epoch", "last_sequence_id", "floor"))
+        session = ProducerSession(str(fields["name"]), *numbers)
+        messages_max = min(int(fields["batch_messages_max"]), BATCH_MESSAGES_MAX)
+        bytes_max = min(int(fields["batch_bytes_max"]), BATCH_BYTES_MAX)
+        return session, ClientLimits(int(fields["message_bytes_max"]), messages_max, bytes_max, OUTSTANDING_MAX)
+    except (BadInput, ValueError, KeyError, TypeError, OverflowError) as error:
+        raise Misuse(f"{url}: not an ingest server: it greets with {greeting[:100]!r}", url=url) from error
 
 
 class Way:
