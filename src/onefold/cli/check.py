@@ -113,7 +113,6 @@ def check(
 
 
 def _show_findings(result: dict[str, Any], json: bool) -> bool:
-    """Show what is wrong with a data set; whether anything is."""
     findings = text.findings(result)
     if json:
         emit_json({**result, "findings": findings})
@@ -159,7 +158,6 @@ def _refuse(options: Mapping[str, tuple[object, object]], needed: str) -> None:
 
 
 def names_of(text: str) -> tuple[str, ...]:
-    """The names in a text, between commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 

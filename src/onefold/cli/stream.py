@@ -194,7 +194,6 @@ def _in_folder(settings: Settings, stop: threading.Event) -> Iterator[Callable[[
 
 @contextmanager
 def _metrics(port: int) -> Iterator[Callable[[Progress], None]]:
-    """Figures for Prometheus at http://127.0.0.1:port/metrics."""
     try:
         from prometheus_client import CollectorRegistry, Gauge, start_http_server
     except ImportError as error:

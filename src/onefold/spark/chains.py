@@ -115,7 +115,6 @@ class ChainsEngine(Engine):
         return self.columns.key
 
     def fitted(self, source: DataFrame) -> ChainsEngine:
-        """Without the usual columns that are not there."""
         return replace(self, columns=self.columns.of(source))
 
     def jump_limit(self) -> int | None:
@@ -136,7 +135,6 @@ class ChainsEngine(Engine):
         return jump_max_ms
 
     def integers(self, df: DataFrame) -> Integers:
-        """The `KeyColumns`, as longs without nulls."""
         names, key = self.columns, [F.col(quoted(name)) for name in self.key]
         read = readings(df, [names.timestamp, names.previous_timestamp, names.arrival])
         numbers = packed(df.withColumns(read) if read else df, names, self.jump_limit())
@@ -167,7 +165,6 @@ class ChainsEngine(Engine):
         return ChainFold(bank if blob is None else bank.resume(blob))
 
     def meaning(self, df: DataFrame, memory: StreamMemory) -> Meaning:
-        """The columns, floor, jump guard, buckets, and whether rows are held back."""
         present = self.fitted(df)
         limit, ordered = present.jump_limit(), memory.ordered_wait_ms is not None
         return {
@@ -193,11 +190,9 @@ class ChainsEngine(Engine):
         return in_order.order_chains(self, memory.ordered_wait_ms, memory)
 
     def missing(self, firsts: DataFrame) -> DataFrame:
-        """What lies between neighbours that do not name each other."""
         return missing_ranges(firsts, self.columns, floor=self.floor)
 
     def keys(self, rows: DataFrame) -> int:
-        """Every chain has one first message."""
         return rows.where(F.col(REASON) == "new_chain").count()
 
     def cannot_tell(self) -> Sequence[Untold]:
@@ -229,12 +224,9 @@ class ChainsEngine(Engine):
 
 @dataclass(frozen=True, slots=True)
 class ChainFold:
-    """Puts the rows of a bucket in the order of judgement, and shows them to the bank."""
-
     bank: ChainBank
 
     def judge(self, integers: Int64s, now_ms: int) -> Codes:
-        """The code of each row, whatever the order in which the rows come."""
         columns = KeyColumns(*integers)
         rows = order(chains(columns), columns)
         sorted_ = columns.take(rows)

@@ -85,7 +85,6 @@ class Identity:
 
     @property
     def columns(self) -> list[str]:
-        """All of which the id is made."""
         return [*self.names, *self.numbers]
 
     def number(self, df: DataFrame) -> list[Column]:
@@ -222,7 +221,6 @@ class Engine(ABC):
         return lambda df: with_verdict(df, self, memory)
 
     def stream(self, memory: StreamMemory) -> Transform:
-        """The step of the streaming job."""
         return self.step(memory)
 
     @abstractmethod

@@ -99,7 +99,6 @@ class KeyColumns(NamedTuple):
 
 
 def concatenate(parts: list[KeyColumns]) -> KeyColumns:
-    """All parts as one."""
     if len(parts) == 1:
         return parts[0]
     return KeyColumns.of(np.concatenate(columns) for columns in zip(*(part.flat for part in parts), strict=True))
@@ -255,7 +254,6 @@ class _Run:
         return table
 
     def key(self, at: int) -> tuple[int, ...]:
-        """What the row at this position is sorted by."""
         return tuple(self.read(at, at + 1)[self.keys, 0].tolist())
 
     def end(self, low: int, limit: tuple[int, ...]) -> int:
@@ -322,8 +320,6 @@ Watch: TypeAlias = Callable[[int, dict[str, int]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamMemory:
-    """How a stream remembers."""
-
     idle_ms: int | None = None
     """After how long without a message a key gives up its gaps."""
     state_rows_max: int | None = None
@@ -356,8 +352,6 @@ class Fold(Protocol):
 
 
 class Integers(NamedTuple):
-    """What a judgement needs of a row."""
-
     columns: Sequence[Column]
     """Longs, never null; the first is a hash of the key."""
     readings: Mapping[str, Column]
@@ -366,12 +360,10 @@ class Integers(NamedTuple):
     """What the rows of a table are shuffled by."""
 
     def read(self, df: DataFrame) -> DataFrame:
-        """The table with all that the integers are made from."""
         return df.withColumns(dict(self.readings)) if self.readings else df
 
 
 def with_verdict(df: DataFrame, engine: Engine, memory: StreamMemory) -> DataFrame:
-    """The table or stream with ``verdict`` and ``reason`` on every row."""
     engine.columns.check(df)
     prepare(df)
     settings = {"partitions": engine.partitions} if df.isStreaming else {}
@@ -502,7 +494,6 @@ def _split(batches: list[pa.RecordBatch], names: list[str], buckets: int) -> pa.
 
 
 def to_blob(rows: pa.RecordBatch | pa.Table) -> bytes:
-    """Rows as an Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write(rows)
@@ -510,7 +501,6 @@ def to_blob(rows: pa.RecordBatch | pa.Table) -> bytes:
 
 
 def from_blob(blob: Any) -> pa.RecordBatch:
-    """The rows of an Arrow stream of one batch."""
     with pa.ipc.open_stream(blob) as reader:
         return reader.read_next_batch()
 

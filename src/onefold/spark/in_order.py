@@ -91,8 +91,6 @@ _Asleep: TypeAlias = tuple[int, bytes]  # when it is due, and its snapshot
 
 
 class ReleasedRow(NamedTuple):
-    """What comes out, in order."""
-
     rows: pa.Table
     """The messages; for a gap, the message above it with everything but its key set to null."""
     codes: NDArray[np.int8]
@@ -152,7 +150,6 @@ class OrderedBucket:
         return min([*asleep, *awake], default=None)
 
     def figures(self) -> dict[str, int]:
-        """What there is to watch; ``gaps`` are those that are waited for."""
         gaps = sum(due >= 0 for due, _ in self._asleep.values())
         gaps += sum(chain.due_ms is not None for chain in self._awake.values())
         keys = len(self._asleep) + len(self._awake)
@@ -229,7 +226,6 @@ class OrderedBucket:
         return ReleasedRow(pa.Table.from_arrays(columns, names=table.column_names), codes, bounds)
 
     def snapshot(self) -> bytes:
-        """Everything but the settings."""
         all_ = dict(self._asleep)
         for name, chain in self._awake.items():
             all_[name] = -1 if chain.due_ms is None else chain.due_ms, chain.snapshot()

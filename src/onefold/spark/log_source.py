@@ -49,8 +49,6 @@ def register_log(spark: SparkSession) -> None:
 
 
 class OnefoldLog(DataSource):
-    """The format."""
-
     @classmethod
     def name(cls) -> str:
         return NAME
@@ -66,8 +64,6 @@ class OnefoldLog(DataSource):
 
 
 class _Range:
-    """Plans and reads ranges of a log, by the options."""
-
     def __init__(self, options: Mapping[str, str]) -> None:
         unknown = sorted(name for name in options if name.lower() not in {option.lower() for option in OPTIONS})
         if unknown:
@@ -123,8 +119,6 @@ def _whole(options: Mapping[str, str], name: str, default: int | None) -> int | 
 
 
 class TableReader(DataSourceReader):
-    """Reads all that is there when it is planned."""
-
     def __init__(self, log: _Range) -> None:
         self._log = log
 
@@ -136,14 +130,11 @@ class TableReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads on from an offset."""
-
     def __init__(self, log: _Range) -> None:
         self._log = log
         self._until: int | None = None
 
     def initialOffset(self) -> dict[str, int]:
-        """Where a new stream begins."""
         start, end = self._log.bounds()
         if self._log.start in ("earliest", "latest"):
             return {"offset": start if self._log.start == "earliest" else end}
@@ -155,15 +146,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"offset": offset}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is there now is all that will be read."""
         self._until = self._log.bounds()[1]
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """As many records a batch as the option says."""
         return ReadAllAvailable() if self._log.rows_max is None else ReadMaxRows(self._log.rows_max)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """How far the next batch goes."""
         end = self._log.bounds()[1] if self._until is None else self._until
         if isinstance(limit, ReadMaxRows):
             end = min(end, start["offset"] + limit.max_rows)

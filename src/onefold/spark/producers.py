@@ -126,8 +126,6 @@ def begins(*names: Int64s) -> Bools:
 
 
 class Digests(NamedTuple):
-    """Which payloads were stored, or are asked for: one row each."""
-
     owner: Int64s
     """Whose: a number for each producer."""
     sequence: Int64s
@@ -167,7 +165,6 @@ class AsChain(NamedTuple):
         return np.insert(column, self.before, column[self.before]) if len(self.before) else column
 
     def answers(self, codes: Codes) -> Codes:
-        """What the chains' codes mean, without the made-up rows."""
         if len(self.before):
             codes = np.delete(codes, self.before + np.arange(len(self.before)))
         if self.memory == "highest":  # the highest itself is known, but has no reason of its own there
@@ -360,7 +357,6 @@ class ProducerFold:
         self._digests = Digests.none()
 
     def judge(self, integers: Int64s, now_ms: int) -> Codes:
-        """The code of each row, whatever the order in which the rows come."""
         columns = KeyColumns.of(integers)
         rows = order(chains(columns), columns)
         codes = np.empty(len(rows), np.int8)
@@ -425,7 +421,6 @@ class ProducerFold:
         return conflicts
 
     def snapshot(self) -> bytes:
-        """All that is remembered, as bytes."""
         bank, count, digests = self._bank.snapshot(), len(self._epochs), self._digests
         counts = np.bincount(digests.owner, minlength=count).astype(np.int64)
         columns = np.concatenate((self._epochs, counts, digests.sequence, digests.digest)).astype("<i8").tobytes()
@@ -530,7 +525,6 @@ class ProducersEngine(Engine):
         return self.columns.producer
 
     def integers(self, df: DataFrame) -> Integers:
-        """`KeyColumns` as longs without nulls, and the digest if there is a payload."""
         names, key = self.columns, [F.col(quoted(name)) for name in self.key]
         read = readings(df, [names.order])
         rows = df.withColumns(read) if read else df
@@ -552,7 +546,6 @@ class ProducersEngine(Engine):
         return Integers(columns, read, key)
 
     def _judged(self, df: DataFrame, sequence: Column) -> Column:
-        """The sequence; negative where the row is refused."""
         names = self.columns
         unreadable = F.col(CORRUPT).isNotNull() if CORRUPT in df.columns else F.lit(False)
         if names.epoch is not None and isinstance(df.schema[names.epoch].dataType, (*TEXT, *EXACT)):
@@ -583,7 +576,6 @@ class ProducersEngine(Engine):
         return fold if blob is None else fold.resume(blob)
 
     def meaning(self, df: DataFrame, memory: StreamMemory) -> Meaning:
-        """The columns, memory, jump guard and buckets."""
         return {
             "engine": self.name,
             "state": FORMAT,
@@ -599,7 +591,6 @@ class ProducersEngine(Engine):
         return missing if self.memory == "gaps" else missing.limit(0)
 
     def cannot_tell(self) -> Sequence[Untold]:
-        """With memory "highest" a hole may be anything."""
         if self.memory == "gaps":
             return ()
         return (Untold("lost", 'what was lost: with memory = "highest" holes mean nothing', "memory", "gaps"),)

@@ -56,7 +56,6 @@ class Output:
 
     @property
     def place(self) -> Place:
-        """Where the run is published."""
         return self.signed.place
 
 
@@ -100,13 +99,11 @@ def stage(judged: DataFrame, staging: Place, strategy: Strategy) -> DataFrame:
 
 
 def stage_extras(staging: Place, extras: Mapping[str, DataFrame]) -> None:
-    """Write what an engine publishes besides into the staging folder."""
     for name, rows in extras.items():
         rows.write.parquet(str(staging / name))
 
 
 def books(rows: DataFrame, received: int) -> Tally:
-    """The tally of the rows, against the number that came in."""
     counted = rows.groupBy(VERDICT, REASON).count().collect()
     return Tally(received, {Answer(Verdict(row[VERDICT]), row[REASON]): row["count"] for row in counted})
 

@@ -32,8 +32,6 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a job found."""
-
     tally: Tally
     engine: str
     keys: int

@@ -244,7 +244,6 @@ def believed_bytes(df: DataFrame) -> int | None:
 
 
 def cores(spark: SparkSession) -> int:
-    """How many tasks run at once."""
     return int(spark.sparkContext.defaultParallelism)
 
 
@@ -280,7 +279,6 @@ def accumulator(spark: SparkSession, value: Any, kind: AccumulatorParam[Any]) ->
 
 
 def _started(ours: Mapping[str, str], own: Mapping[str, str]) -> SparkSession:
-    """A session with a JVM of its own."""
     master = own.get("spark.master", ours["spark.master"])
     here = is_here(master)
     talk = {**(LOOPBACK if here else {}), **(unix_sockets() if master.startswith("local") else {})}

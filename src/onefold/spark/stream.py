@@ -59,8 +59,6 @@ BEFORE = "_before"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a stream stands after a batch."""
-
     batch: int = -1
     rows: int = 0
     """Rows that came in with this batch."""
@@ -104,7 +102,6 @@ class BucketFigures:
         return add
 
     def total(self, name: str) -> int:
-        """The sum over all buckets."""
         return sum(figures.get(name, 0) for figures in self._newest.value.values())
 
     def arrived(self, batch: int) -> int:
@@ -144,7 +141,6 @@ class Watcher(StreamingQueryListener):
         self.problem: str | None = None  # an error raised in a listener is lost
 
     def begin(self) -> None:
-        """A query begins; one before it may have ended."""
         self._ended.clear()
 
     def published(self, batch: int, tally: Tally | None) -> None:
@@ -176,11 +172,9 @@ class Watcher(StreamingQueryListener):
         """No news."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """The last word."""
         self._ended.set()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """A batch is done."""
         done = event.progress
         if done.batchId not in self._batches:
             return
@@ -289,7 +283,6 @@ class StreamFiles:
         ]
 
     def noted(self, progress: Progress) -> Progress:
-        """The progress of the stream, with what is to be known of its files."""
         aside = tuple(file.to_dict() for file in self.aside)
         return replace(progress, set_aside=aside, changed=tuple(self.changed))
 
@@ -314,8 +307,6 @@ STATE_STORE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streaming(StreamMemory):
-    """How the stream goes, and how it remembers."""
-
     checkpoint: str
     trigger: str = AVAILABLE
     """"available": all that is there now, then stop; else how often a batch begins, such as "10 seconds"."""

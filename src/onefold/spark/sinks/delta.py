@@ -72,7 +72,6 @@ class DeltaSink:
         return self._place.shown
 
     def last(self, stream: str) -> int | None:
-        """The version of the stream's transaction in the log."""
         begun = self._begun()
         self._gaps.last(stream, begun)
         last = self._rows.last(stream, begun)
@@ -120,17 +119,14 @@ class DeltaSink:
         return tally
 
     def total(self) -> Tally:
-        """The sum that the newest of our commits carries."""
         books = self._rows.books()
         return Tally() if books is None else Tally.from_dict(books["total"])
 
     def _visible(self, rows: DataFrame) -> DataFrame:
-        """The columns that the strategy shows."""
         hidden = (VERDICT, REASON) if self._strategy == "none" else ()
         return rows.select(*(F.col(quoted(name)) for name in rows.columns if name not in hidden))
 
     def _stage(self, draft: Place, rows: DataFrame) -> Tally:
-        """Write the files of the batch, and count what they hold."""
         passing, counter = counted(rows)
         if self._strategy == "none":
             passing.write.parquet(str(draft / "marked"))
@@ -183,7 +179,6 @@ class _Table:
         folder.publish_as(self._place / DATA / f"{batch:012}" / token)
 
     def commit(self, stream: str, batch: int, token: str, schema: T.StructType, books: dict[str, Any]) -> None:
-        """Make the files visible: one commit with the transaction of the stream and the books."""
         folder = self._place / DATA / f"{batch:012}"
         actions = [
             AddAction(

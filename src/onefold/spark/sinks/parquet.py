@@ -38,8 +38,6 @@ OBJECT_STORES = {"s3", "s3a", "s3n", "gs", "oss", "obs", "cos", "cosn", "wasb", 
 
 
 class ParquetSink:
-    """A folder of batches."""
-
     def __init__(
         self, spark: SparkSession, path: str, strategy: publish.Strategy, meaning: Meaning | None = None
     ) -> None:
@@ -76,7 +74,6 @@ class ParquetSink:
         return self._last
 
     def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
-        """Stage the whole batch, then rename it into place."""
         self._place.make()
         columns = {field.name: field.dataType.simpleString() for field in rows.schema}
         before = self._check_owner(stream, columns) if (self._place / STREAM).exists() else None
@@ -92,7 +89,6 @@ class ParquetSink:
         return tally
 
     def total(self) -> Tally:
-        """The sum of all ``tally.json``."""
         books = ((self._folder(batch) / publish.TALLY).read_json() for batch in self._batches())
         return sum(map(Tally.from_dict, books), start=Tally())
 
@@ -125,7 +121,6 @@ class ParquetSink:
         return signed
 
     def _stage(self, draft: Place, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
-        """Write everything that the batch is, and nothing else, to ``draft``."""
         original = [F.col(quoted(name)) for name in rows.columns if name not in (VERDICT, REASON)]
         passing, counter = counted(rows)
         staging = draft / publish.STAGING

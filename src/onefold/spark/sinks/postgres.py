@@ -125,7 +125,6 @@ class PostgresSink:
         return str(self.address)
 
     def last(self, stream: str) -> int | None:
-        """What the table of the stream says."""
         with self._connect() as connection:
             row = None
             if _exists(connection, self._named(STREAM)):
@@ -146,7 +145,6 @@ class PostgresSink:
         return int(batch) if batch is not None else None
 
     def total(self) -> Tally:
-        """The sum of the books."""
         with self._connect() as connection:
             if not _exists(connection, self._named(TALLY)):
                 return Tally()
@@ -247,7 +245,6 @@ class PostgresSink:
         return count
 
     def _commit(self, stream: str, batch: int, staging: Mapping[str, Staging]) -> Tally:
-        """Move what was staged into place, all or nothing."""
         with self._connect() as connection:
             query = SQL("select stream, batch, staging from {} for update").format(self._id(STREAM))
             row = connection.execute(query).fetchone()
@@ -345,7 +342,6 @@ def _csv(batch: pa.RecordBatch, part: int) -> bytes:
 
 
 def _text(field: T.StructField) -> Column:
-    """The column as PostgreSQL reads it."""
     column, kind = F.col(quoted(field.name)), type(field.dataType)
     if kind in FORMATS:
         return F.regexp_replace(F.date_format(column, FORMATS[kind]), r"^\+", "")  # "+" stands before years over 9999

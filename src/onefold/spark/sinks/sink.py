@@ -189,5 +189,4 @@ def counted(rows: DataFrame) -> tuple[DataFrame, Observation]:
 
 
 def received(counter: Observation) -> int:
-    """How many rows passed."""
     return int(counter.get["rows"])
