@@ -19,27 +19,11 @@ from pyspark.sql import functions as F
 from onefold.chains.columns import FORMAT, ChainBank, ChainMessages, TableDetector
 from onefold.chains.rules import ANSWERS, GAP_COUNT_MAX, ChainSettings, Floor
 from onefold.errors import Misuse
-from onefold.spark import in_order
+from onefold.spark import host, in_order
 from onefold.spark.columns import WHOLE, ChainColumns, packed, quoted, readings
 from onefold.spark.engine import Engine, Identity, Subject, Untold, named_like
 from onefold.spark.gaps import missing_ranges
-from onefold.spark.host import (
-    BEFORE_ALL,
-    BUCKETS,
-    REASON,
-    ROWS_IN_MEMORY_MAX,
-    Codes,
-    Int64s,
-    Integers,
-    KeyColumns,
-    StreamMemory,
-    Transform,
-    Watch,
-    chains,
-    judge_partition,
-    order,
-    tie,
-)
+from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, StreamMemory, Transform
 from onefold.spark.meaning import Meaning, of_columns
 
 if TYPE_CHECKING:
@@ -56,11 +40,11 @@ def judge_chains(
     floor: Floor = "first",
     jump_max_ms: int | Literal["auto", "off"] = "auto",
     partitions: int | None = None,
-    rows_in_memory_max: int = ROWS_IN_MEMORY_MAX,
+    rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX,
     idle_ms: int | None = None,
     state_rows_max: int | None = None,
-    buckets: int = BUCKETS,
-    watch: Watch | None = None,
+    buckets: int = host.BUCKETS,
+    watch: host.Watch | None = None,
 ) -> Transform:
     """A step that adds ``verdict`` and ``reason`` to a table or a stream of chained messages.
 
@@ -143,16 +127,16 @@ class ChainsEngine(Engine):
         columns = (
             F.xxhash64(*key),
             F.xxhash64(F.lit(1), *key),
-            F.coalesce(numbers.arrival, F.lit(BEFORE_ALL).cast("long")),
+            F.coalesce(numbers.arrival, F.lit(host.BEFORE_ALL).cast("long")),
             numbers.previous,
             numbers.number,
-            tie(df, ordered),
+            host.tie(df, ordered),
         )
         return Integers(columns, read, key)
 
     def judge_partition(self, parts: Iterator[KeyColumns]) -> Iterator[Codes]:
         table = TableDetector(ChainSettings(self.gap_count_max, self.floor))
-        return judge_partition(
+        return host.judge_partition(
             parts, table.judge, self.rows_in_memory_max, review=table.review, review_due=lambda: table.due
         )
 
@@ -193,7 +177,7 @@ class ChainsEngine(Engine):
         return missing_ranges(firsts, self.columns, floor=self.floor)
 
     def keys(self, rows: DataFrame) -> int:
-        return rows.where(F.col(REASON) == "new_chain").count()
+        return rows.where(F.col(host.REASON) == "new_chain").count()
 
     def cannot_tell(self) -> Sequence[Untold]:
         """Without previous numbers a loss leaves no trace, and a number is all that a message is known by."""
@@ -228,7 +212,7 @@ class ChainFold:
 
     def judge(self, integers: Int64s, now_ms: int) -> Codes:
         columns = KeyColumns(*integers)
-        rows = order(chains(columns), columns)
+        rows = host.order(host.chains(columns), columns)
         sorted_ = columns.take(rows)
         codes = np.empty(len(rows), np.int8)
         messages = ChainMessages(sorted_.key, sorted_.key_check, sorted_.previous, sorted_.number)

@@ -19,18 +19,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
+from onefold.spark import host
 from onefold.spark.columns import RANGE_ENDS, moment, quoted
-from onefold.spark.host import (
-    ROWS_IN_MEMORY_MAX,
-    VERDICT,
-    Codes,
-    Fold,
-    Integers,
-    KeyColumns,
-    StreamMemory,
-    Transform,
-    with_verdict,
-)
+from onefold.spark.host import Codes, Fold, Integers, KeyColumns, StreamMemory, Transform
 from onefold.spark.meaning import Meaning
 from onefold.verdict import Answer
 
@@ -151,7 +142,7 @@ class Engine(ABC):
     """Where it looks in a message."""
     partitions: int | None = None
     """Of a table: how many tasks judge; None: by the size of the input."""
-    rows_in_memory_max: int = ROWS_IN_MEMORY_MAX
+    rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX
     """Of a table: how many rows a task sorts in memory; beyond it, on disk."""
 
     def __post_init__(self) -> None:
@@ -218,7 +209,7 @@ class Engine(ABC):
         if memory.ordered_wait_ms is not None:
             raise Misuse(f"order_wait_ms is {memory.ordered_wait_ms}, but only chains can be put in order")
         self.fold(None, memory)  # refuses misuse now, not in a task
-        return lambda df: with_verdict(df, self, memory)
+        return lambda df: host.with_verdict(df, self, memory)
 
     def stream(self, memory: StreamMemory) -> Transform:
         return self.step(memory)
@@ -229,7 +220,7 @@ class Engine(ABC):
 
     def keys(self, rows: DataFrame) -> int:
         """How many chains, producers or devices there are among judged rows: who has a message that counts."""
-        firsts = rows.where(F.col(VERDICT) == "FIRST")
+        firsts = rows.where(F.col(host.VERDICT) == "FIRST")
         return firsts.select(*(F.col(quoted(name)) for name in self.key)).distinct().count() if self.key else 0
 
     def extras(self, rows: DataFrame) -> Mapping[str, DataFrame]:

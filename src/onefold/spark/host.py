@@ -131,13 +131,9 @@ def order(chain: Int64s, columns: KeyColumns) -> Int64s:
             rows = rows[np.argsort((chain >> shift).astype(np.uint16)[rows], kind="stable")]
     chain, arrival = chain[rows], columns.arrival[rows]
     same = (chain[1:] == chain[:-1]) & (arrival[1:] == arrival[:-1])
-    if same.any():
-        _settle_ties(rows, same, columns)
-    return rows
-
-
-def _settle_ties(rows: Int64s, same: NDArray[np.bool_], columns: KeyColumns) -> None:
-    """Put rows that came at the same time in order; ``same``: is it so of a row and the next one?"""
+    if not same.any():
+        return rows
+    # Rows that came at the same time as the next one.
     before, after = np.concatenate(([False], same[:-1])), np.concatenate((same[1:], [False]))
     alone = same & ~before & ~after  # most are two, and a comparison settles them
     at = np.flatnonzero(alone)
@@ -153,6 +149,7 @@ def _settle_ties(rows: Int64s, same: NDArray[np.bool_], columns: KeyColumns) -> 
         tied = np.flatnonzero(np.concatenate((more, [False])) | np.concatenate(([False], more)))
         row = rows[tied]
         rows[tied] = row[np.lexsort((columns.tie[row], columns.previous[row], columns.number[row], block[tied]))]
+    return rows
 
 
 Judge: TypeAlias = Callable[..., Codes]
@@ -164,8 +161,7 @@ _BATCH = 65_536
 _JUDGED = [0, 1, 2, 4, 3, 5, -1]  # sorted by key, key_check, arrival, number, previous, tie, row
 _REVIEWED = [0, 1, 4, 2, 3, 5, -1]  # sorted by key, key_check, number; then as judged
 
-PREVIOUS_NUMBER = (3, 4)
-"""Where the columns stand that a chain is judged by."""
+PREVIOUS_NUMBER = (3, 4)  # where the columns stand that a chain is judged by
 
 
 def judge_partition(
@@ -295,10 +291,9 @@ class _Names:
 
 @cache
 def settle() -> None:
-    """Call at the end of a task: once per worker, all that is loaded by then is left out of later garbage collections.
+    """Call at the end of a task: once per worker, what is loaded by then is left out of later garbage collections.
 
-    After each task a worker searches everything it has loaded, and with pandas and pyarrow that can take longer than a
-    small task did.
+    With pandas and pyarrow loaded, searching all of it after each task can take longer than a small task did.
     """
     gc.collect()
     gc.freeze()
@@ -378,11 +373,8 @@ def with_verdict(df: DataFrame, engine: Engine, memory: StreamMemory) -> DataFra
     if df.isStreaming:
         folded = in_buckets(df, integers, memory.buckets).applyInPandasWithState(
             _fold(engine, len(integers.columns), engine.meaning(df, memory), memory),
-            blobs("codes", "rows"),
-            STATE,
-            "append",
-            GroupStateTimeout.NoTimeout,
-        )
+            blobs("codes", "rows"), STATE, "append", GroupStateTimeout.NoTimeout,
+        )  # fmt: skip
         return folded.mapInArrow(_unpack(engine.answers), judged_schema(df)).toDF(*df.columns, *LABELS)
     believed = believed_bytes(df)
     if believed is None:

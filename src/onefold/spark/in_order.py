@@ -48,30 +48,11 @@ from onefold.chains.columns import NO_PREVIOUS
 from onefold.chains.in_order import BUFFER_MAX, Event, OrderedChain, OrderSettings, Released, Unfillable
 from onefold.chains.rules import ANSWERS, STATE_FULL, Number, unpack
 from onefold.errors import BadInput, Misuse
+from onefold.spark import host
 from onefold.spark.columns import quoted
 from onefold.spark.files import Place
 from onefold.spark.gaps import LOWER, UPPER, range_end
-from onefold.spark.host import (
-    LABELS,
-    SORTED,
-    STATE,
-    Int64s,
-    KeyColumns,
-    StreamMemory,
-    Transform,
-    arrived,
-    batch_id,
-    blobs,
-    chains,
-    from_blob,
-    in_buckets,
-    judged_schema,
-    order,
-    prepare,
-    remembered,
-    settle,
-    to_blob,
-)
+from onefold.spark.host import LABELS, Int64s, KeyColumns, StreamMemory, Transform
 from onefold.spark.meaning import Meaning, any_meaning, with_meaning
 from onefold.verdict import Verdict
 
@@ -119,7 +100,7 @@ class OrderedBucket:
         """Take in the rows (None: none came), do what is due, and give out all that waits no longer."""
         self._held_before = offset = len(self._ids)
         columns = KeyColumns(*integers)
-        turn = order(_steady(columns), columns)
+        turn = host.order(_steady(columns), columns)
         columns = columns.take(turn)
         table = self._with_held(rows, turn)
         self._ids += range(self._next, self._next + len(turn))
@@ -129,11 +110,18 @@ class OrderedBucket:
         going = _Going()
         names = zip(columns.key.tolist(), columns.key_check.tolist(), strict=True)
         for row, (name, number) in enumerate(zip(names, columns.number.tolist(), strict=True), offset):
-            if number < 0:
-                self._codes[row] = -1 - number
+            chain = self._wake(name) if number >= 0 else None
+            if chain is None:
+                self._codes[row] = -1 - number if number < 0 else _CODES[STATE_FULL]
                 going.row(row)
+                continue
+            previous = None if self._previous[row] == NO_PREVIOUS else unpack(self._previous[row])
+            step = chain.add(previous, unpack(number), self._ids[row], now_ms)
+            self._codes[row] = _CODES[step.answer]
+            if step.answer.verdict is Verdict.FIRST:
+                self._follow(step.events, going)
             else:
-                self._add(name, row, number, now_ms, going)
+                going.row(row)
         latest_ms = now_ms + self._settings.longest_ms  # what is due later was found by a clock that was ahead
         due = [name for name, (due, _) in self._asleep.items() if 0 <= due <= now_ms or due > latest_ms]
         due += [name for name, chain in self._awake.items() if chain.due_ms is not None]
@@ -154,18 +142,6 @@ class OrderedBucket:
         gaps += sum(chain.due_ms is not None for chain in self._awake.values())
         keys = len(self._asleep) + len(self._awake)
         return {"keys": keys, "gaps": gaps, "held": len(self._ids), "held_before": self._held_before}
-
-    def _add(self, name: _Name, row: int, number: int, now_ms: int, going: _Going) -> None:
-        chain = self._wake(name)
-        if chain is None:
-            self._codes[row] = _CODES[STATE_FULL]
-            return going.row(row)
-        previous = None if self._previous[row] == NO_PREVIOUS else unpack(self._previous[row])
-        step = chain.add(previous, unpack(number), self._ids[row], now_ms)
-        self._codes[row] = _CODES[step.answer]
-        if step.answer.verdict is not Verdict.FIRST:
-            return going.row(row)
-        return self._follow(step.events, going)
 
     def _follow(self, events: list[Event[int]], going: _Going) -> None:
         given_up: Number | None = None
@@ -237,7 +213,7 @@ class OrderedBucket:
                 np.array(lines, np.int64).tobytes(),
                 *(data for _, data in all_.values()),
                 waiting.tobytes(),
-                b"" if self._rows is None else to_blob(self._rows),
+                b"" if self._rows is None else host.to_blob(self._rows),
             ]
         )
 
@@ -267,11 +243,6 @@ class OrderedBucket:
         return self
 
 
-def held_count(head: bytes) -> int:
-    """How many rows a bucket holds back, as the beginning of its snapshot tells."""
-    return int(_HEAD.unpack_from(head)[4]) if head[:4] == _MAGIC else 0
-
-
 class _Going:
     """What goes out: rows, and the rows above gaps."""
 
@@ -292,7 +263,7 @@ class _Going:
 
 def _steady(columns: KeyColumns) -> Int64s:
     """The chains by their names: which of them finds the last room must not hang on the order in which rows came."""
-    code = chains(columns)
+    code = host.chains(columns)
     _, first = np.unique(code, return_index=True)
     rank = np.empty(len(first), np.int64)
     rank[np.lexsort((columns.key_check[first], columns.key[first]))] = np.arange(len(first))
@@ -303,7 +274,7 @@ GAP_COLUMN = "__onefold_gap"
 HEAD_MAX = 1 << 16
 """Bytes of a bucket's state that tell how much it holds: far more than any meaning takes."""
 
-_WIDTH = SORTED
+_WIDTH = host.SORTED
 _BOUNDS = T.StructType([T.StructField(name, T.LongType()) for name in (*LOWER, *UPPER)])
 
 
@@ -323,17 +294,14 @@ def order_chains(engine: ChainsEngine, wait_ms: int, memory: StreamMemory, buffe
         if not df.isStreaming:
             raise Misuse("only a stream is brought into order: sort a table")
         engine.columns.check(df)
-        prepare(df)
+        host.prepare(df)
         fitted = engine.fitted(df)
         key = frozenset(df.columns.index(name) for name in engine.key)
-        folded = in_buckets(df, fitted.integers(df), memory.buckets).applyInPandasWithState(
+        folded = host.in_buckets(df, fitted.integers(df), memory.buckets).applyInPandasWithState(
             _fold(settings, key, fitted.meaning(df, memory), memory),
-            blobs("codes", "bounds", "rows"),
-            STATE,
-            "append",
-            GroupStateTimeout.ProcessingTimeTimeout,
-        )
-        schema = T.StructType([*judged_schema(df).fields, T.StructField(GAP_COLUMN, _BOUNDS)])
+            host.blobs("codes", "bounds", "rows"), host.STATE, "append", GroupStateTimeout.ProcessingTimeTimeout,
+        )  # fmt: skip
+        schema = T.StructType([*host.judged_schema(df).fields, T.StructField(GAP_COLUMN, _BOUNDS)])
         unpacked = folded.mapInArrow(_unpack, schema).toDF(*df.columns, *LABELS, GAP_COLUMN)
         gap = F.col(GAP_COLUMN)
         ends = [end for to in (LOWER, UPPER) for end in range_end(df, fitted.columns, gap[to[0]], gap[to[1]], to)]
@@ -349,8 +317,13 @@ def held_back(spark: SparkSession, checkpoint: Place) -> dict[int, tuple[int, in
     rows = spark.read.format("statestore").load(str(checkpoint))
     value = F.col("value.groupState.blob")
     heads = rows.select("key.bucket", F.substring(value, 1, HEAD_MAX).alias("head"), "value.timeoutTimestamp").collect()
-    counts = {row["bucket"]: (held_count(any_meaning(bytes(row["head"]))), row["timeoutTimestamp"]) for row in heads}
-    return {bucket: (count, max(0, due_ms)) for bucket, (count, due_ms) in counts.items() if count}
+    counts = {}
+    for row in heads:
+        head = any_meaning(bytes(row["head"]))
+        count = int(_HEAD.unpack_from(head)[4]) if head[:4] == _MAGIC else 0
+        if count:
+            counts[row["bucket"]] = count, max(0, row["timeoutTimestamp"])
+    return counts
 
 
 @contextmanager
@@ -369,12 +342,12 @@ def _fold(
     settings: OrderSettings, key_columns: frozenset[int], meaning: Meaning, memory: StreamMemory
 ) -> Callable[[Any, Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]:
     def fold(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        integers, rows = arrived(frames, _WIDTH)
+        integers, rows = host.arrived(frames, _WIDTH)
         now_ms = state.getCurrentProcessingTimeMs()
         bucket = OrderedBucket(settings, key_columns, memory.state_rows_max)
-        if (blob := remembered(state, memory.buckets, meaning)) is not None:
+        if (blob := host.remembered(state, memory.buckets, meaning)) is not None:
             bucket.resume(blob)
-        table = pa.Table.from_batches([from_blob(blob) for blob in rows]) if rows else None
+        table = pa.Table.from_batches([host.from_blob(blob) for blob in rows]) if rows else None
         out = bucket.judge(np.concatenate([np.empty((_WIDTH, 0), np.int64), *integers], axis=1), table, now_ms)
         blob = bucket.snapshot()
         state.update((with_meaning(meaning, blob), memory.buckets))
@@ -383,10 +356,10 @@ def _fold(
             state.setTimeoutDuration(max(1, due_ms - now_ms - 1))
         if memory.watch is not None:
             count = sum(part.shape[1] for part in integers)
-            memory.watch(int(key[0]), {**bucket.figures(), "bytes": len(blob), "rows": count, "batch": batch_id()})
+            memory.watch(int(key[0]), {**bucket.figures(), "bytes": len(blob), "rows": count, "batch": host.batch_id()})
         if len(out.codes):
             yield _lines(out)
-        settle()
+        host.settle()
 
     return fold
 
@@ -399,7 +372,7 @@ def _lines(out: ReleasedRow) -> pd.DataFrame:
         gaps = int(np.count_nonzero(codes == GAP))
         lines["codes"].append(codes.tobytes())
         lines["bounds"].append(out.bounds[gap : gap + gaps].tobytes())
-        lines["rows"].append(to_blob(batch))
+        lines["rows"].append(host.to_blob(batch))
         row, gap = row + batch.num_rows, gap + gaps
     return pd.DataFrame(lines)
 
@@ -408,7 +381,7 @@ def _unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     labels = [pa.array([str(answer[part]) for answer in ANSWERS]) for part in (0, 1)]
     for batch in batches:
         for codes, bounds, blob in zip(batch["codes"], batch["bounds"], batch["rows"], strict=True):
-            rows = from_blob(blob.as_buffer())
+            rows = host.from_blob(blob.as_buffer())
             code = np.frombuffer(codes.as_buffer(), np.int8)
             message = pa.array(code, mask=code == GAP)
             ends = np.frombuffer(bounds.as_buffer(), np.int64).reshape(-1, 4)
@@ -416,4 +389,4 @@ def _unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             gap = gaps.take(pa.array(np.cumsum(code == GAP) - 1, mask=code != GAP))
             columns = [*rows.columns, *(label.take(message) for label in labels), gap]
             yield pa.RecordBatch.from_arrays(columns, names=[*rows.schema.names, *LABELS, GAP_COLUMN])
-    settle()
+    host.settle()

@@ -51,6 +51,7 @@ from onefold.decoding import inflate
 from onefold.errors import BadInput, Misuse
 from onefold.producers import records as A
 from onefold.producers.records import ANSWERS, DIGESTS_MAX, GAP_COUNT_MAX, MemoryKind, SequenceBounds
+from onefold.spark import host
 from onefold.spark.columns import (
     CORRUPT,
     EXACT,
@@ -65,24 +66,7 @@ from onefold.spark.columns import (
 )
 from onefold.spark.engine import Engine, Identity, Subject, Untold, named_like
 from onefold.spark.gaps import missing_sequences
-from onefold.spark.host import (
-    BEFORE_ALL,
-    BUCKETS,
-    PREVIOUS_NUMBER,
-    ROWS_IN_MEMORY_MAX,
-    SORTED,
-    Codes,
-    Int64s,
-    Integers,
-    KeyColumns,
-    StreamMemory,
-    Transform,
-    Watch,
-    chains,
-    judge_partition,
-    order,
-    tie,
-)
+from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, StreamMemory, Transform
 from onefold.spark.meaning import Meaning, of_columns
 
 if TYPE_CHECKING:
@@ -112,11 +96,6 @@ _BEHIND: Final = np.array([answer in (A.SEEN, A.BEHIND_HIGHEST, A.FORGOTTEN) for
 def refused(reason: str) -> int:
     """The sequence that stands for "refused already, for this reason"."""
     return -1 - CODES[reason]
-
-
-def chain_gaps_max(gap_count_max: int) -> int:
-    """What a chain must be told to keep so many gaps: it counts the infinite one too."""
-    return gap_count_max + 1
 
 
 def begins(*names: Int64s) -> Bools:
@@ -187,9 +166,8 @@ def fences(rank: Int64s, epoch: Int64s, start: Int64s) -> Codes:
     firsts = np.flatnonzero(begins(rank))
     levels, level = np.unique(np.insert(epoch, firsts, start), return_inverse=True)
     highest = np.maximum.accumulate(np.insert(rank, firsts, rank[firsts]) * len(levels) + level)
-    before = levels[
-        highest[np.arange(len(epoch)) + rank] % len(levels)
-    ]  # the row before it, its producer's start first
+    # the row before it, its producer's start first
+    before = levels[highest[np.arange(len(epoch)) + rank] % len(levels)]
     codes[epoch < before] = CODES["stale_epoch"]
     codes[(epoch < before) & (epoch == NO_EPOCH)] = CODES["epoch_missing"]
     return codes
@@ -237,24 +215,20 @@ def contradictions(rows: Digests, codes: Codes, before: Digests) -> tuple[Int64s
     stored = rows.take(_STORED[codes])
     if not len(copies):
         return copies, stored
-    return copies[_differ(before.and_then(stored), rows.take(copies))], stored
-
-
-def _differ(stored: Digests, copies: Digests) -> Bools:
-    """Which of the copies are stored, and with another digest."""
-    bits = max(10, (8 * len(copies.owner)).bit_length())
+    asked, everything = rows.take(copies), before.and_then(stored)
+    bits = max(10, (8 * len(copies)).bit_length())
     marked = np.zeros(1 << bits, np.bool_)
-    marked[_slots(copies, bits)] = True
-    stored = stored.take(marked[_slots(stored, bits)])  # most have no copies: sorting them would be for nothing
-    both = stored.and_then(copies)
+    marked[_slots(asked, bits)] = True
+    originals = everything.take(marked[_slots(everything, bits)])  # sorting those without copies would be for nothing
+    both = originals.and_then(asked)
     order = np.lexsort((both.sequence, both.owner))  # stable: what is stored comes before its copies
     owner, sequence, digest = both.take(order)
     position = np.arange(len(order))
     opens = np.maximum.accumulate(np.where(begins(owner, sequence), position, 0))
-    last = np.maximum.accumulate(np.where(order < len(stored.owner), position, -1))
+    last = np.maximum.accumulate(np.where(order < len(originals.owner), position, -1))
     different = np.empty(len(order), np.bool_)
     different[order] = (last >= opens) & (digest[last] != digest)
-    return different[len(stored.owner) :]
+    return copies[different[len(originals.owner) :]], stored
 
 
 def _slots(rows: Digests, bits: int) -> NDArray[np.uint64]:
@@ -275,7 +249,7 @@ class ColumnarSequences:
     def __init__(self, memory: MemoryKind, gap_count_max: int, jump_max: int | None = None) -> None:
         self._memory: MemoryKind = memory
         self._jump_max = jump_max
-        self._detector = ColumnarDetector(ChainSettings(chain_gaps_max(gap_count_max)))
+        self._detector = ColumnarDetector(ChainSettings(gap_count_max + 1))  # it counts the infinite gap too
         self._epoch = (-1, NO_EPOCH)  # the producer that the last batch ended with, and its highest epoch
         self._highest = (-1, -1)  # and its highest sequence
         self._stored = Digests.none()
@@ -346,7 +320,7 @@ class ProducerFold:
 
     def __init__(self, engine: ProducersEngine, memory: StreamMemory) -> None:
         self._bank = ChainBank(
-            ChainSettings(chain_gaps_max(engine.gap_count_max)),
+            ChainSettings(engine.gap_count_max + 1),  # it counts the infinite gap too
             idle_ms=memory.idle_ms,
             chains_max=memory.state_rows_max,
         )
@@ -358,7 +332,7 @@ class ProducerFold:
 
     def judge(self, integers: Int64s, now_ms: int) -> Codes:
         columns = KeyColumns.of(integers)
-        rows = order(chains(columns), columns)
+        rows = host.order(host.chains(columns), columns)
         codes = np.empty(len(rows), np.int8)
         codes[rows] = self._judge(columns.take(rows), now_ms)
         return codes
@@ -390,35 +364,29 @@ class ProducerFold:
         if self._jump_max is not None:  # who has no room has no highest sequence to jump from either
             full = np.isin(rank, rank[judged == CODES["state_full"]])
             judged[full & (judged == CODES["jump_too_far"])] = CODES["state_full"]
+        # Where the producers known before stand now, and where those of the batch do, or -1.
         moved, now_at = self._bank.find(*before), self._bank.find(*names)
-        self._learn_epochs(moved, now_at, columns.previous, np.flatnonzero(first))
+        epochs = np.full(len(self._bank), NO_EPOCH, np.int64)
+        epochs[moved] = self._epochs
+        if len(good):
+            own = np.flatnonzero(now_at >= 0)
+            highest = np.maximum.reduceat(columns.previous, np.flatnonzero(first))
+            epochs[now_at[own]] = np.maximum(epochs[now_at[own]], highest[own])
+        self._epochs = epochs
+        self._digests = self._digests._replace(owner=moved[self._digests.owner])
         if columns.more:
             rows = Digests(now_at[rank], columns.number, columns.more[0])
-            judged[self._learn_digests(moved, rows, judged)] = CODES["conflict"]
-        else:
-            self._digests = self._digests._replace(owner=moved[self._digests.owner])
+            conflicts, stored = contradictions(rows, judged, self._digests)
+            judged[conflicts] = CODES["conflict"]
+            self._remember(stored)
         codes[good] = judged
         return codes
 
-    def _learn_epochs(self, moved: Int64s, at: Int64s, epoch: Int64s, firsts: Int64s) -> None:
-        """``moved``: where the producers known before stand now; ``at``: where those of the batch do, or -1."""
-        epochs = np.full(len(self._bank), NO_EPOCH, np.int64)
-        epochs[moved] = self._epochs
-        if len(firsts):
-            own = np.flatnonzero(at >= 0)
-            highest = np.maximum.reduceat(epoch, firsts)
-            epochs[at[own]] = np.maximum(epochs[at[own]], highest[own])
-        self._epochs = epochs
-
-    def _learn_digests(self, moved: Int64s, rows: Digests, judged: Codes) -> Int64s:
-        """Which rows conflict; the digests of what was stored are remembered."""
-        before = self._digests._replace(owner=moved[self._digests.owner])
-        conflicts, stored = contradictions(rows, judged, before)
-        everything = before.and_then(stored)
+    def _remember(self, stored: Digests) -> None:
+        everything = self._digests.and_then(stored)
         everything = everything.take(np.argsort(everything.owner, kind="stable"))
         after = np.searchsorted(everything.owner, everything.owner, "right") - np.arange(len(everything.owner))
         self._digests = everything.take(after <= self._digests_max)
-        return conflicts
 
     def snapshot(self) -> bytes:
         bank, count, digests = self._bank.snapshot(), len(self._epochs), self._digests
@@ -462,11 +430,11 @@ def judge_producers(
     gap_count_max: int = GAP_COUNT_MAX,
     jump_max: int | None = None,
     partitions: int | None = None,
-    rows_in_memory_max: int = ROWS_IN_MEMORY_MAX,
+    rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX,
     idle_ms: int | None = None,
     state_rows_max: int | None = None,
-    buckets: int = BUCKETS,
-    watch: Watch | None = None,
+    buckets: int = host.BUCKETS,
+    watch: host.Watch | None = None,
 ) -> Transform:
     """A step that adds ``verdict`` and ``reason`` to a table or a stream of numbered messages.
 
@@ -536,10 +504,10 @@ class ProducersEngine(Engine):
         columns = (
             F.xxhash64(*key),
             F.xxhash64(F.lit(1), *key),
-            F.coalesce(order, F.lit(BEFORE_ALL).cast("long")),
+            F.coalesce(order, F.lit(host.BEFORE_ALL).cast("long")),
             epoch,
             self._judged(rows, sequence),
-            tie(df, {*names.producer, names.sequence}),
+            host.tie(df, {*names.producer, names.sequence}),
             # With nulls told apart from nothing: Spark's hash passes over them, and (null, "a") would equal ("a", null)
             *([F.xxhash64(*payload)] if payload else []),
         )
@@ -567,9 +535,11 @@ class ProducersEngine(Engine):
     def judge_partition(self, parts: Iterator[KeyColumns]) -> Iterator[Codes]:
         sequences = ColumnarSequences(self.memory, self.gap_count_max, self.jump_max)
         if not self.columns.payload:
-            return judge_partition(parts, sequences.judge, self.rows_in_memory_max)
-        wanted = (*PREVIOUS_NUMBER, SORTED)
-        return judge_partition(parts, sequences.judge, self.rows_in_memory_max, wanted=wanted, review=sequences.review)
+            return host.judge_partition(parts, sequences.judge, self.rows_in_memory_max)
+        wanted = (*host.PREVIOUS_NUMBER, host.SORTED)
+        return host.judge_partition(
+            parts, sequences.judge, self.rows_in_memory_max, wanted=wanted, review=sequences.review
+        )
 
     def fold(self, blob: bytes | None, memory: StreamMemory) -> ProducerFold:
         fold = ProducerFold(self, memory)
