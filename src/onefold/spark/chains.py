@@ -34,18 +34,11 @@ JUMP_MAX_MS = 900_000
 
 
 def judge_chains(
-    columns: ChainColumns | None = None,
-    *,
-    gap_count_max: int = GAP_COUNT_MAX,
-    floor: Floor = "first",
-    jump_max_ms: int | Literal["auto", "off"] = "auto",
-    partitions: int | None = None,
-    rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX,
-    idle_ms: int | None = None,
-    state_rows_max: int | None = None,
-    buckets: int = host.BUCKETS,
-    watch: host.Watch | None = None,
-) -> Transform:
+    columns: ChainColumns | None = None, *, gap_count_max: int = GAP_COUNT_MAX, floor: Floor = "first",
+    jump_max_ms: int | Literal["auto", "off"] = "auto", partitions: int | None = None,
+    rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX, idle_ms: int | None = None, state_rows_max: int | None = None,
+    buckets: int = host.BUCKETS, watch: host.Watch | None = None,
+) -> Transform:  # fmt: skip
     """A step that adds ``verdict`` and ``reason`` to a table or a stream of chained messages.
 
     ``jump_max_ms``: how far a number's timestamp may lie ahead of its arrival; "auto" is 900 s if there is an arrival
@@ -58,13 +51,9 @@ def judge_chains(
     state is split; ``watch``, which is called with the figures of each bucket.
     """
     engine = ChainsEngine(
-        columns=columns or ChainColumns(),
-        gap_count_max=gap_count_max,
-        floor=floor,
-        jump_max_ms=jump_max_ms,
-        partitions=partitions,
-        rows_in_memory_max=rows_in_memory_max,
-    )
+        columns=columns or ChainColumns(), gap_count_max=gap_count_max, floor=floor, jump_max_ms=jump_max_ms,
+        partitions=partitions, rows_in_memory_max=rows_in_memory_max,
+    )  # fmt: skip
     return engine.step(StreamMemory(idle_ms=idle_ms, state_rows_max=state_rows_max, buckets=buckets, watch=watch))
 
 
@@ -141,11 +130,8 @@ class ChainsEngine(Engine):
         )
 
     def fold(self, blob: bytes | None, memory: StreamMemory) -> ChainFold:
-        bank = ChainBank(
-            ChainSettings(self.gap_count_max, self.floor),
-            idle_ms=memory.idle_ms,
-            chains_max=memory.state_rows_max,
-        )
+        settings = ChainSettings(self.gap_count_max, self.floor)
+        bank = ChainBank(settings, idle_ms=memory.idle_ms, chains_max=memory.state_rows_max)
         return ChainFold(bank if blob is None else bank.resume(blob))
 
     def meaning(self, df: DataFrame, memory: StreamMemory) -> Meaning:

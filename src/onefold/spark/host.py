@@ -7,11 +7,9 @@ is tried again answers the same.
 A table takes one shuffle by the key and one Arrow UDF over the integers; one byte per row comes back. A task puts its
 rows in the order of judgement (by chain, then arrival, then number) itself: sorting the wide rows in the JVM was
 measured at half the time of the whole job. Up to ``rows_in_memory_max`` rows are sorted and judged at once (about 150
-bytes each at the peak). A larger partition is an external sort: full buffers are sorted and written to a temporary
-file, and then read back a window at a time. A window ends at the smallest of the runs' next milestones, so it holds at
-most a buffer's worth of rows, and the windows follow each other in the order of judgement. Where messages of one number
-must be compared with each other, however far apart they came, the rows are gone through once more, sorted by number:
-that is the review.
+bytes each at the peak). A larger partition is an external sort: sorted runs in a temporary file, read back in windows
+that follow each other in the order of judgement. Where messages of one number must be compared, however far apart they
+came, the rows are gone through once more, sorted by number: that is the review.
 
 A micro-batch of a stream takes this way, each step in all tasks at once:
 

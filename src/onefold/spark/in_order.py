@@ -5,9 +5,8 @@ fewer rows or more than came in. A range that was given up comes out as a row of
 its key columns and `GAP_COLUMN` are set, all else is null; `parted` takes the two apart.
 
 Every row is judged when it comes, and keeps that answer. A FIRST comes out when its chain releases it, all else at
-once: a repeat does not wait for what it repeats. Held rows are kept as an Arrow table in the order of their ids, which
-are all that the chains (`OrderedChain`) know of them. Nobody can be asked for what is missing, so a gap is waited for
-and then given up. The strategy is "light": giving up releases all that its chain holds, so that losses in a row cost
+once. Held rows are kept as an Arrow table in the order of their ids, which are all that the chains (`OrderedChain`)
+know of them. The strategy is "light": giving up a gap releases all that its chain holds, so that losses in a row cost
 one wait and not one each. Only chains that are touched or due are woken.
 
 Time is that of the micro-batch, which Spark writes down before it runs: a batch that is tried again gives up the same
@@ -17,9 +16,8 @@ gaps. What is due comes out with the next batch, of whatever bucket:
     trigger "available"       when all is read, what is missing is given up and held rows come out; or, if the
                               settings say so, they stay in the checkpoint for the next start (`stream`)
 
-Memory of a task: the rows that came for one bucket and those that it holds, which ``buffer_max`` bounds per chain.
-
-The state of a bucket:
+A task has the rows in memory that came for one bucket and those that it holds, at most ``buffer_max`` per chain. The
+state of a bucket:
 
     head       "OFOB", format, next id, count of chains, count of held rows
     chains     name (two halves), due_ms (-1: nothing is held), length of the snapshot; then the snapshots
@@ -75,7 +73,6 @@ class ReleasedRow(NamedTuple):
     rows: pa.Table
     """The messages; for a gap, the message above it with everything but its key set to null."""
     codes: NDArray[np.int8]
-    """The answer to each row; `GAP` for a gap."""
     bounds: Int64s
     """A line per gap: lower timestamp and sequence (seen), upper timestamp and sequence (missing)."""
 

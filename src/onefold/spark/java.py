@@ -135,9 +135,8 @@ def _asked(program: Path) -> tuple[Path, int]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS_MAX, check=False)
     except (OSError, subprocess.SubprocessError) as error:
         raise _Unusable(f"{program} does not run: {error}") from error
-    properties = dict(
-        re.findall(r"^\s*(java\.home|java\.version) = (.+?)\s*$", done.stderr + done.stdout, re.MULTILINE)
-    )
+    lines = re.findall(r"^\s*(java\.home|java\.version) = (.+?)\s*$", done.stderr + done.stdout, re.MULTILINE)
+    properties = dict(lines)
     version = _major(properties.get("java.version", ""))
     if version is None or "java.home" not in properties:
         raise _Unusable(f"{program} does not tell its version (exit code {done.returncode})")

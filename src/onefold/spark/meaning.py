@@ -8,11 +8,9 @@ is told the first name that differs, and both values.
 Not part of it are bounds, which may change from start to start, because what is remembered says by itself where they
 were: ``gap_count_max``, ``idle_ms``, ``state_rows_max``, ``order_wait_ms``, ``late_ms``, ``digests_max``.
 
-An engine lists its own (`Engine.meaning`). A rule that an engine gets later is listed where it differs from what was
-done before, so that what was kept before stays good.
-
-In a bucket of the state the meaning stands before the engine's own bytes: a magic, a length, JSON. A state without it
-is of a version that did not know it: it is taken as it is, and gets one with the next batch.
+A rule that an engine gets later is listed where it differs from what was done before, so that what was kept before
+stays good. In a bucket of the state the meaning stands before the engine's own bytes: a magic, a length, JSON. A state
+without it is of a version that did not know it: it is taken as it is, and gets one with the next batch.
 """
 
 import json
@@ -48,9 +46,9 @@ def difference(before: Meaning, now: Meaning) -> str | None:
     "payload = 'x int', not none"
     """
     for name in {**before, **now}:
-        was, is_ = before.get(name), now.get(name)
-        if was != is_:
-            return f"{name} = {_shown(was)}, not {_shown(is_)}"
+        if before.get(name) != now.get(name):
+            was, is_ = ("none" if value is None else repr(value) for value in (before.get(name), now.get(name)))
+            return f"{name} = {was}, not {is_}"
     return None
 
 
@@ -86,7 +84,3 @@ def without_meaning(meaning: Meaning, state: bytes) -> bytes:
 def any_meaning(state: bytes) -> bytes:
     """A bucket's memory as the engine wrote it, whatever it means."""
     return state[_HEAD.size + _HEAD.unpack_from(state)[1] :] if state[:4] == _MAGIC else state
-
-
-def _shown(value: str | int | bool | None) -> str:
-    return "none" if value is None else repr(value)

@@ -1,29 +1,24 @@
 """``df.transform(judge_producers(...))``: every row of a table or a stream of numbered messages gets its verdict.
 
-For any rows with a producer and a sequence: topics of Kafka or Pulsar, our own log. The rows of a producer meet in one
-task and are judged there in a fixed order, as the log would have judged them; what crosses to Python are six or seven
-integers per row, and the wide row stays in the JVM, as for chains (see `host`).
-
-The scalar `Sequences` is the truth; this form gives the answers that it gives when every FIRST is persisted at once. A
+For any rows with a producer and a sequence: topics of Kafka or Pulsar, our own log. Six or seven integers per row cross
+to Python (see `host`). The answers are those that the scalar `Sequences` gives when every FIRST is persisted at once. A
 producer is a chain, so the columnar chain detector judges producers too:
 
     memory "highest"   a chain whose messages name no previous one: each is compared with the head only
     memory "gaps"      a chain whose message s names s - 1 as its previous one, and that begins with a message -1
 
-The message -1 is made up, one per producer: with it, all that lies below the first sequence is a gap like any other,
-and gaps are counted as the scalar engine counts them. What chains do not know is done around them:
+The message -1 is made up, one per producer: with it, all that lies below the first sequence is a gap like any other.
+What chains do not know is done around them:
 
     epochs      a row below the highest epoch before it is refused before the chain sees it
     jumps       so is a row that lies more than ``jump_max`` above the highest sequence before it, if that is set
     conflicts   a row that the chain has seen before is compared with the digest of the row that was FIRST
 
-A negative sequence marks a row that was refused before it came here: ``refused(code)`` is answered with ``code``. Cost:
-that of the chain detector, a sort of the epochs where they differ, and a sort of the repeats and their firsts.
+A negative sequence marks a row that was refused before it came here: ``refused(code)`` is answered with ``code``.
 
 Of a stream, a bucket remembers, beside a bank of chains and in its order, the highest epoch of each producer and the
 digests of the last ``digests_max`` sequences stored. Within a micro-batch a repeat is compared with its first, however
-far apart they are; across batches, with the digests that are remembered. That finds every conflict that the scalar
-engine finds, and never one that is none. The state:
+far apart they are; across batches, with these digests: every conflict of the scalar engine is found. The state:
 
     head       "OFPB", format, memory, length of the bank, count of producers, count of digests
     bank       its own bytes
@@ -319,11 +314,8 @@ class ProducerFold:
     """The producers of a bucket, and what is remembered of them."""
 
     def __init__(self, engine: ProducersEngine, memory: StreamMemory) -> None:
-        self._bank = ChainBank(
-            ChainSettings(engine.gap_count_max + 1),  # it counts the infinite gap too
-            idle_ms=memory.idle_ms,
-            chains_max=memory.state_rows_max,
-        )
+        settings = ChainSettings(engine.gap_count_max + 1)  # it counts the infinite gap too
+        self._bank = ChainBank(settings, idle_ms=memory.idle_ms, chains_max=memory.state_rows_max)
         self._jump_max = engine.jump_max
         self._memory: MemoryKind = engine.memory
         self._digests_max = engine.digests_max
@@ -419,23 +411,12 @@ class ProducerFold:
         return {"keys": len(self._bank), "gaps": self._bank.gap_count}
 
 
-_LONG_MAX = (1 << 63) - 1
-
-
 def judge_producers(
-    columns: ProducerColumns | None = None,
-    *,
-    memory: MemoryKind = "highest",
-    digests_max: int = DIGESTS_MAX,
-    gap_count_max: int = GAP_COUNT_MAX,
-    jump_max: int | None = None,
-    partitions: int | None = None,
-    rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX,
-    idle_ms: int | None = None,
-    state_rows_max: int | None = None,
-    buckets: int = host.BUCKETS,
-    watch: host.Watch | None = None,
-) -> Transform:
+    columns: ProducerColumns | None = None, *, memory: MemoryKind = "highest", digests_max: int = DIGESTS_MAX,
+    gap_count_max: int = GAP_COUNT_MAX, jump_max: int | None = None, partitions: int | None = None,
+    rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX, idle_ms: int | None = None, state_rows_max: int | None = None,
+    buckets: int = host.BUCKETS, watch: host.Watch | None = None,
+) -> Transform:  # fmt: skip
     """A step that adds ``verdict`` and ``reason`` to a table or a stream of numbered messages.
 
     ``memory``: "highest" takes all that is not above the highest sequence for a repeat, as the log of PIP-6 does;
@@ -451,14 +432,9 @@ def judge_producers(
     state is split; ``watch``, which is called with the figures of each bucket.
     """
     engine = ProducersEngine(
-        columns=columns or ProducerColumns(),
-        memory=memory,
-        digests_max=digests_max,
-        gap_count_max=gap_count_max,
-        jump_max=jump_max,
-        partitions=partitions,
-        rows_in_memory_max=rows_in_memory_max,
-    )
+        columns=columns or ProducerColumns(), memory=memory, digests_max=digests_max, gap_count_max=gap_count_max,
+        jump_max=jump_max, partitions=partitions, rows_in_memory_max=rows_in_memory_max,
+    )  # fmt: skip
     return engine.step(StreamMemory(idle_ms=idle_ms, state_rows_max=state_rows_max, buckets=buckets, watch=watch))
 
 
@@ -522,7 +498,7 @@ class ProducersEngine(Engine):
         for name in names.producer:
             nameless = nameless | F.col(quoted(name)).isNull()
         refusals = {
-            "bad_sequence": sequence.isNull() | (sequence < 0) | (sequence == _LONG_MAX),
+            "bad_sequence": sequence.isNull() | (sequence < 0) | (sequence == (1 << 63) - 1),
             "bad_time": None if names.order is None else no_time(df, names.order),
             "null_key": nameless,
             "malformed": unreadable,

@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 LIBRARIES = ("numpy", "pyarrow")
 """What the executors' Python must have by itself: compiled, so no archive can carry it. PySpark comes with Spark."""
 
-_LONG_AGO = (1980, 1, 1, 0, 0, 0)  # the first time that a zip file can tell
 _shipped: WeakSet[SparkContext] = WeakSet()
 
 
@@ -84,10 +83,7 @@ def ship(spark: SparkSession) -> bool:
 
 
 def require_libraries(spark: SparkSession, names: Iterable[str] = LIBRARIES) -> None:
-    """Ask one executor what it lacks; raises `Misuse` with one line that names it.
-
-    Cost: one task. The others are taken to be like it.
-    """
+    """Raise `Misuse` that names what one executor lacks; the others are taken to be like it. Cost: one task."""
     for lack in spark.sparkContext.parallelize([0], 1).mapPartitions(partial(_lacks, tuple(names))).collect():
         raise Misuse(
             f"the executors' Python has no {lack}: install it there, or let spark.pyspark.python name one that has it",
@@ -111,7 +107,7 @@ def archive() -> Path:
     with ZipFile(path, "w") as file:
         # By way of `resources`, because the driver's own package may lie in an archive too.
         for name, source in sorted(_sources(resources.files(onefold), "onefold")):
-            entry = ZipInfo(name, _LONG_AGO)
+            entry = ZipInfo(name)  # dated 1980, the first time that a zip file can tell
             entry.external_attr = 0o644 << 16
             file.writestr(entry, source.read_bytes(), ZIP_DEFLATED)
     return path
@@ -128,9 +124,8 @@ def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, Traversable]
 def unix_sockets() -> dict[str, str]:
     """The settings of a new session; none, that is TCP, where temporary files cannot be sockets.
 
-    On TCP, Spark's default, a task of few rows waits for nothing: what the JVM has to say to a worker comes in small
-    writes, the second is held back until the first is acknowledged, and the acknowledgement of something so small is
-    held back too, for 40 ms. A small job of eight tasks takes half as long without that.
+    On TCP, Spark's default, what the JVM has to say to a worker comes in small writes, which Nagle's algorithm and the
+    delayed acknowledgement of 40 ms hold up. A small job of eight tasks takes half as long without that.
 
     Whoever can open the socket of a worker can have it run code, and Spark asks no secret of those who come this way:
     the sockets are in a folder that only its owner may enter. Some file systems have none, and the path of a socket
@@ -149,13 +144,11 @@ def unix_sockets() -> dict[str, str]:
     return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": str(folder)}
 
 
-_JVM_OPTIONS = " ".join(
-    (
-        # Arrow checks every access a second time; Spark's own readers and writers have done so already.
-        "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false",
-        # Throughput before short pauses: nobody waits for a single row of a batch.
-        "-XX:+UseParallelGC",
-    )
+_JVM_OPTIONS = (
+    # Arrow checks every access a second time; Spark's own readers and writers have done so already.
+    "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+    # Throughput before short pauses: nobody waits for a single row of a batch.
+    " -XX:+UseParallelGC"
 )
 
 DEFAULTS = {
@@ -326,9 +319,8 @@ def _launch(conf: SparkConf) -> Any:
     descriptor, name = tempfile.mkstemp(prefix="onefold-spark-", suffix=".log")
     log = Path(name)
     try:
-        gateway = launch_gateway(  # type: ignore[no-untyped-call]
-            conf=conf, popen_kwargs={"stdout": descriptor, "stderr": descriptor}
-        )
+        files = {"stdout": descriptor, "stderr": descriptor}
+        gateway = launch_gateway(conf=conf, popen_kwargs=files)  # type: ignore[no-untyped-call]
     except PySparkException as error:
         lines = log.read_text(errors="replace").strip().splitlines()
         words = [line for line in lines if not line.startswith("\tat ")]  # without the stack of an exception

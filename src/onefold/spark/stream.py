@@ -5,9 +5,8 @@ Whatever dies in between, the next start tries the last batch again: the judge a
 batch are judged in a fixed order from the state before it, and the sink recognises the batch's number. So every message
 is counted once, and the books of the run are the sum of its batches' books.
 
-Of each batch, Spark's listener tells the rates and durations, the sink the books, and the judge, of each bucket, how
-many keys it remembers, how many ranges are missing and how many messages are held back. Two of them must agree: rows
-judged = rows published + growth of what is held.
+Of each batch, Spark's listener tells the rates and durations, the sink the books, and the judge what each bucket
+remembers. Two of them must agree: rows judged = rows published + growth of what is held.
 
 Spark reads a file of a stream's folder once. One that cannot be read ends the stream, at every start again; one that
 grows or is written anew after that is never looked at. So before a batch is judged its files are opened by other means
@@ -30,13 +29,7 @@ from typing import Any, Final, Literal, TypeAlias
 from pyspark import AccumulatorParam
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
+from pyspark.sql.streaming import listener
 from pyspark.sql.streaming.query import StreamingQuery
 
 from onefold.errors import Misuse, OnefoldError
@@ -64,14 +57,12 @@ class Progress:
     """Rows that came in with this batch."""
     rows_per_second: float = 0.0
     seconds: float = 0.0
-    """How long the batch took."""
     behind: int | None = None
     """How much of the source is not read yet, if the source says so."""
     state_rows: int = 0
     state_bytes: int = 0
     keys: int = 0
     gaps: int = 0
-    """Ranges that are missing now."""
     held: int = 0
     """Messages held back to come out in order."""
     tally: Tally = field(default_factory=Tally)
@@ -126,7 +117,7 @@ class _Newest(AccumulatorParam[dict[int, dict[str, int]]]):
         return value1
 
 
-class Watcher(StreamingQueryListener):
+class Watcher(listener.StreamingQueryListener):
     """Keeps the progress of a stream, and tells it after every batch that published something."""
 
     def __init__(self, total: Callable[[], Tally], figures: BucketFigures, tell: Callable[[Progress], None]) -> None:
@@ -144,10 +135,7 @@ class Watcher(StreamingQueryListener):
         self._ended.clear()
 
     def published(self, batch: int, tally: Tally | None) -> None:
-        """The sink holds this batch; None: it held it before.
-
-        What was judged is compared with what was published. Retried tasks count once in both.
-        """
+        """The sink holds this batch; None: it held it before. Compares what was judged with what was published."""
         self._batches.add(batch)
         judged, before, self._held = self._figures.arrived(batch), self._held, self._figures.grown("held")
         grown = self._held - before
@@ -165,16 +153,16 @@ class Watcher(StreamingQueryListener):
             self._tally = self._total()
         return replace(self.progress, tally=self._tally, held=self._figures.total("held"))
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+    def onQueryStarted(self, event: listener.QueryStartedEvent) -> None:
         """Nothing to tell yet."""
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+    def onQueryIdle(self, event: listener.QueryIdleEvent) -> None:
         """No news."""
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+    def onQueryTerminated(self, event: listener.QueryTerminatedEvent) -> None:
         self._ended.set()
 
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+    def onQueryProgress(self, event: listener.QueryProgressEvent) -> None:
         done = event.progress
         if done.batchId not in self._batches:
             return
@@ -228,9 +216,7 @@ class StreamFiles:
         return self._opened.rows
 
     def check(self, batch: int) -> None:
-        """Look at the files of a batch before it is judged: raise `OSError` that names those that cannot be read, or
-        set them aside and raise `SetAside`.
-        """
+        """Before a batch is judged: raise `OSError` that names its files that cannot be read, or set them aside."""
         if self._opened is None or self._opened.files is None:
             return
         numbers = range(self._offset(batch - 1) + 1, self._offset(batch) + 1)
@@ -295,8 +281,6 @@ METADATA, OFFSETS, COMMITS = "metadata", "offsets", "commits"
 """What Spark keeps in a checkpoint: the stream's id, where each batch ends, and which batches are done."""
 POLL_S = 0.5
 
-_MISUSE = "onefold.errors.Misuse: "
-
 STATE_STORE = {
     "spark.sql.streaming.stateStore.providerClass":
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -331,8 +315,7 @@ def run_stream(
     """Judge a source as a stream until it ends, fails, or ``stop`` is set; what came of it in the end.
 
     ``tell`` is called after every batch, ``say`` if there is something to know before the first. When ``stop`` is set,
-    the batch in hand is finished. A checkpoint or an output that was begun with other columns or rules is `Misuse`,
-    and so is one that another stream is using.
+    the batch in hand is finished. A checkpoint or an output of other columns, rules or streams is `Misuse`.
     """
     folders = [("the checkpoint", streaming.checkpoint), *([] if format == "postgres" else [("the output", path)])]
     writes = [(name, located(spark, folder)) for name, folder in folders]
@@ -504,15 +487,13 @@ def _wait(query: StreamingQuery, stop: threading.Event, errors: list[Exception])
         if errors:
             raise errors[-1] from None
         cause = _cause(error)
-        if cause.startswith(_MISUSE):  # found out by a task
-            raise Misuse(cause.removeprefix(_MISUSE)) from error
+        if cause != (misuse := cause.removeprefix("onefold.errors.Misuse: ")):  # found out by a task
+            raise Misuse(misuse) from error
         raise OSError(f"the stream ended: {cause}") from error
 
 
 def _cause(error: StreamingQueryException) -> str:
-    """The line that says what went wrong: a file that could not be read, the last line of a Python error, else Spark's
-    first.
-    """
+    """The file that could not be read, else the last line of a Python error, else Spark's first line."""
     text = str(error).split("=== Streaming Query ===")[0]
     if (failed := failed_file(text)) is not None:
         return failed
