@@ -56,9 +56,8 @@ def run(
     for line in text.absent(result):
         people.print(line, soft_wrap=True)
     if result["others"]:
-        people.print(
-            f"{result['others']:,} rows of the source are no messages: not judged, in no book", highlight=False
-        )
+        others = f"{result['others']:,} rows of the source are no messages: not judged, in no book"
+        people.print(others, highlight=False)
     audited, untold = agreement.audited(result["audit"]), text.cannot_tell(result, toml=True)
     for line in (*audited, *untold, *agreement.files_read(result["manifest"])):
         people.print(line, soft_wrap=True)
@@ -89,16 +88,9 @@ def execute(settings: Settings) -> dict[str, Any]:
         public = without_secrets(settings.model_dump(mode="json"))  # run.json lies beside the rows, for all readers
         with columns_in_toml():
             result = jobs.run(
-                spark,
-                source,
-                engine,
-                settings.publish.path,
-                strategy=settings.publish.strategy,
-                settings=public,
-                ranges_max=settings.report.ranges_max,
-                figures=None if page == "off" else Figures(**samples),
-                say=begin,
-            ).to_dict()
+                spark, source, engine, settings.publish.path, strategy=settings.publish.strategy, settings=public,
+                ranges_max=settings.report.ranges_max, figures=None if page == "off" else Figures(**samples), say=begin,
+            ).to_dict()  # fmt: skip
         report = None if page == "off" else _leave_page(spark, settings.publish.path, {**result, "settings": public})
     return {**result, "report": report}
 

@@ -98,17 +98,10 @@ def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], A
     )
     with _signals(stop):  # after Spark, which has its own idea of Ctrl-C
         return run_stream(
-            spark,
-            source,
-            engine,
-            streaming,
-            publish.path,
-            format=publish.format,
-            strategy=publish.strategy,
-            tell=tell,
-            stop=stop,
+            spark, source, engine, streaming, publish.path, format=publish.format, strategy=publish.strategy,
             say=lambda line: people.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True),
-        )
+            tell=tell, stop=stop,
+        )  # fmt: skip
 
 
 @contextmanager

@@ -30,17 +30,11 @@ from onefold.producers.records import MESSAGES, Kind
 NAME: Final = "onefold-log"
 OPTIONS: Final = ("path", "start", "maxRecordsPerTrigger", "kinds", "tasks")
 TASKS: Final = 16
-SCHEMA: Final = T.StructType(
-    [
-        T.StructField("offset", T.LongType(), False),
-        T.StructField("time", T.TimestampType(), False),
-        T.StructField("kind", T.StringType(), False),
-        T.StructField("producer", T.StringType(), False),
-        T.StructField("sequence", T.LongType(), False),
-        T.StructField("epoch", T.LongType(), False),
-        T.StructField("payload", T.BinaryType(), False),
-    ]
-)
+_KINDS = {
+    "offset": T.LongType(), "time": T.TimestampType(), "kind": T.StringType(), "producer": T.StringType(),
+    "sequence": T.LongType(), "epoch": T.LongType(), "payload": T.BinaryType(),
+}  # fmt: skip
+SCHEMA: Final = T.StructType([T.StructField(name, kind, False) for name, kind in _KINDS.items()])
 
 
 def register_log(spark: SparkSession) -> None:
@@ -92,8 +86,7 @@ class _Range:
         return LogReader(self.path).offset_at(round(at.timestamp() * 1_000))
 
     def partitions(self, start: int, end: int) -> list[InputPartition]:
-        ranges = LogReader(self.path).ranges(start, end, self.tasks or TASKS)
-        return [InputPartition(part) for part in ranges]
+        return [InputPartition(part) for part in LogReader(self.path).ranges(start, end, self.tasks or TASKS)]
 
     def read(self, part: tuple[int, int]) -> Iterator[pa.RecordBatch]:
         names = {int(kind): kind.name.lower() for kind in Kind}

@@ -98,11 +98,6 @@ def stage(judged: DataFrame, staging: Place, strategy: Strategy) -> DataFrame:
     return spark.createDataFrame([], schema) if rows is None else rows.drop(_FOLDER)
 
 
-def stage_extras(staging: Place, extras: Mapping[str, DataFrame]) -> None:
-    for name, rows in extras.items():
-        rows.write.parquet(str(staging / name))
-
-
 def books(rows: DataFrame, received: int) -> Tally:
     counted = rows.groupBy(VERDICT, REASON).count().collect()
     return Tally(received, {Answer(Verdict(row[VERDICT]), row[REASON]): row["count"] for row in counted})

@@ -35,9 +35,7 @@ class Run:
     tally: Tally
     engine: str
     keys: int
-    """How many chains, producers or devices."""
     gaps: int
-    """How many ranges are missing."""
     ranges: list[dict[str, Any]]
     """The first of them: key columns, lower and upper ends."""
     seconds: float
@@ -57,11 +55,6 @@ class Run:
     changed: Sequence[str] = ()
     """What happened to files of the source while they were judged, one line each."""
 
-    @property
-    def state_entries(self) -> int:
-        """What a detector would remember of all this: one head per key, and the gaps."""
-        return self.keys + self.gaps
-
     def to_dict(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
@@ -73,7 +66,7 @@ class Run:
             "missing_ranges_shown": self.ranges,
             "cannot_tell": [untold._asdict() for untold in self.cannot_tell],
             "absent_columns": list(self.absent),
-            "state_entries": self.state_entries,
+            "state_entries": self.keys + self.gaps,  # what a detector would remember: one head per key, and the gaps
             "others": self.others,
             "seconds": round(self.seconds, 3),
             "path": self.path,
@@ -97,7 +90,8 @@ def run(
     with publish.opened(spark, path) as output:
         result, rows, gaps = _judge(read, messages, output.staging, strategy, ranges_max, phases.begin, passing)
         extras = engine.extras(rows)
-        publish.stage_extras(output.staging, extras)
+        for name, extra in extras.items():
+            extra.write.parquet(str(output.staging / name))
         others = engine.others(read.opened.rows)
         pictures = None
         if figures is not None:
@@ -162,9 +156,7 @@ def _judge(
     read: _Messages, messages: DataFrame, staging: Place, strategy: publish.Strategy, ranges_max: int, say: Say,
     passing: Passing,
 ) -> tuple[dict[str, Any], DataFrame, DataFrame]:  # fmt: skip
-    """What both jobs tell of a source, the judged rows, and the ranges that are missing. ``passing`` sees each message
-    before it is judged.
-    """
+    """What both jobs tell of a source, the judged rows, and the missing ranges; ``passing`` sees each message first."""
     engine, opened = read.engine, read.opened
     say("judging")
     judged = messages.transform(passing.watch).transform(engine.step())
@@ -195,9 +187,7 @@ def _judge(
 
 
 def _believed(opened: OpenSource, read: int) -> int:
-    """How many rows came in, by the count that was made without the reader. `AuditFailed` that names the files if the
-    reader gave others.
-    """
+    """How many rows came in, as counted without the reader; `AuditFailed` that names the files if it gave others."""
     counted = opened.manifest.rows
     if counted is None or read == counted:
         return read
@@ -209,8 +199,7 @@ def _believed(opened: OpenSource, read: int) -> int:
     wrong = [f"{file.shown} holds {file.rows:,} rows, {n:,} were read" for file, n in rows if file.rows != n]
     if wrong:
         more = [f"and {len(wrong) - NAMED_MAX:,} more files"] if len(wrong) > NAMED_MAX else []
-        words = "; ".join([*wrong[:NAMED_MAX], *more])
-        raise AuditFailed(f"the reader did not give what the files hold: {words}")
+        raise AuditFailed(f"the reader did not give what the files hold: {'; '.join([*wrong[:NAMED_MAX], *more])}")
     return counted
 
 

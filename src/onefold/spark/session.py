@@ -225,14 +225,9 @@ def running_tasks() -> tuple[int, int]:
     return sum(stage.numCompletedTasks for stage in stages), sum(stage.numTasks for stage in stages)
 
 
-def planned_bytes(df: DataFrame) -> int:
-    """What Spark's optimizer takes for the size of a table; of a source that tells nothing, 2^63 - 1."""
-    return int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
-
-
 def believed_bytes(df: DataFrame) -> int | None:
-    """The same, or None if the source tells nothing."""
-    size = planned_bytes(df)
+    """What Spark's optimizer takes for the size of a table; None if the source tells nothing, which is 2^63 - 1."""
+    size = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
     return None if size >= 1 << 60 else size
 
 

@@ -58,11 +58,8 @@ class DeltaSink:
     ) -> None:
         self._place = Place(spark, path.rstrip("/") or path)
         if not str(self._place).startswith("file:"):
-            raise Misuse(
-                f"{self._place}: the delta sink writes to local paths only, where Spark and deltalake see the same"
-                " files",
-                path=path,
-            )
+            reason = "the delta sink writes to local paths only, where Spark and deltalake see the same files"
+            raise Misuse(f"{self._place}: {reason}", path=path)
         self._strategy = strategy
         self._meaning = meaning
         self._rows = _Table(self._place, [] if strategy == "none" else [VERDICT])
@@ -148,16 +145,13 @@ class _Table:
         self._partition_by = partition_by
 
     def last(self, stream: str, allowed: Container[str]) -> int | None:
-        """The last batch of this stream; `Misuse` if the table is another's, or there is none and there are other names
-        than those that are allowed.
-        """
+        """The last batch of this stream; `Misuse` if the table is another's, or is none and holds other names."""
         table = self._open()
         if table is None:
             if names := [name for name in self._place.names() if name not in allowed]:
                 raise stranger(self._place.shown, names[0])
             return None
-        version = table.transaction_version(stream)
-        if version is None:
+        if (version := table.transaction_version(stream)) is None:
             raise another(self._place.shown)
         return version
 

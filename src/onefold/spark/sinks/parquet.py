@@ -82,7 +82,18 @@ class ParquetSink:
         if before is None or not meaning.keys() <= before.keys():
             (self._place / STREAM).write_json(signed | meaning)
         attempt = Attempt(self._place / publish.STAGING, batch)
-        tally = self._stage(attempt.draft, batch, rows, gaps)
+        passing, counter = counted(rows)
+        staging = attempt.draft / publish.STAGING
+        staged = publish.stage(passing, staging, self._strategy)
+        tally = publish.books(staged, received(counter)).check()
+        if gaps is not None:
+            gaps.write.parquet(str(staging / publish.GAPS))
+        original = [F.col(quoted(name)) for name in rows.columns if name not in (VERDICT, REASON)]
+        parts = publish.staged(staging, staged, self._strategy, original, gaps=gaps is not None)
+        for name, part in parts.items():
+            part.move_to(attempt.draft / name)
+        staging.remove()
+        (attempt.draft / publish.TALLY).write_json({"batch": batch, **tally.to_dict()})
         (self._place / BATCHES).make()
         attempt.check()
         attempt.draft.publish_as(self._folder(batch))
@@ -119,18 +130,3 @@ class ParquetSink:
         if columns is not None and columns != signed["columns"]:
             raise other_columns(self, signed["columns"], columns)
         return signed
-
-    def _stage(self, draft: Place, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
-        original = [F.col(quoted(name)) for name in rows.columns if name not in (VERDICT, REASON)]
-        passing, counter = counted(rows)
-        staging = draft / publish.STAGING
-        staged = publish.stage(passing, staging, self._strategy)
-        tally = publish.books(staged, received(counter)).check()
-        if gaps is not None:
-            gaps.write.parquet(str(staging / publish.GAPS))
-        parts = publish.staged(staging, staged, self._strategy, original, gaps=gaps is not None)
-        for name, part in parts.items():
-            part.move_to(draft / name)
-        staging.remove()
-        (draft / publish.TALLY).write_json({"batch": batch, **tally.to_dict()})
-        return tally

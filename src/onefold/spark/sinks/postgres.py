@@ -5,15 +5,14 @@
     TABLE_tally           batch, verdict, reason, count
     TABLE_stream          one row: whose output this is, its last batch, what it is judged by, the staging in use
 
-The rows go straight from the tasks to the database, as text that Spark itself makes of them; no row passes through
-Python one by one. A batch is staged in two unlogged tables: the rows, each with the number of its part, and a list of
-the parts. A part is what one task copies, in one transaction; a task that is tried again, or twice at once, waits for
-the other attempt at its part and replaces it. Then all parts are moved to where they belong, with the row of
-TABLE_stream locked: rows, gaps, books and the id of the batch change in one transaction.
+The rows go straight from the tasks to the database, as text that Spark itself makes of them. A batch is staged in two
+unlogged tables: the rows, each with the number of its part, and a list of the parts. A part is what one task copies, in
+one transaction; a task that is tried again, or twice at once, waits for the other attempt at its part and replaces it.
+Then rows, gaps, books and the id of the batch change in one transaction, with the row of TABLE_stream locked.
 
-Each attempt at a batch has staging tables of its own names, kept in TABLE_stream: the next attempt drops them, and a
-task that still writes for an earlier one finds no table any more. Staging columns have no names of their own (c0, c1,
-...), so no name can clash. A user's own empty TABLE of the same columns is taken as it is, with its indexes.
+Each attempt at a batch has staging tables of its own, named in TABLE_stream: the next attempt drops them, and a task
+that still writes for an earlier one finds no table any more. Their columns are c0, c1, ...: no name can clash. A user's
+own empty TABLE of the same columns is taken as it is, with its indexes.
 
     string: text    byte, short: smallint    int: integer    long: bigint      float: real    double: double precision
     boolean: boolean    decimal: numeric     date: date      binary: bytea     timestamp: timestamp with time zone
@@ -62,7 +61,6 @@ ROWS, GAPS, TALLY, STREAM = "", "_gaps", "_tally", "_stream"
 CONNECT_SECONDS_MAX = 30
 # A task whose machine died without a word holds its lock until TCP notices.
 LOCK_SECONDS_MAX = 300
-
 
 NO_TEXT = "\ufffd"
 NESTED = (T.ArrayType, T.MapType, T.StructType, T.VariantType)
@@ -252,7 +250,13 @@ class PostgresSink:
                 raise StaleWrite(f"somebody else wrote to {self.address} in between: {row}", batch=batch)
             for name in _names(staging):  # a late attempt at a task is waited for; the next one finds no table
                 connection.execute(SQL("lock table {} in access exclusive mode").format(Identifier(name)))
-            tally = _staged_tally(connection, staging[ROWS]).check()
+            rows, parts = map(Identifier, staging[ROWS].tables)
+            names = [column.name for column in staging[ROWS].columns]
+            verdict, reason = (Identifier(f"c{names.index(name)}") for name in (VERDICT, REASON))
+            query = SQL("select coalesce(sum(count), 0)::bigint from {}").format(parts)
+            copied = connection.execute(query).fetchone()  # by the tasks, as they say
+            query = SQL("select {}, {}, count(*) from {} group by 1, 2").format(verdict, reason, rows)
+            tally = _tally(copied[0] if copied else 0, connection.execute(query).fetchall()).check()
             for kind, table in staging.items():
                 visible = [(n, column) for n, column in enumerate(table.columns) if not column.hidden]
                 types = (SQL("{} {}").format(Identifier(column.name), SQL(column.type)) for _, column in visible)
@@ -265,27 +269,23 @@ class PostgresSink:
                     Identifier(table.name),
                 )
                 connection.execute(query)
-            self._book(connection, batch, tally)
+            columns = SQL(
+                "batch bigint, verdict text, reason text, count bigint not null, primary key (batch, verdict, reason)"
+            )
+            connection.execute(SQL("create table if not exists {} ({})").format(self._id(TALLY), columns))
+            query = SQL("insert into {} (batch, verdict, reason, count) values (%s, %s, %s, %s)")
+            lines = [(batch, str(answer.verdict), answer.reason, count) for answer, count in tally]
+            connection.cursor().executemany(query.format(self._id(TALLY)), lines)
             connection.execute(SQL("drop table {}").format(SQL(", ").join(map(Identifier, _names(staging)))))
             connection.execute(SQL("update {} set batch = %s, staging = %s").format(self._id(STREAM)), [batch, []])
         return tally
-
-    def _book(self, connection: Connection, batch: int, tally: Tally) -> None:
-        columns = SQL(
-            "batch bigint, verdict text, reason text, count bigint not null, primary key (batch, verdict, reason)"
-        )
-        connection.execute(SQL("create table if not exists {} ({})").format(self._id(TALLY), columns))
-        query = SQL("insert into {} (batch, verdict, reason, count) values (%s, %s, %s, %s)").format(self._id(TALLY))
-        lines = [(batch, str(answer.verdict), answer.reason, count) for answer, count in tally]
-        connection.cursor().executemany(query, lines)
 
     @contextmanager
     def _connect(self) -> Iterator[Connection]:
         """A transaction: committed at the end, undone by any error. All names are looked for in one schema only."""
         try:
-            with psycopg.connect(
-                self.address.conninfo, connect_timeout=CONNECT_SECONDS_MAX, client_encoding="utf8"
-            ) as connection:
+            options: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS_MAX, "client_encoding": "utf8"}
+            with psycopg.connect(self.address.conninfo, **options) as connection:
                 connection.execute("select set_config('lock_timeout', %s, false)", [f"{LOCK_SECONDS_MAX}s"])
                 query = (
                     "select set_config('search_path', quote_ident(nspname), false) from pg_namespace"
@@ -312,16 +312,6 @@ def _exists(connection: Connection, name: str) -> bool:
 
 def _names(staging: Mapping[str, Staging]) -> list[str]:
     return [name for table in staging.values() for name in table.tables]
-
-
-def _staged_tally(connection: Connection, staging: Staging) -> Tally:
-    """What lies in the staging table, against what the tasks say they copied."""
-    rows, parts = map(Identifier, staging.tables)
-    names = [column.name for column in staging.columns]
-    verdict, reason = (Identifier(f"c{names.index(name)}") for name in (VERDICT, REASON))
-    received = connection.execute(SQL("select coalesce(sum(count), 0)::bigint from {}").format(parts)).fetchone()
-    query = SQL("select {}, {}, count(*) from {} group by 1, 2").format(verdict, reason, rows)
-    return _tally(received[0] if received else 0, connection.execute(query).fetchall())
 
 
 def _tally(received: int, lines: Iterable[Sequence[Any]]) -> Tally:

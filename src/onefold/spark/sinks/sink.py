@@ -11,15 +11,14 @@ the same rows. A sink makes exactly once of it by two rules.
 
 A checkpoint that was deleted starts again at 0 under a new id of the stream; the place remembers the old one.
 
-Of sinks that write files: a driver that was believed dead may wake up in the middle of a batch that its successor is
-writing again. So there is a fence (`Attempt`):
+Sinks that write files have a fence (`Attempt`): a driver that was believed dead may wake up while its successor writes
+the batch again.
 
 - each attempt has a folder of its own, ``draft``, that no task of another attempt writes to;
 - it puts its token into ``attempt.json`` before it clears away what the earlier ones left, and looks again right before
   the rename that takes its draft away: a token that is not its own any more means that its files may be gone;
-- what is cleared away is renamed first, then removed: a draft is taken away by its owner or by its successor, whole.
-
-What is renamed to a name that exists is refused, so a batch comes from one attempt, never from two.
+- what is cleared away is renamed first, then removed: a draft is taken away by its owner or by its successor, whole;
+- what is renamed to a name that exists is refused, so a batch comes from one attempt, never from two.
 
 The rows are counted as they pass to the files: where driver and executors each have a disk of their own under one
 name, files are missing afterwards, and the books do not balance.
@@ -75,27 +74,26 @@ def publish(sink: Sink, stream: str, batch: int, rows: DataFrame, gaps: DataFram
     gets None there must let the rows pass: ``rows.write.format("noop").mode("overwrite").save()``.
     """
     last = sink.last(stream)
-    if last is not None and batch == last:
+    if batch == last:
         return None
-    if last is None and batch != 0:
-        raise Misuse(
+    if batch == (0 if last is None else last + 1):
+        return sink.write(stream, batch, rows, gaps)
+    if last is None:
+        problem = (
             f"{sink} is empty, but this checkpoint goes on with batch {batch}: the output is missing its earlier"
-            " batches; use the place that they were written to, or an empty checkpoint",
-            batch=batch, last=last,
-        )  # fmt: skip
-    if last is not None and batch < last:
-        raise Misuse(
+            " batches; use the place that they were written to, or an empty checkpoint"
+        )
+    elif batch < last:
+        problem = (
             f"batch {batch} goes backwards: {sink} already holds the batches up to {last};"
-            " use the checkpoint that wrote them, or an empty place",
-            batch=batch, last=last,
-        )  # fmt: skip
-    if last is not None and batch > last + 1:
-        raise Misuse(
+            " use the checkpoint that wrote them, or an empty place"
+        )
+    else:
+        problem = (
             f"batch {batch} leaves a hole: {sink} ends with batch {last}, so {last + 1} must come next;"
-            " use the place and the checkpoint that belong together",
-            batch=batch, last=last,
-        )  # fmt: skip
-    return sink.write(stream, batch, rows, gaps)
+            " use the place and the checkpoint that belong together"
+        )
+    raise Misuse(problem, batch=batch, last=last)
 
 
 def open_sink(
@@ -142,10 +140,10 @@ def stranger(sink: object, name: str) -> Misuse:
 def other_columns(sink: object, there: Mapping[str, str], here: Mapping[str, str]) -> Misuse:
     """The refusal of a batch whose columns are not those of the batches before it."""
     wrong = [name for name in {**here, **there} if here.get(name) != there.get(name)]
-    what = (
-        f"{wrong[0]!r} is {there.get(wrong[0], 'missing')} there, {here.get(wrong[0], 'missing')} here" if wrong else ""
-    )
-    return Misuse(f"{sink} has other columns than this batch: {what or 'their order differs'}", columns=wrong)
+    what = "their order differs"
+    if wrong:
+        what = f"{wrong[0]!r} is {there.get(wrong[0], 'missing')} there, {here.get(wrong[0], 'missing')} here"
+    return Misuse(f"{sink} has other columns than this batch: {what}", columns=wrong)
 
 
 WORD = "attempt.json"
@@ -160,7 +158,6 @@ class Attempt:
 
     def __init__(self, home: Place, batch: int) -> None:
         self.token = uuid4().hex[:12]
-        """Unique, so that names made of it are."""
         self.draft = home / f"{batch:012}-{self.token}"
         self._word = home / WORD
         home.make()
