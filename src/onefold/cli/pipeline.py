@@ -25,7 +25,6 @@ def columns_in_toml() -> Iterator[None]:
 
 
 def opened(settings: Settings) -> tuple[Any, SourceSpec, Engine]:
-    """A session of Spark, what to read with it, and how to judge."""
     engine = engine_of(settings)
     spark = session(settings.spark.master, memory=settings.spark.memory, config=settings.spark.config)
     source = SourceSpec(

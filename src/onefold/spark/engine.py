@@ -35,11 +35,9 @@ class Named(Protocol):
     @property
     def named(self) -> list[tuple[str, str]]:
         """(role, column) of every column that is there."""
-        ...
 
     def check(self, df: DataFrame) -> None:
         """Raise `Misuse` that names the column if one is missing or of a wrong type."""
-        ...
 
 
 class AnyShape:
@@ -124,7 +122,6 @@ class Subject:
 
     @property
     def columns(self) -> list[str]:
-        """All that is needed of a row."""
         ids = [] if self.identity is None else self.identity.columns
         singles = [name for name in (self.number, self.axis, self.arrival) if name is not None]
         return list(dict.fromkeys([*self.key, *ids, *singles]))

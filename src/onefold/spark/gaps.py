@@ -36,10 +36,9 @@ def missing_ranges(firsts: DataFrame, columns: ChainColumns | None = None, *, fl
     named = F.col(_PREVIOUS)["t"].isNotNull()
     opens = named & (F.col(_BEFORE).isNull() if floor == "open" else F.lit(False))
     missing = narrow.withColumn(_BEFORE, before).where(opens | (named & (F.col(_PREVIOUS) > F.col(_BEFORE))))
-    ends = [(F.col(_BEFORE), LOWER), (F.col(_PREVIOUS), UPPER)]
-    return missing.select(
-        *key, *(end for at, ends_ in ends for end in range_end(firsts, names, at["t"], at["s"], ends_))
-    )
+    lower, upper = F.col(_BEFORE), F.col(_PREVIOUS)
+    ends = range_end(firsts, names, lower["t"], lower["s"], LOWER)
+    return missing.select(*key, *ends, *range_end(firsts, names, upper["t"], upper["s"], UPPER))
 
 
 def range_end(df: DataFrame, names: ChainColumns, ms: Column, sequence: Column, ends: Sequence[str]) -> list[Column]:

@@ -333,15 +333,12 @@ class Fold(Protocol):
 
     def judge(self, integers: Int64s, now_ms: int) -> Codes:
         """The code of each row; ``integers`` has one line per column asked for. The order of the rows means nothing."""
-        ...
 
     def snapshot(self) -> bytes:
         """The memory, as the next batch gets it back."""
-        ...
 
     def figures(self) -> dict[str, int]:
         """What there is to watch, such as how many keys are remembered."""
-        ...
 
 
 class Integers(NamedTuple):
@@ -359,9 +356,8 @@ class Integers(NamedTuple):
 def with_verdict(df: DataFrame, engine: Engine, memory: StreamMemory) -> DataFrame:
     engine.columns.check(df)
     prepare(df)
-    settings = {"partitions": engine.partitions} if df.isStreaming else {}
-    if not df.isStreaming:
-        settings = {"idle_ms": memory.idle_ms, "state_rows_max": memory.state_rows_max}
+    of_streams = {"idle_ms": memory.idle_ms, "state_rows_max": memory.state_rows_max}
+    settings = {"partitions": engine.partitions} if df.isStreaming else of_streams
     for name, value in settings.items():
         if value is not None:
             kind = "table" if df.isStreaming else "stream"
@@ -426,7 +422,21 @@ def in_buckets(df: DataFrame, integers: Integers, buckets: int) -> GroupedData:
     names = [_INTEGERS.format(i) for i in range(len(integers.columns))]
     added = df.transform(integers.read).withColumns(dict(zip(names, integers.columns, strict=True)))
     numbered = added.drop(*integers.readings).toDF(*_positions(df), *names)
-    return numbered.mapInArrow(_pack(names, buckets), blobs("bucket", "integers", "rows")).groupBy("bucket")
+
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        waiting: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in batches:
+            waiting.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if rows >= ROWS_MAX or size >= BYTES_MAX:
+                yield _split(waiting, names, buckets)
+                waiting, rows, size = [], 0, 0
+        if rows:
+            yield _split(waiting, names, buckets)
+        settle()
+
+    return numbered.mapInArrow(pack, blobs("bucket", "integers", "rows")).groupBy("bucket")
 
 
 def judged_schema(df: DataFrame) -> T.StructType:
@@ -444,23 +454,6 @@ def blobs(*names: str) -> T.StructType:
     """Columns of blobs; ``bucket`` is a number."""
     kinds = {"bucket": T.IntegerType()}
     return T.StructType([T.StructField(name, kinds.get(name, T.BinaryType())) for name in names])
-
-
-def _pack(names: list[str], buckets: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        waiting: list[pa.RecordBatch] = []
-        rows = size = 0
-        for batch in batches:
-            waiting.append(batch)
-            rows, size = rows + batch.num_rows, size + batch.nbytes
-            if rows >= ROWS_MAX or size >= BYTES_MAX:
-                yield _split(waiting, names, buckets)
-                waiting, rows, size = [], 0, 0
-        if rows:
-            yield _split(waiting, names, buckets)
-        settle()
-
-    return pack
 
 
 def _split(batches: list[pa.RecordBatch], names: list[str], buckets: int) -> pa.RecordBatch:

@@ -99,7 +99,14 @@ class OrderedBucket:
         columns = KeyColumns(*integers)
         turn = host.order(_steady(columns), columns)
         columns = columns.take(turn)
-        table = self._with_held(rows, turn)
+        table = self._rows
+        if rows is not None:
+            new = pa.Table.from_arrays(rows.take(pa.array(turn)).columns, names=rows.column_names)
+            if table is not None and table.schema != new.schema:
+                raise Misuse(
+                    "the rows held back have other columns than those that come: use an empty checkpoint and place"
+                )
+            table = new if table is None else pa.concat_tables([table, new])
         self._ids += range(self._next, self._next + len(turn))
         self._codes += [GAP] * len(turn)
         self._previous += columns.previous.tolist()
@@ -123,8 +130,7 @@ class OrderedBucket:
         due = [name for name, (due, _) in self._asleep.items() if 0 <= due <= now_ms or due > latest_ms]
         due += [name for name, chain in self._awake.items() if chain.due_ms is not None]
         for name in sorted(due):
-            chain = self._wake(name)
-            if chain is not None:
+            if (chain := self._wake(name)) is not None:
                 self._follow(chain.tick(now_ms), going)
         return self._out(table, going)
 
@@ -165,18 +171,6 @@ class OrderedBucket:
             chain = OrderedChain(**self._settings._asdict())
         self._awake[name] = chain
         return chain
-
-    def _with_held(self, rows: pa.Table | None, turn: Int64s) -> pa.Table | None:
-        if rows is None:
-            return self._rows
-        new = pa.Table.from_arrays(rows.take(pa.array(turn)).columns, names=rows.column_names)
-        if self._rows is None:
-            return new
-        if self._rows.schema != new.schema:
-            raise Misuse(
-                "the rows held back have other columns than those that come: use an empty checkpoint and place"
-            )
-        return pa.concat_tables([self._rows, new])
 
     def _out(self, table: pa.Table | None, going: _Going) -> ReleasedRow:
         rows, gaps = np.array(going.rows, np.int64), np.array(going.is_gap, np.bool_)
@@ -241,8 +235,6 @@ class OrderedBucket:
 
 
 class _Going:
-    """What goes out: rows, and the rows above gaps."""
-
     def __init__(self) -> None:
         self.rows: list[int] = []
         self.is_gap: list[bool] = []

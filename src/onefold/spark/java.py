@@ -111,7 +111,6 @@ def _offers(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _inspect(program: Path) -> tuple[Path, int]:
-    """The home and major version of this ``bin/java``, or `_Unusable`."""
     if not os.access(program, os.X_OK) or program.is_dir():
         raise _Unusable(f"{program} is not a program")
     home = program.parent.parent

@@ -210,12 +210,12 @@ def contradictions(rows: Digests, codes: Codes, before: Digests) -> tuple[Int64s
     stored = rows.take(_STORED[codes])
     if not len(copies):
         return copies, stored
-    asked, everything = rows.take(copies), before.and_then(stored)
+    repeats, everything = rows.take(copies), before.and_then(stored)
     bits = max(10, (8 * len(copies)).bit_length())
     marked = np.zeros(1 << bits, np.bool_)
-    marked[_slots(asked, bits)] = True
+    marked[_slots(repeats, bits)] = True
     originals = everything.take(marked[_slots(everything, bits)])  # sorting those without copies would be for nothing
-    both = originals.and_then(asked)
+    both = originals.and_then(repeats)
     order = np.lexsort((both.sequence, both.owner))  # stable: what is stored comes before its copies
     owner, sequence, digest = both.take(order)
     position = np.arange(len(order))
@@ -311,8 +311,6 @@ _MEMORIES: Final[tuple[MemoryKind, ...]] = ("highest", "gaps")
 
 
 class ProducerFold:
-    """The producers of a bucket, and what is remembered of them."""
-
     def __init__(self, engine: ProducersEngine, memory: StreamMemory) -> None:
         settings = ChainSettings(engine.gap_count_max + 1)  # it counts the infinite gap too
         self._bank = ChainBank(settings, idle_ms=memory.idle_ms, chains_max=memory.state_rows_max)
@@ -370,15 +368,12 @@ class ProducerFold:
             rows = Digests(now_at[rank], columns.number, columns.more[0])
             conflicts, stored = contradictions(rows, judged, self._digests)
             judged[conflicts] = CODES["conflict"]
-            self._remember(stored)
+            stored = self._digests.and_then(stored)
+            stored = stored.take(np.argsort(stored.owner, kind="stable"))
+            after = np.searchsorted(stored.owner, stored.owner, "right") - np.arange(len(stored.owner))
+            self._digests = stored.take(after <= self._digests_max)
         codes[good] = judged
         return codes
-
-    def _remember(self, stored: Digests) -> None:
-        everything = self._digests.and_then(stored)
-        everything = everything.take(np.argsort(everything.owner, kind="stable"))
-        after = np.searchsorted(everything.owner, everything.owner, "right") - np.arange(len(everything.owner))
-        self._digests = everything.take(after <= self._digests_max)
 
     def snapshot(self) -> bytes:
         bank, count, digests = self._bank.snapshot(), len(self._epochs), self._digests

@@ -38,7 +38,7 @@ from onefold.spark.files import Place, SourceFile, cannot_read, failed_file, loc
 from onefold.spark.host import StreamMemory
 from onefold.spark.in_order import held_back, parted
 from onefold.spark.ingest import OpenedStream, SourceSpec, open_stream
-from onefold.spark.meaning import Meaning, refuse_other
+from onefold.spark.meaning import refuse_other
 from onefold.spark.publish import Strategy
 from onefold.spark.session import accumulator, cores, has_executors, require_libraries
 from onefold.spark.signature import FORMAT, MARK, OURS, locked, refuse_inside, refuse_overlap, signature
@@ -328,7 +328,13 @@ def run_stream(
     df = files.table().transform(engine.shaped)
     meaning = {**engine.meaning(df, streaming), **engine.source_meaning()}
     sink = open_sink(spark, path, format=format, strategy=strategy, meaning=meaning)
-    _check_checkpoint(checkpoint, meaning, sink)
+    names = checkpoint.names()
+    if names and METADATA not in names and not OURS & set(names):
+        raise Misuse(f"{checkpoint.shown} is no checkpoint: it holds {names[0]!r}; choose another")
+    signed = signature(checkpoint)
+    if signed is not None and (checkpoint / OFFSETS).names():  # before its first batch it remembers nothing
+        refuse_other(checkpoint.shown, signed.get("meaning", {}), meaning)
+    sink.last(_stream(checkpoint) if METADATA in names else "")
     with ExitStack() as locks:
         for _, folder in folders:
             Place(spark, folder).make()
@@ -338,17 +344,6 @@ def run_stream(
             say(f"{checkpoint.shown} does not say what it was begun with; taken to be, from now on: {settings}")
         (checkpoint / MARK).write_json({"format": FORMAT, "kind": "checkpoint", "meaning": dict(meaning)})
         return _run(df, files, sink, engine, streaming, tell, stop or threading.Event())
-
-
-def _check_checkpoint(checkpoint: Place, meaning: Meaning, sink: Sink) -> None:
-    """Raise `Misuse` if it is no checkpoint, or what it remembers means something else, or it is not the sink's."""
-    names = checkpoint.names()
-    if names and METADATA not in names and not OURS & set(names):
-        raise Misuse(f"{checkpoint.shown} is no checkpoint: it holds {names[0]!r}; choose another")
-    signed = signature(checkpoint)
-    if signed is not None and (checkpoint / OFFSETS).names():  # before its first batch it remembers nothing
-        refuse_other(checkpoint.shown, signed.get("meaning", {}), meaning)
-    sink.last(_stream(checkpoint) if METADATA in names else "")
 
 
 def _stream(checkpoint: Place) -> str:

@@ -100,7 +100,17 @@ class DeltaSink:
         before = spark.conf.get(name)
         spark.conf.set(name, value)
         try:
-            tally = self._stage(attempt.draft, rows)
+            passing, counter = counted(rows)
+            if self._strategy == "none":
+                passing.write.parquet(str(attempt.draft / "marked"))
+                staged = _read(attempt.draft / "marked", rows)
+                self._visible(staged).write.parquet(str(attempt.draft / ROWS))
+            else:
+                passing.write.partitionBy(VERDICT).parquet(str(attempt.draft / ROWS))
+                staged = _read(attempt.draft / ROWS, rows)
+            tally = publish.books(staged, received(counter)).check()
+            written = sum(map(_count, _files(attempt.draft / ROWS)))  # the footers of the very files that are committed
+            tally = Tally(written, dict(tally)).check()
             if new_gaps is not None:
                 new_gaps.write.parquet(str(attempt.draft / GAPS))
         finally:
@@ -123,19 +133,6 @@ class DeltaSink:
         hidden = (VERDICT, REASON) if self._strategy == "none" else ()
         return rows.select(*(F.col(quoted(name)) for name in rows.columns if name not in hidden))
 
-    def _stage(self, draft: Place, rows: DataFrame) -> Tally:
-        passing, counter = counted(rows)
-        if self._strategy == "none":
-            passing.write.parquet(str(draft / "marked"))
-            staged = _read(draft / "marked", rows)
-            self._visible(staged).write.parquet(str(draft / ROWS))
-        else:
-            passing.write.partitionBy(VERDICT).parquet(str(draft / ROWS))
-            staged = _read(draft / ROWS, rows)
-        tally = publish.books(staged, received(counter)).check()
-        written = sum(map(_count, _files(draft / ROWS)))  # the footers of the very files that are committed
-        return Tally(written, dict(tally)).check()
-
 
 class _Table:
     """One Delta table: what its log says, and how a batch gets into it."""
@@ -156,7 +153,6 @@ class _Table:
         return version
 
     def check_schema(self, schema: T.StructType) -> None:
-        """Raise `Misuse` if these columns cannot be in a Delta table, or not in this one."""
         _check_type(schema, "")
         table = self._open()
         if table is None:

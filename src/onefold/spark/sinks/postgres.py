@@ -269,16 +269,19 @@ class PostgresSink:
                     Identifier(table.name),
                 )
                 connection.execute(query)
-            columns = SQL(
-                "batch bigint, verdict text, reason text, count bigint not null, primary key (batch, verdict, reason)"
-            )
-            connection.execute(SQL("create table if not exists {} ({})").format(self._id(TALLY), columns))
-            query = SQL("insert into {} (batch, verdict, reason, count) values (%s, %s, %s, %s)")
-            lines = [(batch, str(answer.verdict), answer.reason, count) for answer, count in tally]
-            connection.cursor().executemany(query.format(self._id(TALLY)), lines)
+            self._book(connection, batch, tally)
             connection.execute(SQL("drop table {}").format(SQL(", ").join(map(Identifier, _names(staging)))))
             connection.execute(SQL("update {} set batch = %s, staging = %s").format(self._id(STREAM)), [batch, []])
         return tally
+
+    def _book(self, connection: Connection, batch: int, tally: Tally) -> None:
+        columns = SQL(
+            "batch bigint, verdict text, reason text, count bigint not null, primary key (batch, verdict, reason)"
+        )
+        connection.execute(SQL("create table if not exists {} ({})").format(self._id(TALLY), columns))
+        query = SQL("insert into {} (batch, verdict, reason, count) values (%s, %s, %s, %s)").format(self._id(TALLY))
+        lines = [(batch, str(answer.verdict), answer.reason, count) for answer, count in tally]
+        connection.cursor().executemany(query, lines)
 
     @contextmanager
     def _connect(self) -> Iterator[Connection]:

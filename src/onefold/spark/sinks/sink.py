@@ -52,7 +52,6 @@ class Sink(Protocol):
 
         `Misuse` if the place holds the output of another stream or of another meaning, or something that is not ours.
         """
-        ...
 
     def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
         """Write a batch and make it visible in one step; what an earlier attempt left half-done is replaced.
@@ -60,11 +59,9 @@ class Sink(Protocol):
         ``rows`` has the columns of the source, ``verdict`` and ``reason``, and is evaluated once; so is ``gaps``, which
         must not hang on ``rows``. The tally counts what was written. An empty batch is committed too.
         """
-        ...
 
     def total(self) -> Tally:
         """The books of all committed batches."""
-        ...
 
 
 def publish(sink: Sink, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally | None:
