@@ -54,23 +54,18 @@ class Untold(NamedTuple):
 
     about: Literal["lost", "copies"]
     what: str
-    option: str
-    """The setting's name."""
-    value: str
-    """What it must be; COLUMN stands for the name of a column."""
+    option: str  # the setting's name
+    value: str  # what it must be; COLUMN stands for the name of a column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """By what two rows are the same message."""
 
-    names: tuple[str, ...]
-    """Columns that are compared as they are: the chain, the producer, the frame."""
-    numbers: tuple[str, ...] = ()
-    """Columns that are compared as whole numbers or times, whatever their type."""
+    names: tuple[str, ...]  # columns that are compared as they are: the chain, the producer, the frame
+    numbers: tuple[str, ...] = ()  # columns that are compared as whole numbers or times, whatever their type
     time: str | None = None
-    expiry_ms: int = 0
-    """With a time: an id is new again after so long."""
+    expiry_ms: int = 0  # with a time: an id is new again after so long
 
     @property
     def columns(self) -> list[str]:
@@ -86,29 +81,20 @@ class Identity:
 class Subject:
     """What the columns of judged rows are for, as audit, explain and figures ask."""
 
-    key: tuple[str, ...] = ()
-    """Who: a chain, a producer, a device."""
+    key: tuple[str, ...] = ()  # who: a chain, a producer, a device
     identity: Identity | None = None
-    message: tuple[str, ...] = ()
-    """Which of theirs, as people name it: its number, its frame."""
+    message: tuple[str, ...] = ()  # which of theirs, as people name it: its number, its frame
     number: str | None = None
     """The column whose values the missing ranges are of; of two, the first. None: nothing is known to be missing."""
     number_is_time: bool = False
-    least: int | None = None
-    """The number that every key begins at; None: nobody knows."""
-    order: str | None = None
-    """The order of judgement."""
-    axis: str | None = None
-    """By which the rows are put on the timeline."""
+    least: int | None = None  # the number that every key begins at; None: nobody knows
+    order: str | None = None  # the order of judgement
+    axis: str | None = None  # by which the rows are put on the timeline
     axis_is_time: bool = True
-    arrival: str | None = None
-    """The clock by which copies are late."""
-    no_arrival: str = "this engine knows of no time of arrival"
-    """Why there is no such clock."""
-    window_ms: int | None = None
-    """After how long a copy is no longer known as one; None: it always is."""
-    source: str | None = None
-    """Through whom a copy came."""
+    arrival: str | None = None  # the clock by which copies are late
+    no_arrival: str = "this engine knows of no time of arrival"  # why there is no such clock
+    window_ms: int | None = None  # after how long a copy is no longer known as one; None: it always is
+    source: str | None = None  # through whom a copy came
 
     @property
     def lower(self) -> str:
@@ -132,13 +118,10 @@ class Engine(ABC):
     """How messages are judged. The settings of an engine are its fields, under the names of the [judge] table."""
 
     name: ClassVar[str]
-    answers: ClassVar[Sequence[Answer]]
-    """What the codes of a fold or a partition mean."""
+    answers: ClassVar[Sequence[Answer]]  # what the codes of a fold or a partition mean
 
-    columns: Named
-    """Where it looks in a message."""
-    partitions: int | None = None
-    """Of a table: how many tasks judge; None: by the size of the input."""
+    columns: Named  # where it looks in a message
+    partitions: int | None = None  # of a table: how many tasks judge; None: by the size of the input
     rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX
     """Of a table: how many rows a task sorts in memory; beyond it, on disk."""
 

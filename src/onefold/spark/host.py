@@ -69,18 +69,13 @@ SORTED = 6
 class KeyColumns(NamedTuple):
     """What crosses from Spark to Python, one integer per row each."""
 
-    key: Int64s
-    """The first half of the chain's name."""
-    key_check: Int64s
-    """The other half."""
+    key: Int64s  # the first half of the chain's name
+    key_check: Int64s  # the other half
     arrival: Int64s
-    previous: Int64s
-    """What sorts rows of one number: of a chain the previous number, of a producer the epoch."""
+    previous: Int64s  # what sorts rows of one number: of a chain the previous number, of a producer the epoch
     number: Int64s
-    tie: Int64s
-    """Settles, the same way every time, the order of rows that are equal in everything above."""
-    more: tuple[Int64s, ...] = ()
-    """What else a judge needs of a row; the order does not look at it."""
+    tie: Int64s  # settles, the same way every time, the order of rows that are equal in everything above
+    more: tuple[Int64s, ...] = ()  # what else a judge needs of a row; the order does not look at it
 
     @classmethod
     def of(cls, columns: Iterable[Int64s]) -> KeyColumns:
@@ -313,15 +308,13 @@ Watch: TypeAlias = Callable[[int, dict[str, int]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamMemory:
-    idle_ms: int | None = None
-    """After how long without a message a key gives up its gaps."""
+    idle_ms: int | None = None  # after how long without a message a key gives up its gaps
     state_rows_max: int | None = None
     """How many keys a bucket remembers; messages of new ones beyond that are UNSURE."""
     buckets: int = BUCKETS
     ordered_wait_ms: int | None = None
     """None: messages come out as they come. Else per chain in order: what comes too early is held back so long."""
-    watch: Watch | None = None
-    """Is called, in the tasks, with the figures of each bucket after each batch."""
+    watch: Watch | None = None  # is called, in the tasks, with the figures of each bucket after each batch
 
     def __post_init__(self) -> None:
         if self.buckets < 1:
@@ -342,12 +335,10 @@ class Fold(Protocol):
 
 
 class Integers(NamedTuple):
-    columns: Sequence[Column]
-    """Longs, never null; the first is a hash of the key."""
+    columns: Sequence[Column]  # longs, never null; the first is a hash of the key
     readings: Mapping[str, Column]
     """What they are made from besides the columns of the row: it is added to the row, and taken off again."""
-    key: Sequence[Column]
-    """What the rows of a table are shuffled by."""
+    key: Sequence[Column]  # what the rows of a table are shuffled by
 
     def read(self, df: DataFrame) -> DataFrame:
         return df.withColumns(dict(self.readings)) if self.readings else df

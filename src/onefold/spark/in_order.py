@@ -70,11 +70,9 @@ _Asleep: TypeAlias = tuple[int, bytes]  # when it is due, and its snapshot
 
 
 class ReleasedRow(NamedTuple):
-    rows: pa.Table
-    """The messages; for a gap, the message above it with everything but its key set to null."""
+    rows: pa.Table  # the messages; for a gap, the message above it with everything but its key set to null
     codes: NDArray[np.int8]
-    bounds: Int64s
-    """A line per gap: lower timestamp and sequence (seen), upper timestamp and sequence (missing)."""
+    bounds: Int64s  # a line per gap: lower timestamp and sequence (seen), upper timestamp and sequence (missing)
 
 
 class OrderedBucket:

@@ -100,8 +100,7 @@ def begins(*names: Int64s) -> Bools:
 
 
 class Digests(NamedTuple):
-    owner: Int64s
-    """Whose: a number for each producer."""
+    owner: Int64s  # whose: a number for each producer
     sequence: Int64s
     digest: Int64s
 
@@ -122,8 +121,7 @@ class AsChain(NamedTuple):
     memory: MemoryKind
     previous: Int64s
     number: Int64s
-    before: Int64s
-    """The rows that a made-up message was put before."""
+    before: Int64s  # the rows that a made-up message was put before
 
     @classmethod
     def of(cls, sequence: Int64s, memory: MemoryKind, fresh: Bools) -> AsChain:

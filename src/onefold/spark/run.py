@@ -36,24 +36,18 @@ class Run:
     engine: str
     keys: int
     gaps: int
-    ranges: list[dict[str, Any]]
-    """The first of them: key columns, lower and upper ends."""
+    ranges: list[dict[str, Any]]  # the first missing ranges: key columns, lower and upper ends
     seconds: float
-    cannot_tell: Sequence[Untold] = ()
-    """What nobody may claim of this run, and which setting would tell it."""
-    absent: Sequence[str] = ()
-    """Usual columns that the source does not have, and that the judgement did without."""
-    others: int = 0
-    """How many rows of the source were no messages: counted, not judged."""
+    cannot_tell: Sequence[Untold] = ()  # what nobody may claim of this run, and which setting would tell it
+    absent: Sequence[str] = ()  # usual columns that the source does not have, and that the judgement did without
+    others: int = 0  # how many rows of the source were no messages: counted, not judged
     path: str | None = None
-    audit: Audit | None = None
-    """What was published against what the source sent; None of a check."""
+    audit: Audit | None = None  # what was published against what the source sent; None of a check
     figures: Mapping[str, Any] | None = None
     """What a report shows besides, see `Figures`; None: they were not taken."""
     manifest: Manifest = field(default_factory=Manifest)
     """The files of the source, and their rows as they were counted without its reader."""
-    changed: Sequence[str] = ()
-    """What happened to files of the source while they were judged, one line each."""
+    changed: Sequence[str] = ()  # what happened to files of the source while they were judged, one line each
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -132,12 +126,10 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
 
 class _Messages(NamedTuple):
     opened: OpenSource
-    engine: Engine
-    """Without the usual columns that are not there."""
+    engine: Engine  # without the usual columns that are not there
     absent: list[str]
     messages: DataFrame
-    reader: Passing | None
-    """Counts the rows of the source in passing; None: every row is a message."""
+    reader: Passing | None  # counts the rows of the source in passing; None: every row is a message
 
 
 def _read(spark: SparkSession, source: SourceSpec, engine: Engine) -> _Messages:

@@ -53,24 +53,18 @@ BEFORE = "_before"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     batch: int = -1
-    rows: int = 0
-    """Rows that came in with this batch."""
+    rows: int = 0  # rows that came in with this batch
     rows_per_second: float = 0.0
     seconds: float = 0.0
-    behind: int | None = None
-    """How much of the source is not read yet, if the source says so."""
+    behind: int | None = None  # how much of the source is not read yet, if the source says so
     state_rows: int = 0
     state_bytes: int = 0
     keys: int = 0
     gaps: int = 0
-    held: int = 0
-    """Messages held back to come out in order."""
-    tally: Tally = field(default_factory=Tally)
-    """Of all batches so far, also those of earlier starts."""
-    set_aside: tuple[Mapping[str, Any], ...] = ()
-    """Files that could not be read: path, size, trouble."""
-    changed: tuple[str, ...] = ()
-    """Files that changed after they were read, one line each."""
+    held: int = 0  # messages held back to come out in order
+    tally: Tally = field(default_factory=Tally)  # of all batches so far, also those of earlier starts
+    set_aside: tuple[Mapping[str, Any], ...] = ()  # files that could not be read: path, size, trouble
+    changed: tuple[str, ...] = ()  # files that changed after they were read, one line each
 
     def to_dict(self) -> dict[str, Any]:
         return {**{name: getattr(self, name) for name in self.__slots__}, "tally": self.tally.to_dict()}
