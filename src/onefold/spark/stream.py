@@ -98,13 +98,14 @@ class BucketFigures:
         return self.total(name) - self.total(name + BEFORE)
 
 
-class _Newest(AccumulatorParam[dict[int, dict[str, int]]]):
-    def zero(self, value: dict[int, dict[str, int]]) -> dict[int, dict[str, int]]:
+_Figures: TypeAlias = dict[int, dict[str, int]]
+
+
+class _Newest(AccumulatorParam[_Figures]):
+    def zero(self, value: _Figures) -> _Figures:
         return {}
 
-    def addInPlace(
-        self, value1: dict[int, dict[str, int]], value2: dict[int, dict[str, int]]
-    ) -> dict[int, dict[str, int]]:
+    def addInPlace(self, value1: _Figures, value2: _Figures) -> _Figures:
         for bucket, figures in value2.items():
             first = {name: n for name, n in value1.get(bucket, {}).items() if name.endswith(BEFORE)}
             value1[bucket] = {**figures, **first}
@@ -295,9 +296,8 @@ class Streaming(StreamMemory):
     def __post_init__(self) -> None:
         StreamMemory.__post_init__(self)
         if self.order_end == "hold" and (self.ordered_wait_ms is None or self.trigger != AVAILABLE):
-            raise Misuse(
-                f'order_end is "hold", which needs order_wait_ms and trigger = "{AVAILABLE}"', order_end=self.order_end
-            )
+            needed = f'order_wait_ms and trigger = "{AVAILABLE}"'
+            raise Misuse(f'order_end is "hold", which needs {needed}', order_end=self.order_end)
 
 
 def run_stream(
@@ -412,10 +412,9 @@ def _ordered(
 ) -> Progress:  # fmt: skip
     """Go, and see to what is held back: before the first batch it is counted, after the last one it is given up.
 
-    A wait ends with a batch, and of itself Spark begins none after a start, or when all is read. So one without rows is
-    written into its log, as Spark itself writes those: at a start with an interval it sets the clock going; at the end
-    of what is there it is dated so late that all waits are over. What a batch does hangs on its date alone, so one that
-    is tried again gives up the same.
+    A wait ends with a batch, and of itself Spark begins none after a start, or when all is read. So an empty one is
+    written into its log: at a start with an interval it sets the clock going; at the end it is dated so
+    late that all waits are over. What a batch does hangs on its date alone, so one that is tried again does the same.
     """
     waiting = held_back(spark, checkpoint)
     for bucket, (rows, _) in waiting.items():
