@@ -66,7 +66,6 @@ def missing_sequences(firsts: DataFrame, columns: ProducerColumns | None = None)
 
 
 def _number(df: DataFrame, timestamp: str, sequence: str | None) -> Column:
-    """The number in its two parts, as the judge packs it."""
     time = moment(df, timestamp)
     below = F.lit(0).cast("long") if time.below is None else time.below
     return F.struct(time.ms.alias("t"), (below if sequence is None else whole(df, sequence)).alias("s"))

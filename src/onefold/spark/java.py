@@ -9,10 +9,9 @@ the user chose to what onefold carries:
 
 What is passed over leaves a note, so that ``onefold doctor`` can say why a Java that is there is not the one in use.
 
-The wheel needs a *shim*. Spark's launcher always adds ``--add-modules=jdk.incubator.vector``; the wheel's image has no
-such module and refuses to start. So Spark gets a ``JAVA_HOME`` of its own: a folder with one file, ``bin/java``, a few
-lines of shell that drop this word and hand over to the real one. The module is there to speed up Spark's linear
-algebra, which onefold does not use.
+The wheel needs a *shim*. Spark's launcher always adds ``--add-modules=jdk.incubator.vector``, for a linear algebra that
+onefold does not use; the wheel's image has no such module and refuses to start. So Spark gets a ``JAVA_HOME`` with one
+file, ``bin/java``, a few lines of shell that drop this word and hand over to the real one.
 
 This file imports no pyspark: the doctor must be able to look where Spark is not installed.
 """

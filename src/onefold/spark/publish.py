@@ -1,9 +1,9 @@
 """Publishing a run: everything becomes visible together, or the run does not count.
 
-The judged rows are written once, into ``_staging``, split by where they belong. From what lies there the books are made
-and the missing ranges found: what is counted is what was written. Then the folders are moved into place and
-``run.json`` is written, last; a run without it is not complete, and running again replaces it. The same input gives
-the same rows. Only what the folder's signature names is removed (see `signature`), and one run at a time has it.
+The judged rows are written once, into ``_staging``, split by where they belong. The books are made and the missing
+ranges found from what lies there. Then the folders are moved into place and ``run.json`` is written, last; a run
+without it is not complete, and running again replaces it. Only what the folder's signature names is removed (see
+`signature`), and one run at a time has it.
 
 The strategy decides what becomes of rows that are not FIRST:
 

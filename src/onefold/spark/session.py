@@ -8,14 +8,12 @@ terminal. What else is set depends on where the executors are:
 * elsewhere: neither the driver's address nor its Python need mean anything there. Spark finds the address, the Python
   is what ``spark.pyspark.python`` or ``PYSPARK_PYTHON`` says, else their ``python3``.
 
-Under ``spark-submit`` the JVM is there already: its master and whatever it was told win over what is set here, and only
-``config`` wins over both, as with every program that is submitted.
+Under ``spark-submit`` the JVM is there already: its master and settings win over those here, ``config`` over both.
 
-onefold travels with the job: the executors of a cluster have no onefold of their own, or another version of it, so the
-driver makes an archive of its own sources and hands it to Spark, which gives it to every executor, also to those that
-start later. It goes before whatever is installed there: both sides always run the same version. The archive is pure
-Python and the same bytes for the same sources. What it cannot carry are the compiled packages; `require_libraries`
-looks for those before the first row is read, so that a missing one is one line and not a page of Java.
+onefold travels with the job: the driver makes an archive of its own sources and hands it to Spark, which gives it to
+every executor, also to those that start later. It goes before whatever is installed there: both sides run the same
+version. What it cannot carry are the compiled packages; `require_libraries` looks for those before the first row is
+read, so that a missing one is one line and not a page of Java.
 
 This file and `files` are the only ones that touch ``_jvm``, ``_jdf`` or ``sparkContext``.
 """
@@ -262,7 +260,6 @@ def file_status(spark: SparkSession, urls: Iterable[str]) -> Iterator[tuple[str,
 
 
 def accumulator(spark: SparkSession, value: Any, kind: AccumulatorParam[Any]) -> Accumulator[Any]:
-    """A value that tasks add to and the driver reads."""
     return spark.sparkContext.accumulator(value, kind)
 
 

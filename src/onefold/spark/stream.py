@@ -9,10 +9,9 @@ Of each batch, Spark's listener tells the rates and durations, the sink the book
 remembers. Two of them must agree: rows judged = rows published + growth of what is held.
 
 Spark reads a file of a stream's folder once. One that cannot be read ends the stream, at every start again; one that
-grows or is written anew after that is never looked at. So before a batch is judged its files are opened by other means
-(`files`): the bad ones are named, and the stream ends, or goes on without them if the settings say so. What was set
-aside is kept in the checkpoint, so that each start leaves out the same. And the times of all files that were read,
-which Spark keeps in the checkpoint, are compared with those in the folder: what changed is named.
+changes after that is never looked at. So before a batch is judged its files are opened by other means (`files`): the
+bad ones are named, and the stream ends, or goes on without them and keeps their names in the checkpoint, so that each
+start leaves out the same. And files whose times are no longer those that Spark keeps in the checkpoint are named.
 """
 
 from __future__ import annotations

@@ -6,10 +6,9 @@
                                                               reader and no VACUUM looks here
     PATH_gaps/                                                the gaps, a table of their own
 
-No jar is needed: the log is written by the package ``deltalake``, with Delta's own means for exactly once. Each commit
-carries a transaction identifier (application = the stream, version = the batch), so the table knows the last batch of
-a stream, and a second commit for the same stream in between is refused. The books are in the commit too, those of the
-batch and those of all batches so far: old commits may be cleaned away, the newest one stays.
+No jar is needed: the log is written by the package ``deltalake``. Each commit carries a transaction identifier
+(application = the stream, version = the batch), so the table knows the last batch of a stream, and a second commit in
+between is refused. The books of the batch and of all batches so far are in the commit too: the newest one stays.
 
 With ``drop`` and ``mark`` the table is partitioned by verdict: who reads FIRST opens no file of the rest. With ``none``
 the rows are as they came.
