@@ -45,7 +45,7 @@ def diff_peer(
     """What a table and a peer lack of each other; the rows and ids are written to ``out``, if there is one."""
     from onefold.reconcile.client import ClientLimits, find_ids
     from onefold.reconcile.exchange import Opening
-    from onefold.spark.diff_files import outcome
+    from onefold.spark import diff_files
     from onefold.spark.differences import sampled
     from onefold.spark.peer.index import TableIndex, TableItems
     from onefold.spark.peer.naming import Naming
@@ -55,7 +55,7 @@ def diff_peer(
     with progress(people) as say:
         say("starting Spark")
         spark = session(master)
-        with nullcontext() if out is None else outcome(spark, out, [table.path]) as folder:
+        with nullcontext() if out is None else diff_files.outcome(spark, out, [table.path]) as folder:
             say("bringing the index up to date")
             index = TableIndex(spark, table, Naming(columns=columns, time=time), folder=index_folder).refresh()
             limits = ClientLimits()
@@ -189,8 +189,6 @@ def _print_tables(document: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _By:
-    """How two tables are compared, and how many differing rows are shown."""
-
     key: tuple[str, ...] | None
     columns: tuple[str, ...] | None
     hash: Hash
@@ -202,22 +200,13 @@ def diff_tables(
     say: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """What the tables do not share, after the repair if there was one."""
-    from onefold.spark.diff_files import (
-        DIFFERING,
-        HAVE,
-        NEED,
-        append,
-        check_appendable,
-        outcome,
-        read_table,
-        write_outcome,
-    )  # fmt: skip
+    from onefold.spark import diff_files
     from onefold.spark.differences import diff as compare
     from onefold.spark.differences import sampled
 
     def compared(step: str) -> Diff:
         say(step)
-        a, b = (read_table(spark, table) for table in tables)
+        a, b = (diff_files.read_table(spark, table) for table in tables)
         return compare(a, b, key=by.key, columns=by.columns, hash=by.hash)
 
     def documented(diff: Diff) -> dict[str, Any]:
@@ -228,17 +217,17 @@ def diff_tables(
 
     # What cannot be done is refused before the work begins.
     if repair:
-        check_appendable(spark, tables[1])
-    writing = nullcontext() if out is None else outcome(spark, out, [table.path for table in tables])
+        diff_files.check_appendable(spark, tables[1])
+    writing = nullcontext() if out is None else diff_files.outcome(spark, out, [table.path for table in tables])
     with writing as folder, compared("comparing") as diff:
         copied = diff.summary.only_a if repair else 0
         if folder is not None:
             say("writing")
-            rows = {HAVE: diff.only_a, NEED: diff.only_b, DIFFERING: diff.differing}
-            write_outcome(folder, rows, diff.summary.to_dict())
+            rows = {diff_files.HAVE: diff.only_a, diff_files.NEED: diff.only_b, diff_files.DIFFERING: diff.differing}
+            diff_files.write_outcome(folder, rows, diff.summary.to_dict())
         if copied:
             say("repairing")
-            append(spark, diff.only_a, tables[1])
+            diff_files.append(spark, diff.only_a, tables[1])
         else:
             document = documented(diff)
     if copied:

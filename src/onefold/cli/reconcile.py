@@ -12,9 +12,7 @@ import typer
 from onefold.cli.options import STORE, TOKEN, count, file_of, opened_records, read_token, table
 from onefold.cli.output import AsJson, emit_json, fail, one_line, people
 from onefold.errors import BadInput, Busy, Misuse
-from onefold.reconcile import client
-from onefold.reconcile.client import EVER, Reconciliation
-from onefold.reconcile.exchange import RULES
+from onefold.reconcile import client, exchange
 from onefold.reconcile.records import Channel
 from onefold.verdict import Verdict
 
@@ -47,8 +45,8 @@ def reconcile(
     Exit 0 if both hold the same now, 1 if something still differs, 3 if the peer was not reached or it could not be
     finished. What was moved by then is kept: start it again, and it goes on.
     """
-    first, last = 0 if since is None else since, EVER if until is None else until
-    if not 0 <= first <= last <= EVER:
+    first, last = 0 if since is None else since, client.EVER if until is None else until
+    if not 0 <= first <= last <= client.EVER:
         raise Misuse(f"--since is {first} and --until {last}: must be 0 <= since <= until < 2^64 - 1")
     if dry_run and not (pull and push):
         raise Misuse("--dry-run moves nothing: with it --no-pull and --no-push have no effect")
@@ -76,7 +74,7 @@ def reconcile(
         return fail(f"{error}{_kept(moved)}", 3)
     except BadInput as error:
         return fail(f"{peer}: {error}", 3)
-    _tell(done, dry_run=dry_run, some=(first, last) != (0, EVER))
+    _tell(done, dry_run=dry_run, some=(first, last) != (0, client.EVER))
     if as_json:
         emit_json({"store": store, "peer": peer, "wire": wire, "dry_run": dry_run, **_document(done)})
     return 0 if done.settled else 1
@@ -100,8 +98,7 @@ def _reaching(peer: str, store: str, token_file: Path | None) -> Iterator[tuple[
         yield client.beside(records), records.id_size
 
 
-def _tell(done: Reconciliation, *, dry_run: bool, some: bool) -> None:
-    """What did not go as it should; then all in one sentence."""
+def _tell(done: client.Reconciliation, *, dry_run: bool, some: bool) -> None:
     if dry_run and not done.settled:
         rows = table("", "id")
         for where, ids in (("only here", done.found.have), ("only there", done.found.need)):
@@ -115,13 +112,12 @@ def _tell(done: Reconciliation, *, dry_run: bool, some: bool) -> None:
     if rejects:
         rows = table("", "verdict", "reason", ">records", "because")
         for way, answer, number in rejects:
-            rows.add_row(way, answer.verdict, answer.reason, f"{number:,}", RULES[answer])
+            rows.add_row(way, answer.verdict, answer.reason, f"{number:,}", exchange.RULES[answer])
         people.print(rows)
     people.print(sentence(done, some=some), markup=False, soft_wrap=True)
 
 
-def sentence(done: Reconciliation, *, some: bool = False) -> str:
-    """What was done and how it stands, for people."""
+def sentence(done: client.Reconciliation, *, some: bool = False) -> str:
     many = f" over {done.connections:,} connections" if done.connections > 1 else ""
     looked = f"{count(done.rounds, 'round trip')}{many}, {done.bytes_up:,} bytes up, {done.bytes_down:,} down"
     if done.found.both_ways:
@@ -142,7 +138,7 @@ def sentence(done: Reconciliation, *, some: bool = False) -> str:
     return f"{looked}; {moved}; still {done.unpushed:,} only here, {done.unpulled:,} only there{_why(done)}"
 
 
-def _why(done: Reconciliation) -> str:
+def _why(done: client.Reconciliation) -> str:
     opened = done.found.opened
     if done.unpulled and not opened.bodies:
         return "; the peer knows ids alone, so there is nothing to pull"
@@ -151,7 +147,7 @@ def _why(done: Reconciliation) -> str:
     return ""
 
 
-def _document(done: Reconciliation) -> dict[str, Any]:
+def _document(done: client.Reconciliation) -> dict[str, Any]:
     most = 100 * SHOWN_MAX
     numbers = ("have", "need", "rounds", "bytes_up", "bytes_down", "unpulled", "unpushed", "here", "there")
     return {

@@ -59,7 +59,6 @@ class Form:
     """Lines are ``timestamp,id``."""
 
     def read(self, line: bytes) -> Record:
-        """The record that a line is, or `BadLine`."""
         if len(line) > LINE_BYTES_MAX:
             raise BadLine("too_long", f"more than {LINE_BYTES_MAX:,} bytes")
         if self.ids:
@@ -168,8 +167,6 @@ def add(
 
 
 class Adding:
-    """Takes lines to a store, in batches, and keeps the books of it."""
-
     def __init__(self, records: Records, form: Form) -> None:
         self.tally = Tally()
         self.rejected: list[dict[str, Any]] = []
@@ -179,7 +176,6 @@ class Adding:
         self._bytes = self._again = 0
 
     def read(self, file: Path) -> Iterator[None]:
-        """Add all lines of a file; yields after each batch."""
         with nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb") as opened:
             for number, line in lines(opened):
                 self.tally.arrive()

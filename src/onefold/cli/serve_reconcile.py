@@ -39,8 +39,6 @@ Master: TypeAlias = Annotated[str, typer.Option(help="With --spark: where Spark 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """How a table is read and its rows are known."""
-
     format: str = "auto"
     option: list[str] | None = None
     key: str | None = None

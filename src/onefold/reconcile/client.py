@@ -31,18 +31,8 @@ from typing import Final, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from onefold.errors import BadInput, Busy, Misuse
-from onefold.reconcile import (
-    FRAME_SIZE_MIN_XOR,
-    INFINITY,
-    Items,
-    Limits,
-    Session,
-    SessionLimit,
-    Window,
-    exchange,
-    frame_size_min,
-)
-from onefold.reconcile.exchange import NOT_THERE, TOO_LARGE, Opening, OpenReply
+from onefold.reconcile import INFINITY, Items, Limits, Session, SessionLimit, Window, exchange, frame_size_min
+from onefold.reconcile.exchange import Opening, OpenReply
 from onefold.reconcile.records import Channel, Record, Records
 from onefold.stores.addresses import masked
 from onefold.tally import Tally
@@ -138,7 +128,7 @@ class ClientLimits:
     pause_s_max: float = 5
 
     def __post_init__(self) -> None:
-        for name, least in (("look_s_max", 0), ("tries", 1), ("pause_s", 0), ("frame_size_max", FRAME_SIZE_MIN_XOR)):
+        for name, least in (("look_s_max", 0), ("tries", 1), ("pause_s", 0), ("frame_size_max", frame_size_min("xor"))):
             if not getattr(self, name) >= least:
                 value = getattr(self, name)
                 raise Misuse(f"{name} is {value}, must be at least {least}", **{name: value})
@@ -146,8 +136,6 @@ class ClientLimits:
 
 @dataclass(slots=True)
 class Found:
-    """What a look has found, and what it took."""
-
     opened: OpenReply
     """What the peer said of itself."""
     here: int
@@ -216,7 +204,6 @@ def find_ids(
 
 
 def _answer(channel: Channel, kind: int) -> bytes:
-    """The peer's next frame, which must be of this kind."""
     frame = channel.receive()
     if frame[:1] == bytes((kind,)):
         return frame
@@ -266,7 +253,6 @@ class Transfer:
         self.counted = _arrived(self.pulled), _arrived(self.pushed)
 
     def pull(self, channel: Channel, opened: OpenReply, need: Sequence[bytes]) -> None:
-        """Fetch these records, verify and keep them."""
         ids = [id for id in need if id not in self._refused] if self._refused else need
         most = min(FETCH_IDS_MAX, max(1, (opened.message_bytes_max - 1) // self._records.id_size))
         batches: deque[Sequence[bytes]] = deque()
@@ -303,7 +289,7 @@ class Transfer:
         faults: list[tuple[Answer, bytes]] = []
         for record in records:
             if record.body is None:
-                faults.append((NOT_THERE, record.id))
+                faults.append((exchange.NOT_THERE, record.id))
             elif not record.genuine:
                 faults.append((exchange.WRONG_ID, record.id))
             elif not self._opening.since <= record.timestamp <= self._opening.until:
@@ -328,7 +314,6 @@ class Transfer:
             self._settle(channel, end)
 
     def _batches(self, opened: OpenReply, ids: Sequence[bytes]) -> Iterator[list[Record]]:
-        """The records, as many at once as fit into a frame of the peer."""
         batch: list[Record] = []
         most = min(opened.message_bytes_max, FRAME_BYTES) - 1
         room = most
@@ -337,12 +322,12 @@ class Transfer:
             for id, record in zip(some, self._records.read(some), strict=True):
                 if record is None or record.body is None:
                     self.pushed.arrive()
-                    self._refuse(self.pushed, NOT_THERE, id)
+                    self._refuse(self.pushed, exchange.NOT_THERE, id)
                     continue
                 size = exchange.size_of(record)
                 if len(record.body) > opened.record_bytes_max or size > opened.message_bytes_max - 1:
                     self.pushed.arrive()
-                    self._refuse(self.pushed, TOO_LARGE, id)
+                    self._refuse(self.pushed, exchange.TOO_LARGE, id)
                     continue
                 if batch and size > room:
                     yield batch
@@ -379,8 +364,6 @@ def _arrived(books: Tally) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation:
-    """What came of it."""
-
     have: int
     """How many records only this side had, by the first look."""
     need: int

@@ -36,22 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onefold.errors import BadInput, Misuse
-from onefold.reconcile.items import (
-    INFINITY,
-    LITTLE,
-    Bounds,
-    Flags,
-    Ints,
-    Items,
-    Limbs,
-    Rows,
-    Stamps,
-    blobs,
-    flagged,
-    padded,
-    spans,
-    spans_by,
-)
+from onefold.reconcile.items import INFINITY, Bounds, Flags, Ints, Items, Rows, Stamps, blobs, flagged, padded, spans_by
 
 FEW: Final = 64  # ranges of a message: up to here a plain loop over them is faster than numpy
 DIGITS_MAX: Final = 10  # 64 bits in digits of 7
@@ -138,9 +123,9 @@ def _digits_of(numbers: Stamps) -> tuple[Rows, Flags]:
     return digits, used
 
 
-def hashed(sums: Limbs, counts: Ints) -> Rows:
+def hashed(sums: NDArray[np.uint64], counts: Ints) -> Rows:
     """The v1 fingerprints of ranges with these sums and counts. Cost: about a microsecond each."""
-    texts, numbers = blobs(sums.astype(LITTLE, copy=False).view(np.uint8)), counts.tolist()
+    texts, numbers = blobs(sums.astype("<u8", copy=False).view(np.uint8)), counts.tolist()
     ends = {number: write_number(number) for number in set(numbers)}  # few: pieces of a split are of one size, or two
     hashes = [sha256(text + ends[number]).digest() for text, number in zip(texts, numbers, strict=True)]
     return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(len(sums), 32)[:, :HASHED_SIZE]
@@ -148,8 +133,6 @@ def hashed(sums: Limbs, counts: Ints) -> Rows:
 
 @dataclass(frozen=True)
 class Wire:
-    """One version of the protocol."""
-
     name: str
     head: bytes
     frame_size_min: int
@@ -245,7 +228,6 @@ class Ranges:
 
 
 def universe(items: Items) -> Ranges:
-    """One range with everything in it."""
     lower, upper = Bounds.one(0, b"", items.id_size), Bounds.one(INFINITY, b"", items.id_size)
     mode = np.array([Mode.FINGERPRINT], dtype=np.uint8)
     return Ranges(lower, upper, mode, np.array([0]), np.array([len(items)]))
@@ -299,8 +281,6 @@ def windows(buffer: Any, size: int) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Layout:
-    """What the ranges of a message look like."""
-
     id_size: int
     fingerprint_size: int
     responses: bool
@@ -322,11 +302,9 @@ class Incoming:
     bodies: Ints
 
     def fingerprints(self, which: Ints) -> Rows:
-        """The fingerprints that these ranges carry."""
         return np.asarray(self.buffer[self.bodies[which, None] + np.arange(self.layout.fingerprint_size)])
 
     def counts(self, which: Ints) -> Ints:
-        """How many ids each of these ranges lists."""
         return _numbers_at(self.buffer, self.bodies[which])[0].astype(np.int64)
 
     def id_lists(self, which: Ints) -> tuple[Rows, Ints, Ints]:
@@ -514,7 +492,7 @@ class Writer:
         return bytes(message), np.array(ends, dtype=np.int64)
 
     def _ids(self, first: Ints, last: Ints) -> Rows:
-        return self.items.rows(spans(first, last))[1][:, : self.items.id_size]
+        return self.items.rows(spans_by(first, last - first, 1))[1][:, : self.items.id_size]
 
     def _write_many(self, ranges: Ranges, start: Bounds) -> tuple[bytes, Ints]:
         """One row per range or Skip: timestamp digits | prefix length | prefix | mode | fingerprint or count."""
@@ -598,7 +576,6 @@ class Writer:
 
 
 def _head(bound: tuple[int, bytes, int], before: tuple[int, bytes, int], mode: int) -> bytes:
-    """A bound behind another one, and a mode."""
     timestamp, id, length = bound
     step = 0 if timestamp == INFINITY else timestamp - before[0] + 1
     return write_number(step) + bytes((length,)) + id[:length] + bytes((mode,))

@@ -42,8 +42,6 @@ OPEN, OPENED, MESSAGE, FETCH, RECORDS, PUSH, PUSHED, CLOSE, CLOSED, ERROR = b"Oo
 
 
 class PushReply(IntEnum):
-    """What became of a record that was pushed."""
-
     STORED = 0
     KNOWN = 1
     WRONG_ID = 2
@@ -83,8 +81,6 @@ OUTCOMES: Final[Mapping[PushReply, Answer]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """What a client wants to speak about, and how."""
-
     version: int = VERSION
     wire: Literal["v1", "xor"] = "v1"
     id_size: int = 32
@@ -120,7 +116,6 @@ Document = TypeVar("Document", Opening, OpenReply, Trouble)
 
 
 def write_document(kind: int, document: Opening | OpenReply | Trouble) -> bytes:
-    """A frame that holds JSON."""
     return bytes((kind,)) + json.dumps(asdict(document), separators=(",", ":")).encode()
 
 
@@ -158,7 +153,6 @@ def read_document(kind: type[Document], frame: bytes) -> Document:
 
 
 def write_ids(ids: Iterable[bytes]) -> bytes:
-    """A frame that asks for these records."""
     return bytes((FETCH,)) + b"".join(ids)
 
 
@@ -170,7 +164,6 @@ def read_ids(frame: bytes, id_size: int) -> list[bytes]:
 
 
 def write_records(kind: int, records: Iterable[Record]) -> bytes:
-    """A frame of records: PUSH or RECORDS."""
     parts = [bytes((kind,))]
     for timestamp, id, body in records:
         parts += (HEAD.pack(timestamp, NO_BODY if body is None else len(body)), id, body or b"")
@@ -205,7 +198,6 @@ def size_of(record: Record) -> int:
 
 
 def write_outcomes(outcomes: Sequence[PushReply]) -> bytes:
-    """A frame that says what became of pushed records."""
     return bytes((PUSHED, *outcomes))
 
 

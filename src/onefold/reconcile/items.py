@@ -122,14 +122,12 @@ class Bounds:
         return Bounds(self.timestamps[which], self.ids.take(which, axis=0), self.lengths[which])
 
     def below(self, other: Bounds) -> Flags:
-        """Which of these bounds are below the other one at the same position."""
         below = self.timestamps < other.timestamps
         tied = flagged(self.timestamps == other.timestamps)
         below[tied] = texts(self.ids[tied]) < texts(other.ids[tied])
         return below
 
     def equal(self, other: Bounds) -> Flags:
-        """Which of these bounds are equal to the other one at the same position."""
         return np.asarray((self.timestamps == other.timestamps) & (texts(self.ids) == texts(other.ids)))
 
     def put(self, places: Ints | Flags, others: Bounds) -> None:
@@ -220,7 +218,6 @@ def running_sums(limbs: Limbs) -> Limbs:
 
 
 def running_xors(limbs: Limbs) -> Limbs:
-    """The exclusive ors of the first 0, 1, ... n rows."""
     totals = np.zeros((len(limbs) + 1, limbs.shape[1]), dtype=np.uint64)
     np.bitwise_xor.accumulate(limbs, axis=0, out=totals[1:])
     return totals
@@ -287,7 +284,6 @@ class Columns:
 
     @cached_property
     def xors(self) -> Limbs:
-        """The exclusive ors of the first 0, 1, ... n ids."""
         return running_xors(self.ids.view(LITTLE))
 
     @cached_property
@@ -300,7 +296,6 @@ class Columns:
         return Bounds(self.timestamps, self.ids, np.full(len(self), self.ids.shape[1]))
 
     def find(self, bounds: Bounds) -> Ints:
-        """For each bound, how many records lie below it."""
         low = self.timestamps.searchsorted(bounds.timestamps).astype(np.int64)
         long = flagged(bounds.lengths)
         if not len(long):
@@ -336,7 +331,6 @@ class Columns:
         return [(i, positions[blob]) for i in likely.tolist() if (blob := ids[i].tobytes()) in positions]
 
     def without(self, places: Ints) -> Columns:
-        """The same records, less those at some positions."""
         if not len(places):
             return self
         keep = np.ones(len(self), dtype=np.bool_)
@@ -479,7 +473,6 @@ class Index:
         return self
 
     def holds(self, timestamps: Stamps, ids: Rows) -> Flags:
-        """Which of these records are there."""
         late, early = self._extra.places(timestamps, ids) >= 0, self._main.places(timestamps, ids)
         removed = self._holes.searchsorted(early, side="right") > self._holes.searchsorted(early)
         return np.asarray(late | (early >= 0) & ~removed)
@@ -516,9 +509,7 @@ class Items(Protocol):
     """
 
     @property
-    def id_size(self) -> int:
-        """How many bytes an id has."""
-        ...
+    def id_size(self) -> int: ...
 
     def __len__(self) -> int: ...
 
@@ -530,7 +521,6 @@ class Items(Protocol):
         others a set that keeps its records in leaves, and cuts between them, is asked for nothing but the leaves in
         which a bound lies, and ranges that are no longer than a leaf.
         """
-        ...
 
     def cuts(self, ranks: Ints, lower: Ints, upper: Ints) -> Ints:
         """Where to cut, near these ranks: each answer strictly between its lower and its upper, which end its range.
@@ -538,27 +528,21 @@ class Items(Protocol):
         A set that is far away moves a cut to where it need not look. The ranks of a range ascend, and so do the
         answers; of equal ones one is kept.
         """
-        ...
 
     def find(self, bounds: Bounds) -> Ints:
         """For each bound, how many records lie below it."""
-        ...
 
     def sums(self, lower: Ints, upper: Ints) -> Limbs:
         """For each range the sum of its ids as little-endian numbers, modulo 2^(8 width): limbs, the lowest first."""
-        ...
 
     def xors(self, lower: Ints, upper: Ints) -> Rows:
         """For each range the exclusive or of its ids, as rows of whole limbs."""
-        ...
 
     def rows(self, ranks: Ints) -> tuple[Stamps, Rows]:
         """The records at these ranks: timestamps, and ids as rows of whole limbs (`padded`)."""
-        ...
 
     def snapshot(self) -> Items:
         """The same records, unchanged while a session is under way."""
-        ...
 
 
 class ItemSet:
@@ -634,13 +618,11 @@ class ItemSet:
         self._waiting, self._single = [], []
 
     def snapshot(self) -> Index:
-        """The records as they are now; later changes do not show in it."""
         if self._index is None:
             raise Misuse("the set is not sealed: call seal() first")
         return self._index
 
     def ids(self) -> list[bytes]:
-        """All ids, in order."""
         rows = self.snapshot().rows(np.arange(len(self)))[1]
         return [row[: self.id_size].tobytes() for row in rows]
 
@@ -693,7 +675,6 @@ class ItemSet:
 
 
 def check_id_size(id_size: int) -> int:
-    """The size, if ids can have it; else `Misuse`."""
     if id_size not in ID_SIZES:
         raise Misuse(f"id_size is {id_size}, must be from {ID_SIZES[0]} to {ID_SIZES[-1]}", id_size=id_size)
     return id_size

@@ -83,7 +83,6 @@ class Subscriptions:
                 self._end(name)
 
     def close(self) -> None:
-        """Close all sessions. May be called twice."""
         with self._lock:
             for name in list(self._sessions):
                 self._end(name)

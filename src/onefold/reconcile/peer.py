@@ -39,7 +39,7 @@ from typing import Final
 from onefold.errors import BadInput, Misuse, OnefoldError
 from onefold.net.limits import HttpLimits
 from onefold.reconcile import FRAME_SIZE_MIN, Limits, Record, Session, SessionLimit, Violation, Window, exchange
-from onefold.reconcile.exchange import HEAD, NOT_TAKEN, OUTCOMES, VERSION, Opening, OpenReply, PushReply, Trouble
+from onefold.reconcile.exchange import Opening, OpenReply, PushReply
 from onefold.reconcile.records import Records
 from onefold.tally import Tally
 from onefold.verdict import Answer
@@ -70,11 +70,9 @@ class PeerBooks:
 
     @property
     def sessions(self) -> int:
-        """How many are open now."""
         return self._sessions
 
     def sit(self, sessions_max: int) -> bool:
-        """One more session, if there is room for it."""
         with self._lock:
             if self._sessions >= sessions_max:
                 return False
@@ -102,7 +100,6 @@ class PeerBooks:
             self._pushed.judge(answer, many)
 
     def pushed(self) -> Tally:
-        """A copy of the books of records that were pushed."""
         with self._lock:
             return Tally() + self._pushed
 
@@ -165,7 +162,7 @@ class ReconcileLimits(HttpLimits):
                 raise Misuse(f"{field.name} is {value}, must be above 0", **{field.name: value})
         if self.frame_size_max < FRAME_SIZE_MIN:
             raise Misuse(f"frame_size_max is {self.frame_size_max}, must be at least {FRAME_SIZE_MIN}")
-        head = HEAD.size + ID_BYTES_MAX + 1
+        head = exchange.HEAD.size + ID_BYTES_MAX + 1
         for name, most in (
             ("record_bytes_max", self.message_bytes_max - head),
             ("frame_size_max", (self.message_bytes_max - ENVELOPE_BYTES) // 2),
@@ -207,8 +204,8 @@ class OpenSession:
         self, records: Records, opening: Opening, limits: ReconcileLimits, clock: Callable[[], float], books: PeerBooks
     ) -> None:
         """Open it, or `Refused`: bad_open, busy, store_failed. The clock is that of the CPU of this thread."""
-        if opening.version != VERSION:
-            raise Refused("bad_open", f"version is {opening.version}, this server speaks {VERSION}")
+        if opening.version != exchange.VERSION:
+            raise Refused("bad_open", f"version is {opening.version}, this server speaks {exchange.VERSION}")
         if opening.id_size != records.id_size:
             raise Refused("bad_open", f"id_size is {opening.id_size}, the ids here have {records.id_size} bytes")
         if not books.sit(limits.sessions_max):
@@ -243,7 +240,6 @@ class OpenSession:
         return self._silence_s > self._limits.look_silence_s_max
 
     def reconcile(self, message: bytes) -> bytes:
-        """The reply to a message of the protocol."""
         if self.settled:
             raise _silent(self._limits.look_silence_s_max)
         if self._work_s > self._limits.work_s_max:
@@ -359,7 +355,6 @@ class Peer:
                 self._end()
 
     def close(self) -> None:
-        """Close the session. May be called twice."""
         with self._lock:
             self._end()
 
@@ -430,10 +425,10 @@ class Peer:
         try:
             outcomes = self._store(records)
         except BaseException:
-            self._books.judge(NOT_TAKEN, len(records))
+            self._books.judge(exchange.NOT_TAKEN, len(records))
             raise
         for outcome in outcomes:
-            self._books.judge(OUTCOMES[outcome])
+            self._books.judge(exchange.OUTCOMES[outcome])
         return exchange.write_outcomes(outcomes)
 
     def _store(self, records: Sequence[Record]) -> list[PushReply]:
@@ -457,7 +452,7 @@ class Peer:
         self._end()
         self._troubles += 1
         self._books.trouble(refused.name)
-        trouble = Trouble(error=refused.name, text=str(refused), offset=refused.offset)
+        trouble = exchange.Trouble(error=refused.name, text=str(refused), offset=refused.offset)
         return exchange.write_document(exchange.ERROR, trouble)
 
     def _end(self) -> None:

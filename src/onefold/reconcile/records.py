@@ -65,9 +65,7 @@ class Records(Protocol):
     """
 
     @property
-    def id_size(self) -> int:
-        """How many bytes an id has; the same for all."""
-        ...
+    def id_size(self) -> int: ...
 
     def __len__(self) -> int: ...
 
@@ -77,23 +75,18 @@ class Records(Protocol):
         A body is not held against its id: that is for whoever got it from somewhere. `BadInput` for an id of another
         size, the timestamp 2^64 - 1, or two records of one id among these with different timestamps.
         """
-        ...
 
     def remove(self, ids: Sequence[bytes]) -> int:
         """Forget these; how many there were."""
-        ...
 
     def read(self, ids: Sequence[bytes]) -> list[Record | None]:
         """The records with these ids, in the same order; None for one that is not there."""
-        ...
 
     def snapshot(self) -> Snapshot:
         """The records as they are now; later changes do not show in it."""
-        ...
 
     def close(self) -> None:
         """Let go of the store; every other call is `Misuse` from then on. May be called twice."""
-        ...
 
 
 class Channel(Protocol):
@@ -101,15 +94,12 @@ class Channel(Protocol):
 
     def send(self, data: bytes) -> None:
         """Put a message on its way."""
-        ...
 
     def receive(self) -> bytes:
         """The next message of the other side; waits for it, within the limits of the channel."""
-        ...
 
     def close(self) -> None:
         """Say good-bye; never raises. May be called twice."""
-        ...
 
 
 KINDS = "memory://, sqlite:///file.db, sqlite:////folder/file.db, file.db"
@@ -166,7 +156,6 @@ def flags(records: Sequence[Record], new: Iterable[bytes]) -> list[bool]:
 
 
 def columns_of(records: Iterable[Record], id_size: int) -> Columns:
-    """Their timestamps and ids as columns, in order."""
     pairs = [(record.timestamp, record.id) for record in records]
     stamps = np.array([stamp for stamp, _ in pairs], dtype=np.uint64)
     ids = np.frombuffer(b"".join(id for _, id in pairs), dtype=np.uint8).reshape(len(pairs), id_size)

@@ -33,7 +33,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from onefold.net.http import NORMAL, POLICY, RESTART, Closing, HttpServer, answer, stop_all, websocket_route
-from onefold.reconcile.exchange import NOT_TAKEN, OUTCOMES, VERSION
+from onefold.reconcile import exchange
 from onefold.reconcile.nip77 import Subscriptions
 from onefold.reconcile.peer import Peer, PeerBooks, ReconcileLimits
 from onefold.reconcile.records import Records
@@ -57,7 +57,7 @@ def reconcile_metrics(books: PeerBooks, connections: int) -> Iterator[Metric]:
     yield CounterMetricFamily(f"{PREFIX}_arrived", "Records that came to be stored.", tally.received)
     yield GaugeMetricFamily(f"{PREFIX}_pending", "Records that came and have no outcome; 0 at rest.", tally.pending)
     pushed = CounterMetricFamily(f"{PREFIX}_pushed", "Records that were pushed, by outcome.", labels=["outcome"])
-    for verdict, reason in (*OUTCOMES.values(), NOT_TAKEN):
+    for verdict, reason in (*exchange.OUTCOMES.values(), exchange.NOT_TAKEN):
         pushed.add_metric([reason], tally.count(verdict, reason))
     yield pushed
     errors = CounterMetricFamily(f"{PREFIX}_errors", "Errors that peers were told, by name.", labels=["error"])
@@ -265,7 +265,7 @@ class ReconcileServer(HttpServer):
 
     async def _about(self, request: Request) -> Response:
         """GET /, by something that is no peer."""
-        about = {"onefold": "reconcile", "what": WHAT, "version": VERSION, "id_size": self._records.id_size}
+        about = {"onefold": "reconcile", "what": WHAT, "version": exchange.VERSION, "id_size": self._records.id_size}
         return answer({**about, "writable": self.settings.writable, "bodies": self.settings.bodies})
 
     async def _peer(self, scope: Scope, receive: Receive, send: Send) -> None:

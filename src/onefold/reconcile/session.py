@@ -32,46 +32,13 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from onefold.errors import BadInput, Misuse
-from onefold.reconcile.codec import (
-    FRAME_SIZE_MIN,
-    HEAD_MAX,
-    HEAD_MIN,
-    RANGE_MAX,
-    V1,
-    XOR,
-    Incoming,
-    Layout,
-    Mode,
-    Ranges,
-    Violation,
-    Wire,
-    Writer,
-    read_number,
-    read_ranges,
-    split,
-    universe,
-    write_number,
-)
-from onefold.reconcile.items import (
-    BIG,
-    Bounds,
-    Columns,
-    Flags,
-    Ints,
-    Items,
-    Limbs,
-    Rows,
-    Stamps,
-    blobs,
-    firsts_differ,
-    flagged,
-    spans,
-    texts,
-)
+from onefold.reconcile import codec, items
+from onefold.reconcile.codec import Mode, Ranges, Violation
+from onefold.reconcile.items import Bounds, Flags, Ints, Items, Limbs, Rows, Stamps, flagged
 
 SPLIT: Final = 16
 LIST_BELOW: Final = 32
-WIRES: Final = {"v1": V1, "xor": XOR}
+WIRES: Final = {"v1": codec.V1, "xor": codec.XOR}
 NOBODY: Final = -1
 BEGINNING_BITS_MIN: Final = 16
 
@@ -117,7 +84,7 @@ class Spent:
     bytes_out: int = 0
     needs: int = 0
 
-    def received(self, size: int, limits: Limits, frame_size_min: int = FRAME_SIZE_MIN) -> Spent:
+    def received(self, size: int, limits: Limits, frame_size_min: int = codec.FRAME_SIZE_MIN) -> Spent:
         """With one more message from the peer, whose frames are no smaller; SessionLimit if that is too much."""
         passed = self.bytes_in + size + self.bytes_out
         if passed > limits.bytes_max:
@@ -142,7 +109,6 @@ class Spent:
         return replace(self, needs=self.needs + needs)
 
     def sent(self, size: int) -> Spent:
-        """With one more message to the peer."""
         return replace(self, bytes_out=self.bytes_out + size)
 
 
@@ -157,7 +123,7 @@ class Setting:
     """
 
     items: Items
-    wire: Wire
+    wire: codec.Wire
     frame_size_max: int
     reply: Literal["sparse", "full"]
     split: int
@@ -177,7 +143,7 @@ class Setting:
             return self
         if size < least:
             raise Misuse(f"frame_size_max is {size}, must be 0 or at least {least}", frame_size_max=size)
-        most = (self.room - RANGE_MAX) // self.items.id_size + 1
+        most = (self.room - codec.RANGE_MAX) // self.items.id_size + 1
         if self.split > most:
             raise Misuse(f"split is {self.split}, must be at most {most}: a frame of {size} bytes lists fewer ids")
         return replace(self, list_below=min(self.list_below, most))
@@ -191,7 +157,7 @@ class Setting:
         """How many bytes of a frame are for ranges, if the rest of the universe has to be added; 0: no limit."""
         if not self.frame_size_max:
             return 0
-        return self.frame_size_max - len(self.wire.head) - HEAD_MAX - self.fingerprint_size
+        return self.frame_size_max - len(self.wire.head) - codec.HEAD_MAX - self.fingerprint_size
 
 
 @dataclass(frozen=True)
@@ -203,12 +169,10 @@ class Listed:
 
     @cached_property
     def ranges(self) -> Ints:
-        """For each id the number of its range."""
         return np.arange(len(self.counts)).repeat(self.counts)
 
     @cached_property
     def starts(self) -> Ints:
-        """Where each range begins."""
         return self.counts.cumsum() - self.counts
 
     def span(self, number: int) -> tuple[int, int]:
@@ -258,7 +222,7 @@ def _pairs(ours: Listed, theirs: Listed, range_bits: int, place_bits: int) -> tu
     below = np.uint64(place_bits + 1)
 
     def keys_of(listed: Listed, side: int) -> Limbs:
-        beginning = listed.ids.view(BIG)[:, 0].astype(np.uint64) >> np.uint64(range_bits) >> below << below
+        beginning = listed.ids.view(items.BIG)[:, 0].astype(np.uint64) >> np.uint64(range_bits) >> below << below
         key = listed.ranges.astype(np.uint64) << np.uint64(64 - range_bits) | beginning
         return np.asarray(key | np.arange(side, side + len(key), dtype=np.uint64))
 
@@ -311,14 +275,13 @@ class Received:
     """A peer's message, beside our own records: its ranges with our ranks."""
 
     setting: Setting
-    incoming: Incoming
+    incoming: codec.Incoming
     ranges: Ranges
 
     @staticmethod
     def of(setting: Setting, message: bytes, at: int, initiator: bool) -> Received:
-        """Read a message, from this byte on."""
-        layout = Layout(setting.items.id_size, setting.fingerprint_size, setting.wire.xor and initiator)
-        incoming = read_ranges(message, at, layout)
+        layout = codec.Layout(setting.items.id_size, setting.fingerprint_size, setting.wire.xor and initiator)
+        incoming = codec.read_ranges(message, at, layout)
         setting.items.expect(incoming.upper, incoming.modes >= Mode.ID_LIST)  # lists, and Responses to ours
         last = setting.items.find(incoming.upper)
         first = np.concatenate((np.zeros(1, dtype=np.int64), last[:-1]))[: len(last)]
@@ -333,13 +296,13 @@ class Received:
         if not len(which):
             return which
         ours = self.setting.wire.fingerprints(self.setting.items, self.ranges.first[which], self.ranges.last[which])
-        return np.asarray(which[texts(ours) != texts(self.incoming.fingerprints(which))])
+        return np.asarray(which[items.texts(ours) != items.texts(self.incoming.fingerprints(which))])
 
     def lists(self, which: Ints) -> Lists:
         """The lists of these ranges, compared with our ids in them; Violation if one has an id twice."""
         ids, counts, ends = self.incoming.id_lists(which)
         ranges = self.ranges.take(which)
-        stamps, our_ids = self.setting.items.rows(spans(ranges.first, ranges.last))
+        stamps, our_ids = self.setting.items.rows(items.spans(ranges.first, ranges.last))
         ours, theirs = Listed(our_ids, ranges.sizes()), Listed(ids, counts)
         matched = match(ours, theirs)
         if len(matched.twice):
@@ -351,7 +314,7 @@ class Received:
 
     def ids(self, rows: Rows) -> list[bytes]:
         """Ids without the zeros behind them."""
-        return blobs(rows[:, : self.setting.items.id_size])
+        return items.blobs(rows[:, : self.setting.items.id_size])
 
 
 class Slots:
@@ -421,8 +384,8 @@ class Slots:
         listed = theirs_at != NOBODY
         ids = lists.theirs.ids.take(theirs_at[listed], axis=0)
         stamps, neighbours = lists.stamps[neighbour[listed]], lists.ours.ids.take(neighbour[listed], axis=0)
-        same_time = texts(ids) > texts(neighbours) if lower else texts(ids) < texts(neighbours)
-        lengths = np.where(same_time, firsts_differ(neighbours, ids) + 1, 0)
+        same_time = items.texts(ids) > items.texts(neighbours) if lower else items.texts(ids) < items.texts(neighbours)
+        lengths = np.where(same_time, items.firsts_differ(neighbours, ids) + 1, 0)
         theirs = Bounds.begun(stamps + ~same_time, ids, lengths) if lower else Bounds.begun(stamps, neighbours, lengths)
         mine = chosen.take(listed)
         better = mine.below(theirs) if lower else theirs.below(mine)
@@ -469,17 +432,19 @@ def xor_reply(setting: Setting, lists: Lists) -> tuple[Ranges, Ints]:
     payloads, at, bit = [], 0, 0
     for have, size in zip(haves.tolist(), sizes.tolist(), strict=True):
         end = at + have * id_size
-        payloads.append(b"".join((write_number(have), ids[at:end], write_number(size), field[bit : bit + size])))
+        payloads.append(
+            b"".join((codec.write_number(have), ids[at:end], codec.write_number(size), field[bit : bit + size]))
+        )
         at, bit = end, bit + size
 
     replies = replace(ranges, modes=np.full(count, Mode.RESPONSE, dtype=np.uint8), payloads=payloads)
     source = flagged(haves + sizes) if setting.reply == "sparse" else np.arange(count)
     replies = replies.take(source)
     lengths = np.array([len(payload) for payload in replies.payloads], dtype=np.int64)
-    long = lengths + RANGE_MAX > (setting.room or np.inf)
+    long = lengths + codec.RANGE_MAX > (setting.room or np.inf)
     if not long.any():
         return replies, source
-    pieces, owner = split(setting.items, ranges.take(source[long]), setting.split, setting.list_below)
+    pieces, owner = codec.split(setting.items, ranges.take(source[long]), setting.split, setting.list_below)
     replies, source = Ranges.join([replies.take(~long), pieces]), np.concatenate((source[~long], source[long][owner]))
     order = source.argsort(kind="stable")
     return replies.take(order), source[order]
@@ -503,7 +468,7 @@ def answer(setting: Setting, message: bytes) -> bytes:
     replies, complete = _replies(received)
     if not len(replies):
         return head
-    writer, room = Writer(setting.items, setting.wire), setting.room
+    writer, room = codec.Writer(setting.items, setting.wire), setting.room
     if not room:
         return head + writer.write(replies)[0]
     data, written = writer.write_some(writer.cut_to_fit(replies, room), room)
@@ -530,14 +495,14 @@ def _replies(received: Received) -> tuple[Ranges, bool]:
         huge = lacking > room
         differing, which = np.sort(np.concatenate((differing, which[huge]))), which[~huge]
         least = np.zeros(len(sizes), dtype=np.int64)
-        pieces_size = setting.split * (HEAD_MIN + setting.fingerprint_size)
+        pieces_size = setting.split * (codec.HEAD_MIN + setting.fingerprint_size)
         few = sizes[differing] < setting.list_below
-        least[differing] = np.where(few, HEAD_MIN + 1 + sizes[differing] * id_size, pieces_size)
+        least[differing] = np.where(few, codec.HEAD_MIN + 1 + sizes[differing] * id_size, pieces_size)
         least[which] = lacking[~huge]
         end = np.searchsorted(least.cumsum(), room)
         complete = bool((differing <= end).all() and (which <= end).all())
         differing, which = differing[differing <= end], which[which <= end]
-    pieces, source = split(setting.items, received.ranges.take(differing), setting.split, setting.list_below)
+    pieces, source = codec.split(setting.items, received.ranges.take(differing), setting.split, setting.list_below)
     if not len(which):
         return pieces, complete
     replies, owner = list_reply(setting, received.lists(which))
@@ -572,7 +537,7 @@ class Answers:
         if not len(which):
             return Answers(received, questions, rows, rows, rows > 0)
         lower, upper = received.ranges.lower.take(which), received.ranges.upper.take(which)
-        begins, ends = (Columns(bounds.timestamps, bounds.ids) for bounds in (questions.lower, questions.upper))
+        begins, ends = (items.Columns(bounds.timestamps, bounds.ids) for bounds in (questions.lower, questions.upper))
         start, end = ends.find(lower), begins.find(upper)
         start += questions.upper.take(np.minimum(start, len(questions) - 1)).equal(
             lower
@@ -586,11 +551,10 @@ class Answers:
         return Answers(received, questions, start[rows], end[rows], inside[rows])
 
     def next(self) -> Ranges:
-        """What to ask now."""
         setting, differing = self.received.setting, self.received.differing()
         one = self.inside[differing] & (self.end[differing] - self.start[differing] == 1)
         ranges = self.received.ranges.take(differing[one])
-        pieces, source = split(setting.items, ranges, setting.split, setting.list_below)
+        pieces, source = codec.split(setting.items, ranges, setting.split, setting.list_below)
         if one.all():
             return pieces
         again, again_source = self._clipped(differing[~one])
@@ -601,7 +565,7 @@ class Answers:
         """The asked ranges that these ranges of the message touch, as far as they do; and which touches which."""
         counts = np.maximum(self.end[which] - self.start[which], 0)
         source = which.repeat(counts)
-        ours = self.questions.take(spans(self.start[which], self.start[which] + counts))
+        ours = self.questions.take(items.spans(self.start[which], self.start[which] + counts))
         theirs = self.received.ranges.take(source)
         lower = Bounds.choose(ours.lower.below(theirs.lower), theirs.lower, ours.lower)
         upper = Bounds.choose(ours.upper.below(theirs.upper), ours.upper, theirs.upper)
@@ -625,7 +589,7 @@ class Answers:
         need = received.ids(lists.theirs.ids[lists.matched.theirs == NOBODY])
         if len(strange):
             rest, _ = self._clipped(strange)
-            have += received.ids(received.setting.items.rows(spans(rest.first, rest.last))[1])
+            have += received.ids(received.setting.items.rows(items.spans(rest.first, rest.last))[1])
         return have, need
 
     def from_responses(self) -> tuple[list[bytes], list[bytes]]:
@@ -640,7 +604,7 @@ class Answers:
         if not exact.all():
             raise Violation("a Response to something that was not listed", int(starts[~exact][0]))
         need, counts, ends = received.incoming.id_lists(which)
-        ours = received.setting.items.rows(spans(own.first, own.last))[1]
+        ours = received.setting.items.rows(items.spans(own.first, own.last))[1]
         matched = match(Listed(ours, own.sizes()), Listed(need, counts))
         if len(matched.twice) or (matched.theirs != NOBODY).any():
             position = int(matched.twice[0] if len(matched.twice) else flagged(matched.theirs != NOBODY)[0])
@@ -648,7 +612,7 @@ class Answers:
             raise Violation("a Response with an id that was listed, or is in it twice", int(start))
         lacking = []  # for each listed id whether the server lacks it
         for at, count in zip(ends.tolist(), own.sizes().tolist(), strict=True):
-            size, start = read_number(message, at)
+            size, start = codec.read_number(message, at)
             if size > -(-count // 8):
                 raise Violation(f"{size} bytes of bits for {count} listed ids", at)
             bits = np.unpackbits(np.frombuffer(message, dtype=np.uint8, count=size, offset=start), bitorder="little")
@@ -724,7 +688,7 @@ class Session:
         if self._initiator or self.spent.rounds:
             raise Misuse("the session is under way already")
         setting = self._setting
-        first, _ = split(setting.items, universe(setting.items), setting.split, setting.list_below)
+        first, _ = codec.split(setting.items, codec.universe(setting.items), setting.split, setting.list_below)
         message = self._ask([first])
         self._initiator = True
         self.spent = self.spent.sent(len(message))
@@ -766,7 +730,7 @@ class Session:
 
     def _ask(self, waiting: list[Ranges]) -> bytes:
         """A message with as many of the waiting ranges as fit; the others wait on."""
-        writer, head = Writer(self._setting.items, self._setting.wire), self._setting.wire.head
+        writer, head = codec.Writer(self._setting.items, self._setting.wire), self._setting.wire.head
         if not self._setting.frame_size_max:
             ranges = Ranges.join(waiting[::-1])
             message = head + writer.write(ranges)[0]

@@ -42,27 +42,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onefold.errors import BadInput, Damaged, Misuse
-from onefold.reconcile.items import (
-    BIG,
-    INFINITY,
-    LITTLE,
-    Bounds,
-    Columns,
-    Flags,
-    Ints,
-    Limbs,
-    Rows,
-    Stamps,
-    blobs,
-    check_id_size,
-    minus,
-    padded,
-    plus,
-    running_sums,
-    running_xors,
-    spans,
-    texts,
-)
+from onefold.reconcile import items
+from onefold.reconcile.items import Bounds, Columns, Flags, Ints, Limbs, Rows, Stamps, padded
 from onefold.reconcile.records import Record, by_id, columns_of, flags
 from onefold.stores.sqlite import BUSY_S, Database
 
@@ -75,7 +56,6 @@ Lines = NDArray[np.void]
 
 @cache
 def line_type(id_size: int) -> np.dtype[np.void]:
-    """How a line of the directory lies in memory and in the file."""
     item = [("stamp", ">u8"), ("id", "u1", (id_size,))]
     total = "<u8", (-(-id_size // 8),)
     fields: list[Any] = [("first", item), ("last", item), ("count", "<u8"), ("sum", *total), ("xor", *total)]
@@ -127,12 +107,11 @@ class Directory:
     @cached_property
     def sums(self) -> Limbs:
         """The sums of the ids in the first 0, 1, ... n leaves."""
-        return running_sums(self.lines["sum"])
+        return items.running_sums(self.lines["sum"])
 
     @cached_property
     def xors(self) -> Limbs:
-        """The exclusive ors of the ids in the first 0, 1, ... n leaves."""
-        return running_xors(self.lines["xor"])
+        return items.running_xors(self.lines["xor"])
 
     def around(self, bounds: Bounds) -> tuple[Ints, Ints]:
         """For each bound, how many leaves lie wholly below it, and how many begin below it.
@@ -146,12 +125,10 @@ class Directory:
         return np.searchsorted(self.starts, ranks, side="right") - 1
 
     def groups(self, leaves: Ints, items_max: int) -> list[Ints]:
-        """Ascending leaves, in groups of hardly more records than this."""
         steps = np.diff(np.cumsum(self.counts[leaves]) // items_max)
         return np.split(leaves, np.flatnonzero(steps) + 1) if len(leaves) else []
 
     def loaded(self, leaves: Ints, parts: Sequence[Columns]) -> Loaded:
-        """Ascending leaves, with the records of each."""
         begins = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.counts[leaves])))
         stamps = np.concatenate([np.zeros(0, dtype=np.uint64), *(part.timestamps for part in parts)])
         ids = np.concatenate(
@@ -165,8 +142,8 @@ class Directory:
         return Directory(self.id_size, self.version + 1, np.insert(np.delete(self.lines, leaves), places, lines))
 
 
-def _edges(items: Any, id_size: int) -> Columns:
-    return Columns(items["stamp"].astype(np.uint64), padded(items["id"], id_size))
+def _edges(edges: Any, id_size: int) -> Columns:
+    return Columns(edges["stamp"].astype(np.uint64), padded(edges["id"], id_size))
 
 
 def sizes_of(totals: Ints, leaf_items: int) -> tuple[Ints, Ints]:
@@ -196,9 +173,9 @@ def cut(records: Columns, sizes: Ints, id_size: int, number: int) -> tuple[Lines
         lines[name]["stamp"] = records.timestamps[places]
         lines[name]["id"] = records.ids[places, :id_size]
     lines["count"], lines["number"] = sizes, np.arange(number, number + len(sizes))
-    lines["sum"] = minus(records.sums[ends], records.sums[starts])
+    lines["sum"] = items.minus(records.sums[ends], records.sums[starts])
     lines["xor"] = records.xors[ends] ^ records.xors[starts]
-    blocks, stamps = [], records.timestamps.astype(LITTLE, copy=False)
+    blocks, stamps = [], records.timestamps.astype(items.LITTLE, copy=False)
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         blocks.append(stamps[start:end].tobytes() + records.ids[start:end, :id_size].tobytes())
     lines["checksum"] = [crc32(block) for block in blocks]
@@ -265,7 +242,7 @@ def read_leaves(db: sqlite3.Connection, directory: Directory, leaves: Ints) -> l
         block = blocks.get(number, b"")
         if len(block) != count * (8 + directory.id_size) or crc32(block) != checksum:
             raise Damaged(f"{_path(db)}: leaf {number} is not as it was written", path=_path(db), leaf=number)
-        stamps = np.frombuffer(block, dtype=LITTLE, count=count).astype(np.uint64, copy=False)
+        stamps = np.frombuffer(block, dtype=items.LITTLE, count=count).astype(np.uint64, copy=False)
         ids = np.frombuffer(block, dtype=np.uint8, offset=8 * count).reshape(count, directory.id_size)
         parts.append(Columns(stamps, padded(ids, directory.id_size)))
     return parts
@@ -335,13 +312,12 @@ class Leaves:
         return directory.replaced(leaves, np.concatenate(all_places), np.concatenate(lines))
 
     def _write(self, leaves: Ints, records: Columns, sizes: Ints) -> Lines:
-        """Records as new leaves of these sizes, instead of some old ones."""
         numbers = [(number,) for number in self._directory.lines["number"][leaves].tolist()]
         self._db.executemany("delete from record_leaves where number = ?", numbers)
         self._db.executemany("delete from record_blocks where number = ?", numbers)
         lines, blocks = cut(records, sizes, self._directory.id_size, self._number)
         self._number += len(lines)
-        new, heads = lines["number"].tolist(), blobs(lines.view(np.uint8).reshape(len(lines), lines.itemsize))
+        new, heads = lines["number"].tolist(), items.blobs(lines.view(np.uint8).reshape(len(lines), lines.itemsize))
         self._db.executemany("insert into record_leaves values (?, ?)", zip(new, heads, strict=True))
         self._db.executemany("insert into record_blocks values (?, ?)", zip(new, blocks, strict=True))
         return lines
@@ -365,7 +341,7 @@ class SqliteSnapshot:
         """Read the leaves that bounds are inside of, and those of whole ranges; forget the others."""
         below, begun = self._directory.around(upper)
         before = np.concatenate((np.zeros(1, dtype=np.int64), below[:-1]))[: len(below)][whole]
-        leaves = np.union1d(below[below < begun], spans(before, np.maximum(before, begun[whole])))
+        leaves = np.union1d(below[below < begun], items.spans(before, np.maximum(before, begun[whole])))
         if self._directory.counts[leaves].sum() <= self._items_max:
             self._loaded = self._read(leaves)
 
@@ -390,8 +366,8 @@ class SqliteSnapshot:
         leaves, offsets = self._placed(np.concatenate((lower, upper)))
         totals = self._directory.sums[leaves]
         for which, begins, places, records in self._inside(leaves, offsets, np.flatnonzero(offsets)):
-            totals[which] = plus(totals[which], minus(records.sums[places], records.sums[begins]))
-        return minus(totals[len(lower) :], totals[: len(lower)])
+            totals[which] = items.plus(totals[which], items.minus(records.sums[places], records.sums[begins]))
+        return items.minus(totals[len(lower) :], totals[: len(lower)])
 
     def xors(self, lower: Ints, upper: Ints) -> Rows:
         leaves, offsets = self._placed(np.concatenate((lower, upper)))
@@ -399,7 +375,7 @@ class SqliteSnapshot:
         for which, begins, places, records in self._inside(leaves, offsets, np.flatnonzero(offsets)):
             totals[which] ^= records.xors[places] ^ records.xors[begins]
         limbs = totals[len(lower) :] ^ totals[: len(lower)]
-        return limbs.astype(LITTLE).view(np.uint8).reshape(len(limbs), 8 * limbs.shape[1])
+        return limbs.astype(items.LITTLE).view(np.uint8).reshape(len(limbs), 8 * limbs.shape[1])
 
     def rows(self, ranks: Ints) -> tuple[Stamps, Rows]:
         """The records at these ranks; those at the edges of leaves are in the directory."""
@@ -417,7 +393,6 @@ class SqliteSnapshot:
         return self
 
     def close(self) -> None:
-        """End the transaction, and let go of what was read."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -506,7 +481,7 @@ class SqliteRecords:
         with self._database.writing() as db:
             row = db.execute("select form, id_size from record_set").fetchone()
             if row is None:
-                row = FORM, check_id_size(32 if id_size is None else id_size)
+                row = FORM, items.check_id_size(32 if id_size is None else id_size)
                 db.execute("insert into record_set values (?, ?, 0, 0)", row)
         (form, size), path = row, self._database.path
         if form != FORM:
@@ -526,7 +501,7 @@ class SqliteRecords:
         distinct = by_id(records, self.id_size)
         bodies = {id: record.body for id, record in distinct.items() if record.body is not None}
         new = self._add(columns_of(distinct.values(), self.id_size), bodies)
-        return flags(records, blobs(new.ids[:, : self.id_size]))
+        return flags(records, items.blobs(new.ids[:, : self.id_size]))
 
     def add_items(self, timestamps: Stamps, ids: Rows) -> int:
         """Keep many ids without bodies, a row of uint8 each, all or none; how many are new."""
@@ -582,16 +557,18 @@ class SqliteRecords:
         with self._write_lock:
             self._check_open()
             with self._database.writing() as db:
-                old = [id for id, _, _ in known_ids(db, blobs(records.ids[:, : self.id_size]))]
+                old = [id for id, _, _ in known_ids(db, items.blobs(records.ids[:, : self.id_size]))]
                 new = records
                 if old:
                     rows = np.frombuffer(b"".join(old), dtype=np.uint8).reshape(len(old), self.id_size)
-                    same = np.isin(texts(records.ids), texts(padded(rows, self.id_size)))
+                    same = np.isin(items.texts(records.ids), items.texts(padded(rows, self.id_size)))
                     new = records.without(np.flatnonzero(same))
                 if not len(new):
                     return new
-                order = np.argsort(new.ids.view(BIG)[:, 0].astype(np.uint64))  # so each page of the tree is met once
-                ids, stamps = blobs(new.ids[order, : self.id_size]), new.timestamps[order].view(np.int64).tolist()
+                order = np.argsort(
+                    new.ids.view(items.BIG)[:, 0].astype(np.uint64)
+                )  # so each page of the tree is met once
+                ids, stamps = items.blobs(new.ids[order, : self.id_size]), new.timestamps[order].view(np.int64).tolist()
                 (last,) = db.execute("select coalesce(max(number), 0) from record_bodies").fetchone()
                 numbers = {id: last + n for n, id in enumerate(filter(bodies.__contains__, ids), 1)}
                 rows_of_bodies = ((number, bodies[id]) for id, number in numbers.items())
@@ -623,14 +600,16 @@ def _checked(timestamps: Stamps, ids: Rows, id_size: int) -> Columns:
     if timestamps.dtype != np.uint64 or ids.dtype != np.uint8 or ids.shape != (len(timestamps), id_size):
         text = f"timestamps are {timestamps.dtype} of shape {timestamps.shape}, ids {ids.dtype} of shape {ids.shape}"
         raise Misuse(f"{text}: must be uint64 of shape (n,), and uint8 of shape (n, {id_size})")
-    if len(reserved := np.flatnonzero(timestamps == np.uint64(INFINITY))):
+    if len(reserved := np.flatnonzero(timestamps == np.uint64(items.INFINITY))):
         id = ids[reserved[0]].tobytes().hex()
-        raise BadInput(f"timestamp 2^64 - 1 of id {id} is reserved", id=id, timestamp=INFINITY)
+        raise BadInput(f"timestamp 2^64 - 1 of id {id} is reserved", id=id, timestamp=items.INFINITY)
     records = Columns.sorted_from(timestamps, padded(ids, id_size))
     if (records.beginnings[1:] == records.beginnings[:-1]).any():  # alike at the beginning: look at them whole
         same = records.timestamps[1:] == records.timestamps[:-1]
-        records = records.without(np.flatnonzero(same & (texts(records.ids[1:]) == texts(records.ids[:-1]))))
-        sorted_ids = np.sort(texts(records.ids))
+        records = records.without(
+            np.flatnonzero(same & (items.texts(records.ids[1:]) == items.texts(records.ids[:-1])))
+        )
+        sorted_ids = np.sort(items.texts(records.ids))
         if len(twice := np.flatnonzero(sorted_ids[1:] == sorted_ids[:-1])):
             id = sorted_ids[twice[0]].ljust(id_size, b"\0").hex()
             raise BadInput(f"id {id} comes with two timestamps", id=id)

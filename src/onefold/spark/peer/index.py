@@ -45,35 +45,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from onefold.errors import BadInput, Misuse, StaleWrite
-from onefold.reconcile import Bounds, SessionLimit
-from onefold.reconcile.items import (
-    Columns,
-    Flags,
-    Ints,
-    Limbs,
-    Rows,
-    Stamps,
-    minus,
-    plus,
-    running_sums,
-    running_xors,
-    spans,
-    texts,
-)
+from onefold.reconcile import Bounds, SessionLimit, items
+from onefold.reconcile.items import Columns, Flags, Ints, Limbs, Rows, Stamps
 from onefold.spark.diff_files import DiffTable, read_table
 from onefold.spark.files import Place, first_line
-from onefold.spark.peer.naming import (
-    BEGINNING_BITS,
-    BUCKETS_MAX,
-    TIME,
-    WORDS,
-    IndexLayout,
-    Naming,
-    first_words,
-    quantiles,
-    rows_of,
-    words,
-)
+from onefold.spark.peer import naming
+from onefold.spark.peer.naming import TIME, WORDS, IndexLayout, Naming, words
 from onefold.spark.session import file_status
 from onefold.spark.signature import refuse_inside
 
@@ -154,7 +131,7 @@ class Buckets:
         ours_last = (self.counts > 0) & ((other.counts == 0) | (self.high >= other.high))
         return Buckets(
             self.counts + other.counts,
-            plus(self.sums, other.sums),
+            items.plus(self.sums, other.sums),
             self.xors ^ other.xors,
             np.where(ours, self.low, other.low),
             np.where(ours_last, self.high, other.high),
@@ -165,12 +142,12 @@ class Buckets:
     def grouped(self, size: int) -> Buckets:
         """Each so many neighbours as one; there must be a whole number of groups."""
         groups = np.arange(0, len(self), size)
-        totals, ends = running_sums(self.sums), np.append(groups[1:], len(self))
+        totals, ends = items.running_sums(self.sums), np.append(groups[1:], len(self))
         least = groups + self.low.reshape(-1, size).argmin(axis=1)
         most = groups + np.where(self.counts > 0, self.high, 0).reshape(-1, size).argmax(axis=1)
         return Buckets(
             np.add.reduceat(self.counts, groups),
-            minus(totals[ends], totals[groups]),
+            items.minus(totals[ends], totals[groups]),
             np.bitwise_xor.reduceat(self.xors, groups),
             self.low[least],
             self.high[most],
@@ -300,7 +277,6 @@ def _swapped(half: Column) -> Column:
 
 
 def _bytes(columns: list[Ints]) -> Rows:
-    """Words as the bytes of ids."""
     return np.stack(columns, axis=1).astype(">i8").view(np.uint8)
 
 
@@ -323,14 +299,13 @@ class Build:
     bucket_rows: int
 
     def made(self, df: DataFrame) -> tuple[IndexLayout, Buckets]:
-        """A layout for this table, and its sums."""
         if self.naming.time is not None:
             layout = self._by_time(df, after=-1)
             return layout, summed(self.naming.with_id(df), layout)
-        fine = summed(self.naming.with_id(df), IndexLayout.by_id(BEGINNING_BITS))
-        bits = min(BEGINNING_BITS, max(0, fine.rows // self.bucket_rows - 1).bit_length())
+        fine = summed(self.naming.with_id(df), IndexLayout.by_id(naming.BEGINNING_BITS))
+        bits = min(naming.BEGINNING_BITS, max(0, fine.rows // self.bucket_rows - 1).bit_length())
         layout = IndexLayout.by_id(max(1, bits), fine.rows)
-        grouped = fine.take(slice(0, -1)).grouped(1 << (BEGINNING_BITS - int(layout.bits[0])))
+        grouped = fine.take(slice(0, -1)).grouped(1 << (naming.BEGINNING_BITS - int(layout.bits[0])))
         return layout, grouped.padded(len(layout))
 
     def extended(self, df: DataFrame, layout: IndexLayout, buckets: Buckets) -> tuple[IndexLayout, Buckets]:
@@ -350,7 +325,7 @@ class Build:
         later = F.when(time > after, time)
         times = self.naming.with_id(df).select(TIME)
         timeless = F.count_if(time.isNull() | (time < 0))
-        [(rows, count, cuts)] = times.agg(timeless, F.count(later), quantiles(later)).collect()
+        [(rows, count, cuts)] = times.agg(timeless, F.count(later), naming.quantiles(later)).collect()
         if rows:
             column = self.naming.time
             text = f"{self.path}: {rows} rows have no time in {column!r}: it is null, or before 0 (1970)"
@@ -370,8 +345,6 @@ SPANS_MAX: Final = 64
 
 @dataclass(frozen=True)
 class Indexed:
-    """A table at one moment, and the index of it."""
-
     path: str
     df: DataFrame
     naming: Naming
@@ -390,16 +363,13 @@ class Indexed:
 
     @cached_property
     def sums(self) -> Limbs:
-        """The sum of all ids below each bucket."""
-        return running_sums(self.buckets.sums)
+        return items.running_sums(self.buckets.sums)
 
     @cached_property
     def xors(self) -> Limbs:
-        """The exclusive or of all ids below each bucket."""
-        return running_xors(self.buckets.xors)
+        return items.running_xors(self.buckets.xors)
 
     def read(self, wanted: Ints) -> Columns:
-        """The records of these buckets, in order, by one job."""
         df = self.df
         if self.naming.time is not None:
             runs = np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1)
@@ -412,7 +382,7 @@ class Indexed:
             rows = with_bucket(self.naming.with_id(df), self.layout, wanted).toArrow()
         except (PySparkException, Py4JJavaError) as error:
             raise OSError(f"cannot read {self.path}: {first_line(error)}") from error
-        return Columns.sorted_from(*rows_of(rows))
+        return Columns.sorted_from(*naming.rows_of(rows))
 
 
 class TableItems:
@@ -441,7 +411,7 @@ class TableItems:
         first = np.minimum(np.concatenate((np.zeros(1, dtype=np.int64), behind[:-1])), last)
         counts, alone = index.starts[last] - index.starts[first], index.filled[last] - index.filled[first] == 1
         wanted = (counts < FEW) | alone | (whole & (counts <= MANY))
-        self._load(np.concatenate((places[inside], spans(first[wanted], last[wanted]))))
+        self._load(np.concatenate((places[inside], items.spans(first[wanted], last[wanted]))))
 
     def cuts(self, ranks: Ints, lower: Ints, upper: Ints) -> Ints:
         """The same ranks, or the nearest ends of buckets where a rank is inside one that was not read."""
@@ -464,7 +434,7 @@ class TableItems:
         return ranks
 
     def sums(self, lower: Ints, upper: Ints) -> Limbs:
-        return minus(self._sum_below(upper), self._sum_below(lower))
+        return items.minus(self._sum_below(upper), self._sum_below(lower))
 
     def xors(self, lower: Ints, upper: Ints) -> Rows:
         limbs = self._xor_below(upper) ^ self._xor_below(lower)
@@ -507,7 +477,7 @@ class TableItems:
     def _between(self, bounds: Bounds) -> tuple[Ints, Flags, Flags]:
         """For each bound its bucket, whether it lies between rows of it, and whether it lies above all of them."""
         layout, buckets = self._index.layout, self._index.buckets
-        words = first_words(bounds)
+        words = naming.first_words(bounds)
         places = layout.places(bounds.timestamps, words)
         cut = layout.cut[places]
         key = np.where(cut, words, bounds.timestamps)
@@ -521,7 +491,7 @@ class TableItems:
         places, inner, at = self._inside(ranks)
         sums = self._index.sums[places]
         if len(inner):
-            sums[inner] = plus(sums[inner], minus(self._read.sums[at[1]], self._read.sums[at[0]]))
+            sums[inner] = items.plus(sums[inner], items.minus(self._read.sums[at[1]], self._read.sums[at[0]]))
         return sums
 
     def _xor_below(self, ranks: Ints) -> Limbs:
@@ -554,7 +524,7 @@ class TableItems:
         records = index.read(wanted)
         self._check(records, wanted)
         merged = self._read.merged(records)
-        ids = np.sort(texts(merged.ids))
+        ids = np.sort(items.texts(merged.ids))
         if len(twice := np.flatnonzero(ids[1:] == ids[:-1])):  # at two times it may be in two buckets
             id = ids[twice[0]].ljust(self.id_size, b"\0").hex()
             raise BadInput(f"{index.path}: id {id} is there twice: name the columns that tell rows apart", id=id)
@@ -565,9 +535,8 @@ class TableItems:
         self._read, self._offsets = merged, offsets
 
     def _check(self, records: Columns, wanted: Ints) -> None:
-        """Whether these are the rows that the index knows of."""
         index = self._index
-        places = index.layout.places(records.timestamps, first_words(records.bounds()))
+        places = index.layout.places(records.timestamps, naming.first_words(records.bounds()))
         counts = np.bincount(np.searchsorted(wanted, places), minlength=len(wanted))
         if len(counts) != len(wanted) or (counts != index.buckets.counts[wanted]).any():
             expected = int(index.buckets.counts[wanted].sum())
@@ -595,8 +564,6 @@ OUTGROWN: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class IndexPart:
-    """Some files, and where the sums of their rows are kept."""
-
     name: str
     rows: int
     files: Files
@@ -604,8 +571,6 @@ class IndexPart:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """An index as it was last brought up to date."""
-
     made_from: Mapping[str, Any]
     layout_name: str
     layout: IndexLayout
@@ -676,7 +641,9 @@ class TableIndex:
         if new:
             layout, more = build.extended(only(df, new), state.layout, before)
         size = len(layout)
-        if size > BUCKETS_MAX or (before.rows + more.rows > OUTGROWN * layout.rows and size < BUCKETS_MAX):
+        if size > naming.BUCKETS_MAX or (
+            before.rows + more.rows > OUTGROWN * layout.rows and size < naming.BUCKETS_MAX
+        ):
             return _made(df, files, store, build)
         if new:
             parts.append(store.add(more, new))
@@ -699,8 +666,6 @@ def _made(df: DataFrame, files: Files, store: _Store, build: Build) -> _State:
 
 
 class _Store:
-    """The folder that an index is kept in."""
-
     def __init__(self, folder: Place, made_from: Mapping[str, Any]) -> None:
         self._folder, self.made_from = folder, made_from
 
@@ -739,13 +704,11 @@ class _Store:
         return parts if both is None else [*large, self.add(both, files)]
 
     def add(self, buckets: Buckets, files: Files) -> IndexPart:
-        """Keep the sums of some files."""
         name = f"part-{uuid4().hex}.npz"
         (self._folder / name).write_bytes(buckets.to_bytes())
         return IndexPart(name, buckets.rows, files)
 
     def add_layout(self, layout: IndexLayout) -> str:
-        """Keep where the buckets begin."""
         name, file = f"layout-{uuid4().hex}.npz", BytesIO()
         np.savez_compressed(file, starts=layout.starts, bits=layout.bits, rows=np.int64(layout.rows))
         (self._folder / name).write_bytes(file.getvalue())

@@ -149,13 +149,11 @@ class IndexLayout:
 
     @cached_property
     def firsts(self) -> Ints:
-        """The first bucket of each slot."""
         counts = np.left_shift(1, self.bits)
         return np.cumsum(counts) - counts
 
     @cached_property
     def slots(self) -> Ints:
-        """The slot of each bucket."""
         return np.repeat(np.arange(len(self.starts)), np.left_shift(1, self.bits))
 
     @cached_property

@@ -24,7 +24,6 @@ from onefold.spark.signature import Signed
 
 
 def rows_with(index: Indexed, ids: Sequence[bytes]) -> DataFrame:
-    """The rows with these ids, as they are in the table."""
     return _with_ids(index, ids).select(*(F.col(quoted(name)) for name in index.df.columns))
 
 
