@@ -26,17 +26,6 @@ ROWS_MAX: Final = 10_000_000
 """Rows of the table that are read: as many ids as a peer may say we lack. There is one session, and it is ours."""
 ROW_CHARS_MAX: Final = 200
 
-TimeOption: TypeAlias = Annotated[
-    str | None, typer.Option(help="With a peer: the column that records are sorted by. Without: by their ids.")
-]
-IndexOption: TypeAlias = Annotated[
-    str | None, typer.Option(help="With a peer: where the index is kept. Without: beside A, in .A.onefold-index.")
-]
-TokenOption: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(exists=True, dir_okay=False, help=f"With a peer: a file with its token; or the variable {TOKEN}."),
-]
-
 
 def diff_peer(
     table: DiffTable, connect: Callable[[], Any], columns: tuple[str, ...] | None, *, time: str | None,
@@ -128,9 +117,16 @@ def diff(
     ] = False,
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
     samples: Annotated[int, typer.Option(min=0, help="How many rows of each kind to show.")] = 10,
-    time: TimeOption = None,
-    index: IndexOption = None,
-    token_file: TokenOption = None,
+    time: Annotated[
+        str | None, typer.Option(help="With a peer: the column that records are sorted by. Without: by their ids.")
+    ] = None,
+    index: Annotated[
+        str | None, typer.Option(help="With a peer: where the index is kept. Without: beside A, in .A.onefold-index.")
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help=f"With a peer: a file with its token; or the variable {TOKEN}."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
     """Compare two tables by fingerprints, and row by row where those differ. Exit 0 if they are equal, 1 if not.
@@ -145,13 +141,8 @@ def diff(
     if is_server(a):
         raise Misuse("the peer is given second: onefold diff TABLE ws://HOST:PORT")
     if is_server(b):
-        for_tables = {
-            "--format-b": format_b != "auto",
-            "--option-b": option_b,
-            "--hash": hash != "xxhash64",
-            "--repair": repair,
-        }
-        _refuse(for_tables, "is for two tables, and B is a peer")
+        for_tables = {"--format-b": format_b != "auto", "--option-b": option_b, "--hash": hash != "xxhash64"}
+        _refuse({**for_tables, "--repair": repair}, "is for two tables, and B is a peer")
         of_id = names_of(",".join(filter(None, (key, columns)))) if key or columns else None
         document = diff_peer(
             table_at(a, format_a, option_a), dial(b, read_token(token_file)), of_id,  # a wrong address is known first

@@ -13,8 +13,7 @@ done                             the client knows all
 
 import sys
 from collections.abc import Iterator
-from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal, TypeAlias
 
 import typer
 
@@ -25,32 +24,24 @@ LINE_MAX: Final = 1 << 28
 """Characters of a line: a message of 128 MB in hex, more than any two sets of a million records need."""
 
 
-class WireName(StrEnum):
-    V1 = "v1"
-    XOR = "xor"
-
-
-class ReplyName(StrEnum):
-    SPARSE = "sparse"
-    FULL = "full"
+WireName: TypeAlias = Literal["v1", "xor"]
+ReplyName: TypeAlias = Literal["sparse", "full"]
 
 
 def negentropy(
-    wire: Annotated[WireName, typer.Option(help="v1: as spoken today. xor: the older one, for trusted peers.")] = (
-        WireName.V1
-    ),
+    wire: Annotated[WireName, typer.Option(help="v1: as spoken today. xor: the older one, for trusted peers.")] = "v1",
     id_size: Annotated[
         int | None, typer.Option(min=8, max=32, help="Bytes of an id; longer ids are cut. xor: by default 16. v1: 32.")
     ] = None,
     frame_limit: Annotated[int, typer.Option(min=0, help="Bytes of a message of ours; 0: no limit.")] = 0,
     reply: Annotated[
         ReplyName, typer.Option(help="What a list of ids is answered with: what differs, or all as published.")
-    ] = ReplyName.SPARSE,
+    ] = "sparse",
 ) -> None:
     """Reconcile with another implementation, over standard input and output."""
-    if wire is WireName.V1 and id_size not in (None, 32):
+    if wire == "v1" and id_size not in (None, 32):
         raise Misuse(f"--id-size is {id_size}; ids of wire v1 have 32 bytes", id_size=id_size)
-    talk = Talk(wire, id_size or (32 if wire is WireName.V1 else 16), frame_limit, reply)
+    talk = Talk(wire, id_size or (32 if wire == "v1" else 16), frame_limit, reply)
     number = 0
     while text := sys.stdin.readline(LINE_MAX + 1):
         if len(text) > LINE_MAX:
@@ -78,9 +69,7 @@ class Talk:
                 self._item(rest)
             elif line == "seal":
                 self._items.seal()
-                self._session = Session(
-                    self._items, self._wire.value, frame_size_max=self._frame_limit, reply=self._reply.value
-                )
+                self._session = Session(self._items, self._wire, frame_size_max=self._frame_limit, reply=self._reply)
             elif line == "initiate":
                 yield f"msg,{self._under_way().initiate().hex()}"
             elif verb == "msg":
@@ -101,7 +90,7 @@ class Talk:
         if not (stamp.isascii() and stamp.isdigit()):
             raise BadInput(f"timestamp {stamp!r} is no whole number", timestamp=stamp)
         whole = bytes.fromhex(id)
-        cut = whole if self._wire is WireName.V1 else whole[: self._items.id_size]
+        cut = whole if self._wire == "v1" else whole[: self._items.id_size]
         if len(cut) != self._items.id_size:
             raise BadInput(f"an id of {len(whole)} bytes, must have {self._items.id_size}", size=len(whole))
         self._items.add(int(stamp), cut)

@@ -126,9 +126,8 @@ def sentence(done: client.Reconciliation, *, some: bool = False) -> str:
     if done.agrees:
         return f"{looked}; nothing differs: both hold {done.here:,}{scope}"
     if not done.pulled.received and not done.pushed.received:
-        return (
-            f"{looked}; {done.unpushed:,} only here, {done.unpulled:,} only there{scope}; nothing was moved{_why(done)}"
-        )
+        apart = f"{done.unpushed:,} only here, {done.unpulled:,} only there{scope}"
+        return f"{looked}; {apart}; nothing was moved{_why(done)}"
     pulled = done.pulled.count(Verdict.FIRST)
     pushed = done.pushed.count(Verdict.FIRST) + done.pushed.count(Verdict.UNSURE)
     moved = f"{count(pulled, 'record')} pulled, {pushed:,} pushed"

@@ -155,12 +155,9 @@ def add(
     rejected = tally.count(Verdict.REJECT)
     if rejected > TOLD_MAX:
         people.print(f"and {count(rejected - TOLD_MAX, 'more line')} that are no records", markup=False)
-    people.print(
-        f"{count(tally.count(Verdict.FIRST), 'record')} stored, {tally.count(Verdict.REPEAT):,} known, "
-        f"{count(rejected, 'line')} rejected; {store} holds {size:,} now",
-        markup=False,
-        soft_wrap=True,
-    )
+    sums = f"{count(tally.count(Verdict.FIRST), 'record')} stored, {tally.count(Verdict.REPEAT):,} known"
+    text = f"{sums}, {count(rejected, 'line')} rejected; {store} holds {size:,} now"
+    people.print(text, markup=False, soft_wrap=True)
     if as_json:
         emit_json({"store": store, "records": size, "tally": tally.to_dict(), "rejected": adding.rejected})
     return 1 if rejected else 0
@@ -183,27 +180,23 @@ class Adding:
                     record = self._form.read(line)
                     first = self._batch.setdefault(record.id, record)
                     if first.timestamp != record.timestamp:
-                        text = (
-                            f"id {record.id.hex()} has the time {record.timestamp} here, and {first.timestamp} before"
-                        )
-                        raise BadLine("other_time", text)
+                        times = f"the time {record.timestamp} here, and {first.timestamp} before"
+                        raise BadLine("other_time", f"id {record.id.hex()} has {times}")
                     if first is not record:
                         self._again += 1
                     self._bytes += len(record.body or b"")
                 except BadLine as error:
-                    self._reject(file, number, error)
+                    self.tally.judge(Answer(Verdict.REJECT, error.reason))
+                    if len(self.rejected) < TOLD_MAX:
+                        people.print(foreign(f"{file}:{number}: {error}", 300), soft_wrap=True)
+                    if len(self.rejected) < 10 * TOLD_MAX:
+                        document = {"file": str(file), "line": number, "reason": error.reason, "text": str(error)}
+                        self.rejected.append(document)
                 if len(self._batch) >= BATCH_RECORDS or self._bytes >= BATCH_BYTES:
                     self._store()
                     yield
         self._store()
         yield
-
-    def _reject(self, file: Path, number: int, error: BadLine) -> None:
-        self.tally.judge(Answer(Verdict.REJECT, error.reason))
-        if len(self.rejected) < TOLD_MAX:
-            people.print(foreign(f"{file}:{number}: {error}", 300), soft_wrap=True)
-        if len(self.rejected) < 10 * TOLD_MAX:
-            self.rejected.append({"file": str(file), "line": number, "reason": error.reason, "text": str(error)})
 
     def _store(self) -> None:
         new = sum(self._records.add(list(self._batch.values()))) if self._batch else 0
@@ -247,14 +240,13 @@ def ls(
 def _listed(records: Records, snapshot: Snapshot, limit: int) -> list[dict[str, Any]]:
     stamps, rows = snapshot.rows(np.arange(min(limit, len(snapshot))))
     ids = [row[: records.id_size].tobytes() for row in rows]
-    sizes: list[int | None] = []
-    for start in range(0, len(ids), 100):  # bodies are read with them, and may be large
-        for each in records.read(ids[start : start + 100]):
-            sizes.append(None if each is None or each.body is None else len(each.body))
-    return [
-        {"timestamp": stamp, "id": id.hex(), "bytes": size}
-        for stamp, id, size in zip(stamps.tolist(), ids, sizes, strict=True)
-    ]
+    listed = []
+    for at in range(0, len(ids), 100):  # bodies are read with them, and may be large
+        some = ids[at : at + 100]
+        for stamp, id, each in zip(stamps[at : at + 100].tolist(), some, records.read(some), strict=True):
+            size = None if each is None or each.body is None else len(each.body)
+            listed.append({"timestamp": stamp, "id": id.hex(), "bytes": size})
+    return listed
 
 
 def show(

@@ -51,14 +51,6 @@ __all__ = [
     "record",
 ]
 
-__getattr__ = loaded_on_use(
-    __name__,
-    {
-        "ReconcileServer": "server",
-        "ReconcileSettings": "server",
-        "Reconciliation": "client",
-        "beside": "client",
-        "dial": "client",
-        "reconcile": "client",
-    },
-)
+_LATER = dict.fromkeys(("Reconciliation", "beside", "dial", "reconcile"), "client")
+_LATER |= dict.fromkeys(("ReconcileServer", "ReconcileSettings"), "server")
+__getattr__ = loaded_on_use(__name__, _LATER)

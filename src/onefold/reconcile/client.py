@@ -129,15 +129,13 @@ class ClientLimits:
 
     def __post_init__(self) -> None:
         for name, least in (("look_s_max", 0), ("tries", 1), ("pause_s", 0), ("frame_size_max", frame_size_min("xor"))):
-            if not getattr(self, name) >= least:
-                value = getattr(self, name)
+            if not (value := getattr(self, name)) >= least:
                 raise Misuse(f"{name} is {value}, must be at least {least}", **{name: value})
 
 
 @dataclass(slots=True)
 class Found:
     opened: OpenReply
-    """What the peer said of itself."""
     here: int
     """How many records were looked at on this side; on the other it is ``opened.records``."""
     have: list[bytes] = field(default_factory=list)
@@ -157,14 +155,9 @@ class Found:
 
 
 def find_ids(
-    items: Items,
-    channel: Channel,
-    opening: Opening,
-    limits: ClientLimits | None = None,
-    *,
-    say: Callable[[str], object] = lambda line: None,
-    clock: Callable[[], float] = time.monotonic,
-) -> Found:
+    items: Items, channel: Channel, opening: Opening, limits: ClientLimits | None = None, *,
+    say: Callable[[str], object] = lambda line: None, clock: Callable[[], float] = time.monotonic,
+) -> Found:  # fmt: skip
     """Find what these records and those of the peer lack of each other, exactly.
 
     ``items`` is the whole set; of times that the opening leaves out nothing is looked at. The session stays open, for a
@@ -189,10 +182,8 @@ def find_ids(
         reply = _answer(channel, exchange.MESSAGE)
         waited_s += clock() - began
         if waited_s > limits.look_s_max:
-            raise SessionLimit(
-                f"the session is over: answers took more than {limits.look_s_max:g} s in all, look_s_max",
-                rounds=look.rounds,
-            )
+            text = f"the session is over: answers took more than {limits.look_s_max:g} s in all, look_s_max"
+            raise SessionLimit(text, rounds=look.rounds)
         message, have, need = session.reconcile(reply[1:])
         look.have += have
         look.need += need
@@ -375,9 +366,8 @@ class Reconciliation:
     found: Found
     """The last look, with its ids: the one after which no connection was lost."""
     pulled: Tally
-    """What became of the records that came, as in `exchange.RULES`."""
     pushed: Tally
-    """What became of those that went."""
+    """What became of the records that came, and of those that went, as in `exchange.RULES`."""
     unpulled: int
     """Differences that are known and still there: nobody asked to exchange them, or they were rejected."""
     unpushed: int
@@ -400,17 +390,10 @@ class Reconciliation:
 
 
 def reconcile(
-    records: Records,
-    connect: Callable[[], Channel],
-    *,
-    wire: Literal["v1", "xor"] = "v1",
-    pull: bool = True,
-    push: bool = True,
-    since: int = 0,
-    until: int = EVER,
-    limits: ClientLimits | None = None,
+    records: Records, connect: Callable[[], Channel], *, wire: Literal["v1", "xor"] = "v1", pull: bool = True,
+    push: bool = True, since: int = 0, until: int = EVER, limits: ClientLimits | None = None,
     say: Callable[[str], object] = lambda line: None,
-) -> Reconciliation:
+) -> Reconciliation:  # fmt: skip
     """Fetch what this store lacks of a peer, and push what the peer lacks; both hold the same then.
 
     ``connect`` opens a channel to the peer, as often as it takes. ``pull`` and ``push`` say which ways records go; if
@@ -461,18 +444,11 @@ def reconcile(
         time.sleep(pause_s * random.uniform(0.5, 1))
     have, need = transfer.first or (0, 0)
     return Reconciliation(
-        have=have,
-        need=need,
-        rounds=transfer.rounds,
-        bytes_up=transfer.bytes_up,
-        bytes_down=transfer.bytes_down,
-        found=look,
-        pulled=transfer.pulled.check(),
-        pushed=transfer.pushed.check(),
+        have=have, need=need, found=look, pulled=transfer.pulled.check(), pushed=transfer.pushed.check(),
+        rounds=transfer.rounds, bytes_up=transfer.bytes_up, bytes_down=transfer.bytes_down,
         unpulled=transfer.pulled.count(Verdict.REJECT) if pulling else len(look.need),
         unpushed=transfer.pushed.count(Verdict.REJECT) if pushing else len(look.have),
         here=look.here + _arrived(transfer.pulled) - transfer.counted[0],
         there=look.opened.records + _arrived(transfer.pushed) - transfer.counted[1],
-        connections=connections,
-        seconds=time.monotonic() - started,
-    )
+        connections=connections, seconds=time.monotonic() - started,
+    )  # fmt: skip

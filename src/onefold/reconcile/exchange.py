@@ -71,12 +71,7 @@ RULES: Final[Mapping[Answer, str]] = {
 NOT_TAKEN: Final = Answer(Verdict.UNSURE, "not_taken", retry=True)
 """Of a server's books: a frame of records that it refused or could not store. The peer is told, and looks again."""
 
-OUTCOMES: Final[Mapping[PushReply, Answer]] = {
-    PushReply.STORED: STORED,
-    PushReply.KNOWN: KNOWN,
-    PushReply.WRONG_ID: WRONG_ID,
-    PushReply.TOO_LARGE: TOO_LARGE,
-}
+OUTCOMES: Final = dict(zip(PushReply, (STORED, KNOWN, WRONG_ID, TOO_LARGE), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,10 @@ A session ends by what its peer does: by silence, one or all together, and by wo
 CPU. It never ends by the time that the server takes, or that it waits for its turn: on a busy machine all peers are
 slow, and none of them is to blame.
 
-Records go out and come in apart from the session's snapshot: what is fetched is what is there now. A record that is not
-there (any more), or whose bytes are not here, goes out without a body and with the timestamp 0. One that comes in is
-checked against its id first, and all the good ones of a frame are kept in one transaction. Arrivals are counted where a
-frame is read and verdicts where the store has answered; the two are compared on the page of metrics (`pending`, 0 at
-rest) and when the server stops, which fails if they differ.
+What is fetched is what is there now, whatever the session's snapshot holds. A record that is not there (any more), or
+whose bytes are not here, goes out without a body and with the timestamp 0. One that comes in is checked against its id,
+and all the good ones of a frame are kept in one transaction. Arrivals are counted where a frame is read and verdicts
+where the store has answered; the two must agree when the server stops (`pending` on the page of metrics, 0 at rest).
 """
 
 from __future__ import annotations
@@ -66,23 +65,19 @@ class PeerBooks:
         self._counts: Counter[str] = Counter()
         self._troubles: Counter[str] = Counter()
         self._pushed = Tally()
-        self._sessions = 0
-
-    @property
-    def sessions(self) -> int:
-        return self._sessions
+        self.sessions = 0  # that are open
 
     def sit(self, sessions_max: int) -> bool:
         with self._lock:
-            if self._sessions >= sessions_max:
+            if self.sessions >= sessions_max:
                 return False
-            self._sessions += 1
+            self.sessions += 1
             self._counts["sessions"] += 1
             return True
 
     def leave(self) -> None:
         with self._lock:
-            self._sessions -= 1
+            self.sessions -= 1
 
     def count(self, what: str, many: int = 1) -> None:
         with self._lock:
@@ -157,26 +152,17 @@ class ReconcileLimits(HttpLimits):
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if not getattr(self, field.name) > 0:
-                value = getattr(self, field.name)
+            if not (value := getattr(self, field.name)) > 0:
                 raise Misuse(f"{field.name} is {value}, must be above 0", **{field.name: value})
         if self.frame_size_max < FRAME_SIZE_MIN:
             raise Misuse(f"frame_size_max is {self.frame_size_max}, must be at least {FRAME_SIZE_MIN}")
-        head = exchange.HEAD.size + ID_BYTES_MAX + 1
-        for name, most in (
-            ("record_bytes_max", self.message_bytes_max - head),
-            ("frame_size_max", (self.message_bytes_max - ENVELOPE_BYTES) // 2),
-        ):
-            if getattr(self, name) > most:
-                raise Misuse(
-                    f"{name} is {getattr(self, name)}, must be at most {most}: "
-                    f"else it does not fit into message_bytes_max, {self.message_bytes_max}"
-                )
-
-    @property
-    def engine(self) -> Limits:
-        """Those of them that the engine keeps."""
-        return Limits(rounds_max=self.rounds_max, bytes_max=self.bytes_max, needs_max=self.needs_max)
+        size = self.message_bytes_max
+        rooms = {"record_bytes_max": size - exchange.HEAD.size - ID_BYTES_MAX - 1}
+        rooms["frame_size_max"] = (size - ENVELOPE_BYTES) // 2
+        for name, most in rooms.items():
+            if (value := getattr(self, name)) > most:
+                why = f"else it does not fit into message_bytes_max, {size}"
+                raise Misuse(f"{name} is {value}, must be at most {most}: {why}")
 
 
 log: Final = logging.getLogger("onefold.reconcile")
@@ -221,7 +207,8 @@ class OpenSession:
         try:
             window = Window(self._snapshot, opening.since, opening.until)
             frame = min(opening.frame_size_max or limits.frame_size_max, limits.frame_size_max)
-            self._session = Session(window, opening.wire, frame_size_max=frame, limits=limits.engine)
+            most = Limits(rounds_max=limits.rounds_max, bytes_max=limits.bytes_max, needs_max=limits.needs_max)
+            self._session = Session(window, opening.wire, frame_size_max=frame, limits=most)
             self.records = len(window)
         except Misuse as error:
             self.close()
@@ -242,8 +229,7 @@ class OpenSession:
     def reconcile(self, message: bytes) -> bytes:
         if self.settled:
             raise _silent(self._limits.look_silence_s_max)
-        if self._work_s > self._limits.work_s_max:
-            most = self._limits.work_s_max
+        if self._work_s > (most := self._limits.work_s_max):
             raise Refused("work", f"the session is over: it took more than {most:g} s of CPU, work_s_max")
         began = self._clock()
         try:
@@ -309,15 +295,9 @@ class Peer:
         self, records: Records, limits: ReconcileLimits | None = None, clock: Callable[[], float] = time.thread_time,
         books: PeerBooks | None = None, *, writable: bool = True, bodies: bool = True,
     ) -> None:  # fmt: skip
-        """``books`` are shared by all connections of a server; ``bodies``: whether the store has any.
-
-        ``clock`` is that of the CPU of a thread: what answering costs.
-        """
-        self._records = records
-        self._limits = limits or ReconcileLimits()
-        self._clock = clock
-        self._books = books or PeerBooks()
-        self._writable, self._bodies = writable, bodies
+        """``clock`` is that of the CPU of a thread; ``books`` are shared by all connections of a server."""
+        self._records, self._clock, self._writable, self._bodies = records, clock, writable, bodies
+        self._limits, self._books = limits or ReconcileLimits(), books or PeerBooks()
         self._lock = threading.Lock()
         self._session: OpenSession | None = None
         self._fetched = self._pushed = self._troubles = 0
@@ -361,8 +341,7 @@ class Peer:
     def _answer(self, frame: bytes) -> bytes:
         if not frame:
             raise Refused("bad_frame", "an empty frame", 0)
-        if len(frame) > self._limits.message_bytes_max:
-            most = self._limits.message_bytes_max
+        if len(frame) > (most := self._limits.message_bytes_max):
             raise Refused("frame", f"a frame of {len(frame)} bytes, message_bytes_max is {most}")
         kind, session = frame[0], self._session
         if kind == exchange.OPEN:
@@ -385,12 +364,9 @@ class Peer:
         self._session = OpenSession(self._records, opening, self._limits, self._clock, self._books)
         self._fetched = self._pushed = 0
         reply = OpenReply(
-            records=self._session.records,
-            bodies=self._bodies,
-            writable=self._writable,
-            message_bytes_max=self._limits.message_bytes_max,
-            record_bytes_max=self._limits.record_bytes_max,
-        )
+            records=self._session.records, bodies=self._bodies, writable=self._writable,
+            message_bytes_max=self._limits.message_bytes_max, record_bytes_max=self._limits.record_bytes_max,
+        )  # fmt: skip
         return exchange.write_document(exchange.OPENED, reply)
 
     def _fetch(self, session: OpenSession, frame: bytes) -> bytes:

@@ -73,9 +73,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Account:
-    """What one peer has used."""
-
     used_s: float = 0.0
+    """What one peer has used."""
 
 
 class AnswerTurns:
@@ -132,14 +131,13 @@ class AnswerTurns:
 class PeerConnection:
     """One websocket: read, answer, write, until one side has enough."""
 
-    def __init__(
-        self, receive: Receive, send: Send, abort: Callable[[], None], turns: AnswerTurns, limits: ReconcileLimits,
-        books: PeerBooks, peer: Peer, subscriptions: Subscriptions,
-    ) -> None:  # fmt: skip
-        self._receive, self._send, self._abort = receive, send, abort
-        self._turns, self._limits, self._books = turns, limits, books
+    def __init__(self, server: ReconcileServer, receive: Receive, send: Send, abort: Callable[[], None]) -> None:
+        settings, self._turns, self._books = server.settings, server.turns, server.books
+        self._receive, self._send, self._abort, self._limits = receive, send, abort, settings.limits
         self._account = Account()
-        self._peer, self._subscriptions = peer, subscriptions
+        common = server.records, settings.limits, time.thread_time, server.books
+        self._peer = Peer(*common, writable=settings.writable, bodies=settings.bodies)
+        self._subscriptions = Subscriptions(*common)
         self._waiting: asyncio.Timeout | None = None
         self._stopped = False
 
@@ -151,10 +149,8 @@ class PeerConnection:
                 self._waiting.reschedule(0)
 
     async def run(self) -> None:
-        """Serve it to its end."""
         try:
-            end = await self._serve()
-            if end is not None:
+            if (end := await self._serve()) is not None:
                 code, reason = end
                 await self._write({"type": "websocket.close", "code": code, "reason": reason})
         except TimeoutError:
@@ -236,8 +232,8 @@ class ReconcileServer(HttpServer):
     def __init__(self, records: Records, settings: ReconcileSettings | None = None) -> None:
         self.settings = settings = settings or ReconcileSettings()
         self.books = PeerBooks()
-        self._records = records
-        self._turns = AnswerTurns()
+        self.records = records
+        self.turns = AnswerTurns()
         self._open: set[PeerConnection] = set()
         super().__init__(settings.host, settings.port, settings.token, settings.limits)
 
@@ -246,7 +242,7 @@ class ReconcileServer(HttpServer):
         try:
             super().run(say)
         finally:
-            self._records.close()
+            self.records.close()
 
     async def serve(self) -> None:
         """Answer until the end; every peer gets the answer to what it sent, and is told that this is the end."""
@@ -260,28 +256,22 @@ class ReconcileServer(HttpServer):
                 drain=lambda: stop_all(self._open, limits.grace_s),
             )
         finally:
-            self._turns.close()
+            self.turns.close()
         self.books.pushed().check()  # all was answered: what came has a verdict, or it was lost in here
 
     async def _about(self, request: Request) -> Response:
         """GET /, by something that is no peer."""
-        about = {"onefold": "reconcile", "what": WHAT, "version": exchange.VERSION, "id_size": self._records.id_size}
+        about = {"onefold": "reconcile", "what": WHAT, "version": exchange.VERSION, "id_size": self.records.id_size}
         return answer({**about, "writable": self.settings.writable, "bodies": self.settings.bodies})
 
     async def _peer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """GET / as a websocket."""
         if scope["path"] != "/":
             raise HTTPException(404)
         if self.closing:
             raise Closing("the server is shutting down")
         await receive()
         await send({"type": "websocket.accept"})
-        settings = self.settings
-        common = self._records, settings.limits, time.thread_time, self.books
-        connection = PeerConnection(
-            receive, send, scope["state"]["abort"], self._turns, settings.limits, self.books,
-            Peer(*common, writable=settings.writable, bodies=settings.bodies), Subscriptions(*common),
-        )  # fmt: skip
+        connection = PeerConnection(self, receive, send, scope["state"]["abort"])
         self._open.add(connection)
         try:
             await connection.run()

@@ -11,13 +11,12 @@ other has not. The server knows nothing, and remembers nothing.
         reply, _, _ = server.reconcile(message)
         message, have, need = client.reconcile(reply)
 
-A message that breaks the protocol raises a `Violation`, one too many a `SessionLimit`, and the session is as it was
-before. Neither ever comes from an honest peer within the limits. Records are seen as they were when the session was
-made.
+A message that breaks the protocol raises a `Violation`, one too many a `SessionLimit`; the session is as it was before.
+Records are seen as they were when the session was made.
 
 With a frame limit each side sends what fits. The client keeps the other ranges for later. The server puts the rest of
 what was asked into one last range, from the last bound that was *written*: its fingerprint, or an empty list if it has
-nothing there. If the rest agrees the client drops it, else it asks again. So nothing is lost, whatever did not fit.
+nothing there. If the rest agrees the client drops it, else it asks again.
 
 Cost: per message a few dozen numpy operations over all its ranges, the hash of each fingerprint, and a short loop over
 the ranges that arrive; nothing per record but for ids that are listed.
@@ -60,9 +59,8 @@ class SessionLimit(BadInput):
 class Limits:
     """What one session may cost, whatever the peer sends. Time is the caller's to limit; an engine has no clock.
 
-    An honest session has few rounds: the logarithm of the records, and what frame limits force. Of two forced rounds
-    one after the other, what did not fit into the first is in the second: together they carry a frame in one direction.
-    So one more round is allowed for every quarter of the smallest frame that passed (v1: 1,024 bytes, xor: 256).
+    An honest session has few rounds: the logarithm of the records, and what frame limits force. Two forced rounds carry
+    a frame in one direction, so every quarter of the smallest frame (v1: 1,024 bytes, xor: 256) allows one more round.
     """
 
     rounds_max: int = 64  # a billion records need 8; the rest is for peers that split otherwise
@@ -92,21 +90,18 @@ class Spent:
         forced_bytes = frame_size_min // 4
         rounds_max = limits.rounds_max + passed // forced_bytes
         if self.rounds >= rounds_max:
-            raise SessionLimit(
-                f"the session is over: {self.rounds} rounds, rounds_max is {limits.rounds_max} (and one more for every "
-                f"{forced_bytes} bytes)",
-                rounds=self.rounds,
-            )
+            most = f"{limits.rounds_max} (and one more for every {forced_bytes} bytes)"
+            text = f"the session is over: {self.rounds} rounds, rounds_max is {most}"
+            raise SessionLimit(text, rounds=self.rounds)
         return replace(self, rounds=self.rounds + 1, bytes_in=self.bytes_in + size)
 
     def found(self, needs: int, limits: Limits) -> Spent:
         """With so many more ids that we lack; SessionLimit if these are too many."""
-        if self.needs + needs > limits.needs_max:
-            raise SessionLimit(
-                f"the session is over: the peer told {self.needs + needs} ids, needs_max is {limits.needs_max}",
-                needs=self.needs + needs,
-            )
-        return replace(self, needs=self.needs + needs)
+        needs += self.needs
+        if needs > limits.needs_max:
+            text = f"the session is over: the peer told {needs} ids, needs_max is {limits.needs_max}"
+            raise SessionLimit(text, needs=needs)
+        return replace(self, needs=needs)
 
     def sent(self, size: int) -> Spent:
         return replace(self, bytes_out=self.bytes_out + size)
@@ -432,9 +427,8 @@ def xor_reply(setting: Setting, lists: Lists) -> tuple[Ranges, Ints]:
     payloads, at, bit = [], 0, 0
     for have, size in zip(haves.tolist(), sizes.tolist(), strict=True):
         end = at + have * id_size
-        payloads.append(
-            b"".join((codec.write_number(have), ids[at:end], codec.write_number(size), field[bit : bit + size]))
-        )
+        parts = codec.write_number(have), ids[at:end], codec.write_number(size), field[bit : bit + size]
+        payloads.append(b"".join(parts))
         at, bit = end, bit + size
 
     replies = replace(ranges, modes=np.full(count, Mode.RESPONSE, dtype=np.uint8), payloads=payloads)
@@ -539,9 +533,8 @@ class Answers:
         lower, upper = received.ranges.lower.take(which), received.ranges.upper.take(which)
         begins, ends = (items.Columns(bounds.timestamps, bounds.ids) for bounds in (questions.lower, questions.upper))
         start, end = ends.find(lower), begins.find(upper)
-        start += questions.upper.take(np.minimum(start, len(questions) - 1)).equal(
-            lower
-        )  # one that ends there is not touched
+        # One that ends where the range begins is not touched.
+        start += questions.upper.take(np.minimum(start, len(questions) - 1)).equal(lower)
         first, last = np.minimum(start, len(questions) - 1), np.maximum(end - 1, 0)
         apart = ~questions.lower.take(slice(1, None)).equal(questions.upper.take(slice(0, -1)))
         holes = np.concatenate(([0], apart.cumsum()))
@@ -625,10 +618,7 @@ class Answers:
 
 
 class Reconciled(NamedTuple):
-    """What came of a message: the reply (None: the client is done), ids that only we have, ids that only they have.
-
-    In wire xor the ids are told with the last message, all at once.
-    """
+    """The reply (None: the client is done), and ids that one side lacks; in wire xor all with the last message."""
 
     reply: bytes | None
     have: list[bytes]
@@ -651,17 +641,10 @@ class Session:
     """
 
     def __init__(
-        self,
-        items: Items,
-        wire: Literal["v1", "xor"] = "v1",
-        id_size: int | None = None,
-        *,
-        frame_size_max: int = 0,
-        reply: Literal["sparse", "full"] = "sparse",
-        split: int = SPLIT,
-        list_below: int = LIST_BELOW,
+        self, items: Items, wire: Literal["v1", "xor"] = "v1", id_size: int | None = None, *, frame_size_max: int = 0,
+        reply: Literal["sparse", "full"] = "sparse", split: int = SPLIT, list_below: int = LIST_BELOW,
         limits: Limits | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if wire not in WIRES:
             raise Misuse(f"wire is {wire!r}, must be 'v1' or 'xor'", wire=wire)
         if id_size is not None and id_size != items.id_size:

@@ -13,15 +13,14 @@ every question about edges of leaves; only for what lies inside a leaf has that 
 ids, so that whether an id is known is found in a small tree; blocks are apart from lines, so that the directory is read
 without them. A timestamp of 64 bits is kept as the signed number with the same bits.
 
-Every change is one transaction, synced before it returns. It also writes the leaves that its records belong to anew,
-20 to 40 kB each. The directory is kept in memory (200 bytes per leaf of 32-byte ids, 400 kB for a million records) with
-the version that it is of, and read again only if another process wrote. A session reads the directory and a few leaves,
-never the whole set: ``expect`` reads the leaves of a message at once, and ``cuts`` moves a cut that is inside a leaf
-that was not read to an edge of that leaf, so to split large ranges nothing is read.
+Every change is one transaction, synced before it returns; it writes the leaves of its records anew, 20 to 40 kB each.
+The directory is kept in memory (400 kB for a million records) with its version, and read again only if another process
+wrote. A session reads the directory and a few leaves: ``expect`` reads those of a message at once, and ``cuts`` moves a
+cut inside a leaf that was not read to an edge of that leaf, so to split large ranges nothing is read.
 
 A snapshot is a read transaction on a connection of its own: it waits for no writer, and no writer waits for it. While
-one is open SQLite's log grows with what is written, so a session should end some time; the caller bounds how many are
-open. Memory: the leaves of the current message, up to ``items_max`` records of 40 bytes, with totals of 32.
+one is open SQLite's log grows with what is written; the caller bounds how many are open, and for how long. Memory: the
+leaves of the current message, up to ``items_max`` records of 40 bytes, with totals of 32.
 """
 
 from __future__ import annotations
@@ -80,9 +79,7 @@ class Directory:
     """The lines of all leaves, in order, as they are at a version of the file."""
 
     def __init__(self, id_size: int, version: int, lines: Lines) -> None:
-        self.id_size = id_size
-        self.version = version
-        self.lines = lines
+        self.id_size, self.version, self.lines = id_size, version, lines
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -114,10 +111,7 @@ class Directory:
         return items.running_xors(self.lines["xor"])
 
     def around(self, bounds: Bounds) -> tuple[Ints, Ints]:
-        """For each bound, how many leaves lie wholly below it, and how many begin below it.
-
-        If these are the same the bound lies at an edge; if not, inside the leaf with the first number.
-        """
+        """For each bound, how many leaves lie wholly below it, and how many begin below it: the same at an edge."""
         return self.lasts.find(bounds), self.firsts.find(bounds)
 
     def leaf_of(self, ranks: Ints) -> Ints:
@@ -131,10 +125,8 @@ class Directory:
     def loaded(self, leaves: Ints, parts: Sequence[Columns]) -> Loaded:
         begins = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.counts[leaves])))
         stamps = np.concatenate([np.zeros(0, dtype=np.uint64), *(part.timestamps for part in parts)])
-        ids = np.concatenate(
-            [padded(np.zeros((0, self.id_size), np.uint8), self.id_size), *(part.ids for part in parts)]
-        )
-        return Loaded(leaves, Columns(stamps, ids), begins)
+        none = padded(np.zeros((0, self.id_size), np.uint8), self.id_size)
+        return Loaded(leaves, Columns(stamps, np.concatenate([none, *(part.ids for part in parts)])), begins)
 
     def replaced(self, leaves: Ints, places: Ints, lines: Lines) -> Directory:
         """The next version: without some leaves, and with new ones, each before what was at its position."""
@@ -162,10 +154,7 @@ def sizes_of(totals: Ints, leaf_items: int) -> tuple[Ints, Ints]:
 
 
 def cut(records: Columns, sizes: Ints, id_size: int, number: int) -> tuple[Lines, list[bytes]]:
-    """Records as leaves of these sizes, numbered from here on: their lines, and their blocks.
-
-    A block is all timestamps, then all ids.
-    """
+    """Records as leaves of these sizes, numbered from here on: lines, and blocks of all timestamps, then all ids."""
     ends = np.cumsum(sizes)
     starts = ends - sizes
     lines = np.zeros(len(sizes), dtype=line_type(id_size))
@@ -272,17 +261,11 @@ class Leaves:
     """
 
     def __init__(self, db: sqlite3.Connection, directory: Directory, leaf_items: int, items_max: int) -> None:
-        self._db = db
-        self._directory = directory
-        self._leaf_items = leaf_items
-        self._items_max = items_max
+        self._db, self._directory, self._leaf_items, self._items_max = db, directory, leaf_items, items_max
         self._number = int(directory.lines["number"].max(initial=0)) + 1
 
     def changed(self, records: Columns, sign: int) -> Directory:
-        """The directory with records that are new (sign 1), or without records that are there (-1); both in order.
-
-        Of the leaves that change no more are in memory at once than ``items_max`` records.
-        """
+        """The directory with records that are new (sign 1), or without records that are there (-1); both in order."""
         directory = self._directory
         if not len(directory):
             leaves = np.zeros(0, dtype=np.int64)
@@ -328,10 +311,8 @@ class SqliteSnapshot:
 
     def __init__(self, file: Beside, directory: Directory, items_max: int) -> None:
         """Take over a connection in a read transaction, at the version of the directory."""
-        self.id_size = directory.id_size
         self._file: Beside | None = file
-        self._directory = directory
-        self._items_max = items_max
+        self.id_size, self._directory, self._items_max = directory.id_size, directory, items_max
         self._loaded = directory.loaded(np.zeros(0, dtype=np.int64), [])
 
     def __len__(self) -> int:
@@ -412,17 +393,13 @@ class SqliteSnapshot:
     def _parts(self, leaves: Ints) -> Iterator[tuple[Ints, Ints, Columns]]:
         """For places in these leaves, part by part: which of them, where their leaves begin, among which records."""
         for group in self._directory.groups(np.unique(leaves), self._items_max):
-            loaded = self._load(group)
+            if not np.isin(group, self._loaded.leaves).all():  # those that were read before stay, if there is room
+                more = np.union1d(self._loaded.leaves, group)
+                few = self._directory.counts[more].sum() <= self._items_max
+                self._loaded = self._read(more if few else group)
+            loaded = self._loaded
             which = np.flatnonzero((leaves >= group[0]) & (leaves <= group[-1]))
             yield which, loaded.begins[np.searchsorted(loaded.leaves, leaves[which])], loaded.records
-
-    def _load(self, leaves: Ints) -> Loaded:
-        """These leaves, and with them as many of those that were read before as there may be."""
-        if not np.isin(leaves, self._loaded.leaves).all():
-            more = np.union1d(self._loaded.leaves, leaves)
-            few = self._directory.counts[more].sum() <= self._items_max
-            self._loaded = self._read(more if few else leaves)
-        return self._loaded
 
     def _read(self, leaves: Ints) -> Loaded:
         """Ascending leaves; those that are at hand are not read again."""
@@ -443,15 +420,9 @@ class SqliteRecords:
     """`Records` in a file: durable (WAL, every commit synced), shared by threads and processes."""
 
     def __init__(
-        self,
-        path: str | PathLike[str],
-        id_size: int | None = None,
-        *,
-        make: bool = True,
-        leaf_items: int = LEAF_ITEMS,
-        items_max: int = ITEMS_MAX,
-        busy_s: float = BUSY_S,
-    ) -> None:
+        self, path: str | PathLike[str], id_size: int | None = None, *, make: bool = True,
+        leaf_items: int = LEAF_ITEMS, items_max: int = ITEMS_MAX, busy_s: float = BUSY_S,
+    ) -> None:  # fmt: skip
         """Open or create the file. ``id_size`` is kept in it: 32 if it is new, and `Misuse` if it has another.
 
         Without ``make`` nothing is created: `Misuse` if the file is a database of something else, which is not touched.
@@ -565,9 +536,7 @@ class SqliteRecords:
                     new = records.without(np.flatnonzero(same))
                 if not len(new):
                     return new
-                order = np.argsort(
-                    new.ids.view(items.BIG)[:, 0].astype(np.uint64)
-                )  # so each page of the tree is met once
+                order = np.argsort(new.ids.view(items.BIG)[:, 0].astype(np.uint64))  # so each page is met once
                 ids, stamps = items.blobs(new.ids[order, : self.id_size]), new.timestamps[order].view(np.int64).tolist()
                 (last,) = db.execute("select coalesce(max(number), 0) from record_bodies").fetchone()
                 numbers = {id: last + n for n, id in enumerate(filter(bodies.__contains__, ids), 1)}
@@ -605,10 +574,8 @@ def _checked(timestamps: Stamps, ids: Rows, id_size: int) -> Columns:
         raise BadInput(f"timestamp 2^64 - 1 of id {id} is reserved", id=id, timestamp=items.INFINITY)
     records = Columns.sorted_from(timestamps, padded(ids, id_size))
     if (records.beginnings[1:] == records.beginnings[:-1]).any():  # alike at the beginning: look at them whole
-        same = records.timestamps[1:] == records.timestamps[:-1]
-        records = records.without(
-            np.flatnonzero(same & (items.texts(records.ids[1:]) == items.texts(records.ids[:-1])))
-        )
+        whole, same = items.texts(records.ids), records.timestamps[1:] == records.timestamps[:-1]
+        records = records.without(np.flatnonzero(same & (whole[1:] == whole[:-1])))
         sorted_ids = np.sort(items.texts(records.ids))
         if len(twice := np.flatnonzero(sorted_ids[1:] == sorted_ids[:-1])):
             id = sorted_ids[twice[0]].ljust(id_size, b"\0").hex()

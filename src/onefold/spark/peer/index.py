@@ -10,15 +10,13 @@ beside the table, and brought up to date by what is new:
 
 A part is good as long as its files are there, as large and as old as they were. New files are read alone and become a
 part; of a part that lost one, the other files are read again. Many parts are folded into fewer, which reads nothing.
-With four times as many rows as the layout was thought out for, all is read again. A table that is not made of plain
-files has no parts: its index is made each time, and not kept. An index that is damaged, or of another version, is made
-again.
+All is read again if the layout is outgrown, or the index is damaged or of another version. A table that is not made of
+plain files has no parts: its index is made each time, and not kept.
 
 A range that begins and ends with buckets is answered from the index alone. Where a bound lies inside a bucket, or
 records are listed, its rows are read: those of all buckets that a message touches in one Spark job, which ``expect``
-starts. Rows that were read stay until the session is over. Ranges of ours are cut where buckets begin, unless the
-bucket was read, so that a cut never needs a job. The rows that are read must be those that the index knows of: if files
-changed in between, that is a `StaleWrite`, not a wrong answer. An id that is there twice is an error that names it.
+starts, and they stay until the session is over. Ranges are cut where buckets begin, unless the bucket was read, so that
+a cut never needs a job. If files changed in between, that is a `StaleWrite`, not a wrong answer.
 """
 
 from __future__ import annotations
@@ -62,10 +60,7 @@ IMMUTABLE: Final = frozenset({"parquet", "orc", "json", "jsonl", "ndjson", "csv"
 
 
 def files_of(df: DataFrame, table: DiffTable) -> Files:
-    """The files of a table, as they are now; none if it is not made of files that can be told apart.
-
-    Cost: about a millisecond for each.
-    """
+    """The files of a table, at a millisecond each; none if it is not made of files that can be told apart."""
     if table.format not in IMMUTABLE:
         return {}
     files = {}
@@ -149,11 +144,8 @@ class Buckets:
             np.add.reduceat(self.counts, groups),
             items.minus(totals[ends], totals[groups]),
             np.bitwise_xor.reduceat(self.xors, groups),
-            self.low[least],
-            self.high[most],
-            self.first[least],
-            self.last[most],
-        )
+            self.low[least], self.high[most], self.first[least], self.last[most],
+        )  # fmt: skip
 
     def to_bytes(self) -> bytes:
         file = BytesIO()
@@ -391,10 +383,8 @@ class TableItems:
     id_size: Final = 32
 
     def __init__(self, index: Indexed, *, rows_max: int = ROWS_MAX) -> None:
-        self._index = index
-        self._rows_max = rows_max
-        none = np.zeros(0, dtype=np.uint64), np.zeros((0, self.id_size), dtype=np.uint8)
-        self._read = Columns(*none)
+        self._index, self._rows_max = index, rows_max
+        self._read = Columns(np.zeros(0, dtype=np.uint64), np.zeros((0, self.id_size), dtype=np.uint8))
         self._offsets = np.full(len(index.buckets), -1, dtype=np.int64)  # in what was read; -1: not read
 
     def __len__(self) -> int:
@@ -516,11 +506,9 @@ class TableItems:
         wanted = wanted[(self._offsets[wanted] < 0) & (index.buckets.counts[wanted] > 0)]
         if not len(wanted):
             return
-        more = int(index.buckets.counts[wanted].sum())
-        if len(self._read) + more > self._rows_max:
-            raise SessionLimit(
-                f"the session is over: it needs {len(self._read) + more} rows, rows_max is {self._rows_max}"
-            )
+        rows = len(self._read) + int(index.buckets.counts[wanted].sum())
+        if rows > self._rows_max:
+            raise SessionLimit(f"the session is over: it needs {rows} rows, rows_max is {self._rows_max}")
         records = index.read(wanted)
         self._check(records, wanted)
         merged = self._read.merged(records)
@@ -579,10 +567,7 @@ class _State:
 
 
 class TableIndex:
-    """The index of a table.
-
-    ``folder``: where indexes of it are kept; None: beside it. Each set of columns has one of its own in there.
-    """
+    """The index of a table, in ``folder`` or beside it. Each set of columns has one of its own in there."""
 
     def __init__(
         self, spark: SparkSession, table: DiffTable, naming: Naming, *, folder: str | None = None,
@@ -604,10 +589,9 @@ class TableIndex:
         """The table as it is now, with an index that knows all its rows. Cost: one pass over the new files."""
         try:
             df = read_table(self._spark, self._table)
-            layout, buckets = self._refreshed(df)
+            return Indexed(self._table.path, df, self._naming, *self._refreshed(df))
         except (PySparkException, Py4JJavaError) as error:
             raise OSError(f"cannot read {self._table.path}: {first_line(error)}") from error
-        return Indexed(self._table.path, df, self._naming, layout, buckets)
 
     def _refreshed(self, df: DataFrame) -> tuple[IndexLayout, Buckets]:
         table, files = self._table, files_of(df, self._table)
@@ -640,10 +624,8 @@ class TableIndex:
         layout, more = state.layout, Buckets.none(len(before))
         if new:
             layout, more = build.extended(only(df, new), state.layout, before)
-        size = len(layout)
-        if size > naming.BUCKETS_MAX or (
-            before.rows + more.rows > OUTGROWN * layout.rows and size < naming.BUCKETS_MAX
-        ):
+        size, most = len(layout), naming.BUCKETS_MAX
+        if size > most or (before.rows + more.rows > OUTGROWN * layout.rows and size < most):
             return _made(df, files, store, build)
         if new:
             parts.append(store.add(more, new))
