@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as jsons
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -15,6 +15,26 @@ from onefold.cli.options import AsJson, Host, NewStore, Port, TokenFile, file_of
 from onefold.cli.output import people
 from onefold.errors import Misuse
 from onefold.reconcile.records import Records
+
+Spark: TypeAlias = Annotated[
+    bool, typer.Option("--spark", help="STORE is a table that Spark can read; its rows are records without bodies.")
+]
+Format: TypeAlias = Annotated[
+    str, typer.Option(help='With --spark: "parquet", "json", ...; "auto": by the ending of the names.')
+]
+Key: TypeAlias = Annotated[
+    str | None, typer.Option(help="With --spark: the columns that ids are made of, with commas. Without: all.")
+]
+Time: TypeAlias = Annotated[
+    str | None, typer.Option(help="With --spark: the column that records are sorted by. Without: by their ids.")
+]
+Index: TypeAlias = Annotated[
+    str | None, typer.Option(help="With --spark: where the index is kept. Without: beside it: .TABLE.onefold-index.")
+]
+RowsMax: TypeAlias = Annotated[
+    int | None, typer.Option(min=1, help="With --spark: rows that a session may read, 72 bytes each; else a million.")
+]
+Master: TypeAlias = Annotated[str, typer.Option(help="With --spark: where Spark runs.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,28 +99,14 @@ def reconcile(
     ] = 600,
     work_s: Annotated[float, typer.Option(min=1, help="Seconds of CPU a session may take to find what differs.")] = 60,
     record_bytes_max: Annotated[int, typer.Option(min=1, help="Bytes of a record that is taken.")] = RECORD_BYTES_MAX,
-    spark: Annotated[
-        bool, typer.Option("--spark", help="STORE is a table that Spark can read; its rows are records without bodies.")
-    ] = False,
-    format: Annotated[
-        str, typer.Option(help='With --spark: "parquet", "json", ...; "auto": by the ending of the names.')
-    ] = "auto",
+    spark: Spark = False,
+    format: Format = "auto",
     option: ReaderOption = None,
-    key: Annotated[
-        str | None, typer.Option(help="With --spark: the columns that ids are made of, with commas. Without: all.")
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option(help="With --spark: the column that records are sorted by. Without: by their ids.")
-    ] = None,
-    index: Annotated[
-        str | None,
-        typer.Option(help="With --spark: where the index is kept. Without: beside it: .TABLE.onefold-index."),
-    ] = None,
-    rows_max: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --spark: rows that a session may read, 72 bytes each; else a million."),
-    ] = None,
-    master: Annotated[str, typer.Option(help="With --spark: where Spark runs.")] = "local[*]",
+    key: Key = None,
+    time: Time = None,
+    index: Index = None,
+    rows_max: RowsMax = None,
+    master: Master = "local[*]",
     json: AsJson = False,
 ) -> None:
     """Let others find what they and a store lack of each other, and exchange it.
