@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
@@ -38,7 +37,7 @@ def diff_peer(
     from onefold.spark.differences import sampled
     from onefold.spark.peer.index import TableIndex, TableItems
     from onefold.spark.peer.naming import Naming
-    from onefold.spark.peer.records import rows_with, write_found
+    from onefold.spark.peer.records import as_table, rows_with
     from onefold.spark.session import session
 
     with progress(people) as say:
@@ -69,7 +68,8 @@ def diff_peer(
             }
             if folder is not None:
                 say("writing")
-                write_found(folder, index, look.have, look.need, document)
+                rows = {diff_files.HAVE: rows_with(index, look.have), diff_files.NEED: as_table(spark, look.need)}
+                diff_files.write_outcome(folder, rows, document)
     return document
 
 
@@ -155,10 +155,12 @@ def diff(
     refuse_overlap([("A", a), ("B", b)], [] if out is None else [("--out", out)])
     if repair:
         refuse_overlap([("A", a)], [("B, which is to be repaired,", b)])
-    by = _By(None if key is None else names_of(key), None if columns is None else names_of(columns), hash, samples)
+    named = [None if names is None else names_of(names) for names in (key, columns)]
     with progress(people) as say:
         say("starting Spark")
-        document = diff_tables(session(master), tables, by, out=out, repair=repair, say=say)
+        document = diff_tables(
+            session(master), tables, *named, hash=hash, samples=samples, out=out, repair=repair, say=say
+        )
     _finish(document, _print_tables, json)
 
 
@@ -178,17 +180,9 @@ def _print_tables(document: dict[str, Any]) -> None:
         people.print(line, soft_wrap=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _By:
-    key: tuple[str, ...] | None
-    columns: tuple[str, ...] | None
-    hash: Hash
-    samples: int
-
-
 def diff_tables(
-    spark: Any, tables: tuple[DiffTable, DiffTable], by: _By, *, out: str | None, repair: bool,
-    say: Callable[[str], None],
+    spark: Any, tables: tuple[DiffTable, DiffTable], key: tuple[str, ...] | None, columns: tuple[str, ...] | None, *,
+    hash: Hash, samples: int, out: str | None, repair: bool, say: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
     """What the tables do not share, after the repair if there was one."""
     from onefold.spark import diff_files
@@ -198,13 +192,13 @@ def diff_tables(
     def compared(step: str) -> Diff:
         say(step)
         a, b = (diff_files.read_table(spark, table) for table in tables)
-        return compare(a, b, key=by.key, columns=by.columns, hash=by.hash)
+        return compare(a, b, key=key, columns=columns, hash=hash)
 
     def documented(diff: Diff) -> dict[str, Any]:
         summary = diff.summary.to_dict()
-        columns = {"only_a": by.key, "only_b": by.key, "differing": None}
-        kinds = [kind for kind in columns if summary[kind] and by.samples]
-        return {**summary, "shown": {kind: sampled(getattr(diff, kind), columns[kind], by.samples) for kind in kinds}}
+        keys = {"only_a": key, "only_b": key, "differing": None}
+        kinds = [kind for kind in keys if summary[kind] and samples]
+        return {**summary, "shown": {kind: sampled(getattr(diff, kind), keys[kind], samples) for kind in kinds}}
 
     # What cannot be done is refused before the work begins.
     if repair:

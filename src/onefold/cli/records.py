@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final, TypeAlias
+from typing import Annotated, Any, BinaryIO, Final
 
 import numpy as np
 import typer
@@ -108,8 +108,6 @@ TOLD_MAX: Final = 20
 """Bad lines that are told one by one; ten times as many in JSON."""
 STORED: Final = Answer(Verdict.FIRST, "stored")
 KNOWN: Final = Answer(Verdict.REPEAT, "known")
-
-Ids: TypeAlias = Annotated[list[str], typer.Argument(metavar="ID", help="Ids, in hex.")]
 
 
 def add(
@@ -277,7 +275,10 @@ def show(
     return 0
 
 
-def rm(store: RecordStore, ids: Ids, as_json: AsJson = False) -> int:
+def rm(
+    store: RecordStore, ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids, in hex.")],
+    as_json: AsJson = False,
+) -> int:  # fmt: skip
     """Forget records. Exit 1 if one was not there.
 
     A peer that still has them gives them back at the next reconciliation: remove them there too.

@@ -116,11 +116,9 @@ class ClientLimits:
     session: Limits = field(default_factory=Limits)
     """Of one look: rounds, bytes, ids that we are said to lack."""
     look_s_max: float = 3_600
-    """That a look waits for answers, all together: against a server that never ends. What this side takes itself does
-    not count, nor do other programs on this machine."""
+    """That a look waits for answers, all together: against a server that never ends. Our own work does not count."""
     frame_size_max: int = 500_000
-    """Of a message of ours and of the peer's; published relays have the same. The peer may want less. Wire v1 needs
-    4,096."""
+    """Of a message of ours and of the peer's; published relays have the same. The peer may want less."""
     tries: int = 5
     """In a row that moved no record; then it is given up."""
     pause_s: float = 0.25
@@ -139,9 +137,8 @@ class Found:
     here: int
     """How many records were looked at on this side; on the other it is ``opened.records``."""
     have: list[bytes] = field(default_factory=list)
-    """Ids that only this side has."""
     need: list[bytes] = field(default_factory=list)
-    """Ids that only the peer has."""
+    """Ids that only this side has, and that only the peer has."""
     both_ways: int = 0
     """Ids of wire xor that were named in both directions, and are in neither list: both sides have them, at two times,
     or one side counts bounds otherwise."""
@@ -356,9 +353,8 @@ def _arrived(books: Tally) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation:
     have: int
-    """How many records only this side had, by the first look."""
     need: int
-    """How many only the peer had."""
+    """How many records only this side had, and only the peer, by the first look."""
     rounds: int
     """Of all looks together, and so are the bytes; those of records are not in them."""
     bytes_up: int
@@ -372,9 +368,8 @@ class Reconciliation:
     """Differences that are known and still there: nobody asked to exchange them, or they were rejected."""
     unpushed: int
     here: int
-    """How many records this side holds now, of the time that it was about."""
     there: int
-    """The same of the peer, by what it said."""
+    """How many records this side holds now, and the peer by what it said, of the time that it was about."""
     connections: int
     seconds: float
 
@@ -412,9 +407,8 @@ def reconcile(
     (1, 1, True, 3, 3)
     """
     limits = limits or ClientLimits()
-    opening = Opening(
-        wire=wire, id_size=records.id_size, frame_size_max=limits.frame_size_max, since=since, until=until
-    )  # fmt: skip
+    size, frame_size = records.id_size, limits.frame_size_max
+    opening = Opening(wire=wire, id_size=size, frame_size_max=frame_size, since=since, until=until)
     transfer, started, pause_s = Transfer(records, opening, say), time.monotonic(), limits.pause_s
     connections = failures = 0
     while True:

@@ -45,7 +45,6 @@ class PushReply(IntEnum):
     STORED = 0
     KNOWN = 1
     WRONG_ID = 2
-    """Its bytes do not hash to its id."""
     TOO_LARGE = 3
 
 
@@ -213,10 +212,8 @@ class Pipe:
     """
 
     def __init__(self, answer: Callable[[bytes], bytes], close: Callable[[], None] = lambda: None) -> None:
-        self._answer = answer
-        self._close = close
+        self._answer, self._close, self._closed = answer, close, False
         self._answers: deque[bytes] = deque()
-        self._closed = False
 
     def send(self, data: bytes) -> None:
         if self._closed:

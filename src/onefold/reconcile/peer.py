@@ -141,8 +141,7 @@ class ReconcileLimits(HttpLimits):
     look_silence_s_max: float = 600
     """Of all silences of a session up to its last message: ten times ``idle_s``. A snapshot should not live long."""
     transfer_silence_s_max: float = 3_600
-    """Of all silences up to the last record: 10 GB at 3 MB/s. Who needs longer opens another session, and goes on
-    there."""
+    """Of all silences up to the last record: 10 GB at 3 MB/s. Who needs longer opens another session."""
     idle_s: float = 60
     """Of one silence on a connection; nginx gives a proxied one as long."""
     write_s: float = 20

@@ -92,17 +92,13 @@ class Records(Protocol):
 class Channel(Protocol):
     """Bytes both ways, in whole messages and in order. `ConnectionError` when it is lost."""
 
-    def send(self, data: bytes) -> None:
-        """Put a message on its way."""
+    def send(self, data: bytes) -> None: ...
 
     def receive(self) -> bytes:
         """The next message of the other side; waits for it, within the limits of the channel."""
 
     def close(self) -> None:
         """Say good-bye; never raises. May be called twice."""
-
-
-KINDS = "memory://, sqlite:///file.db, sqlite:////folder/file.db, file.db"
 
 
 def open_records(address: str, id_size: int | None = None, *, make: bool = True) -> Records:
@@ -122,7 +118,7 @@ def open_records(address: str, id_size: int | None = None, *, make: bool = True)
     if scheme == "memory":
         return MemoryRecords(32 if id_size is None else id_size)
     if scheme != "sqlite" or not path:
-        raise nothing_at(address, "records", KINDS)
+        raise nothing_at(address, "records", "memory://, sqlite:///file.db, sqlite:////folder/file.db, file.db")
     from onefold.reconcile.sqlite import SqliteRecords
 
     return SqliteRecords(path, id_size, make=make)

@@ -80,9 +80,8 @@ class Account:
 class AnswerTurns:
     """Threads for the work of many peers: of those who wait, whoever has used least is next.
 
-    A message can be made so that it takes a tenth of a second to answer. Whoever sends many of these waits longer and
-    longer behind those who do not; an honest peer waits for what is being done when it comes, and hardly for anything
-    else. Lives on one event loop.
+    A message can be made so that it takes a tenth of a second to answer. Whoever sends many of these waits behind those
+    who do not; an honest peer hardly waits for more than what is being done when it comes. Lives on one event loop.
     """
 
     def __init__(self, threads: int = THREADS) -> None:
@@ -205,7 +204,6 @@ class PeerConnection:
         self._subscriptions.close()
 
 
-WHAT: Final = "negentropy over a websocket: finds what two stores lack of each other"
 PORT: Final = 7657
 
 
@@ -261,7 +259,8 @@ class ReconcileServer(HttpServer):
 
     async def _about(self, request: Request) -> Response:
         """GET /, by something that is no peer."""
-        about = {"onefold": "reconcile", "what": WHAT, "version": exchange.VERSION, "id_size": self.records.id_size}
+        what = "negentropy over a websocket: finds what two stores lack of each other"
+        about = {"onefold": "reconcile", "what": what, "version": exchange.VERSION, "id_size": self.records.id_size}
         return answer({**about, "writable": self.settings.writable, "bodies": self.settings.bodies})
 
     async def _peer(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -313,8 +313,7 @@ class Received:
 
 
 class Slots:
-    """The slots of lists that hold ids of one side only. A *slot* lies between two neighbours that both sides have, or
-    at the end of a range.
+    """The slots that hold ids of one side only: each between two neighbours that both have, or at the end of a range.
 
     The sparse reply lists our ids in these slots alone, though the wire has no word for it: v1 answers a list with a
     list, but a range may be answered in pieces, and where both sides agree the server skips. So the reply grows with
@@ -508,21 +507,18 @@ def _replies(received: Received) -> tuple[Ranges, bool]:
 class Answers:
     """A message of the server, as the answer to the ranges that the client asked about.
 
-    What the server says of a range inside them is taken in: a list tells what either side lacks, a fingerprint that
-    differs is split and asked about again, and what is skipped agrees. What reaches over several of the asked ranges
-    can only be the rest that did not fit into the server's frame. If it agrees, all in it does. If not, the asked
-    ranges in it were not answered, and are asked again as they were: so a difference that was found before, in between,
-    is not found a second time. A list of ids for something that was never asked is refused.
+    Inside them a list tells what either side lacks, a fingerprint that differs is split and asked about again, and what
+    is skipped agrees. What reaches over several of the asked ranges can only be the rest that did not fit into the
+    server's frame. If it differs, the asked ranges in it are asked again as they were: so a difference that was found
+    before, in between, is not found a second time. A list of ids for something that was never asked is refused.
     """
 
     received: Received
     questions: Ranges
     start: Ints
-    """For each range of the message the first of the asked ones that it touches;"""
     end: Ints
-    """the first one behind it that it does not;"""
     inside: Flags
-    """and whether it lies inside them."""
+    """For each range of the message, which of the asked ones it touches, and whether it lies inside them."""
 
     @staticmethod
     def of(received: Received, questions: Ranges) -> Answers:
@@ -660,10 +656,9 @@ class Session:
         self.both_ways = 0
         """Ids that an xor peer named in both directions; known at the end of the session, and told in neither.
 
-        The published xor implementation counts a record that equals a bound as below it, against its own text. Where
-        ids differ in their last byte alone it has such a record on one side of the bound and we on the other, and names
-        it as one that it lacks and as one that we do; both have it then. Of such ids it may also name one in a single
-        direction, or miss one: ids should be hashes.
+        The published xor implementation counts a record that equals a bound as below it, against its own text. So where
+        ids differ in their last byte alone it may name one that both have in both directions or in one, or miss one:
+        ids should be hashes.
         """
 
     def initiate(self) -> bytes:

@@ -281,9 +281,8 @@ def total(parts: Iterable[Buckets], size: int) -> Buckets:
 class Build:
     """How a table is indexed.
 
-    Rows without a time are scattered over 65,536 buckets by the first bits of their ids, in one pass; of a smaller
-    table neighbours are then put together. Of rows with a time a first pass reads that column alone, to see where the
-    times are; the second one adds up.
+    Rows without a time are scattered over 65,536 buckets by the first bits of their ids, in one pass; neighbours are
+    then put together. Of rows with a time a first pass reads that column alone, and the second one adds up.
     """
 
     naming: Naming

@@ -108,11 +108,9 @@ class IndexLayout:
     single millisecond holds very many rows, that millisecond alone is a slot, cut by the first bits of the ids into
     2^bits buckets. A table without times is one such slot, at 0. Behind a slot that is cut there is always another one,
     so that a cut slot has one time only. The starts are quantiles of the times, so buckets are of about the same size
-    whatever the distribution. A layout grows at its end only: buckets keep their numbers, and sums that were made
-    before stay good.
+    whatever the distribution. A layout grows at its end only: buckets keep their numbers, and old sums stay good.
 
-    Cost: the bucket of a row without a time is a shift in the JVM; of one with a time, a binary search in numpy, and
-    two numbers of the row cross over for it.
+    Cost: the bucket of a row without a time is a shift in the JVM; of one with a time, a binary search in numpy.
     """
 
     starts: Stamps

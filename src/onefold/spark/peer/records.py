@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -17,10 +17,8 @@ from pyspark.sql import functions as F
 from onefold.errors import Misuse
 from onefold.reconcile.records import Record
 from onefold.spark.columns import quoted
-from onefold.spark.diff_files import HAVE, NEED, write_outcome
 from onefold.spark.peer.index import ROWS_MAX, Indexed, TableIndex, TableItems
 from onefold.spark.peer.naming import ID, TIME, rows_of, words
-from onefold.spark.signature import Signed
 
 
 def rows_with(index: Indexed, ids: Sequence[bytes]) -> DataFrame:
@@ -30,13 +28,6 @@ def rows_with(index: Indexed, ids: Sequence[bytes]) -> DataFrame:
 def as_table(spark: SparkSession, ids: Sequence[bytes]) -> DataFrame:
     """Ids as a table of one column, ``id``, in hex."""
     return spark.createDataFrame(pa.table({"id": pa.array([id.hex() for id in ids], pa.string())}))
-
-
-def write_found(
-    folder: Signed, index: Indexed, have: Sequence[bytes], need: Sequence[bytes], figures: Mapping[str, Any]
-) -> None:
-    """Write what a peer lacks, as rows, what we lack, as ids, and the figures last."""
-    write_outcome(folder, {HAVE: rows_with(index, have), NEED: as_table(index.df.sparkSession, need)}, figures)
 
 
 def _with_ids(index: Indexed, ids: Sequence[bytes]) -> DataFrame:
@@ -49,10 +40,9 @@ REFRESH_S: Final = 10.0
 
 
 class TableRecords:
-    """The rows of a table, as records without bodies; see `onefold.reconcile.records.Records`.
+    """The rows of a table, as `onefold.reconcile.records.Records` without bodies.
 
-    The index is made with the first session, and brought up to date when another one opens, at most every
-    ``refresh_s`` seconds. Sessions wait for each other there, and nowhere else.
+    The index is made with the first session, and brought up to date when another opens, at most every ``refresh_s``.
     """
 
     id_size: Final = 32
@@ -64,8 +54,7 @@ class TableRecords:
         self._index, self._refresh_s, self._rows_max, self._clock = index, refresh_s, rows_max, clock
         self._lock = threading.Lock()
         self._indexed: Indexed | None = None
-        self._looked = 0.0
-        self._closed = False
+        self._looked, self._closed = 0.0, False
 
     def __len__(self) -> int:
         return self._now().buckets.rows
