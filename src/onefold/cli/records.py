@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final
+from typing import Annotated, Any, BinaryIO, Final, TypeAlias
 
 import numpy as np
 import typer
@@ -275,10 +275,10 @@ def show(
     return 0
 
 
-def rm(
-    store: RecordStore, ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids, in hex.")],
-    as_json: AsJson = False,
-) -> int:  # fmt: skip
+Ids: TypeAlias = Annotated[list[str], typer.Argument(metavar="ID", help="Ids, in hex.")]
+
+
+def rm(store: RecordStore, ids: Ids, as_json: AsJson = False) -> int:
     """Forget records. Exit 1 if one was not there.
 
     A peer that still has them gives them back at the next reconciliation: remove them there too.

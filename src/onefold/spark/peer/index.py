@@ -277,53 +277,6 @@ def total(parts: Iterable[Buckets], size: int) -> Buckets:
     return reduce(Buckets.__add__, (part.padded(size) for part in parts), Buckets.none(size))
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
-    """How a table is indexed.
-
-    Rows without a time are scattered over 65,536 buckets by the first bits of their ids, in one pass; neighbours are
-    then put together. Of rows with a time a first pass reads that column alone, and the second one adds up.
-    """
-
-    naming: Naming
-    path: str
-    bucket_rows: int
-
-    def made(self, df: DataFrame) -> tuple[IndexLayout, Buckets]:
-        if self.naming.time is not None:
-            layout = self._by_time(df, after=-1)
-            return layout, summed(self.naming.with_id(df), layout)
-        fine = summed(self.naming.with_id(df), IndexLayout.by_id(naming.BEGINNING_BITS))
-        bits = min(naming.BEGINNING_BITS, max(0, fine.rows // self.bucket_rows - 1).bit_length())
-        layout = IndexLayout.by_id(max(1, bits), fine.rows)
-        grouped = fine.take(slice(0, -1)).grouped(1 << (naming.BEGINNING_BITS - int(layout.bits[0])))
-        return layout, grouped.padded(len(layout))
-
-    def extended(self, df: DataFrame, layout: IndexLayout, buckets: Buckets) -> tuple[IndexLayout, Buckets]:
-        """The layout with room for the times of more rows, after all those in the buckets, and the sums of these."""
-        if self.naming.time is not None:
-            last = np.flatnonzero(buckets.counts > 0)[-1:]
-            times = np.where(layout.cut[last], layout.starts[layout.slots[last]], buckets.high[last])
-            latest = int(times[0]) if len(times) else 0
-            later = self._by_time(df, after=latest)
-            if later.rows:
-                layout = layout.then(later, latest)
-        return layout, summed(self.naming.with_id(df), layout)
-
-    def _by_time(self, df: DataFrame, after: int) -> IndexLayout:
-        """A layout for the rows after a time; `BadInput` if a row has no time."""
-        time = F.col(TIME)
-        later = F.when(time > after, time)
-        times = self.naming.with_id(df).select(TIME)
-        timeless = F.count_if(time.isNull() | (time < 0))
-        [(rows, count, cuts)] = times.agg(timeless, F.count(later), naming.quantiles(later)).collect()
-        if rows:
-            column = self.naming.time
-            text = f"{self.path}: {rows} rows have no time in {column!r}: it is null, or before 0 (1970)"
-            raise BadInput(text, rows=rows, column=column)
-        return IndexLayout.by_time(np.array(cuts or [], dtype=np.uint64), count, self.bucket_rows)
-
-
 ROWS_MAX: Final = 1_000_000
 """Rows that a session may read: some 70 MB in the driver, with their totals. A peer decides how many it needs."""
 FEW: Final = 256
@@ -594,9 +547,8 @@ class TableIndex:
 
     def _refreshed(self, df: DataFrame) -> tuple[IndexLayout, Buckets]:
         table, files = self._table, files_of(df, self._table)
-        build = Build(self._naming, table.path, self._bucket_rows)
         if not files or self._folder is None:
-            return build.made(df)
+            return self._made(df)
         path = str(Place(self._spark, table.path)) if "*" not in table.path else table.path
         options = _digest(sorted(table.options.items()))  # one may be a secret
         source = {"path": path, "format": table.format, "options": options}
@@ -605,27 +557,27 @@ class TableIndex:
         state = self._state
         if state is None or state.made_from != made_from:  # a new file may bring a column, or a wider type
             state = store.read()
-        self._state = state = self._updated(df, files, state, store, build)
+        self._state = state = self._updated(df, files, state, store)
         return state.layout, state.buckets
 
-    def _updated(self, df: DataFrame, files: Files, state: _State | None, store: _Store, build: Build) -> _State:
+    def _updated(self, df: DataFrame, files: Files, state: _State | None, store: _Store) -> _State:
         parts = [part for part in state.parts if part.files.items() <= files.items()] if state else []
         old = {name for part in parts for name in part.files}
         new = {name: stamp for name, stamp in files.items() if name not in old}
         if state is None or not parts:
-            return _made(df, files, store, build)
+            return self._anew(df, files, store)
         whole = len(parts) == len(state.parts)
         if whole and not new:
             return state
         before = state.buckets if whole else store.total(parts, len(state.layout))
         if before is None:
-            return _made(df, files, store, build)
+            return self._anew(df, files, store)
         layout, more = state.layout, Buckets.none(len(before))
         if new:
-            layout, more = build.extended(only(df, new), state.layout, before)
+            layout, more = self._extended(only(df, new), state.layout, before)
         size, most = len(layout), naming.BUCKETS_MAX
         if size > most or (before.rows + more.rows > OUTGROWN * layout.rows and size < most):
-            return _made(df, files, store, build)
+            return self._anew(df, files, store)
         if new:
             parts.append(store.add(more, new))
         name = state.layout_name if layout is state.layout else store.add_layout(layout)
@@ -634,16 +586,54 @@ class TableIndex:
         store.write(updated)
         return updated
 
+    def _anew(self, df: DataFrame, files: Files, store: _Store) -> _State:
+        layout, buckets = self._made(df)
+        state = _State(store.made_from, store.add_layout(layout), layout, [store.add(buckets, files)], buckets)
+        store.write(state)
+        return state
+
+    def _made(self, df: DataFrame) -> tuple[IndexLayout, Buckets]:
+        """A layout for the whole table, and its sums.
+
+        Rows without a time are scattered over 65,536 buckets by the first bits of their ids, in one pass; neighbours
+        are then put together. Of rows with a time a first pass reads that column alone, and the second one adds up.
+        """
+        if self._naming.time is not None:
+            layout = self._by_time(df, after=-1)
+            return layout, summed(self._naming.with_id(df), layout)
+        fine = summed(self._naming.with_id(df), IndexLayout.by_id(naming.BEGINNING_BITS))
+        bits = min(naming.BEGINNING_BITS, max(0, fine.rows // self._bucket_rows - 1).bit_length())
+        layout = IndexLayout.by_id(max(1, bits), fine.rows)
+        grouped = fine.take(slice(0, -1)).grouped(1 << (naming.BEGINNING_BITS - int(layout.bits[0])))
+        return layout, grouped.padded(len(layout))
+
+    def _extended(self, df: DataFrame, layout: IndexLayout, buckets: Buckets) -> tuple[IndexLayout, Buckets]:
+        """The layout with room for the times of more rows, after all those in the buckets, and the sums of these."""
+        if self._naming.time is not None:
+            last = np.flatnonzero(buckets.counts > 0)[-1:]
+            times = np.where(layout.cut[last], layout.starts[layout.slots[last]], buckets.high[last])
+            latest = int(times[0]) if len(times) else 0
+            later = self._by_time(df, after=latest)
+            if later.rows:
+                layout = layout.then(later, latest)
+        return layout, summed(self._naming.with_id(df), layout)
+
+    def _by_time(self, df: DataFrame, after: int) -> IndexLayout:
+        """A layout for the rows after a time; `BadInput` if a row has no time."""
+        time = F.col(TIME)
+        later = F.when(time > after, time)
+        times = self._naming.with_id(df).select(TIME)
+        timeless = F.count_if(time.isNull() | (time < 0))
+        [(rows, count, cuts)] = times.agg(timeless, F.count(later), naming.quantiles(later)).collect()
+        if rows:
+            column = self._naming.time
+            text = f"{self._table.path}: {rows} rows have no time in {column!r}: it is null, or before 0 (1970)"
+            raise BadInput(text, rows=rows, column=column)
+        return IndexLayout.by_time(np.array(cuts or [], dtype=np.uint64), count, self._bucket_rows)
+
 
 def _digest(document: Any) -> str:
     return sha256(dumps(document).encode()).hexdigest()[:16]
-
-
-def _made(df: DataFrame, files: Files, store: _Store, build: Build) -> _State:
-    layout, buckets = build.made(df)
-    state = _State(store.made_from, store.add_layout(layout), layout, [store.add(buckets, files)], buckets)
-    store.write(state)
-    return state
 
 
 class _Store:
