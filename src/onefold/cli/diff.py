@@ -53,19 +53,14 @@ def diff_peer(
                 look = find_ids(items, channel, opening, limits, say=say)
             have = look.have[:samples]
             document = {
-                "equal": not look.have and not look.need,
-                "rows": look.here,
-                "rows_peer": look.opened.records,
-                "only_here": len(look.have),
-                "only_there": len(look.need),
-                "rounds": look.rounds,
-                "bytes_up": look.bytes_up,
-                "bytes_down": look.bytes_down,
+                "equal": not look.have and not look.need, "rows": look.here, "rows_peer": look.opened.records,
+                "only_here": len(look.have), "only_there": len(look.need),
+                "rounds": look.rounds, "bytes_up": look.bytes_up, "bytes_down": look.bytes_down,
                 "shown": {
                     "only_here": sampled(rows_with(index, have), columns, samples) if have else [],
                     "only_there": [{"id": id.hex()} for id in look.need[:samples]],
                 },
-            }
+            }  # fmt: skip
             if folder is not None:
                 say("writing")
                 rows = {diff_files.HAVE: rows_with(index, look.have), diff_files.NEED: as_table(spark, look.need)}

@@ -54,8 +54,6 @@ def negentropy(
 
 
 class Talk:
-    """One conversation: a set that is filled, then a session."""
-
     def __init__(self, wire: WireName, id_size: int, frame_limit: int, reply: ReplyName) -> None:
         self._wire, self._reply, self._frame_limit = wire, reply, frame_limit
         self._items = ItemSet(id_size)

@@ -107,12 +107,12 @@ def _tell(done: client.Reconciliation, *, dry_run: bool, some: bool) -> None:
             if len(ids) > SHOWN_MAX:
                 rows.add_row(where, f"and {len(ids) - SHOWN_MAX:,} more")
         people.print(rows)
-    rejects = [(way, *line) for way, books in (("pulled", done.pulled), ("pushed", done.pushed)) for line in books]
-    rejects = [each for each in rejects if each[1].verdict in (Verdict.UNSURE, Verdict.REJECT)]
-    if rejects:
-        rows = table("", "verdict", "reason", ">records", "because")
-        for way, answer, number in rejects:
-            rows.add_row(way, answer.verdict, answer.reason, f"{number:,}", exchange.RULES[answer])
+    rows = table("", "verdict", "reason", ">records", "because")
+    for way, books in (("pulled", done.pulled), ("pushed", done.pushed)):
+        for answer, number in books:
+            if answer.verdict in (Verdict.UNSURE, Verdict.REJECT):
+                rows.add_row(way, answer.verdict, answer.reason, f"{number:,}", exchange.RULES[answer])
+    if rows.row_count:
         people.print(rows)
     people.print(sentence(done, some=some), markup=False, soft_wrap=True)
 

@@ -290,7 +290,6 @@ class Transfer:
             self._refuse(self.pulled, why, id)
 
     def push(self, channel: Channel, opened: OpenReply, have: Sequence[bytes]) -> None:
-        """Send these records, those that have bytes and that the peer can take."""
         ids = [id for id in have if id not in self._refused] if self._refused else have
         end = self.pushed.received + len(ids)
         for batch in self._batches(opened, ids):

@@ -442,7 +442,6 @@ def _read_many(buffer: Rows, starts: Ints, layout: Layout) -> tuple[Bounds, Ints
 
 
 def _lower(upper: Bounds, layout: Layout) -> Bounds:
-    """Where ranges begin that end at these bounds."""
     return Bounds.join([Bounds.origin(layout.id_size), upper.take(slice(0, -1))]).take(slice(0, len(upper)))
 
 

@@ -292,7 +292,6 @@ class Columns:
         return np.sort(self.ids.view(BIG)[:, 0].astype(np.uint64))
 
     def bounds(self) -> Bounds:
-        """The bounds that are the records themselves."""
         return Bounds(self.timestamps, self.ids, np.full(len(self), self.ids.shape[1]))
 
     def find(self, bounds: Bounds) -> Ints:
@@ -596,7 +595,6 @@ class ItemSet:
         self.remove_many([timestamp], [id])
 
     def remove_many(self, timestamps: ArrayLike, ids: Rows | Sequence[bytes]) -> None:
-        """Remove many records; the set must be sealed, and hold them all."""
         index = self.snapshot()
         records = _checked(*self._parsed(timestamps, ids), self.id_size)
         if not (present := index.holds(records.timestamps, records.ids)).all():

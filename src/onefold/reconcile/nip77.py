@@ -71,7 +71,6 @@ class Subscriptions:
                 return self._refuse(name, failed(error))
 
     def waited(self, silence_s: float) -> None:
-        """The connection was silent for so long, before whatever came next."""
         with self._lock:
             for session in self._sessions.values():
                 session.waited(silence_s)

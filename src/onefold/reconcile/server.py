@@ -48,7 +48,6 @@ COUNTERS: Final = {
 
 
 def reconcile_metrics(books: PeerBooks, connections: int) -> Iterator[Metric]:
-    """What there is to watch: read from the books when somebody asks."""
     yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", connections)
     yield GaugeMetricFamily(f"{PREFIX}_open_sessions", "Sessions that are open.", books.sessions)
     for name, text in COUNTERS.items():
@@ -91,7 +90,6 @@ class AnswerTurns:
         self._numbers = itertools.count()
 
     async def run(self, account: Account, call: Callable[..., T], *values: Any) -> T:
-        """Call it in a thread, when it is this peer's turn."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         heapq.heappush(self._waiting, (account.used_s, next(self._numbers), turn))
@@ -209,8 +207,6 @@ PORT: Final = 7657
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileSettings:
-    """Where it listens, for whom, and what they may do."""
-
     host: str = "127.0.0.1"
     port: int = PORT
     """0: any that is free."""

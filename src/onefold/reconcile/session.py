@@ -75,8 +75,6 @@ class Limits:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a session has cost so far."""
-
     rounds: int = 0
     bytes_in: int = 0
     bytes_out: int = 0

@@ -549,7 +549,6 @@ class SqliteRecords:
         return new
 
     def _change_leaves(self, db: sqlite3.Connection, records: Columns, sign: int) -> Directory:
-        """Write the leaves that these records belong to, and raise the version."""
         directory = directory_of(db, self.id_size, self._directory)
         directory = Leaves(db, directory, self._leaf_items, self._items_max).changed(records, sign)
         db.execute("update record_set set version = ?, count = ?", [directory.version, int(directory.starts[-1])])
