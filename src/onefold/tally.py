@@ -53,7 +53,6 @@ class Tally:
         self._counts[answer] += _increment(n)
 
     def count(self, verdict: Verdict, reason: str | None = None) -> int:
-        """How many messages got this verdict, for this reason or for any."""
         return sum(n for a, n in self._counts.items() if a.verdict == verdict and reason in (None, a.reason))
 
     @property

@@ -15,7 +15,7 @@ S = TypeVar("S", bound=LocalServer)
 def join(server: S) -> S:
     """Start it, or know where the one runs that another process has started in this folder."""
     server.folder.mkdir(parents=True, exist_ok=True)
-    with open(server.folder / "lock", "a+") as lock:  # who comes meanwhile waits until it answers
+    with open(server.folder / "shared_server", "a+") as lock:  # who comes meanwhile waits until it answers
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.seek(0)
         if words := lock.read().split():
@@ -29,6 +29,6 @@ def join(server: S) -> S:
 
 def end(folder: Path) -> None:
     """End all that were started in folders of this one."""
-    for lock in folder.glob("*/lock"):
+    for file in folder.glob("*/shared_server"):
         with suppress(ProcessLookupError):
-            os.kill(int(lock.read_text().split()[1]), signal.SIGKILL)
+            os.kill(int(file.read_text().split()[1]), signal.SIGKILL)

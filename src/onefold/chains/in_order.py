@@ -343,7 +343,13 @@ class OrderedChain(Generic[M]):
         if self._floor is None:
             return rules.NEW_CHAIN
         if number <= self._last:
-            return self._judge_late(previous, number, self._floor)
+            if number < self._floor:
+                return rules.BEHIND_HEAD if previous is None else rules.BELOW_FLOOR
+            if self.forgotten is not None and number <= self.forgotten:
+                return rules.FORGOTTEN
+            if number in self._given_up:
+                return rules.GIVEN_UP
+            return rules.BEHIND_HEAD if previous is None and number not in (self._floor, self._last) else rules.SEEN
         if number in self._held:
             return rules.SEEN
         i = bisect_left(self._numbers, number)
@@ -356,15 +362,6 @@ class OrderedChain(Generic[M]):
         if previous is None:
             return rules.AHEAD
         return rules.IN_ORDER if previous == below else rules.OPENS_GAP
-
-    def _judge_late(self, previous: Number | None, number: Number, floor: Number) -> Answer:
-        if number < floor:
-            return rules.BEHIND_HEAD if previous is None else rules.BELOW_FLOOR
-        if self.forgotten is not None and number <= self.forgotten:
-            return rules.FORGOTTEN
-        if number in self._given_up:
-            return rules.GIVEN_UP
-        return rules.BEHIND_HEAD if previous is None and number not in (floor, self._last) else rules.SEEN
 
     def _advance(self, now_ms: int, give_up_to: Number | None = None) -> Iterator[Event[M]]:
         """Release what is next, and up to ``give_up_to`` also what is not; then see whether a new gap is open."""

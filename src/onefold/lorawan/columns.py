@@ -456,7 +456,6 @@ class FrameBank:
         return codes
 
     def _no_room(self, frames: ReceptionArrays, at: Int64s, frame: Int64s, live: Bools) -> Bools:
-        """Of each frame, whether it is new and there is no room for it, or for its chain."""
         refused = np.zeros(len(at), np.bool_)
         if self._frames_max is None:
             return refused

@@ -218,7 +218,6 @@ class MicBudget:
         self._windows: OrderedDict[tuple[str, int], tuple[int, int]] = OrderedDict()  # since when, how many
 
     def spend(self, station: str, dev_addr: int, codes: int, now_ms: int) -> None:
-        """So many codes were tried for nothing."""
         pair = station, dev_addr
         since_ms, failures = self._windows.get(pair, (now_ms, 0))
         if now_ms - since_ms >= self._window_ms:

@@ -104,7 +104,6 @@ class _DataFrame(NamedTuple):
 
     @property
     def confirmed(self) -> bool:
-        """It asks for a confirmation."""
         return self.mhdr & TYPE_BITS in (CONFIRMED_UP, CONFIRMED_DOWN)
 
     @property

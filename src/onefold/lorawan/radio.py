@@ -238,7 +238,6 @@ class Region:
         return 923_300_000 + channel % 8 * 600_000, self.rx1_rates[data_rate]
 
     def is_up(self, data_rate: int) -> bool:
-        """Can an uplink have this data rate?"""
         return 0 <= data_rate < len(self.rx1_rates)
 
     def data_rate(self, spreading_factor: int, bandwidth_khz: int) -> int:

@@ -502,9 +502,7 @@ class Body:
 
 
 class Stoppable(Protocol):
-    def stop(self) -> None:
-        """Answer what was read, then close."""
-        ...
+    def stop(self) -> None: ...
 
 
 async def stop_all(connections: Iterable[Stoppable], seconds: float) -> None:

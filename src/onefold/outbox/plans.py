@@ -149,7 +149,6 @@ class Entity(NamedTuple):
 
     @property
     def stored(self) -> Entity:
-        """What the store has after it took this one."""
         return Entity(self.key, self.version + 1, self.state, self.outbox)
 
     def changed(self, state: Any) -> Entity:

@@ -62,7 +62,6 @@ class World:
         return ledger
 
     def perform(self, kind: type, steps: Sequence[Any]) -> Sequence[Any]:
-        """The answers to steps of one kind, by one call."""
         if kind is plans.Load:
             return self.entities.load([step.key for step in steps])
         if kind is plans.Persist:

@@ -412,7 +412,6 @@ class Consumer:
                 return
 
     def _probe(self) -> None:
-        """Whether all three answer."""
         world = self.app.world
         world.entities.load([Key(self.app.name, PROBE)])
         world.tokens.holds([PROBE])

@@ -200,7 +200,15 @@ class FilePublisher:
             self._take_answers(only_done=True)
             if wait is None:
                 break
-            self._still_the_same(file)
+            now, position = os.fstat(file.fileno()), file.tell()
+            if now.st_size < position:
+                raise Misuse(f"{self.path}: was cut to {now.st_size} bytes, {position} were read", path=str(self.path))
+            try:
+                same = os.path.samestat(now, self.path.stat())
+            except FileNotFoundError:
+                same = False
+            if not same and now.st_size == position:
+                raise Misuse(f"{self.path}: is another file now; the old one is published up to byte {position}")
             if wait(POLL_S):
                 return
         if rest:
@@ -214,17 +222,6 @@ class FilePublisher:
             why = "that a message may have; nothing was published from there on"
             raise Misuse(f"{text} {why}", path=str(self.path), offset=offset)
         return line
-
-    def _still_the_same(self, file: BinaryIO) -> None:
-        now, position = os.fstat(file.fileno()), file.tell()
-        if now.st_size < position:
-            raise Misuse(f"{self.path}: was cut to {now.st_size} bytes, {position} were read", path=str(self.path))
-        try:
-            same = os.path.samestat(now, self.path.stat())
-        except FileNotFoundError:
-            same = False
-        if not same and now.st_size == position:
-            raise Misuse(f"{self.path}: is another file now; the old one is published up to byte {position}")
 
     def _take_answers(self, *, only_done: bool = False) -> None:
         before = self.answered

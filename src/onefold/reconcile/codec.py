@@ -406,7 +406,6 @@ def _read_few(message: bytes, starts: list[int], layout: Layout) -> tuple[Bounds
 
 
 def _read_many(buffer: Rows, starts: Ints, layout: Layout) -> tuple[Bounds, Ints]:
-    """The same, all at once."""
     numbers, digits = _numbers_at(buffer, starts)
     lead = buffer[starts]
     not_minimal = (digits > 1) & (lead == 128) | (digits == DIGITS_MAX) & (lead > 129) | (digits > DIGITS_MAX)
@@ -543,7 +542,6 @@ class Writer:
         return bytes(data), starts + bodies
 
     def write_some(self, ranges: Ranges, room: int, after: Bounds | None = None) -> tuple[bytes, Ranges]:
-        """As many as fit into so many bytes: the bytes, and the ranges that are in them."""
         # Hardly more than can fit: what need not be written is not fingerprinted either.
         ranges = ranges.take(slice(0, room // HEAD_MIN + 1))
         least = np.where(ranges.modes == Mode.ID_LIST, 1 + ranges.sizes() * self.items.id_size, 0) + HEAD_MIN

@@ -160,7 +160,6 @@ class Bounds:
 
     @staticmethod
     def choose(first: Flags, these: Bounds, those: Bounds) -> Bounds:
-        """These where the flag is set, and those where it is not."""
         return Bounds(
             np.where(first, these.timestamps, those.timestamps),
             np.where(first[:, None], these.ids, those.ids),
@@ -175,7 +174,6 @@ class Bounds:
 
     @staticmethod
     def begun(timestamps: Stamps, ids: Rows, lengths: Ints) -> Bounds:
-        """Bounds of these timestamps and of the first bytes of these ids."""
         rows, long = np.zeros_like(ids), flagged(lengths)
         mask = np.arange(ids.shape[1]) < lengths[long, None]
         whole(rows)[long] = whole(ids.take(long, axis=0) * mask)
@@ -482,7 +480,6 @@ class Index:
         return alive + [i for i, _ in self._extra.holding(ids)]
 
     def added(self, records: Columns) -> Index:
-        """With more records, which must be new."""
         return self._lean(self._extra.merged(records), self._holes)
 
     def removed(self, timestamps: Stamps, ids: Rows) -> Index:

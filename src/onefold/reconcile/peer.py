@@ -407,7 +407,6 @@ class Peer:
         return exchange.write_outcomes(outcomes)
 
     def _store(self, records: Sequence[Record]) -> list[PushReply]:
-        """Keep those of them that are what they say; what became of each."""
         self._pushed += len(records) or 1
         if self._pushed > self._limits.pushes_max:
             raise Refused("pushes", f"the session is over: more than {self._limits.pushes_max} records were pushed")

@@ -45,7 +45,6 @@ def id_of(timestamp: int, body: bytes, id_size: int = 32) -> bytes:
 
 
 def record(timestamp: int, body: bytes, id_size: int = 32) -> Record:
-    """These bytes as a record; BadInput for a timestamp that none can have."""
     if not 0 <= timestamp < INFINITY:
         raise BadInput(f"timestamp {timestamp} is no whole number from 0 to 2^64 - 2", timestamp=timestamp)
     return Record(timestamp, id_of(timestamp, body, id_size), body)

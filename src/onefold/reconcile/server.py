@@ -139,7 +139,6 @@ class PeerConnection:
         self._stopped = False
 
     def stop(self) -> None:
-        """Answer what was read, then close."""
         self._stopped = True
         if self._waiting is not None:
             with contextlib.suppress(RuntimeError):  # its time was up at this very moment
@@ -254,7 +253,6 @@ class ReconcileServer(HttpServer):
         self.books.pushed().check()  # all was answered: what came has a verdict, or it was lost in here
 
     async def _about(self, request: Request) -> Response:
-        """GET /, by something that is no peer."""
         what = "negentropy over a websocket: finds what two stores lack of each other"
         about = {"onefold": "reconcile", "what": what, "version": exchange.VERSION, "id_size": self.records.id_size}
         return answer({**about, "writable": self.settings.writable, "bodies": self.settings.bodies})

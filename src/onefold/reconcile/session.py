@@ -561,7 +561,6 @@ class Answers:
         return Ranges(lower, upper, modes, first, last), source
 
     def from_lists(self) -> tuple[list[bytes], list[bytes]]:
-        """What only we have and what only they have, by the server's lists."""
         received, which = self.received, self.received.of_mode(Mode.ID_LIST)
         if not len(which):
             return [], []

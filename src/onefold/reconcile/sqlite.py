@@ -555,7 +555,6 @@ class SqliteRecords:
         return directory
 
     def _askable(self, ids: Sequence[bytes]) -> list[bytes]:
-        """Each once, without those that cannot be there."""
         return [id for id in dict.fromkeys(ids) if len(id) == self.id_size]
 
     def _check_open(self) -> None:

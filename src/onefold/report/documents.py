@@ -89,7 +89,6 @@ class ReportPart:
         return [ReportPart(value, f"{self.where}[{i}]") for i, value in enumerate(self.value[:most])]
 
     def row(self, length: int) -> list[ReportPart]:
-        """The entries of a list that has so many."""
         entries = self.each()
         return entries if len(entries) == length else self.wrong(f"a list of {length}")
 

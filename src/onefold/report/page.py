@@ -686,7 +686,6 @@ class RunReport:
         return cls(documents.read_document(path))
 
     def html(self) -> str:
-        """One page that needs nothing else."""
         return html(self.document)
 
     @property

@@ -186,7 +186,6 @@ class AuditFinding:
         self.shown: dict[str, list[dict[str, Any]]] = {}
 
     def add(self, kind: str, rows: DataFrame, count: int) -> None:
-        """Keep the rows of a kind, if there are any."""
         if count:
             columns = [quoted(name) for name in self._names]
             named = rows.select(*columns)

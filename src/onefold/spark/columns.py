@@ -78,13 +78,11 @@ class RoleColumns:
 
     @property
     def named(self) -> list[tuple[str, str]]:
-        """(role, column) of every column that is there."""
         roles = [(each.name, getattr(self, each.name)) for each in fields(self)]  # type: ignore[arg-type]
         several = [(role, (names,) if isinstance(names, str | None) else names) for role, names in roles]
         return [(role, name) for role, names in several for name in names if name is not None]
 
     def of(self, df: DataFrame) -> Self:
-        """The columns that this table has."""
         return self
 
     def check(self, df: DataFrame) -> None:

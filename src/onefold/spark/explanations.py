@@ -111,7 +111,6 @@ class ExplainTarget:
     pairs: Mapping[str, str]
 
     def condition(self, rows: DataFrame) -> Column:
-        """On judged rows."""
         message = self.subject.message
         conditions = [_equals(rows, name, value) for name, value in self.pairs.items()]
         for word in self.words:
@@ -294,5 +293,4 @@ def _missing(path: Place, spark: SparkSession, target: ExplainTarget, limit: int
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
     return value if isinstance(value, str | int | float | None) else str(value)

@@ -165,7 +165,6 @@ def counted_by_key(rows: DataFrame, key: Sequence[Column], subject: Subject) -> 
 
 
 def widest_ranges(gaps: DataFrame, key: Sequence[Column], subject: Subject, ranges_max: int) -> DataFrame:
-    """The keys that miss something: how many ranges, how much of it, and the widest of them."""
     lower, upper = milliseconds(gaps, subject.lower), milliseconds(gaps, subject.upper)
     # Before all that was seen something is missing, but only who counts from a known number knows how much.
     start = upper if subject.least is None else F.lit(subject.least - 1).cast("long")
@@ -363,7 +362,6 @@ class Phases:
         self._begun = [(first, clock())]
 
     def begin(self, step: str) -> None:
-        """Say that a step begins, and the one before it has ended."""
         self._begun.append((step, self._clock()))
         self._say(step)
 

@@ -540,7 +540,6 @@ class Place:
         return sorted(names)
 
     def make(self) -> None:
-        """Make the folder, and those above it."""
         with self._naming("write to"):
             if not self._files.mkdirs(self._path):
                 raise OSError(f"cannot write to {self.shown}")
@@ -569,7 +568,6 @@ class Place:
             raise OSError(f"cannot publish {self.shown} as {target.shown}")
 
     def write_bytes(self, data: bytes) -> None:
-        """Write a file so that it is seen whole or not at all."""
         draft = Place(self._spark, f"{self}.new")
         draft._files.setWriteChecksum(False)  # no .crc files beside what people read
         draft.write_over(data)
@@ -608,7 +606,6 @@ class Place:
         return data
 
     def write_json(self, document: Any) -> None:
-        """Write a document so that it is seen whole or not at all."""
         self.write_bytes((json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
 
     def read_json(self) -> Any:

@@ -107,7 +107,6 @@ def staged(
     staging: Place, rows: DataFrame, strategy: Strategy, original: list[Column], *, gaps: bool = True,
     extras: Iterable[str] = (),
 ) -> dict[str, Place]:  # fmt: skip
-    """What was staged, by the names that it gets where it is published: rows by the strategy, gaps, extras."""
     if strategy == "none":
         rows.select(*original).write.parquet(str(staging / MESSAGES))
         parts = {MESSAGES: staging / MESSAGES}

@@ -78,7 +78,6 @@ class Signed:
         self._owns = dict(owns)
 
     def own(self, names: Owned) -> None:
-        """Write down what is about to be made."""
         self._lock.check()
         for name in names:
             if name not in self._owns and (self.place / name).exists():

@@ -452,7 +452,6 @@ FPORT_MAX: Final = 223
 
 
 def sign(rng: np.random.Generator, world: RadioWorld, air: Air) -> Iterator[Frame]:
-    """Every frame of the air, by its number."""
     count = len(air.kind)
     lengths = rng.integers(*PAYLOAD_BYTES, count)
     ends = np.cumsum(lengths).tolist()

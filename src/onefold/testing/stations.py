@@ -195,7 +195,6 @@ class Station:
                     await asyncio.sleep(AGAIN_S)
 
     async def _connected(self) -> ClientConnection:
-        """Ask where to go, go there, and say who we are."""
         url = f"{self.at}/router-info"
         async with await self._open(url) as socket:
             await socket.send(json.dumps({"router": dashed(int(self.eui, 16))}))

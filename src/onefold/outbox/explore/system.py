@@ -72,7 +72,6 @@ class Numbered(list[T]):
         self._numbers = {item: number for number, item in enumerate(items)}
 
     def number(self, item: T) -> int:
-        """Where the item is; a new one is appended."""
         number = self._numbers.setdefault(item, len(self))
         if number == len(self):
             self.append(item)
@@ -114,7 +113,6 @@ class StoreSnapshots:
         self._connection.close()
 
     def perform(self, content: int, step: Any) -> tuple[int, Any, list[Parcel]]:
-        """Do one step there: the content after it, the answer, and what was sent."""
         self.performed += 1
         if self._here != content:
             self._connection.deserialize(self._snapshots[content])
@@ -555,7 +553,6 @@ class Worlds:
         return number
 
     def _judge(self, content: int, books: WorldBooks) -> Offence | None:
-        """What must hold in every world."""
         back = self._snapshots.contents[content].tokens & books.dead
         if back:
             return Offence(Wrong.TOKEN_BACK, f"the token {min(back)} was removed, and exists again.")

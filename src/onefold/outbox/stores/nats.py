@@ -308,7 +308,6 @@ class Names:
         return f"{self.stream}.dead.{queue}"
 
     def consumer(self, queue: str) -> str:
-        """The name of a consumer has no dots."""
         return queue.replace(".", "=")
 
     def queue(self, subject: str) -> str:
@@ -452,7 +451,6 @@ class Loans:
     async def lease(
         self, client: Client, queues: Sequence[str], limit: int, lease_ms: int, wait_s: float
     ) -> list[ports.Delivery]:
-        """At most so many of these queues; waits for the first one."""
         deadline = monotonic() + wait_s
         stream, consumers = self._names.stream, [self._names.consumer(queue) for queue in queues]
         for queue, consumer in zip(queues, consumers, strict=True):
@@ -722,7 +720,6 @@ class NatsQueue:
         await make_streams(client.jetstream(timeout=self._timeout_s), self._names, self._replicas)
 
     def _settle(self, deliveries: Sequence[ports.Delivery], word: bytes, letters: Sequence[Letter] = ()) -> None:
-        """Say the word to each delivery, after these letters were stored."""
         receipts = self._receipts(deliveries)
 
         async def work(client: Client) -> None:

@@ -380,7 +380,6 @@ class PostgresLedger:
             self._connections.run(work)
 
     def close(self) -> None:
-        """Close all connections; those in use are closed when their calls are over."""
         self._connections.close()
 
     def _prepare(self, connection: Connection) -> None:

@@ -306,7 +306,6 @@ class SegmentLog:
         return first
 
     def _roll(self) -> None:
-        """Go on in a new segment. If it fails, the old one is as it was."""
         files, base = self._files, self._end
         if self._room > self._position:
             self._file.truncate(self._position)  # needs no sync: zeros that come back are still no frames
@@ -357,7 +356,6 @@ class SegmentLog:
         return self._reader().read(start, end)
 
     def _reader(self) -> LogReader:
-        """One for each who reads: they go on in their own threads."""
         return LogReader(self._folder, files=self._files, durable=lambda: self._end)
 
     def save(self, snapshot: SequencesSnapshot) -> None:

@@ -452,7 +452,6 @@ class TableItems:
         return places, inner, (begin, begin + over[inner])
 
     def _load(self, buckets: Ints) -> None:
-        """Read those of these buckets that were not read yet, by one job if there are any."""
         index = self._index
         wanted = np.unique(buckets)
         wanted = wanted[(self._offsets[wanted] < 0) & (index.buckets.counts[wanted] > 0)]

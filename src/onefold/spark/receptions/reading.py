@@ -551,7 +551,6 @@ def recognised(df: DataFrame, shape: str = "auto", *, clock_off_ms: int = CLOCK_
 
 
 def _texts(rows: DataFrame, row: StoredReceptions, shapes: list[Shape]) -> DataFrame:
-    """What the rows say, each by its own shape: texts under all the names that there are."""
 
     def same_names(read: Mapping[str, Column]) -> Column:
         columns = [read.get(name, F.lit(None)).cast("string").alias(name) for name in TEXTS]

@@ -314,7 +314,6 @@ def report(
 
 
 def _kept(rows: DataFrame, folder: str) -> DataFrame:
-    """The rows, computed once."""
     rows.write.parquet(f"file:{folder}")
     return rows.sparkSession.read.parquet(f"file:{folder}")
 
@@ -347,7 +346,6 @@ def _books(judged: DataFrame, received: int) -> dict[str, Any]:
 
 
 def _other_windows(data: DataFrame, expiry_ms: int, *, sliding: bool) -> list[dict[str, Any]]:
-    """What other windows would have made of the data frames: all of them, and those with a clock of their own."""
     lengths = sorted({*WINDOWS_MS, expiry_ms})
     receptions, counts = what_if(data, lengths, sliding=sliding)
     return [
