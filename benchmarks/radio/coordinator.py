@@ -24,8 +24,8 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any, NamedTuple
 
+from onefold.lorawan.ports import open_counters
 from onefold.lorawan.rules import Claim, Finished
-from onefold.lorawan.stores.port import open_counters
 
 DEVICES = 200
 BATCHES = (1, 100)

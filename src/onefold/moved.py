@@ -23,7 +23,7 @@ MOVED: Final[dict[str, tuple[str, ...]]] = {
     "engines.outbox.record": ("outbox.plans",),
     "engines.producers": ("producers",),
     "engines.producers.records": ("producers.records",),
-    "ports": ("outbox.ports", "reconcile.records", "producers.log.port", "lorawan.stores.port"),
+    "ports": ("outbox.ports", "reconcile.records", "producers.ports", "lorawan.ports"),
     "services.producer": ("producers.client",),
     "services.reconciler.client": ("reconcile.client",),
     "services.reconciler.dialing": ("reconcile.client",),

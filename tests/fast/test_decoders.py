@@ -46,7 +46,7 @@ from onefold.producers import wire as batch
 from onefold.producers.client import _greeted
 from onefold.producers.log import disk as snapshots
 from onefold.producers.log import frames
-from onefold.producers.log.port import Draft
+from onefold.producers.ports import Draft
 from onefold.producers.records import Kind
 from onefold.producers.records import SequenceEntry as Stored
 from onefold.producers.rules import SequencesSnapshot

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src" / "onefold").rglob("*.py"))
 PURE = {
     "chains": {"rules", "in_order", "columns"},
-    "producers": {"rules", "records", "memory"},
+    "producers": {"rules", "records", "state"},
     "lorawan": {"rules", "frames", "columns"},
     "outbox": {"plans"},
     "reconcile": {"items", "codec", "session"},
@@ -77,7 +77,7 @@ def test_modules_are_named_after_what_they_are_about():
 
 
 ALONE = {
-    "onefold.producers.memory": "the state of the rules, which are long enough to read without it",
+    "onefold.producers.state": "the state of the rules, which are long enough to read without it",
     "onefold.reconcile.nip77": "an adapter: negentropy as Nostr relays speak it",
     "onefold.reconcile.sqlite": "an adapter: records in a SQLite file",
 }

@@ -20,12 +20,12 @@ from onefold.errors import StoreFailed
 from onefold.lorawan.flow import GatewayLimits, GatewayService, GatewaySettings, ticks_ms
 from onefold.lorawan.frames import DataUp, JoinRequest, parse_down
 from onefold.lorawan.mic import signed_up
+from onefold.lorawan.ports import CounterStore
 from onefold.lorawan.radio import Downlink, Radio, Reception
 from onefold.lorawan.registry import registry_of
 from onefold.lorawan.rules import Claim, Claimed, Counters, Finished, Unfinished
 from onefold.lorawan.server import GatewayServer, GatewayServerSettings
 from onefold.lorawan.stores.memory import MemoryCounters
-from onefold.lorawan.stores.port import CounterStore
 from onefold.producers.log.reader import LogReader
 from onefold.producers.topic import Topics
 

@@ -16,9 +16,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from onefold.producers.log.disk import File, RealFiles
-from onefold.producers.log.port import LogRecord
 from onefold.producers.log.reader import LogReader
 from onefold.producers.log.segments import SegmentLog
+from onefold.producers.ports import LogRecord
 from onefold.producers.server import IngestServer, IngestSettings
 from onefold.producers.topic import Topic, Topics, TopicSettings
 from onefold.producers.wire import BatchReply, decode_reply, encode_request

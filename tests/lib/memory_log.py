@@ -7,7 +7,7 @@ from itertools import accumulate, islice
 from zlib import crc32
 
 from onefold.errors import Misuse
-from onefold.producers.log.port import Draft, LogRecord
+from onefold.producers.ports import Draft, LogRecord
 from onefold.producers.rules import SequencesSnapshot
 
 

@@ -22,8 +22,8 @@ from zlib import crc32
 
 from onefold.errors import StoreFailed
 from onefold.producers.log.disk import START, read_mark
-from onefold.producers.log.port import Draft, LogRecord
 from onefold.producers.log.segments import SegmentLog
+from onefold.producers.ports import Draft, LogRecord
 from onefold.producers.rules import SequencesSnapshot
 from tests.lib.disk import PowerCut, SimDisk
 

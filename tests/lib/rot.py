@@ -18,8 +18,8 @@ from zlib import crc32
 from onefold.errors import Damaged
 from onefold.producers.log.disk import MARK, SEGMENT
 from onefold.producers.log.frames import header
-from onefold.producers.log.port import Draft, LogRecord
 from onefold.producers.log.segments import SegmentLog
+from onefold.producers.ports import Draft, LogRecord
 from onefold.producers.rules import SequencesSnapshot
 from tests.lib.disk import SimDisk
 

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from onefold.errors import Misuse
+from onefold.lorawan.ports import CounterStore
 from onefold.lorawan.rules import (
     LATE_MAX,
     Claim,
@@ -30,7 +31,6 @@ from onefold.lorawan.rules import (
     won_before,
 )
 from onefold.lorawan.stores.memory import MemoryCounters
-from onefold.lorawan.stores.port import CounterStore
 from onefold.lorawan.stores.redis import CLAIMS_MAX, RedisCounters
 from onefold.lorawan.stores.sqlite import SqliteCounters
 from tests.lib.examples import examples

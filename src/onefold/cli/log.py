@@ -22,8 +22,8 @@ from onefold.errors import Misuse, OnefoldError
 from onefold.producers.documents import record_document
 from onefold.producers.log import salvage as repair
 from onefold.producers.log.disk import REAL, Snapshots
-from onefold.producers.log.port import LogRecord
 from onefold.producers.log.reader import LogReader
+from onefold.producers.ports import LogRecord
 from onefold.producers.records import MESSAGES, Kind
 from onefold.producers.requests import entries
 from onefold.producers.rules import recover

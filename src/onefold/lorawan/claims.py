@@ -22,8 +22,8 @@ from itertools import islice
 from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from onefold.errors import StoreFailed
+from onefold.lorawan.ports import CounterStore
 from onefold.lorawan.rules import Claim, Claimed, Counters, Finished, Unfinished
-from onefold.lorawan.stores.port import CounterStore
 
 T = TypeVar("T")
 WhenDown: TypeAlias = Literal["park", "unsure"]

@@ -40,10 +40,10 @@ from onefold.lorawan import rules
 from onefold.lorawan.claims import FINISHED_MAX, ClaimDesk, Lookup, Reply, WhenDown
 from onefold.lorawan.frames import DataUp, JoinRequest
 from onefold.lorawan.mic import ack_down, find_owner, join_mic
+from onefold.lorawan.ports import CounterStore
 from onefold.lorawan.radio import EU868, Downlink, Reception, Region
 from onefold.lorawan.registry import DeviceSession, Registry, RegistryEntry, Sessions, expected
 from onefold.lorawan.rules import Counters, Judged, NetworkServer, Sightings, Stations, Unfinished
-from onefold.lorawan.stores.port import CounterStore
 from onefold.net.limits import HttpLimits
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict

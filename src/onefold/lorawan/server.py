@@ -26,8 +26,8 @@ from prometheus_client.metrics_core import Metric
 from onefold.clock import wall_ms
 from onefold.lorawan.flow import DurableTopic, GatewayService, GatewaySettings
 from onefold.lorawan.links.lns import Lns
+from onefold.lorawan.ports import CounterStore, open_counters
 from onefold.lorawan.registry import RegistryFile
-from onefold.lorawan.stores.port import CounterStore, open_counters
 from onefold.lorawan.stores.sqlite import SqliteCounters
 from onefold.net.http import Admission, HttpServer, check_host, websocket_route
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from onefold.decoding import read_json
 from onefold.errors import BadInput
-from onefold.producers.log.port import LogRecord
+from onefold.producers.ports import LogRecord
 from onefold.producers.records import MESSAGES, Kind
 from onefold.producers.requests import Message, Receipt
 from onefold.verdict import Verdict

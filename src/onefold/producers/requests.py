@@ -13,7 +13,7 @@ from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 from zlib import crc32
 
 from onefold.errors import Misuse
-from onefold.producers.log.port import Draft, LogRecord
+from onefold.producers.ports import Draft, LogRecord
 from onefold.producers.records import CONFLICT, RETRIED, TOO_LARGE, Kind, SequenceEntry
 from onefold.producers.rules import Sequences
 from onefold.verdict import Answer, Verdict

@@ -30,8 +30,8 @@ from typing import NamedTuple, Unpack
 
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.producers import records
-from onefold.producers.memory import Highest, Memory, decode, encode
 from onefold.producers.records import Kind, Part, Pushed, SequenceBounds, SequenceEntry, SequenceSettings
+from onefold.producers.state import Highest, Memory, decode, encode
 from onefold.verdict import Verdict
 
 

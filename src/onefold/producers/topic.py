@@ -31,8 +31,8 @@ from onefold.decoding import read_json
 from onefold.errors import BadInput, Busy, Damaged, Misuse, OnefoldError, StoreFailed
 from onefold.producers import records, requests
 from onefold.producers.log.disk import REAL, failing
-from onefold.producers.log.port import AppendLog, Draft
 from onefold.producers.log.segments import SEGMENT_BYTES, SegmentLog
+from onefold.producers.ports import AppendLog, Draft
 from onefold.producers.records import Kind, MemoryKind
 from onefold.producers.requests import Batch, Message, ProducerSession, Receipt, Request
 from onefold.producers.rules import Cadence, SequencesSnapshot, recover

@@ -19,7 +19,7 @@ from tests.lib.commands import lines_after_kill
 RACER = """
 import json, sys
 from onefold.lorawan.rules import Claim, Finished
-from onefold.lorawan.stores.port import open_counters
+from onefold.lorawan.ports import open_counters
 
 name, url, frames, batch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 print("ready", flush=True)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onefold.errors import Misuse
-from onefold.producers.log.port import AppendLog, Draft, LogRecord
 from onefold.producers.log.segments import SegmentLog
+from onefold.producers.ports import AppendLog, Draft, LogRecord
 from onefold.producers.rules import SequencesSnapshot
 from tests.lib.disk import SimDisk
 from tests.lib.memory_log import MemoryLog

@@ -14,9 +14,9 @@ import pytest
 from onefold.errors import Damaged, Misuse, StoreFailed
 from onefold.producers.log import disk as files_module
 from onefold.producers.log import reader as index
-from onefold.producers.log.port import Draft
 from onefold.producers.log.reader import LogReader
 from onefold.producers.log.segments import SegmentLog
+from onefold.producers.ports import Draft
 from onefold.producers.rules import SequencesSnapshot
 from tests.lib.disk import SimDisk
 
@@ -42,7 +42,7 @@ def same_as_written(records, start: int = 0) -> int:
 WRITER = """
 import sys
 from zlib import crc32
-from onefold.producers.log.port import Draft
+from onefold.producers.ports import Draft
 from onefold.producers.log.segments import SegmentLog
 log = SegmentLog(sys.argv[1], segment_bytes=30_000)
 while log.end < int(sys.argv[2]):
@@ -109,7 +109,7 @@ FULL = """
 import resource, sys
 from zlib import crc32
 from onefold.errors import StoreFailed
-from onefold.producers.log.port import Draft
+from onefold.producers.ports import Draft
 from onefold.producers.log.segments import SegmentLog
 log = SegmentLog(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_100, resource.RLIM_INFINITY))

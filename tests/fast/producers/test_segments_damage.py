@@ -8,9 +8,9 @@ import pytest
 from onefold.errors import Damaged
 from onefold.producers.log.disk import SEGMENT, name
 from onefold.producers.log.frames import decode, encode, header
-from onefold.producers.log.port import Draft, LogRecord
 from onefold.producers.log.reader import LogReader
 from onefold.producers.log.segments import SegmentLog
+from onefold.producers.ports import Draft, LogRecord
 from onefold.producers.rules import SequencesSnapshot
 from tests.lib import rot
 from tests.lib.disk import SimDisk

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold.producers import topic as topic_module
-from onefold.producers.log.port import Draft
 from onefold.producers.log.segments import SegmentLog
+from onefold.producers.ports import Draft
 from onefold.producers.records import Kind
 from onefold.producers.topic import STEP_MAX_MS, STEPOUT_MS, Topic, TopicSettings, TopicTime
 from onefold.verdict import Verdict

@@ -31,7 +31,7 @@ from zlib import crc32
 
 from onefold.errors import Misuse
 from onefold.producers.log.disk import Files
-from onefold.producers.log.port import Draft, LogRecord
+from onefold.producers.ports import Draft, LogRecord
 
 MAGIC = b"OFL1"
 HEADER = struct.Struct("<4sIQqIIHBBHI")

@@ -27,7 +27,7 @@ from onefold.errors import Damaged, Misuse
 from onefold.producers.log import disk
 from onefold.producers.log.disk import File, Files
 from onefold.producers.log.frames import END, walk
-from onefold.producers.log.port import LogRecord
+from onefold.producers.ports import LogRecord
 
 SPACING_BYTES = 64 * 1024
 """A read by offset decodes at most this much for nothing: about a millisecond. (Kafka: 4 KiB, but compiled.)"""

@@ -22,8 +22,8 @@ from onefold.errors import Misuse
 from onefold.producers.log import disk
 from onefold.producers.log.disk import Files, Snapshots
 from onefold.producers.log.frames import END, encode, headers, walk
-from onefold.producers.log.port import Draft, LogRecord
 from onefold.producers.log.segments import SEGMENT_BYTES
+from onefold.producers.ports import Draft, LogRecord
 from onefold.producers.rules import SequencesSnapshot
 
 AHEAD_MS = 60_000

@@ -33,8 +33,8 @@ from onefold.producers.log import disk
 from onefold.producers.log import reader as index
 from onefold.producers.log.disk import File, Files, Snapshots
 from onefold.producers.log.frames import END, HEAD_BYTES_MAX, encode, header, headers, walk, was_durable
-from onefold.producers.log.port import Draft, LogRecord
 from onefold.producers.log.reader import IndexEntry, IndexWriter, LogReader
+from onefold.producers.ports import Draft, LogRecord
 from onefold.producers.rules import SequencesSnapshot
 
 TORN_COUNT_MAX = 16
