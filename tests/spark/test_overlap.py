@@ -151,7 +151,8 @@ def test_a_record_that_stays_as_it_is_has_no_owner_and_who_lost_one_is_told(far,
 
 
 def test_a_signed_folder_elsewhere_is_kept_as_a_local_one_is(far, monkeypatch):
-    monkeypatch.setattr(signature, "LOOK_S", 0.2)
+    monkeypatch.setattr(signature, "STILL_S", 0.5)  # the test before has left a record that nobody renews
+    monkeypatch.setattr(signature, "LOOK_S", 0.1)
     with signature.signed(far, "run", ["_staging"]) as folder:
         (far / "_staging" / "rows").make()
         (far / "_staging" / "rows" / "x").write_bytes(b"1")
