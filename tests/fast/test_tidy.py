@@ -154,7 +154,7 @@ def test_engine_modules_teach():
 
 def test_the_jvm_is_asked_in_two_files():
     """Where Spark is remote, each of these calls needs another answer: they stand where all of them can be seen."""
-    allowed = {"spark/session.py", "spark/files.py", "spark/diff.py", "spark/figures.py", "spark/window.py"}
+    allowed = {"spark/session.py", "spark/files.py"}
     asks = {"_jvm", "_jdf", "_jsc", "sparkContext"}
     found = [
         f"{place(path, node)} {node.attr}"
