@@ -1,6 +1,7 @@
 """One TOML file -> frozen, validated settings; every problem is one line that names file, key and value.
 
-    [source] what to read   [judge] how   [publish] where to   [report] what to show   [spark] with which means
+    [source] what to read   [judge] how   [publish] where to   [memory] what was before
+    [report] what to show   [spark] with which means
 
 A setting is never ignored: a key or table that is not known is refused, with the nearest known one, and so is a key
 that this kind of pipeline does not have. Values are not bent into shape either: the text "5" is no number. The
@@ -78,10 +79,14 @@ class Only:
     engine: str | tuple[str, ...] | None = None
     """One engine, or any of several."""
     shape: str | None = None
+    remembers: str | None = None
+    """"yes": a stream, or a run that goes on from a memory."""
 
 
+MEMORY_NEEDED: Final = 'source.mode = "stream" or memory.path'
 STREAM: Final = Only(mode="stream")
 BATCH: Final = Only(mode="batch")
+REMEMBERS: Final = Only(remembers="yes")
 CHAINS: Final = Only(engine="chains")
 PRODUCERS: Final = Only(engine="producers")
 NUMBERED: Final = Only(engine=("chains", "producers"))
@@ -158,12 +163,12 @@ class Judge(Table):
     """Of producers: how far above the highest sequence of its producer a sequence may lie; what is further is rejected,
     so that one wrong number cannot make all that follow repeats. The first one of a producer may be any. "off": no
     limit."""
-    idle_ms: Annotated[int | Literal["off"], _whole_or("off", least=1), STREAM, NUMBERED] = "off"
-    """Of a stream: a chain or producer not heard from for so long gives up its gaps; what lies there is UNSURE from
-    then on."""
-    state_rows_max: Annotated[int | Literal["off"], _whole_or("off", least=1), STREAM] = "off"
-    """Of a stream: how many chains, producers or frames a bucket of the state remembers; beyond, those of new ones are
-    UNSURE."""
+    idle_ms: Annotated[int | Literal["off"], _whole_or("off", least=1), REMEMBERS, NUMBERED] = "off"
+    """Of a stream or a memory: a chain or producer not heard from for so long gives up its gaps; what lies there is
+    UNSURE from then on."""
+    state_rows_max: Annotated[int | Literal["off"], _whole_or("off", least=1), REMEMBERS] = "off"
+    """Of a stream or a memory: how many chains, producers or frames a bucket of it remembers; beyond, those of new ones
+    are UNSURE."""
     order_wait_ms: Annotated[int | Literal["off"], _whole_or("off", least=0), STREAM, CHAINS] = "off"
     """Of a stream of chains: hold messages back until what is missing before them arrives, at most so long; then what
     is missing is given up, and told in the gaps. "off": messages come out as they come."""
@@ -227,12 +232,21 @@ class Publish(Table):
     strategy: Literal["drop", "mark", "none"] = "drop"
     """What happens to a message that is not a FIRST. "drop": it is kept apart. "mark": it stays, with its verdict.
     "none": it stays, unmarked."""
-    format: Annotated[Literal["parquet", "delta", "postgres"], STREAM] = "parquet"
-    """Of a stream: "parquet" is folders of files, "delta" a Delta table at the path, "postgres" a table at a URL like
-    postgresql://user@host/database#schema.table. A batch run writes parquet."""
+    format: Annotated[Literal["parquet", "delta", "postgres"], REMEMBERS] = "parquet"
+    """Of a stream or a memory: "parquet" is folders of files, "delta" a Delta table at the path, "postgres" a table at
+    a URL like postgresql://user@host/database#schema.table. A run without a memory writes parquet."""
     checkpoint: Annotated[Name, STREAM] = "auto"
     """Of a stream: where Spark keeps how far it has come. It belongs to the output: keep or remove both. "auto": the
     path with ".checkpoint" after it."""
+
+
+class Memory(Table):
+    """What runs remember of those before them."""
+
+    path: Annotated[MaybeName, BATCH] = None
+    """Of a batch run: a folder or a URL that all executors see. Each run then goes on from the last one: it reads the
+    files that came since, and publishes them as the next version, in batches/ below publish.path. It belongs to that
+    output: keep or remove both. "none": a run begins with nothing seen. A stream remembers in its checkpoint."""
 
 
 class Report(Table):
@@ -252,8 +266,9 @@ class Spark(Table):
     """Where Spark runs: "local[*]" is this machine with all its cores."""
     partitions: Annotated[int | Literal["auto"], _whole_or("auto", least=1)] = "auto"
     """How many tasks judge. "auto": by the size of the input."""
-    buckets: Annotated[int, Field(ge=1, le=4096), STREAM] = 32
-    """Of a stream: into how many parts its state is split; more than its tasks. A checkpoint keeps its number."""
+    buckets: Annotated[int, Field(ge=1, le=4096), REMEMBERS] = 32
+    """Of a stream or a memory: into how many parts what is remembered is split; more than its tasks. A memory keeps its
+    number."""
     memory: Annotated[str, Field(pattern=r"^(auto|[1-9][0-9]*[kmgtKMGT])$")] = "auto"
     """Memory of the Java side, such as "4g". "auto": by the memory of the machine."""
     config: Texts = {}
@@ -271,6 +286,7 @@ class Settings(Table):
     source: Source
     judge: Judge = Judge()
     publish: Publish
+    memory: Memory = Memory()
     report: Report = Report()
     spark: Spark = Spark()
 
@@ -296,9 +312,10 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
         lines = problems[:PROBLEMS_MAX] + ([f"{path}: and {rest} more"] if rest > 0 else [])
         raise Misuse("\n".join(lines), path=str(path), problems=tuple(problems))
     tables = {}
-    for name in ("source", "publish"):
+    for name in ("source", "publish", "memory"):
         table = getattr(settings, name)
-        paths = {key: value for key in ("path", "checkpoint") if (value := getattr(table, key, "auto")) != "auto"}
+        named = {key: getattr(table, key, None) for key in ("path", "checkpoint")}
+        paths = {key: value for key, value in named.items() if value not in (None, "auto")}
         local = {key: value for key, value in paths.items() if "://" not in value and not value.startswith("file:")}
         tables[name] = table.model_copy(update={key: str(path.parent.absolute() / local[key]) for key in local})
     return settings.model_copy(update=tables)
@@ -306,7 +323,13 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
 
 def misplaced(settings: Settings) -> Iterator[tuple[tuple[str, str], str]]:
     """The keys that say something and belong to another kind of pipeline, each with what it would need."""
-    kind = {"mode": settings.source.mode, "engine": settings.judge.engine, "shape": settings.judge.shape}
+    remembers = settings.source.mode == "stream" or settings.memory.path is not None
+    kind = {
+        "mode": settings.source.mode,
+        "engine": settings.judge.engine,
+        "shape": settings.judge.shape,
+        "remembers": "yes" if remembers else "no",
+    }
     names = {"mode": "source.mode", "engine": "judge.engine", "shape": "judge.shape"}
     for table, model in TABLES.items():
         for key, field in model.model_fields.items():
@@ -316,7 +339,8 @@ def misplaced(settings: Settings) -> Iterator[tuple[tuple[str, str], str]]:
                     some = (wanted,) if isinstance(wanted, str) else wanted or (kind[part],)
                     if kind[part] not in some:
                         either = " or ".join(f'"{word}"' for word in some)
-                        yield (table, key), f"is {_shown(value)}, which needs {names[part]} = {either}"
+                        needed = f"{names[part]} = {either}" if part in names else MEMORY_NEEDED
+                        yield (table, key), f"is {_shown(value)}, which needs {needed}"
                         break
 
 

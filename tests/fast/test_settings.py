@@ -175,7 +175,7 @@ def test_lorawan_has_keys_of_its_own_and_names_columns_only_where_they_are_flat(
         pipeline, PATHS + '[judge]\nengine = "lorawan"\nstation = "gw"\nidle_ms = 5\nsequence = "fcnt"\n'
     ) == [
         'pipeline.toml: judge.sequence: is "fcnt", which needs judge.engine = "chains" or "producers"',
-        'pipeline.toml: judge.idle_ms: is 5, which needs source.mode = "stream"',
+        'pipeline.toml: judge.idle_ms: is 5, which needs source.mode = "stream" or memory.path',
         'pipeline.toml: judge.idle_ms: is 5, which needs judge.engine = "chains" or "producers"',
         'pipeline.toml: judge.station: is "gw", which needs judge.shape = "flat"',
     ]
@@ -262,8 +262,8 @@ def test_settings_need_no_spark():
             '[source]\npath = "in"\ntrigger = "1 second"',
             'source.trigger: is "1 second", which needs source.mode = "stream"',
         ),
-        ("[judge]\nidle_ms = 5", 'judge.idle_ms: is 5, which needs source.mode = "stream"'),
-        ("[spark]\nbuckets = 7", 'spark.buckets: is 7, which needs source.mode = "stream"'),
+        ("[judge]\nidle_ms = 5", 'judge.idle_ms: is 5, which needs source.mode = "stream" or memory.path'),
+        ("[spark]\nbuckets = 7", 'spark.buckets: is 7, which needs source.mode = "stream" or memory.path'),
         (
             '[source]\npath = "in"\nmode = "stream"\n[report]\nranges_max = 3',
             'report.ranges_max: is 3, which needs source.mode = "batch"',
@@ -281,5 +281,5 @@ def test_a_default_may_be_spelled_out_anywhere(pipeline):
 
 def test_what_the_environment_says_is_named_when_it_is_refused(pipeline):
     assert refusal(pipeline, PATHS, ONEFOLD_JUDGE__IDLE_MS="5") == [
-        'ONEFOLD_JUDGE__IDLE_MS: is 5, which needs source.mode = "stream"'
+        'ONEFOLD_JUDGE__IDLE_MS: is 5, which needs source.mode = "stream" or memory.path'
     ]

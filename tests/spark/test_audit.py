@@ -11,7 +11,7 @@ from onefold.spark.audits import AuditFailed, AuditFinding, Ids, books_differ, p
 from onefold.spark.chains import ChainsEngine
 from onefold.spark.engine import Identity
 from onefold.spark.files import Place
-from onefold.spark.fingerprints import fingerprint, whole_row_id
+from onefold.spark.fingerprints import fingerprint, row_values
 from onefold.spark.ingest import SourceSpec
 from onefold.tally import Tally
 from onefold.testing.faults import Faults
@@ -39,7 +39,7 @@ def test_source_and_sink_agree_when_every_row_is_there_once(spark):
 def test_a_source_without_a_single_good_message_agrees_with_its_sink(spark):
     """Spark leaves a job off that nothing comes out of, and with it what was to be seen in passing."""
     source = spark.createDataFrame(ROWS[4:], SCHEMA)
-    sent = fingerprint(source, [whole_row_id(source, source.columns)])
+    sent = fingerprint(source, row_values(source, source.columns))
     found = audit(source, judged(spark, ROWS[4:], GOOD[4:]), IDENTITY, sent=sent)
     assert (found.clean, found.published, found.ids) == (True, 1, 0)
 

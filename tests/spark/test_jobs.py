@@ -245,7 +245,7 @@ def test_a_run_that_fails_is_not_complete(spark, traffic, again, monkeypatch):
         raise OSError("disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("onefold.spark.publish.finish", fail)
+        patch.setattr("onefold.spark.publish.RunFolder.finish", fail)
         with pytest.raises(OSError, match="disk full"):
             run(spark, traffic, again)
     assert not (again / "run.json").exists()

@@ -106,7 +106,7 @@ def test_another_meaning_is_refused_by_name_and_nothing_is_counted_again(bench, 
     assert (again.to_dict()["first"], again.received) == (first.to_dict()["first"], 100)
 
 
-def test_the_output_knows_it_too_and_so_does_the_state(bench):
+def test_the_output_knows_it_too_and_so_does_the_memory(bench):
     bench.run(CHAINS)
     bench.come()
     other = columns(CHAINS, key=KEY[::-1])
@@ -116,7 +116,7 @@ def test_the_output_knows_it_too_and_so_does_the_state(bench):
     stream = json.loads((bench.folder / "out" / "stream.json").read_text())
     del stream["meaning"]  # now both are as the version before left them
     (bench.folder / "out" / "stream.json").write_text(json.dumps(stream))
-    with pytest.raises(Misuse, match=r"^the state of this stream was begun with key"):
+    with pytest.raises(Misuse, match=r"memory was begun with key"):
         bench.run(other)
 
 

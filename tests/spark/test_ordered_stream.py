@@ -23,7 +23,7 @@ from onefold.errors import BadInput, Misuse
 from onefold.spark import stream as streams
 from onefold.spark.chains import ChainsEngine
 from onefold.spark.columns import ChainColumns
-from onefold.spark.host import StreamMemory
+from onefold.spark.host import MemoryOptions
 from onefold.spark.in_order import GAP, OrderedBucket
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.stream import BucketFigures, Watcher
@@ -266,11 +266,11 @@ FOLDERS = {"firsts", "repeats", "unsure", "rejects"}
 
 def test_misuse_is_refused_before_the_stream_starts(spark):
     with pytest.raises(Misuse, match="wait_ms is -1"):
-        ChainsEngine().step(StreamMemory(ordered_wait_ms=-1))
+        ChainsEngine().step(MemoryOptions(ordered_wait_ms=-1))
     with pytest.raises(Misuse, match="buckets is 0"):
-        StreamMemory(ordered_wait_ms=1, buckets=0)
+        MemoryOptions(ordered_wait_ms=1, buckets=0)
     with pytest.raises(Misuse, match="only a stream"):
-        spark.range(1).transform(ChainsEngine().step(StreamMemory(ordered_wait_ms=1)))
+        spark.range(1).transform(ChainsEngine().step(MemoryOptions(ordered_wait_ms=1)))
     ordered = streams.Streaming(checkpoint="c", ordered_wait_ms=1)
     for judging, streaming, word in [
         (ChainsEngine(floor="open"), ordered, "floor"),

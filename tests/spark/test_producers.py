@@ -96,7 +96,7 @@ def test_a_stream_of_three_batches_answers_as_the_table(spark, rows, table, tmp_
         pq.write_table(pa.table(arrays, schema=ARROW), folder / f"{i}.parquet")
         os.utime(folder / f"{i}.parquet", (1_700_000_000 + i, 1_700_000_000 + i))  # Spark takes files by their age
     source = spark.readStream.schema(table.schema).option("maxFilesPerTrigger", 1).parquet(str(folder))
-    step = judge_producers(NAMES, memory="gaps", digests_max=10_000, buckets=2)
+    step = judge_producers(NAMES, remember="gaps", digests_max=10_000, memory=str(tmp_path / "memory"), buckets=2)
     writer = source.transform(step).writeStream.format("parquet").option("path", str(out))
     query = writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start()
     query.awaitTermination()
@@ -199,7 +199,7 @@ def test_a_table_that_cannot_be_judged_is_misuse_and_names_the_column(table, cha
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"memory": "all"}, "memory is 'all'"),
+        ({"remember": "all"}, "memory is 'all'"),
         ({"gap_count_max": 0}, "gap_count_max is 0"),
         ({"digests_max": -1}, "digests_max is -1"),
         ({"partitions": 0}, "partitions is 0"),
@@ -212,8 +212,8 @@ def test_a_setting_that_makes_no_sense_is_misuse_before_any_table_is_seen(option
         judge_producers(**options)
 
 
-def test_what_only_a_stream_has_is_misuse_of_a_table(table):
-    with pytest.raises(Misuse, match="state_rows_max is 5, but only a stream has it"):
+def test_what_needs_a_memory_is_misuse_without_one(table):
+    with pytest.raises(Misuse, match="state_rows_max is 5, which needs a memory"):
         table.transform(judge_producers(NAMES, state_rows_max=5))
     with pytest.raises(Misuse, match="producer is empty"):
         ProducerColumns(producer=())

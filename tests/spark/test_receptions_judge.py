@@ -57,7 +57,7 @@ def test_every_row_of_a_table_is_answered_as_by_the_scalar_engine(rows, table, o
 
 def streamed(spark, folder, out, buckets=2, **options):
     source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder))
-    step = judge_receptions(buckets=buckets, **options)
+    step = judge_receptions(buckets=buckets, memory=f"{out}.memory", **options)
     writer = source.transform(step).writeStream.format("parquet").option("path", str(out))
     query = writer.option("checkpointLocation", f"{out}.checkpoint").trigger(availableNow=True).start()
     query.awaitTermination()

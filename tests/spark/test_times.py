@@ -24,7 +24,7 @@ from onefold.spark.columns import ChainColumns, ProducerColumns, ReceptionColumn
 from onefold.spark.explanations import explain
 from onefold.spark.figures import Figures
 from onefold.spark.gaps import LOWER, UPPER, missing_ranges
-from onefold.spark.host import KeyColumns, StreamMemory, judge_partition
+from onefold.spark.host import KeyColumns, MemoryOptions, judge_partition
 from onefold.spark.in_order import GAP_COLUMN
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.producers import judge_producers
@@ -456,11 +456,11 @@ def test_a_stream_reads_times_as_a_table_does_and_tells_given_up_ranges_as_times
     spark.createDataFrame(rows, "chain string, t timestamp, p timestamp_ntz, a string").write.parquet(folder)
     table = spark.read.parquet(folder).transform(judge_chains(NAMES))
     cells = ("chain", "t", "a", "verdict", "reason")
-    judged = streamed(folder, judge_chains(NAMES, buckets=2), "judged")
+    judged = streamed(folder, judge_chains(NAMES, buckets=2, memory=f"{tmp_path}/memory"), "judged")
     found = sorted(map(tuple, table.select(*cells).collect()))
     assert sorted(map(tuple, judged.select(*cells).collect())) == found
     assert [answer[-1] for answer in found] == ["new_chain", "in_order", "seen", "opens_gap", "new_chain", "in_order"]
-    ordered = streamed(folder, ChainsEngine(columns=NAMES).step(StreamMemory(ordered_wait_ms=0, buckets=2)), "ordered")
+    ordered = streamed(folder, ChainsEngine(columns=NAMES).step(MemoryOptions(ordered_wait_ms=0, buckets=2)), "ordered")
     (gap,) = ordered.where(f"{GAP_COLUMN} is not null").select(f"{GAP_COLUMN}.*").select(
         *(F.unix_micros(name) for name in (LOWER[0], UPPER[0]))
     ).collect()  # fmt: skip

@@ -15,15 +15,13 @@ code, and the row is no part of any chain.
     PackedDetector     one chain, message by message: `ChainDetector` laid out for speed
     ColumnarDetector   batches of rows, the rows of a chain contiguous: input of any size can stream through
     TableDetector      a whole table: also rows without a previous number are known, by the others of equal number
-    ChainBank          a stream: the memory of all chains as columns, kept as one blob of bytes between batches
+    ChainBank          a batch of a stream: the memory of the chains that it touches, as columns
 
 Cost: a dozen numpy passes per batch (and bank), and about half a microsecond per message that meets the gaps.
 """
 
 from __future__ import annotations
 
-import struct
-import zlib
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
@@ -32,8 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onefold.chains.rules import ANSWERS, DEFAULTS, SEQUENCE_BITS, SEQUENCE_MAX, ChainSettings
-from onefold.decoding import inflate
-from onefold.errors import BadInput, Misuse
+from onefold.hashed_names import find
 from onefold.intervals import Gaps
 from onefold.verdict import Verdict
 
@@ -407,12 +404,6 @@ def _in_chain_order(rows: Rows) -> tuple[Order, Callable[[Order], Int64s]]:
     return rank << bits | timestamp - least << sequence_bits | sequence, number_of
 
 
-FORMAT = 1
-"""A magic, this number and the counts of chains and gaps; then the columns one after another, deflated."""
-_HEADER = struct.Struct("<4sHQQ")
-_MAGIC = b"OFcb"
-
-
 class Chains(NamedTuple):
     """One row per chain, sorted by name."""
 
@@ -451,28 +442,6 @@ def sorted_by_name(chains: Chains, gaps: GapRows) -> tuple[Chains, GapRows]:
     return Chains(*(column[order] for column in chains)), gaps.take(by_owner)
 
 
-def encode(chains: Chains, gaps: GapRows) -> bytes:
-    counts = np.bincount(gaps.owner, minlength=len(chains.key)).astype(np.int64)
-    columns = b"".join(column.astype("<i8").tobytes() for column in (*chains, counts, gaps.lower, gaps.upper))
-    return _HEADER.pack(_MAGIC, FORMAT, len(chains.key), len(gaps.lower)) + zlib.compress(columns, 1)
-
-
-def decode(data: bytes) -> tuple[Chains, GapRows]:
-    """The columns that were encoded; anything else raises `BadInput`."""
-    if len(data) < _HEADER.size:
-        raise BadInput(f"not a bank of chains: {len(data)} bytes, fewer than the header's {_HEADER.size}", offset=0)
-    magic, version, chain_count, gap_count = _HEADER.unpack_from(data)
-    if magic != _MAGIC or version != FORMAT:
-        raise BadInput(f"not a bank of chains of format {FORMAT}: begins {data[:6].hex()}", offset=0)
-    columns = inflate(data[_HEADER.size :], 8 * (6 * chain_count + 2 * gap_count), "a damaged bank of chains")
-    ends = np.cumsum([chain_count] * 6 + [gap_count] * 2)
-    *named, lower, upper, _ = np.split(np.frombuffer(columns, "<i8").astype(np.int64), ends)
-    *per_chain, counts = named
-    if (counts < 0).any() or (counts > gap_count).any() or counts.sum() != gap_count:  # a sum may wrap around
-        raise BadInput(f"a damaged bank of chains: it counts {int(counts.sum())} gaps, not {gap_count}", offset=0)
-    return Chains(*per_chain), GapRows(np.repeat(np.arange(chain_count), counts), lower, upper)
-
-
 class ChainMessages(NamedTuple):
     """A batch as columns, sorted by chain and then in the order of judgement."""
 
@@ -494,30 +463,36 @@ class ChainBank:
     gaps lie flat beside them. In a batch the head of each known chain stands in as a first row, numpy decides what one
     comparison can decide, and only the chains whose gaps are touched become detectors for a moment.
 
-    State is bounded by disorder, not by history, and in two more ways. A chain that was not heard from for ``idle_ms``
-    gives up its gaps: what lies below them is UNSURE from then on; the head stays, so that nothing seen is ever taken
+    State is bounded by disorder, not by history, and in two more ways. A chain that was not heard from for long can
+    `give_up` its gaps: what lies below them is UNSURE from then on; the head stays, so that nothing seen is ever taken
     for new. Beyond ``chains_max`` chains, messages of a new one are UNSURE state_full; the others go on as before.
 
     >>> bank = ChainBank()
     >>> one = np.array([1, 1])
     >>> bank.judge(ChainMessages(one, one, np.array([NO_PREVIOUS, 5]), np.array([5, 6]))).tolist()
     [0, 1]
-    >>> bank = ChainBank().resume(bank.snapshot())
+    >>> bank = ChainBank(chains=bank.chains, gaps=bank.gaps)
     >>> bank.judge(ChainMessages(one, one, np.array([5, 7]), np.array([6, 8]))).tolist(), str(bank)
     ([5, 2], '1 chain, 1 gap')
     """
 
     def __init__(
-        self, settings: ChainSettings = DEFAULTS, *, idle_ms: int | None = None, chains_max: int | None = None
-    ) -> None:
-        for name, value in (("idle_ms", idle_ms), ("chains_max", chains_max)):
-            if value is not None and value < 1:
-                raise Misuse(f"{name} is {value}, must be at least 1", **{name: value})
+        self, settings: ChainSettings = DEFAULTS, *, chains_max: int | None = None, chains: Chains | None = None,
+        gaps: GapRows | None = None,
+    ) -> None:  # fmt: skip
+        """``chains`` and ``gaps``: what is known already, of some chains."""
         self._settings = settings.checked()
-        self._idle_ms = idle_ms
-        self._chains_max = chains_max
-        self._chains = Chains.none()
-        self._gaps = GapRows.none()
+        self.chains_max = chains_max
+        self._chains = Chains.none() if chains is None else chains
+        self._gaps = GapRows.none() if gaps is None else gaps
+
+    @property
+    def chains(self) -> Chains:
+        return self._chains
+
+    @property
+    def gaps(self) -> GapRows:
+        return self._gaps
 
     def __len__(self) -> int:
         return len(self._chains.key)
@@ -530,20 +505,23 @@ class ChainBank:
         """The code of each message's answer (its place in ``ANSWERS``); ``now_ms`` is when the batch was heard."""
         codes = np.where(messages.number < 0, -1 - messages.number, BAD_NUMBERING).astype(np.int8)
         good = np.flatnonzero((messages.previous < messages.number) & (messages.number >= 0))
-        if self._chains_max is not None:
+        if self.chains_max is not None:
             good, full = self._with_room(good, messages)
             codes[full] = STATE_FULL
         if len(good):
             codes[good] = self._judge(messages if len(good) == len(codes) else messages.take(good), now_ms)
-        if self._idle_ms is not None:  # chains not heard from for so long give up their gaps
-            idle = self._chains.heard_ms < now_ms - self._idle_ms
-            torn = np.zeros(len(self), np.bool_)
-            torn[self._gaps.owner[self._gaps.lower >= 0]] = True  # one with nothing missing is small already
-            forget = (idle & torn)[self._gaps.owner]
-            if forget.any():
-                np.maximum.at(self._chains.forgotten, self._gaps.owner[forget], self._gaps.upper[forget])
-                self._gaps = self._gaps.take(~forget)
         return codes
+
+    def give_up(self, before_ms: int) -> None:
+        """Let chains that were heard from last before this give up their gaps."""
+        idle = (self._chains.heard_ms < before_ms) & (self._chains.heard_ms > 0)  # 0: nobody kept the time
+        torn = np.zeros(len(self), np.bool_)
+        torn[self._gaps.owner[self._gaps.lower >= 0]] = True  # one with nothing missing is small already
+        forget = (idle & torn)[self._gaps.owner]
+        if forget.any():
+            forgotten = self._chains.forgotten.copy()
+            np.maximum.at(forgotten, self._gaps.owner[forget], self._gaps.upper[forget])
+            self._chains, self._gaps = self._chains._replace(forgotten=forgotten), self._gaps.take(~forget)
 
     def _judge(self, messages: ChainMessages, now_ms: int) -> Codes:
         firsts = np.flatnonzero(_begins(messages))
@@ -588,7 +566,7 @@ class ChainBank:
         begins = _begins(rows)
         names = rows.take(np.flatnonzero(begins))
         new = np.flatnonzero(self.find(names.key, names.key_check) < 0)
-        room = max(0, int(self._chains_max or 0) - len(self))
+        room = max(0, int(self.chains_max or 0) - len(self))
         if len(new) <= room:
             return good, good[:0]
         by_name = new[np.lexsort((names.key_check[new], names.key[new]))]  # the same ones, however often it is tried
@@ -601,22 +579,9 @@ class ChainBank:
     def names(self) -> tuple[Int64s, Int64s]:
         return self._chains.key, self._chains.key_check
 
-    @property
-    def heads(self) -> Int64s:
-        return self._chains.head
-
     def find(self, key: Int64s, key_check: Int64s) -> Int64s:
         """Where these chains stand in the bank; -1 for those that are new."""
-        chains = self._chains
-        at = np.searchsorted(chains.key, key)
-        inside = np.minimum(at, max(0, len(self) - 1))
-        if not len(self):
-            return np.full(len(key), -1, np.int64)
-        rows = np.where(chains.key[inside] == key, inside, -1).astype(np.int64)
-        for i in np.flatnonzero((rows >= 0) & (chains.key_check[inside] != key_check)):  # two names, one first half
-            same = range(int(rows[i]), int(np.searchsorted(chains.key, key[i], "right")))
-            rows[i] = next((j for j in same if chains.key_check[j] == key_check[i]), -1)
-        return rows
+        return find(self._chains.key, self._chains.key_check, key, key_check)
 
     def _learn(
         self, names: ChainMessages, at: Int64s, heads: Int64s, now_ms: int, visited: dict[int, PackedDetector]
@@ -649,15 +614,6 @@ class ChainBank:
         )
         gaps = (np.concatenate(columns) for columns in zip(untouched_before, below, changed, strict=True))
         self._chains, self._gaps = sorted_by_name(chains, GapRows(*gaps))
-
-    def snapshot(self) -> bytes:
-        """All that is remembered, as bytes; the settings are not in it."""
-        return encode(self._chains, self._gaps)
-
-    def resume(self, data: bytes) -> ChainBank:
-        """Go on where another bank's snapshot was taken, with the settings of this one; else `BadInput`."""
-        self._chains, self._gaps = decode(data)
-        return self
 
     def __str__(self) -> str:
         chains, gaps = len(self), self.gap_count

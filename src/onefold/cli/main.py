@@ -53,6 +53,14 @@ GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "reset-producer": "Forget the sequences of one producer.",
         },
     ),
+    "memory": (
+        "What a stream remembers.",
+        {
+            "ls": "What it is of, its version, and how much it holds.",
+            "show": "What is remembered of one key.",
+            "verify": "Read all of it and tell what is damaged.",
+        },
+    ),
     "tokens": (
         "The tokens of messages in flight.",
         {

@@ -7,6 +7,7 @@ from typing import Any
 from onefold.errors import Misuse
 from onefold.settings import Settings
 from onefold.spark.engine import Engine, engine_class
+from onefold.spark.host import MemoryOptions
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.session import session
 
@@ -41,6 +42,20 @@ def engine_of(settings: Settings) -> Engine:
     partitions = None if settings.spark.partitions == "auto" else int(settings.spark.partitions)
     kind = engine_class(settings.judge.engine)
     return kind.configured(settings.judge, strategy=settings.publish.strategy, partitions=partitions)
+
+
+def memory_of(settings: Settings, version: int | None = None) -> MemoryOptions | None:
+    """What a batch run goes on from; None: it begins with nothing."""
+    judge = settings.judge
+    if settings.memory.path is None:
+        return None
+    return MemoryOptions(
+        path=settings.memory.path,
+        version=version,
+        idle_ms=None if judge.idle_ms == "off" else int(judge.idle_ms),
+        state_rows_max=None if judge.state_rows_max == "off" else int(judge.state_rows_max),
+        buckets=settings.spark.buckets,
+    )
 
 
 def format_of(settings: Settings, engine: Engine) -> str:

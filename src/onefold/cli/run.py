@@ -1,6 +1,7 @@
 """``onefold run``: a pipeline from its TOML file."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +30,15 @@ def run(
     json: Annotated[
         bool, typer.Option("--json", help="Print the figures as JSON on standard output; of a stream, a line a batch.")
     ] = False,
+    version: Annotated[
+        int | None,
+        typer.Option(
+            "--version",
+            min=0,
+            help="Of a run with a memory: which version this must be. One that is published is told again, if its "
+            "files are the same; other files are refused.",
+        ),
+    ] = None,
     metrics: Annotated[
         int | None, typer.Option("--metrics", min=1, max=65535, help="Of a stream: a port for Prometheus, on loopback.")
     ] = None,
@@ -38,17 +48,42 @@ def run(
     A batch run is complete when its folder holds run.json; running again replaces it. It ends with an audit: what can
     now be read there is compared with what was read from the source, and that with a count of its rows that did not go
     through the reader (manifest.jsonl); if they do not agree it is not complete, the rows that are wrong are named, and
-    kept in audit/. Exit 1 if files could not be read and were set aside. A stream publishes each of its batches once;
-    starting it again goes on where it ended. Ctrl-C and SIGTERM let the batch in hand finish.
+    kept in audit/. Exit 1 if files could not be read and were set aside. With memory.path a run goes on from the last
+    one: it reads the files that came since, and publishes them as the next version. A stream publishes each of its
+    batches once; starting it again goes on where it ended. Ctrl-C and SIGTERM let the batch in hand finish.
     """
     settings = load(pipeline, os.environ)
     if settings.source.mode == "stream":
         raise typer.Exit(stream(settings, strict=strict, json=json, metrics=metrics))
     if metrics is not None:
         raise Misuse(f'{pipeline}: --metrics needs source.mode = "stream"', metrics=metrics)
-    result = execute(settings)
+    if version is not None and settings.memory.path is None:
+        raise Misuse(f"{pipeline}: --version needs memory.path", version=version)
+    found = False
+    for result in execute_all(settings, version):
+        found |= _tell(settings, result, strict=strict, json=json)
+    if found:
+        raise typer.Exit(1)
+
+
+def execute_all(settings: Settings, version: int | None) -> Iterator[dict[str, Any]]:
+    """Run the pipeline; with a memory, first what was begun and not finished, then what came since."""
+    while True:
+        yield (result := execute(settings, version))
+        if version is not None or not result.get("files_left"):
+            return
+
+
+def _tell(settings: Settings, result: dict[str, Any], *, strict: bool, json: bool) -> bool:
+    """Say what came of a run; whether there was a finding."""
     if json:
         emit_json(result)
+    if "nothing_new" in result:
+        people.print(result["nothing_new"], highlight=False)
+    elif "version" in result:
+        people.print(f"version {result['version']}", highlight=False)
+    if "tally" not in result:
+        return False
     tally = Tally.from_dict(result["tally"])
     people.print(text.books(tally, settings.judge.engine))
     people.print(text.ranges(result))
@@ -68,31 +103,54 @@ def run(
     unknown = tally.count(Verdict.UNSURE) or tally.count(Verdict.REJECT) or result["missing_ranges"]
     unknown = unknown or result["manifest"]["changed"]
     alone = result["audit"]["orphans"] or result["audit"]["orphans_by_rule"]
-    if result["manifest"]["set_aside"] or (strict and (unknown or alone)):
-        raise typer.Exit(1)
+    return bool(result["manifest"]["set_aside"] or (strict and (unknown or alone)))
 
 
-def execute(settings: Settings) -> dict[str, Any]:
+def execute(settings: Settings, version: int | None = None) -> dict[str, Any]:
     """Run the pipeline of these settings, showing progress, and leave its page; its figures, and where the page is."""
-    from onefold.cli.pipeline import columns_in_toml, opened
+    from onefold.cli.pipeline import columns_in_toml, memory_of, opened
     from onefold.spark import run as jobs
     from onefold.spark.figures import Figures
+    from onefold.spark.files import Place
     from onefold.spark.signature import refuse_overlap
+    from onefold.spark.versions import NothingNew
 
-    refuse_overlap([("source.path", settings.source.path)], [("publish.path", settings.publish.path)])
+    writes = [] if settings.publish.format == "postgres" else [("publish.path", settings.publish.path)]
+    writes += [] if settings.memory.path is None else [("memory.path", settings.memory.path)]
+    refuse_overlap([("source.path", settings.source.path)], writes)
     page = settings.report.page
     samples = {} if page == "samples" else {"samples_max": 0}
     with progress(people) as say, steps_told(local_folder(settings.publish.path), say) as begin:
         say("starting Spark")
         spark, source, engine = opened(settings)
+        place = Place(spark, settings.publish.path) if settings.publish.format == "parquet" else None
         public = without_secrets(settings.model_dump(mode="json"))  # run.json lies beside the rows, for all readers
-        with columns_in_toml():
-            result = jobs.run(
-                spark, source, engine, settings.publish.path, strategy=settings.publish.strategy, settings=public,
-                ranges_max=settings.report.ranges_max, figures=None if page == "off" else Figures(**samples), say=begin,
-            ).to_dict()  # fmt: skip
-        report = None if page == "off" else _leave_page(spark, settings.publish.path, {**result, "settings": public})
+        try:
+            with columns_in_toml():
+                result = jobs.run(
+                    spark, source, engine, settings.publish.path, strategy=settings.publish.strategy, settings=public,
+                    ranges_max=settings.report.ranges_max, figures=None if page == "off" else Figures(**samples),
+                    say=begin, memory=memory_of(settings, version), format=settings.publish.format,
+                ).to_dict()  # fmt: skip
+        except NothingNew as nothing:
+            told = {"version": nothing.version, "nothing_new": str(nothing)}
+            return {**_document(place, nothing.version), **told}
+        report = None
+        if page != "off" and place is not None:
+            report = _leave_page(spark, result["path"], {**result, "settings": public})
     return {**result, "report": report}
+
+
+def _document(output: Any, version: int) -> dict[str, Any]:
+    """What a version that is published said of itself; nothing if it is in a table."""
+    from onefold.spark.publish import REPORT, RUN
+    from onefold.spark.sinks.parquet import version_folder
+
+    if output is None:
+        return {}
+    folder = version_folder(output, version)
+    report = folder / REPORT
+    return {**(folder / RUN).read_json(), "report": report.shown if report.exists() else None}
 
 
 def _leave_page(spark: Any, path: str, document: dict[str, Any]) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from onefold.cli.output import BatchLines, json_text, local_folder, people, replace_file
 from onefold.errors import Misuse
+from onefold.net.process import stopped_by_signals
 from onefold.report import text
 from onefold.settings import Settings
 from onefold.verdict import Verdict
@@ -44,15 +44,14 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
         from onefold.stores.postgres import parse
 
         output = str(parse(output))  # without the password
-    people.print(f"{'stopped' if stop.is_set() else 'all read'}; published in {output}", highlight=False)
+    people.print(f"{'stopped' if stop.is_set() else 'all read'}; published in {output}")
     if last.held:
-        people.print(f"{last.held:,} messages are held back in the checkpoint, in no book yet", highlight=False)
+        people.print(f"{last.held:,} messages are held back in the checkpoint, in no book yet")
     aside = [f"set aside: {file['path']}, {file['size']:,} bytes: {file['trouble']}" for file in last.set_aside]
     for line in [*(f"{line}; its rows are unknown" for line in aside), *last.changed]:
-        people.print(text.foreign(line, 500).plain, style="yellow", markup=False, soft_wrap=True)
+        people.lines(text.foreign(line, 500).plain, style="yellow")
     untold = [untold._asdict() for untold in engine_of(settings).cannot_tell()]
-    for sentence in text.cannot_tell({"cannot_tell": untold}, toml=True):
-        people.print(sentence, soft_wrap=True)
+    people.lines(*text.cannot_tell({"cannot_tell": untold}, toml=True))
     _leave_page(settings)
     unsure = last.tally.count(Verdict.UNSURE) or last.tally.count(Verdict.REJECT)
     return 1 if last.set_aside or (strict and (unsure or last.gaps or last.changed)) else 0
@@ -70,9 +69,9 @@ def _leave_page(settings: Settings) -> None:
     try:
         replace_file(folder / PAGE, RunReport.load(folder).html().encode())
     except OSError as error:  # every batch is published, and the page can be made again
-        people.print(f"no page: {error}; `onefold report` makes one", style="yellow", markup=False, soft_wrap=True)
+        people.lines(f"no page: {error}; `onefold report` makes one", style="yellow")
         return
-    people.print(f"report: {(folder / PAGE).absolute()}", markup=False, highlight=False, soft_wrap=True)
+    people.lines(f"report: {(folder / PAGE).absolute()}")
 
 
 def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], Any]) -> Progress:
@@ -96,27 +95,11 @@ def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], A
         ordered_wait_ms=None if judge.order_wait_ms == "off" else int(judge.order_wait_ms),
         order_end=judge.order_end,
     )
-    with _signals(stop):  # after Spark, which has its own idea of Ctrl-C
+    with stopped_by_signals(stop):  # after Spark, which has its own idea of Ctrl-C
         return run_stream(
             spark, source, engine, streaming, publish.path, format=publish.format, strategy=publish.strategy,
-            say=lambda line: people.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True),
-            tell=tell, stop=stop,
+            say=lambda line: people.lines(line, style="yellow"), tell=tell, stop=stop,
         )  # fmt: skip
-
-
-@contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
-    def ask(number: int, frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt  # asked twice: at once, which loses nothing either
-        stop.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -53,6 +53,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onefold.errors import BadInput, Misuse
+from onefold.hashed_names import find
 from onefold.lorawan import rules
 
 Int64s: TypeAlias = NDArray[np.int64]
@@ -357,18 +358,6 @@ class _Chains:
         new = np.flatnonzero(at < 0)
         new = new[np.argsort(values[0, new], kind="stable")]
         self.columns = np.insert(self.columns, np.searchsorted(self.columns[0], values[0, new]), values[:, new], axis=1)
-
-
-def find(names: Int64s, checks: Int64s, name: Int64s, check: Int64s) -> Int64s:
-    """Where these names of two halves stand, of which the first halves are sorted; -1 for those that do not."""
-    if not len(names):
-        return np.full(len(name), -1, np.int64)
-    at = np.minimum(np.searchsorted(names, name), len(names) - 1)
-    places = np.where(names[at] == name, at, -1).astype(np.int64)
-    for i in np.flatnonzero((places >= 0) & (checks[at] != check)):  # two names, one first half
-        same = range(int(places[i]), int(np.searchsorted(names, name[i], "right")))
-        places[i] = next((j for j in same if checks[j] == check[i]), -1)
-    return places
 
 
 class FrameBank:

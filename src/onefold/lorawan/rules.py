@@ -175,8 +175,6 @@ def route_lost(strategy: Strategy) -> Route:
 
 
 class Sighting(NamedTuple):
-    """What is remembered of a key."""
-
     station: str
     since_ms: int
     last_ms: int
@@ -207,10 +205,9 @@ class Sightings:
 
     # Expiry: 60 s sliding is the ADR's. Entries: a minute at 16,000 frames/s, far above one server's radio traffic.
     def __init__(self, *, expiry_ms: int = 60_000, sliding: bool = True, entries_max: int = 1_000_000) -> None:
-        if expiry_ms < 1:
-            raise Misuse(f"expiry_ms is {expiry_ms}, must be at least 1", expiry_ms=expiry_ms)
-        if entries_max < 1:
-            raise Misuse(f"entries_max is {entries_max}, must be at least 1", entries_max=entries_max)
+        for name, value in (("expiry_ms", expiry_ms), ("entries_max", entries_max)):
+            if value < 1:
+                raise Misuse(f"{name} is {value}, must be at least 1", **{name: value})
         self.expiry_ms = expiry_ms
         self.sliding = sliding
         self.entries_max = entries_max
@@ -531,10 +528,10 @@ def decide(counters: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
     fcnt_down = claim.fcnt_down if counters is None else max(counters.fcnt_down, claim.fcnt_down)
     if claim.wants_down:
         fcnt_down += 1
-    same = counters is not None and counters.fcnt_up == claim.fcnt_up
-    after = Counters(
-        claim.fcnt_up, fcnt_down, claim.server, claim.frame or (counters.frame if counters and same else "")
-    )
+    frame = claim.frame
+    if not frame and counters is not None and counters.fcnt_up == claim.fcnt_up:
+        frame = counters.frame
+    after = Counters(claim.fcnt_up, fcnt_down, claim.server, frame)
     return after, Claimed(True, claim.server, claim.fcnt_up, fcnt_down if claim.wants_down else 0, previous)
 
 

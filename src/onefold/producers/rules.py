@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Unpack
 
@@ -35,14 +36,12 @@ from onefold.producers.state import Highest, Memory, decode, encode
 from onefold.verdict import Verdict
 
 
+@dataclass(slots=True)
 class Flight:
     """The parts of one producer that are being written, in the order in which they were pushed."""
 
-    __slots__ = ("high", "parts")
-
-    def __init__(self) -> None:
-        self.parts: deque[Part] = deque()
-        self.high = -1
+    parts: deque[Part] = field(default_factory=deque)
+    high: int = -1
 
     def overlaps(self, parts: tuple[Part, ...]) -> bool:
         return any(low <= end and start <= high for low, high in parts for start, end in self.parts)
@@ -56,6 +55,7 @@ class Flight:
         return None
 
 
+@dataclass(slots=True)
 class Overlay:
     """All that was given to the store and is not answered for yet: parts of producers, openings, keys.
 
@@ -73,13 +73,10 @@ class Overlay:
     ((7, 7), False)
     """
 
-    __slots__ = ("fenced", "flights", "keys", "openings")
-
-    def __init__(self) -> None:
-        self.flights: dict[str, Flight] = {}
-        self.openings: dict[str, list[int]] = {}
-        self.keys: dict[str, int] = {}
-        self.fenced = False
+    flights: dict[str, Flight] = field(default_factory=dict)
+    openings: dict[str, list[int]] = field(default_factory=dict)
+    keys: dict[str, int] = field(default_factory=dict)
+    fenced: bool = False
 
     def __len__(self) -> int:
         parts = sum(len(flight.parts) for flight in self.flights.values())
@@ -90,8 +87,7 @@ class Overlay:
         if flight is None:
             flight = self.flights[producer] = Flight()
         flight.parts.extend(parts)
-        high = parts[-1][1]
-        if high > flight.high:
+        if (high := parts[-1][1]) > flight.high:
             flight.high = high
 
     def land(self, producer: str, sequence: int) -> Part:
@@ -368,11 +364,9 @@ class Sequences:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequences) and self._memory == other._memory
 
-    __hash__ = None  # type: ignore[assignment] # it changes
-
     def __str__(self) -> str:
         state = "fenced, " * self._overlay.fenced + "off, " * (not self._memory.on)
-        return f"{state}{len(self)} producers, {len(self._memory.keys)} keys, {len(self._overlay)} pending"
+        return f"{state}{len(self)} producers, {len(self._memory.keys.stored)} keys, {len(self._overlay)} pending"
 
 
 class SequencesSnapshot(NamedTuple):

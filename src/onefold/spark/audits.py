@@ -12,8 +12,12 @@ where it published. Only if the two do not agree is the source read a second tim
 So a source that grows during the run is no trouble. ``onefold audit`` comes later and knows no fingerprint: it reads
 both.
 
+Where the fingerprint is known, an id is 128 bits of two hashes that are no relatives, xxhash64 and murmur3. The judge
+names chains by xxhash64 alone: who crafts two names that it takes for one has to do it in both before the audit takes
+them for one too. Else an id is the SHA-256 of its form.
+
 Cost: a pass over each table, or over what was published only if the fingerprint of the source is known; one shuffle of
-ids, 32 bytes each.
+ids, 32 bytes each, or 16.
 """
 
 from __future__ import annotations
@@ -24,9 +28,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -37,12 +40,14 @@ from onefold.spark.engine import Engine, Identity
 from onefold.spark.files import Place
 from onefold.spark.fingerprints import (
     Fingerprint,
-    aggregates,
+    Passing,
     fingerprint,
+    hashable,
+    null_masks,
     row_form,
     row_id,
+    row_values,
     whole_row_id,
-    with_words,
 )
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.publish import FOLDERS, MESSAGES, RUN, STAGING
@@ -66,7 +71,7 @@ UNSORTED: Final = ("map<", "variant")
 NO_FILES: Final = "UNABLE_TO_INFER_SCHEMA"
 """What Spark says of folders without a single file."""
 
-_ID, _AT, _SOON = "_onefold_id", "_onefold_at", "_onefold_soon"
+_ID, _AT, _SOON = ["_onefold_id0", "_onefold_id1"], "_onefold_at", "_onefold_soon"
 _FIRSTS, _REPEATS, _RULED = "_onefold_firsts", "_onefold_repeats", "_onefold_ruled"
 
 
@@ -96,6 +101,8 @@ class Audit:
     """How many repeats have no first, though their reason knows of one."""
     orphans_by_rule: int = 0
     """How many repeats have no first by the rule of their reason: nothing can tell whether they are copies."""
+    elsewhere: int = 0
+    """Of a run that goes on: how many repeats have their first in an earlier version, or none; nobody looked there."""
     left_out: Sequence[str] = ()
     """Columns of a type that cannot be compared."""
     shown: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -126,21 +133,22 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         rows = ("source", "published", "fingerprint_source", "fingerprint_published", "missing", "surplus")
-        ids = ("ids", "twice", "repeats", "orphans", "orphans_by_rule")
+        ids = ("ids", "twice", "repeats", "orphans", "orphans_by_rule", "elsewhere")
         figures = {name: getattr(self, name) for name in (*rows, *ids)}
         return {"agrees": self.agrees, **figures, "left_out": list(self.left_out), "shown": self.shown}
 
 
 def audit(
     source: DataFrame, published: DataFrame, identity: Identity | Iterable[str] | None = None, *,
-    columns: Iterable[str] | None = None, sent: Fingerprint | None = None,
+    columns: Iterable[str] | None = None, sent: Fingerprint | None = None, goes_on: bool = False,
 ) -> Audit:  # fmt: skip
     """Compare what a source holds with what was published of it.
 
     ``published`` has the columns of the source, and ``verdict`` and ``reason`` if they are to be looked at.
     ``identity``: the columns by which two rows are the same message; None: no ids are looked at. ``columns``: what
     must agree; None: every column of the source. ``sent``: the fingerprint of the source by these columns, if it was
-    taken while it was read; then the source is only read again if the two do not agree.
+    taken while it was read; then the source is only read again if the two do not agree. ``goes_on``: a repeat may have
+    its first in what was published before, which is not looked at.
     """
     if identity is not None and not isinstance(identity, Identity):
         identity = Identity(names=tuple(identity))
@@ -149,10 +157,12 @@ def audit(
     passing = Passing(names)
     ids, counts = None, {}
     if identity is not None and VERDICT in published.columns:
-        ids = Ids(published if sent is None else passing.watch(published), identity)
+        ids = Ids(published if sent is None else passing.watch(published), identity, strong=sent is None)
         counts = ids.counts()
+        if goes_on:
+            counts["elsewhere"] = counts.pop("orphans") + counts.pop("orphans_by_rule")
     seen = None if ids is None or sent is None else passing.fingerprint
-    if sent is not None and sent == (seen or fingerprint(published, [whole_row_id(published, names)])):
+    if sent is not None and sent == (seen or fingerprint(published, row_values(published, names))):
         same = str(sent)
         compared = Summary(rows_a=sent.count, rows_b=sent.count, fingerprint_a=same, fingerprint_b=same)
     else:  # by SHA-256: rows of a source may be crafted to collide
@@ -160,9 +170,9 @@ def audit(
             compared = difference.summary
             wrong.add("missing", difference.only_a, compared.only_a)
             wrong.add("surplus", difference.only_b, compared.only_b)
-    if ids is not None and (counts["twice"] or counts["orphans"]):
+    if ids is not None and (counts["twice"] or counts.get("orphans")):
         for kind, table in ids.wrong(published).items():
-            wrong.add(kind, table, counts[kind])
+            wrong.add(kind, table, counts.get(kind, 0))
     return Audit(
         source=compared.rows_a,
         published=compared.rows_b,
@@ -196,18 +206,23 @@ class AuditFinding:
 
 
 class Ids:
-    """The ids of judged rows, each with how often it is a first and how often a repeat."""
+    """The ids of judged rows, each with how often it is a first and how often a repeat.
 
-    def __init__(self, judged: DataFrame, identity: Identity) -> None:
+    ``strong``: by SHA-256; else by hashes that are quick, see above.
+    """
+
+    def __init__(self, judged: DataFrame, identity: Identity, *, strong: bool = True) -> None:
         self._identity = identity
-        rows = self._marked(judged, [VERDICT, REASON])
+        self._strong = strong
+        # Shuffled as they are: few ids are there twice, so that counting them before would be work for nothing.
+        rows = self._marked(judged, [VERDICT, REASON]).repartition(*_ID)
         soon = F.greatest(F.count_if(_is_first()) - 1, F.lit(0))
         if identity.time is not None:
             # An id that expires may be new again: one too many is a first that comes too soon after the one before.
-            before = F.lag(_AT).over(Window.partitionBy(_ID, VERDICT).orderBy(_AT))
+            before = F.lag(_AT).over(Window.partitionBy(*_ID, VERDICT).orderBy(_AT))
             rows = rows.withColumn(_SOON, _is_first() & (F.col(_AT) - before < identity.expiry_ms))
             soon = F.count_if(_SOON)
-        self._grouped = rows.groupBy(_ID).agg(
+        self._grouped = rows.groupBy(*_ID).agg(
             F.count_if(_is_first()).alias(_FIRSTS),
             F.count_if(~_is_first() & ~_is_by_rule()).alias(_REPEATS),
             F.count_if(~_is_first() & _is_by_rule()).alias(_RULED),
@@ -215,15 +230,24 @@ class Ids:
         )
 
     def _marked(self, judged: DataFrame, names: Iterable[str]) -> DataFrame:
-        """Firsts and repeats with these columns, the hash of their id, and when they came."""
+        """Firsts and repeats with these columns, the hash of their id in two halves, and when they came."""
         identity = self._identity
         cells = [(F.col(quoted(name)), judged.schema[name].dataType) for name in identity.names]
-        form = row_form([*cells, *((cell, T.LongType()) for cell in identity.number(judged))])
+        cells += [(cell, T.LongType()) for cell in identity.number(judged)]
+        if self._strong:
+            whole = F.unhex(row_id(row_form(cells)))
+            halves = [F.substring(whole, 1, 16), F.substring(whole, 17, 16)]
+        else:
+            values = [*null_masks(cell for cell, _ in cells), *(hashable(*cell) for cell in cells)]
+            high, low = (F.hash(F.lit(i), *values).cast("long") for i in range(2))
+            halves = [F.xxhash64(F.lit(2), *values), F.shiftleft(high, 32).bitwiseXOR(low)]
         at = F.lit(None).cast("long") if identity.time is None else milliseconds(judged, identity.time)
         rows = judged.where(F.col(VERDICT).isin("FIRST", "REPEAT"))
         return rows.select(
-            *(F.col(quoted(name)) for name in names), F.unhex(row_id(form)).alias(_ID), at.alias(_AT)
-        )  # fmt: skip
+            *(F.col(quoted(name)) for name in names),
+            *(half.alias(name) for half, name in zip(halves, _ID, strict=True)),
+            at.alias(_AT),
+        )
 
     def counts(self) -> dict[str, int]:
         """How many ids count, how many of them more than once, how many repeats there are, and how many have no first;
@@ -246,7 +270,7 @@ class Ids:
         twice, alone = F.col(_SOON) > 0, (F.col(_FIRSTS) == 0) & (F.col(_REPEATS) > 0)
         kinds = {"twice": (_is_first(), twice), "orphans": (~_is_first() & ~_is_by_rule(), alone)}
         return {
-            kind: rows.where(which).join(self._grouped.where(ids).select(_ID), _ID, "left_semi").drop(_ID, _AT)
+            kind: rows.where(which).join(self._grouped.where(ids).select(*_ID), _ID, "left_semi").drop(*_ID, _AT)
             for kind, (which, ids) in kinds.items()
         }
 
@@ -257,43 +281,6 @@ def _is_first() -> Column:
 
 def _is_by_rule() -> Column:
     return F.col(REASON).isin(*BY_RULE)
-
-
-class Passing:
-    """Watches a table go by: how many rows there were, and their fingerprint by these columns; None: only counted.
-
-    The figures are those of the first job that reads the table to its end, and wait for it; they cost no pass of their
-    own. A stage that Spark has to run twice is seen twice: figures that agree are true, figures that do not are a
-    reason to look again. Where Spark finds that nothing comes out of a job it forgets what was seen on the way.
-    """
-
-    def __init__(self, names: Sequence[str] | None = None, *, called: str = "onefold") -> None:
-        self._seen = Observation(called)  # two in one plan need two names
-        self._names = names
-
-    def watch(self, df: DataFrame) -> DataFrame:
-        if self._names is None:
-            return df.observe(self._seen, F.count(F.lit(1)).alias("cell0"))
-        cells = [cell.alias(f"cell{i}") for i, cell in enumerate(aggregates())]
-        words = with_words(df, [whole_row_id(df, self._names)])
-        return words.observe(self._seen, *cells).select(*(F.col(quoted(name)) for name in df.columns))
-
-    @property
-    def rows(self) -> int:
-        """How many there were; 0 too if that was forgotten."""
-        return int(self._figures().get("cell0") or 0)
-
-    @property
-    def fingerprint(self) -> Fingerprint | None:
-        """Of all of them; None if it was forgotten."""
-        figures = self._figures()
-        return Fingerprint.of([figures[f"cell{i}"] for i in range(len(figures))]) if figures else None
-
-    def _figures(self) -> Mapping[str, Any]:
-        try:
-            return self._seen.get
-        except Py4JJavaError:  # a row without any cells, which cannot be handed over
-            return {}
 
 
 def comparable(df: DataFrame) -> list[str]:
@@ -308,12 +295,15 @@ def comparable(df: DataFrame) -> list[str]:
     return names
 
 
-def audit_run(source: DataFrame, output: Place, judging: Engine, sent: Fingerprint | None = None) -> Audit:
-    """Compare the messages of a source with what a run published."""
+def audit_run(
+    source: DataFrame, output: Place, judging: Engine, sent: Fingerprint | None = None, *, goes_on: bool = False
+) -> Audit:
+    """Compare the messages of a source with what a run published. ``goes_on``: firsts may lie in earlier versions."""
     rows = _published(source.sparkSession, output)
     if rows is None:
         rows = source.limit(0).withColumns({name: F.lit("") for name in (VERDICT, REASON)})
-    return audit(source, rows, judging.fitted(source).subject(source).identity, columns=comparable(source), sent=sent)
+    identity = judging.fitted(source).subject(source).identity
+    return audit(source, rows, identity, columns=comparable(source), sent=sent, goes_on=goes_on)
 
 
 def published(spark: SparkSession, output: Place) -> DataFrame:

@@ -2,13 +2,13 @@
 
 The rows of a chain meet in one task (a shuffle by the chain's key). There, six integers per row cross to Python in
 Arrow batches, are put in the order of judgement and judged; one byte per row comes back and becomes the two columns.
-The wide row itself stays in the JVM. Of a stream, a bucket of the state is a bank of chains. How it is done is in
-`host`; in order, with rows held back, in `in_order`.
+The wide row itself stays in the JVM. With a memory, the chains that a batch touches become a bank, and are kept as
+records of their heads and gaps. How it is done is in `host`; in order, with rows held back, in `in_order`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -16,15 +16,16 @@ import numpy as np
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from onefold.chains.columns import FORMAT, ChainBank, ChainMessages, TableDetector
+from onefold.chains.columns import ChainBank, ChainMessages, Chains, GapRows, TableDetector
 from onefold.chains.rules import ANSWERS, GAP_COUNT_MAX, ChainSettings, Floor
 from onefold.errors import Misuse
 from onefold.spark import host, in_order
 from onefold.spark.columns import WHOLE, ChainColumns, packed, quoted, readings
 from onefold.spark.engine import Engine, Identity, Subject, Untold, named_like
-from onefold.spark.gaps import missing_ranges
-from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, StreamMemory, Transform
+from onefold.spark.gaps import CHAINS, missing_ranges, open_ranges
+from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, MemoryOptions, Transform
 from onefold.spark.meaning import Meaning, of_columns
+from onefold.spark.memory import BUCKETS, FORMAT, Bucket, ItemLists, KeyRecords, MemoryFolder
 
 if TYPE_CHECKING:
     from onefold.settings import Judge
@@ -36,25 +37,28 @@ JUMP_MAX_MS = 900_000
 def judge_chains(
     columns: ChainColumns | None = None, *, gap_count_max: int = GAP_COUNT_MAX, floor: Floor = "first",
     jump_max_ms: int | Literal["auto", "off"] = "auto", partitions: int | None = None,
-    rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX, idle_ms: int | None = None, state_rows_max: int | None = None,
-    buckets: int = host.BUCKETS, watch: host.Watch | None = None,
+    rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX, memory: str | None = None, version: int | None = None,
+    idle_ms: int | None = None, state_rows_max: int | None = None, buckets: int = BUCKETS,
 ) -> Transform:  # fmt: skip
     """A step that adds ``verdict`` and ``reason`` to a table or a stream of chained messages.
 
     ``jump_max_ms``: how far a number's timestamp may lie ahead of its arrival; "auto" is 900 s if there is an arrival
     column. The rows come out in no particular order.
 
-    Of tables only: ``partitions``, how many tasks judge (None: by the size of the input), and ``rows_in_memory_max``.
+    ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task.
 
-    Of streams only: ``idle_ms``, after how long without a message a chain gives up its gaps; ``state_rows_max``, how
-    many chains a bucket remembers, beyond which messages of new chains are UNSURE; ``buckets``, into how many parts the
-    state is split; ``watch``, which is called with the figures of each bucket.
+    ``memory``: a folder that is gone on from and added to. A stream needs one; a table that has one needs its
+    ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``idle_ms``, after how long
+    without a message a chain gives up its gaps; ``state_rows_max``, how many chains a bucket remembers, beyond which
+    messages of new chains are UNSURE; ``buckets``, into how many parts the memory is split.
     """
     engine = ChainsEngine(
         columns=columns or ChainColumns(), gap_count_max=gap_count_max, floor=floor, jump_max_ms=jump_max_ms,
         partitions=partitions, rows_in_memory_max=rows_in_memory_max,
     )  # fmt: skip
-    return engine.step(StreamMemory(idle_ms=idle_ms, state_rows_max=state_rows_max, buckets=buckets, watch=watch))
+    return engine.step(
+        MemoryOptions(path=memory, version=version, idle_ms=idle_ms, state_rows_max=state_rows_max, buckets=buckets)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,38 +131,38 @@ class ChainsEngine(Engine):
             parts, table.judge, self.rows_in_memory_max, review=table.review, review_due=lambda: table.due
         )
 
-    def fold(self, blob: bytes | None, memory: StreamMemory) -> ChainFold:
-        settings = ChainSettings(self.gap_count_max, self.floor)
-        bank = ChainBank(settings, idle_ms=memory.idle_ms, chains_max=memory.state_rows_max)
-        return ChainFold(bank if blob is None else bank.resume(blob))
+    def judge_bucket(self, rows: KeyColumns, bucket: Bucket, options: MemoryOptions, now_ms: int) -> Codes:
+        bank, _ = recalled(bucket, rows, ChainSettings(self.gap_count_max, self.floor), options, now_ms)
+        codes = bank.judge(ChainMessages(rows.key, rows.key_check, rows.previous, rows.number), now_ms)
+        remember(bucket, bank)
+        return codes
 
-    def meaning(self, df: DataFrame, memory: StreamMemory) -> Meaning:
+    def compacted(
+        self, table: str, records: KeyRecords, figures: dict[str, int], options: MemoryOptions, now_ms: int
+    ) -> KeyRecords:
+        return without_idle(records, figures, options, now_ms)
+
+    def meaning(self, df: DataFrame, options: MemoryOptions) -> Meaning:
         present = self.fitted(df)
-        limit, ordered = present.jump_limit(), memory.ordered_wait_ms is not None
+        limit, ordered = present.jump_limit(), options.ordered_wait_ms is not None
         return {
             "engine": self.name,
             "state": in_order.FORMAT if ordered else FORMAT,
             **of_columns(df, present.columns.named),
             "floor": self.floor,
             "jump_max_ms": "off" if limit is None else limit,
-            "buckets": memory.buckets,
+            "buckets": options.buckets,
             "ordered": ordered,
         }
 
-    def step(self, memory: StreamMemory | None = None) -> Transform:
-        """The step that judges a table or a stream, or judges a stream and puts each chain in order."""
-        if memory is None or memory.ordered_wait_ms is None:
-            return Engine.step(self, memory)
-        if self.floor != "first":
-            raise Misuse(
-                'floor is "open", must be "first" where messages are held back: the first one is where order begins'
-            )
-        if memory.idle_ms is not None:
-            raise Misuse(f"idle_ms is {memory.idle_ms}, must be off where messages are held back: order_wait_ms is it")
-        return in_order.order_chains(self, memory.ordered_wait_ms, memory)
+    def ordered(self, options: MemoryOptions, watch: in_order.Watch | None = None) -> Transform:
+        return in_order.order_chains(self, int(options.ordered_wait_ms or 0), options, watch)
 
     def missing(self, firsts: DataFrame) -> DataFrame:
         return missing_ranges(firsts, self.columns, floor=self.floor)
+
+    def still_missing(self, rows: DataFrame, memory: MemoryFolder, below: int, *more: DataFrame) -> DataFrame:
+        return open_ranges(rows, self.columns, memory, below, *more, floor=self.floor)
 
     def keys(self, rows: DataFrame) -> int:
         return rows.where(F.col(host.REASON) == "new_chain").count()
@@ -190,21 +194,60 @@ class ChainsEngine(Engine):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ChainFold:
-    bank: ChainBank
+def recalled(
+    bucket: Bucket, rows: KeyColumns, settings: ChainSettings, options: MemoryOptions, now_ms: int
+) -> tuple[ChainBank, KeyRecords | None]:
+    """What a bucket knows of the chains of these rows: as a bank, and as it was kept. `remember` it afterwards."""
+    key, check = rows.key, rows.key_check
+    first = np.concatenate(([True], (key[1:] != key[:-1]) | (check[1:] != check[:-1])))[: len(key)]
+    known = bucket.find(CHAINS, key[first], check[first])
+    bank = ChainBank(settings) if known is None else ChainBank(settings, **columns_of(known))
+    _count(bucket.figures, bank, -1)
+    if options.state_rows_max is not None:
+        bank.chains_max = max(0, options.state_rows_max - bucket.figures["keys"])
+    if options.idle_ms is not None:
+        bank.give_up(now_ms - options.idle_ms)
+    return bank, known
 
-    def judge(self, integers: Int64s, now_ms: int) -> Codes:
-        columns = KeyColumns(*integers)
-        rows = host.order(host.chains(columns), columns)
-        sorted_ = columns.take(rows)
-        codes = np.empty(len(rows), np.int8)
-        messages = ChainMessages(sorted_.key, sorted_.key_check, sorted_.previous, sorted_.number)
-        codes[rows] = self.bank.judge(messages, now_ms)
-        return codes
 
-    def snapshot(self) -> bytes:
-        return self.bank.snapshot()
+def remember(
+    bucket: Bucket,
+    bank: ChainBank,
+    values: Mapping[str, Int64s] | None = None,
+    lists: Mapping[str, ItemLists] | None = None,
+) -> None:
+    """Keep what a bank knows by now, with further values of each of its chains."""
+    _count(bucket.figures, bank, 1)
+    chains, gaps = bank.chains, bank.gaps
+    own = {"head": chains.head, "heard": chains.heard_ms, "forgotten": chains.forgotten}
+    missing = ItemLists(np.bincount(gaps.owner, minlength=len(bank)).astype(np.int64), (gaps.lower, gaps.upper))
+    bucket.keep(
+        CHAINS, KeyRecords(chains.key, chains.key_check, {**own, **(values or {})}, {"gaps": missing, **(lists or {})})
+    )
 
-    def figures(self) -> dict[str, int]:
-        return {"keys": len(self.bank), "gaps": self.bank.gap_count}
+
+def without_idle(records: KeyRecords, figures: dict[str, int], options: MemoryOptions, now_ms: int) -> KeyRecords:
+    """Chains that were not heard from for long need not be asked for to give up their gaps: it makes them small."""
+    if options.idle_ms is None:
+        return records
+    bank = ChainBank(**columns_of(records))
+    _count(figures, bank, -1)
+    bank.give_up(now_ms - options.idle_ms)
+    _count(figures, bank, 1)
+    counts = np.bincount(bank.gaps.owner, minlength=len(bank)).astype(np.int64)
+    gaps = ItemLists(counts, (bank.gaps.lower, bank.gaps.upper))
+    values = {**records.values, "forgotten": bank.chains.forgotten}
+    return records._replace(values=values, lists={**records.lists, "gaps": gaps})
+
+
+def columns_of(records: KeyRecords) -> dict[str, Any]:
+    """What a bank is made of."""
+    counts, (lower, upper) = records.lists["gaps"]
+    values = (records.values[name] for name in ("head", "heard", "forgotten"))
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return {"chains": Chains(records.key, records.check, *values), "gaps": GapRows(owner, lower, upper)}
+
+
+def _count(figures: dict[str, int], bank: ChainBank, sign: int) -> None:
+    figures["keys"] += sign * len(bank)
+    figures["gaps"] += sign * bank.gap_count

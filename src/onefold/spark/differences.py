@@ -23,23 +23,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse
+from onefold.spark import fingerprints
 from onefold.spark.columns import quoted
-from onefold.spark.fingerprints import (
-    BITS_MAX,
-    RANGE,
-    Compared,
-    bits_for,
-    common,
-    compare,
-    form,
-    hashable,
-    null_masks,
-    range_of,
-    row_form,
-    row_id,
-    with_words,
-    word_names,
-)
+from onefold.spark.fingerprints import BITS_MAX, RANGE, Compared, form, row_form, row_id, with_words, word_names
+from onefold.text import plain
 
 Hash: TypeAlias = Literal["xxhash64", "sha256"]
 HASHES: Final = get_args(Hash)
@@ -77,10 +64,10 @@ def diff(
         raise Misuse(f"buckets is {buckets}, must be a power of two from 2 to {1 << BITS_MAX}", buckets=buckets)
     if hash not in HASHES:
         raise Misuse(f"hash is {hash!r}, must be {' or '.join(HASHES)}", hash=hash)
-    bits = bits_for([a, b]) if buckets is None else buckets.bit_length() - 1
+    bits = fingerprints.bits_for([a, b]) if buckets is None else buckets.bit_length() - 1
     kinds = _common_types(a, b, [*names, *rest])
     sides = [Side(df, names, kinds, bits, whole=key is None, hash=hash) for df in (a, b)]
-    compared = compare(sides[0].summed(), sides[1].summed(), bits)
+    compared = fingerprints.compare(sides[0].summed(), sides[1].summed(), bits)
     return Diff(sides, compared, whole=key is None)
 
 
@@ -117,7 +104,7 @@ def _common_types(a: DataFrame, b: DataFrame, names: Iterable[str]) -> dict[str,
     kinds = {}
     for name in names:
         ours, theirs = a.schema[name].dataType, b.schema[name].dataType
-        kind = common(ours, theirs)
+        kind = fingerprints.common(ours, theirs)
         if kind is None:
             both = f"{ours.simpleString()} in the first table and {theirs.simpleString()} in the second"
             raise Misuse(f"column {name!r} is {both}: cast one of them", column=name)
@@ -141,13 +128,13 @@ class Side:
         for name, kind in kinds.items():
             column, own = F.col(quoted(name)), df.schema[name].dataType
             self.cells[name] = column if own.simpleString() == kind.simpleString() else column.cast(kind)
-        plain = {name: hashable(cell, kinds[name]) for name, cell in self.cells.items()}
+        plain = {name: fingerprints.hashable(cell, kinds[name]) for name, cell in self.cells.items()}
         naming = kinds if whole else key
         self._key_form, self._row_form = (
             row_form((self.cells[name], kinds[name]) for name in names) for names in (naming, kinds)
         )
-        self._range = range_of((plain[name] for name in naming), bits)
-        self._values = [*null_masks(self.cells.values()), *plain.values()]
+        self._range = fingerprints.range_of((plain[name] for name in naming), bits)
+        self._values = [*fingerprints.null_masks(self.cells.values()), *plain.values()]
         if hash == "sha256":
             self._values = [row_id(self._row_form)]
 
@@ -345,7 +332,7 @@ def spoken(row: Mapping[str, Any]) -> str:
     'device a?, ts 5'
     """
     words = ", ".join(f"{name} {'null' if value is None else value}" for name, value in row.items())
-    return "".join(sign if sign.isprintable() else "?" for sign in words)[:SPOKEN_MAX]
+    return plain(words, SPOKEN_MAX)
 
 
 def _plain(value: Any) -> Any:

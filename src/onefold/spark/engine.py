@@ -3,8 +3,9 @@
 Settings, jobs, audit, explain, figures and commands ask the value; none of them knows which engine it is. A new engine
 is a class in a file of its own and a line in `ENGINES`; its words for people are a value in `onefold.wording`.
 
-The value also travels: a task that judges a part of a table (`judge_partition`) or a bucket of a stream (`fold`) gets
-it pickled. So the file of an engine imports nothing that executors need not have: numpy, pyarrow and pyspark, no more.
+The value also travels: a task that judges a part of a table (`judge_partition`) or a bucket of a memory
+(`judge_bucket`) gets it pickled. So the file of an engine imports nothing that executors need not have: numpy,
+pyarrow and pyspark, no more.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from pyspark.sql import functions as F
 from onefold.errors import Misuse
 from onefold.spark import host
 from onefold.spark.columns import RANGE_ENDS, moment, quoted
-from onefold.spark.host import Codes, Fold, Integers, KeyColumns, StreamMemory, Transform
+from onefold.spark.host import Codes, Integers, KeyColumns, MemoryOptions, Transform
 from onefold.spark.meaning import Meaning
+from onefold.spark.memory import Bucket, KeyRecords, MemoryFolder
 from onefold.verdict import Answer
 
 if TYPE_CHECKING:
     from onefold.settings import Judge
+    from onefold.spark.in_order import Watch
 
 
 class Named(Protocol):
@@ -118,12 +121,13 @@ class Engine(ABC):
     """How messages are judged. The settings of an engine are its fields, under the names of the [judge] table."""
 
     name: ClassVar[str]
-    answers: ClassVar[Sequence[Answer]]  # what the codes of a fold or a partition mean
+    answers: ClassVar[Sequence[Answer]]  # what the codes mean
+    timed: ClassVar[bool] = False  # whether a batch is judged by when it began
 
     columns: Named  # where it looks in a message
-    partitions: int | None = None  # of a table: how many tasks judge; None: by the size of the input
+    partitions: int | None = None  # how many tasks judge; None: by the size of the input
     rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX
-    """Of a table: how many rows a task sorts in memory; beyond it, on disk."""
+    """How many rows a task sorts in memory; beyond it, on disk."""
 
     def __post_init__(self) -> None:
         for name in ("rows_in_memory_max", "partitions"):
@@ -172,31 +176,50 @@ class Engine(ABC):
         """The codes of the rows of a partition of a table; runs in a task."""
 
     @abstractmethod
-    def fold(self, blob: bytes | None, memory: StreamMemory) -> Fold:
-        """The bucket of a stream as the last batch left it; None: an empty one. Runs in a task."""
+    def judge_bucket(self, rows: KeyColumns, bucket: Bucket, options: MemoryOptions, now_ms: int) -> Codes:
+        """The codes of rows of a bucket, which are in the order of judgement; what they teach is kept in the bucket.
+
+        ``now_ms``: when the batch began; 0 unless the engine is ``timed`` or ``idle_ms`` is set. Runs in a task.
+        """
+
+    def compacted(
+        self, table: str, records: KeyRecords, figures: dict[str, int], options: MemoryOptions, now_ms: int
+    ) -> KeyRecords:
+        """KeyRecords of a bucket that are written again, as they are to be kept from now on; runs in a task."""
+        return records
 
     @abstractmethod
-    def meaning(self, df: DataFrame, memory: StreamMemory) -> Meaning:
-        """What the memory of a stream of these rows means: whoever goes on with it must mean the same."""
+    def meaning(self, df: DataFrame, options: MemoryOptions) -> Meaning:
+        """What the memory of these rows means: whoever goes on with it must mean the same."""
 
     def source_meaning(self) -> Meaning:
         """What else a stream hangs on from its first batch to its last: how its source is shaped."""
         return {}
 
-    def step(self, memory: StreamMemory | None = None) -> Transform:
-        """The step that adds ``verdict`` and ``reason`` to a table, or to a stream that remembers like this."""
-        memory = memory or StreamMemory()
-        if memory.ordered_wait_ms is not None:
-            raise Misuse(f"order_wait_ms is {memory.ordered_wait_ms}, but only chains can be put in order")
-        self.fold(None, memory)  # refuses misuse now, not in a task
-        return lambda df: host.with_verdict(df, self, memory)
+    def step(self, options: MemoryOptions | None = None) -> Transform:
+        """The step that adds ``verdict`` and ``reason`` to a table or a stream, which remembers like this."""
+        options = options or MemoryOptions()
+        if options.ordered_wait_ms is not None:
+            return self.ordered(options)
+        return lambda df: host.with_verdict(df, self, options)
 
-    def stream(self, memory: StreamMemory) -> Transform:
-        return self.step(memory)
+    def stream(self, options: MemoryOptions) -> Transform:
+        """The same, as a sink of a stream wants the rows."""
+        return self.step(options)
+
+    def ordered(self, options: MemoryOptions, watch: Watch | None = None) -> Transform:
+        """The step that judges a stream and gives the messages of each key out in order."""
+        raise Misuse(f"order_wait_ms is {options.ordered_wait_ms}, but only chains can be put in order")
 
     @abstractmethod
     def missing(self, firsts: DataFrame) -> DataFrame:
         """The ranges that are known to be missing: the key, lower ends (seen; null: before all), upper ends."""
+
+    def still_missing(self, rows: DataFrame, memory: MemoryFolder, below: int, *more: DataFrame) -> DataFrame | None:
+        """The same, of all that a memory knows below a version; the rows, and ``more``, name the keys. None: it is not
+        in the memory.
+        """
+        return None
 
     def keys(self, rows: DataFrame) -> int:
         """How many chains, producers or devices there are among judged rows: who has a message that counts."""

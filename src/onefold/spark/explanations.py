@@ -21,20 +21,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse
+from onefold.spark import columns
 from onefold.spark.audits import published
-from onefold.spark.columns import (
-    TEXT,
-    TIME,
-    WHOLE,
-    cut_text,
-    in_order,
-    milliseconds,
-    moment,
-    quoted,
-    told,
-    whole,
-    written_moment,
-)
+from onefold.spark.columns import TEXT, TIME, WHOLE, in_order, milliseconds, moment, quoted, told, whole, written_moment
 from onefold.spark.engine import Engine, Subject, usual_engines
 from onefold.spark.files import Place
 from onefold.spark.gaps import LOWER, UPPER
@@ -268,7 +257,7 @@ def _cell(df: DataFrame, name: str, *, is_named: bool) -> Column:
     kind = df.schema[name].dataType
     if is_named and isinstance(kind, T.AtomicType) and not isinstance(kind, T.StringType | T.BinaryType):
         return told(df, name)
-    return cut_text(df, name, CELL_CHARS_MAX)
+    return columns.cut_text(df, name, CELL_CHARS_MAX)
 
 
 def _order(df: DataFrame, name: str) -> Column:

@@ -15,8 +15,9 @@ comes back is bounded, whatever the run: below a megabyte as JSON, in `run.json`
     rejects      some rows of each reason, those with the lowest hash: the same in every run, and not all from one key
     phases       where the time went
 
-Cost: five queries at most, side by side; the largest is one shuffle of (hash of the id, arrival) by id. What there is
-nothing of costs nothing.
+Cost: two passes over a few columns of the judged rows, side by side: one counts by key, and by stretch of time in
+passing; one finds the firsts of copies, which are sent to every task if they are not too many. Rejected rows are read
+once more. The axis is seen by the judgement in passing. What there is nothing of costs nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from pyspark import inheritable_thread_target
@@ -37,7 +38,7 @@ from onefold import __version__
 from onefold.errors import Misuse
 from onefold.spark.columns import WHOLE, cut_text, milliseconds, quoted
 from onefold.spark.engine import Engine, Identity, Subject
-from onefold.spark.fingerprints import hashable
+from onefold.spark.fingerprints import Counts, hashable
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.session import believed_bytes, java_version
 from onefold.spark.window import DIGITS, Distribution, rank_of
@@ -69,19 +70,30 @@ class Figures:
             if value < least:
                 raise Misuse(f"{field.name} is {value}, must be at least {least}", **{field.name: value})
 
-    def take(self, rows: DataFrame, gaps: DataFrame, judging: Engine, tally: Tally, keys: int) -> dict[str, Any]:
-        """The figures of judged rows of so many keys, and of the ranges that are missing among them."""
+    def take(
+        self, rows: DataFrame, gaps: DataFrame, judging: Engine, tally: Tally, keys: int, span: Span | None = None
+    ) -> dict[str, Any]:
+        """The figures of judged rows of so many keys, and of the ranges that are missing among them; ``span``: of the
+        firsts on the axis of time, if it was seen in passing.
+        """
         subject = judging.subject(rows)
+
+        def by_key_and_time() -> tuple[Any, Any, Any]:
+            over_time = Timeline.of(rows, subject, tally, self, span)
+            needed = rows.select(VERDICT, REASON, *(F.col(quoted(name)) for name in subject.columns))
+            watched = rows if over_time is None or not subject.key else over_time.watch(needed)
+            worst, strips = keys_and_strips(watched, gaps, subject, self)
+            return worst, strips, None if over_time is None else over_time.figure(rows, watched is not rows)
+
         figures: list[Callable[[], Any]] = [
-            lambda: keys_and_strips(rows, gaps, subject, self),
-            lambda: timeline(rows, subject, tally, self),
+            by_key_and_time,
             lambda: lags(rows, subject, copies=tally.count(Verdict.REPEAT)),
             lambda: reject_samples(rows, subject, tally, self),
         ]
         # All at once: of a small run most of the time is planning, in which the cores have nothing to do.
         with ThreadPoolExecutor(len(figures), thread_name_prefix="onefold-figures") as threads:
             begun = [threads.submit(inheritable_thread_target(rows.sparkSession)(figure)) for figure in figures]
-            (worst, strips), over_time, late, refused = (figure.result() for figure in begun)
+            (worst, strips, over_time), late, refused = (figure.result() for figure in begun)
         return {
             "timeline": over_time,
             "worst_keys": worst,
@@ -201,6 +213,8 @@ def _strip(row: Row, subject: Subject, most: int) -> dict[str, Any]:
 
 
 SHARES: Final = (0.5, 0.9, 0.99, 0.999, 0.9999, 1)
+SENT_MAX: Final = 2_000_000
+"""So many copies, of about 40 bytes, go to every task and meet their firsts there; more are shuffled with them."""
 
 _ID, _AT, _FIRST, _AGAIN, _LAG = "_onefold_id", "_onefold_at", "_onefold_first", "_onefold_again", "_onefold_lag"
 
@@ -208,8 +222,8 @@ _ID, _AT, _FIRST, _AGAIN, _LAG = "_onefold_id", "_onefold_at", "_onefold_first",
 def lags(rows: DataFrame, subject: Subject, *, copies: int) -> dict[str, Any]:
     """The lags of all copies, or why there are none to tell.
 
-    Cost: one job, with one shuffle of (hash of the id, arrival), or none if the copies are few. Joins and sorts are
-    Spark's own, which spill: an id with a million copies is a longer task, not a larger one.
+    Cost: one job, with one shuffle of (hash of the id, arrival), or none if the copies are not too many. Joins and
+    sorts are Spark's own, which spill: an id with a million copies is a longer task, not a larger one.
     """
     if subject.arrival is None or subject.identity is None:
         return {"why_not": subject.no_arrival}
@@ -222,7 +236,7 @@ def lags(rows: DataFrame, subject: Subject, *, copies: int) -> dict[str, Any]:
     }
     if not copies:
         return figure
-    lag = Distribution.of(since_first(rows, subject.identity, subject.arrival), _LAG)
+    lag = Distribution.of(since_first(rows, subject.identity, subject.arrival, is_few=copies <= SENT_MAX), _LAG)
     if not lag.total:
         return figure
     upto, quantiles = np.cumsum(lag.count), {}
@@ -233,8 +247,8 @@ def lags(rows: DataFrame, subject: Subject, *, copies: int) -> dict[str, Any]:
     return {**figure, "count": lag.total, "bins": [list(entry) for entry in lag.bins()], "quantiles": quantiles}
 
 
-def since_first(rows: DataFrame, identity: Identity, arrival: str) -> DataFrame:
-    """The lag of each copy whose first is there."""
+def since_first(rows: DataFrame, identity: Identity, arrival: str, *, is_few: bool) -> DataFrame:
+    """The lag of each copy whose first is there; ``is_few``: the copies fit into the memory of every task."""
     # By 64 bits: among ten million ids two share a hash once in 400,000 runs, and a picture is none the worse for it.
     values = [hashable(F.col(quoted(name)), rows.schema[name].dataType) for name in identity.names]
     values += identity.number(rows)
@@ -243,7 +257,7 @@ def since_first(rows: DataFrame, identity: Identity, arrival: str) -> DataFrame:
         timed.where(has(verdict) & F.col(_AT).isNotNull()).drop(VERDICT) for verdict in ("FIRST", "REPEAT")
     )
     if identity.time is None:  # an id counts once
-        paired = copies.join(firsts.withColumnRenamed(_AT, _FIRST), _ID)
+        paired = firsts.withColumnRenamed(_AT, _FIRST).join(F.broadcast(copies) if is_few else copies, _ID)
     else:  # an id that expires may count again: the last first before the copy
         both = firsts.withColumn(_AGAIN, F.lit(False)).unionByName(copies.withColumn(_AGAIN, F.lit(True)))
         by_id = Window.partitionBy(_ID).orderBy(_AT, _AGAIN).rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -289,7 +303,7 @@ ACCURACY: Final = 10_000
 FAR: Final = 5
 """Far off: further from the quantiles than one part in so many of what lies between them."""
 
-_TIMELINE_AT, _BIN = "_onefold_at", "_onefold_bin"
+_BIN = "_onefold_bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,32 +339,68 @@ class Axis:
         return F.when((at >= self.low) & (number < self.bins), number)
 
 
-def timeline(rows: DataFrame, subject: Subject, tally: Tally, limits: Figures) -> dict[str, Any] | None:
-    """Four counts for each stretch of time, and of what lies outside; None if no row says when it was.
+class Span(NamedTuple):
+    """Where values lie: the least, the most, and two quantiles between; None of no value at all."""
 
-    Cost: two jobs, the first for the axis.
-    """
-    if subject.axis is None:
-        return None
-    placed = rows.select(VERDICT, milliseconds(rows, subject.axis).alias(_TIMELINE_AT))
-    spanned = placed.where(has("FIRST")) if tally.count(Verdict.FIRST) else placed
-    quantiles = F.percentile_approx(_TIMELINE_AT, list(OUTERMOST), ACCURACY)
-    least, most, outermost = spanned.agg(F.min(_TIMELINE_AT), F.max(_TIMELINE_AT), quantiles).collect()[0]
-    if least is None:
-        return None
-    axis = Axis.around(least, most, outermost[0], outermost[1], limits.bins_max)
-    by_bin = placed.groupBy(axis.bin(F.col(_TIMELINE_AT)).alias(_BIN))
-    rows_by_bin = by_bin.agg(*(F.count_if(has(verdict)) for verdict in VERDICTS)).collect()
-    counted = {row[0]: list(row[1:]) for row in rows_by_bin}
-    nothing = [0] * len(VERDICTS)
-    return {
-        "column": subject.axis,
-        "time": subject.axis_is_time,
-        "from": axis.low,
-        "to": axis.high,
-        "bins": [counted.get(i, nothing) for i in range(axis.bins)],
-        "outside": counted.get(None, nothing),
-    }
+    least: int | None
+    most: int | None
+    outermost: list[int] | None
+
+    @staticmethod
+    def cells(at: Column) -> dict[str, Column]:
+        quantiles = F.percentile_approx(at, list(OUTERMOST), ACCURACY)
+        return dict(zip(Span._fields, (F.min(at), F.max(at), quantiles), strict=True))
+
+    @staticmethod
+    def firsts(judged: DataFrame, subject: Subject) -> dict[str, Column]:
+        """The cells of the span of all firsts; none if there is no axis."""
+        return {} if subject.axis is None else Span.cells(F.when(has("FIRST"), milliseconds(judged, subject.axis)))
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Four counts for each stretch of time, and of what lies outside."""
+
+    column: str
+    time: bool
+    axis: Axis
+    counts: Counts
+    number: Column
+    """Of a row: the stretch that it falls into, and its verdict."""
+
+    @classmethod
+    def of(cls, rows: DataFrame, subject: Subject, tally: Tally, limits: Figures, span: Span | None) -> Timeline | None:
+        """The timeline of these rows, which are still to be counted; None if no row says when it was.
+
+        Cost: one job for the axis, unless the ``span`` of the firsts is known.
+        """
+        if subject.axis is None:
+            return None
+        at = milliseconds(rows, subject.axis)
+        if span is None or span.least is None:
+            spanned = rows.where(has("FIRST")) if tally.count(Verdict.FIRST) else rows
+            span = Span(*spanned.agg(*Span.cells(at).values()).collect()[0])
+        if span.least is None or span.most is None or span.outermost is None:
+            return None
+        low, high = span.outermost
+        axis = Axis.around(span.least, span.most, low, high, limits.bins_max)
+        place = F.array_position(F.lit(list(VERDICTS)), F.col(VERDICT)) - 1
+        number = F.coalesce(axis.bin(at), F.lit(axis.bins)) * len(VERDICTS) + place
+        counts = Counts(number, (axis.bins + 1) * len(VERDICTS), called="onefold_timeline")
+        return cls(subject.axis, subject.axis_is_time, axis, counts, number)
+
+    def watch(self, rows: DataFrame) -> DataFrame:
+        return self.counts.watch(rows)
+
+    def figure(self, rows: DataFrame, watched: bool) -> dict[str, Any]:
+        """The counts that were seen in passing; if they were forgotten, or nobody watched, one job."""
+        numbers = self.counts.counts if watched else None
+        if numbers is None:
+            numbers = {row[0]: row[1] for row in rows.groupBy(self.number.alias(_BIN)).count().collect()}
+        width = len(VERDICTS)
+        bins = [[numbers.get(i * width + place, 0) for place in range(width)] for i in range(self.axis.bins + 1)]
+        ends = {"from": self.axis.low, "to": self.axis.high}
+        return {"column": self.column, "time": self.time, **ends, "bins": bins[:-1], "outside": bins[-1]}
 
 
 class Phases:

@@ -28,7 +28,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -183,9 +183,13 @@ class Manifest:
 class SourceFiles:
     """The files of a path, as Spark lists them for a format with these options."""
 
-    def __init__(self, spark: SparkSession, path: str, kind: str, options: Mapping[str, str]) -> None:
+    def __init__(
+        self, spark: SparkSession, path: str, kind: str, options: Mapping[str, str],
+        only: Collection[str] | None = None,
+    ) -> None:  # fmt: skip
+        """``only``: the paths of those that count; None: all."""
         self._spark = spark
-        self._path = path
+        self._path, self._only = path, None if only is None else frozenset(only)
         self.kind = kind
         self.options = {name.lower(): value for name, value in options.items()}  # Spark's names are case-insensitive
         self.has_header = kind == "csv" and is_true(self.options.get("header"))
@@ -225,7 +229,8 @@ class SourceFiles:
         files = {str(path): SourceFile(str(path), size, ms, metadata_path=at) for path, size, ms, at in rows}
         names = (plain_path(url) for url in index.inputFiles())
         empty = [SourceFile(name, 0, 0) for name in names if name not in files]
-        return sorted([*files.values(), *empty], key=lambda file: file.path)
+        found = sorted([*files.values(), *empty], key=lambda file: file.path)
+        return found if self._only is None else [file for file in found if file.path in self._only]
 
     def inspected(
         self, bad_files: BadFiles = "stop", *, count: bool = True, before: Manifest | None = None

@@ -30,13 +30,23 @@ in negentropy. A word is a hash of what the row holds. Against intent there are 
 
     xxhash64   over the values as they are. Fast. Who may choose the texts of a table can make two rows that it takes
                for one
-    sha256     over the id; three times the work
+    sha256     over the id; four times the work
 
 Sums are linear: who may choose very many rows can make two sets agree in either way.
+
+A run compares what it read with what it published by xxhash64. That finds what a bug, a crash or a disk did. Somebody
+who crafts two rows that are taken for one gains nothing by it: he would also have to make the run write one of them in
+the place of the other. Where two tables come from different hands, as in ``onefold audit``, it is SHA-256.
+
+What a job sees of a table while it reads it for another purpose (`Passing`, `Counts`) costs no pass of its own. The
+figures are those of the first job that reads the table to its end, and wait for it. A stage that Spark has to run twice
+is seen twice: figures that agree are true, figures that do not are a reason to look again. Where Spark finds that
+nothing comes out of a job it forgets what was seen on the way.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -46,7 +56,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pyspark.sql import Column, DataFrame
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -163,6 +174,16 @@ def null_masks(columns: Iterable[Column]) -> list[Column]:
     return [reduce(add, bits[i : i + MASK_BITS]) for i in range(0, len(bits), MASK_BITS)]
 
 
+def row_values(df: DataFrame, names: Iterable[str]) -> list[Column]:
+    """What xxhash64 is to be made of, so that it tells rows apart by these columns: which are null, then the values."""
+    cells = [(F.col(quoted(name)), df.schema[name].dataType) for name in names]
+    # Text by its bytes, whatever its collation.
+    plain = [
+        (c.cast(T.StringType()), T.StringType()) if isinstance(kind, T.StringType) else (c, kind) for c, kind in cells
+    ]
+    return [*null_masks(cell for cell, _ in cells), *(hashable(cell, kind) for cell, kind in plain)]
+
+
 def common(a: T.DataType, b: T.DataType) -> T.DataType | None:
     """The type in which values of both can be compared without loss; None if there is none."""
     if isinstance(a, T.StructType) and isinstance(b, T.StructType):
@@ -239,6 +260,70 @@ def aggregates() -> list[Column]:
 
 def fingerprint(df: DataFrame, values: Sequence[Column]) -> Fingerprint:
     return Fingerprint.of(with_words(df, values).agg(*aggregates()).collect()[0])
+
+
+class Passing:
+    """Watches a table go by: how many rows there were, and their fingerprint by these columns; None: only counted."""
+
+    def __init__(self, names: Sequence[str] | None = None, *, called: str = "onefold") -> None:
+        self._seen = Observation(called)  # two in one plan need two names
+        self._names = names
+
+    def watch(self, df: DataFrame) -> DataFrame:
+        if self._names is None:
+            return df.observe(self._seen, F.count(F.lit(1)).alias("cell0"))
+        cells = [cell.alias(f"cell{i}") for i, cell in enumerate(aggregates())]
+        words = with_words(df, row_values(df, self._names))
+        return words.observe(self._seen, *cells).select(*(F.col(quoted(name)) for name in df.columns))
+
+    @property
+    def rows(self) -> int:
+        """How many there were; 0 too if that was forgotten."""
+        return int(_observed(self._seen).get("cell0") or 0)
+
+    @property
+    def fingerprint(self) -> Fingerprint | None:
+        """Of all of them; None if it was forgotten."""
+        figures = _observed(self._seen)
+        return Fingerprint.of([figures[f"cell{i}"] for i in range(len(figures))]) if figures else None
+
+
+class Counts:
+    """Counts the rows of a table that goes by, by a whole number of at most 52 bits that each has; null: not counted.
+
+    Spark's histogram joins the two bins that are nearest only when there are more than it may have, so as long as there
+    are no more different numbers than ``values_max``, all that it ever joins are bins of the same number.
+    """
+
+    def __init__(self, number: Column, values_max: int, *, called: str) -> None:
+        self._seen = Observation(called)
+        self._cell = F.histogram_numeric(number, F.lit(2 * values_max))
+
+    def watch(self, df: DataFrame, **more: Column) -> DataFrame:
+        """The same table, counted when it is read; ``more``: other aggregates to see by the way."""
+        return df.observe(self._seen, self._cell.alias("counts"), *(cell.alias(name) for name, cell in more.items()))
+
+    @property
+    def counts(self) -> dict[int, int] | None:
+        """How often each number was seen; None if it was forgotten."""
+        figures = _observed(self._seen)
+        if not figures:
+            return None
+        counts = Counter[int]()
+        for number, count in figures["counts"] or ():
+            counts[round(number)] += round(count)
+        return dict(counts)
+
+    def seen(self, name: str) -> Any:
+        """What one of the other aggregates came to; None if it was forgotten."""
+        return _observed(self._seen).get(name)
+
+
+def _observed(observation: Observation) -> Mapping[str, Any]:
+    try:
+        return observation.get
+    except Py4JJavaError:  # a row without any cells, which cannot be handed over
+        return {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,31 @@
-"""The missing ranges of each chain or producer, from the messages that counted.
+"""The missing ranges of each chain or producer, from the messages that counted, or from a memory.
 
 Between two neighbours ``a < b`` of a chain something is missing exactly if ``b`` names a previous message above ``a``:
 then ``(a, previous of b]`` was never seen. That is the state the engine ends with, gaps it had to forget included, so a
 window over the firsts finds all of it in the JVM, in one narrow shuffle.
+
+A memory has the gaps that are open, by the hashes of their keys. The keys themselves are in the rows.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
+import numpy as np
+import pandas as pd
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from onefold.chains.rules import Floor
+from onefold.chains.columns import START
+from onefold.chains.rules import SEQUENCE_BITS, SEQUENCE_MAX, Floor
 from onefold.spark.columns import RANGE_ENDS, TIME, ChainColumns, ProducerColumns, as_time, moment, quoted, whole
+from onefold.spark.memory import MemoryFolder
 
 LOWER, UPPER = RANGE_ENDS[:2], RANGE_ENDS[2:]
 
 _NUMBER, _PREVIOUS, _BEFORE = "_onefold_number", "_onefold_previous", "_onefold_before"
+_NAME = "_onefold_key", "_onefold_check"
+CHAINS = "chains"
+"""The table of a memory that holds heads and gaps, of chains and of producers."""
 
 
 def missing_ranges(firsts: DataFrame, columns: ChainColumns | None = None, *, floor: Floor = "first") -> DataFrame:
@@ -63,6 +73,54 @@ def missing_sequences(firsts: DataFrame, columns: ProducerColumns | None = None)
     before = F.lag(_NUMBER).over(Window.partitionBy(*key).orderBy(_NUMBER))
     missing = narrow.withColumn(_BEFORE, before).where(F.col(_NUMBER) - F.coalesce(_BEFORE, F.lit(-1)) > 1)
     return missing.select(*key, F.col(_BEFORE).alias(LOWER[1]), (F.col(_NUMBER) - 1).alias(UPPER[1]))
+
+
+def open_gaps(
+    tables: Sequence[DataFrame], key: Sequence[str], memory: MemoryFolder, below: int, least: int
+) -> DataFrame:
+    """The gaps that a memory has open below a version, with their keys as these tables name them: the key columns, and
+    the ends as they are remembered. Those whose lower end is below ``least`` are left out.
+    """
+    parts = []
+    for _, records in memory.table(CHAINS, below):
+        counts, (lower, upper) = records.lists["gaps"]
+        owners = (np.repeat(half, counts) for half in (records.key, records.check))
+        parts.append(np.stack((*owners, lower, upper))[:, lower >= least])
+    columns = np.concatenate(parts, axis=1) if parts else np.empty((4, 0), np.int64)
+    frame = pd.DataFrame(dict(zip((*_NAME, _BEFORE, _PREVIOUS), columns, strict=True)))
+    schema = ", ".join(f"{name} long" for name in frame)
+    gaps = tables[0].sparkSession.createDataFrame(frame, schema)
+    cells = [F.col(quoted(name)) for name in key]
+    hashes = F.xxhash64(*cells), F.xxhash64(F.lit(1), *cells)  # as the engines name their keys
+    names = [half.alias(name) for half, name in zip(hashes, _NAME, strict=True)]
+    named = reduce(DataFrame.unionByName, (table.select(*cells, *names) for table in tables))
+    wanted = F.broadcast(gaps.select(*_NAME).distinct())
+    return named.join(wanted, [*_NAME], "left_semi").dropDuplicates([*_NAME]).join(gaps, [*_NAME])
+
+
+def open_ranges(
+    rows: DataFrame, columns: ChainColumns, memory: MemoryFolder, below: int, *more: DataFrame, floor: Floor = "first"
+) -> DataFrame:
+    """What `missing_ranges` tells, from a memory of chains; the rows, and ``more``, say which keys there are."""
+    names = columns.of(rows)
+    gaps = open_gaps([rows, *more], names.key, memory, below, START if floor == "open" else 0)
+    seen = F.when(F.col(_BEFORE) >= 0, F.col(_BEFORE))
+    ends = [
+        end
+        for packed, to in ((seen, LOWER), (F.col(_PREVIOUS), UPPER))
+        for end in range_end(rows, names, F.shiftright(packed, SEQUENCE_BITS), packed.bitwiseAND(SEQUENCE_MAX), to)
+    ]
+    return gaps.select(*(F.col(quoted(name)) for name in names.key), *ends)
+
+
+def open_sequences(
+    rows: DataFrame, columns: ProducerColumns, memory: MemoryFolder, below: int, *more: DataFrame
+) -> DataFrame:
+    """What `missing_sequences` tells, from a memory of producers, which counts sequences from 1."""
+    gaps = open_gaps([rows, *more], columns.producer, memory, below, 0)
+    lower = F.when(F.col(_BEFORE) > 0, F.col(_BEFORE) - 1)
+    key = (F.col(quoted(name)) for name in columns.producer)
+    return gaps.select(*key, lower.alias(LOWER[1]), (F.col(_PREVIOUS) - 1).alias(UPPER[1]))
 
 
 def _number(df: DataFrame, timestamp: str, sequence: str | None) -> Column:

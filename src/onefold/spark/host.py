@@ -11,14 +11,10 @@ bytes each at the peak). A larger partition is an external sort: sorted runs in 
 that follow each other in the order of judgement. Where messages of one number must be compared, however far apart they
 came, the rows are gone through once more, sorted by number: that is the review.
 
-A micro-batch of a stream takes this way, each step in all tasks at once:
-
-    pack      rows become Arrow blobs, one per bucket of keys; their integers travel beside them       (mapInArrow)
-    fold      per bucket: the engine goes on from its blob, judges the integers, leaves a new blob     (stateful)
-    unpack    blobs become rows again, now with verdict and reason                                     (mapInArrow)
-
-Memory of a task: the rows of one bucket in one micro-batch, as Arrow; the source's limits (``maxFilesPerTrigger`` and
-its like) bound it.
+With a memory (`memory`), of a stream or of a table that goes on, rows are shuffled by the bucket of their key, and the
+same function judges them from what the versions below this one left, then writes its own version before it
+answers the first row. There is no other way for streams: the wide row stays in the JVM there too. What is larger than
+memory is sorted on disk as above, and judged window by window.
 
 A chain's name is 128 bits of hash. The first 64 number the chains and the other 64 check that no two chains share a
 number; should two ever do so, all 128 bits are compared. Producers and devices are chains here too.
@@ -31,25 +27,24 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from itertools import pairwise
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark import TaskContext
-from pyspark.sql import Column, DataFrame, GroupedData
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from onefold.errors import Misuse
 from onefold.spark.columns import quoted, refuse_ours
-from onefold.spark.meaning import Meaning, with_meaning, without_meaning
+from onefold.spark.meaning import Meaning
+from onefold.spark.memory import BUCKETS, KEEP, Bucket, KeyRecords, MemoryFolder
 from onefold.spark.session import believed_bytes, cores, ship
-from onefold.verdict import Answer
 
 if TYPE_CHECKING:
     from onefold.spark.engine import Engine
@@ -147,6 +142,7 @@ def order(chain: Int64s, columns: KeyColumns) -> Int64s:
 
 Judge: TypeAlias = Callable[..., Codes]
 
+BUCKETS_MAX = 4096
 ROWS_IN_MEMORY_MAX = 4_000_000
 """600 MB at the peak; Spark's own advice is 64 MB to 128 MB of shuffle data per task, which is far below it."""
 
@@ -162,13 +158,15 @@ def judge_partition(
     judge: Judge,
     rows_in_memory_max: int,
     *,
-    wanted: tuple[int, ...] = PREVIOUS_NUMBER,
+    wanted: Sequence[int] | None = PREVIOUS_NUMBER,
+    group: Callable[[Int64s], Int64s] | None = None,
     review: Judge | None = None,
     review_due: Callable[[], bool] = lambda: True,
 ) -> Iterator[Codes]:
     """The codes of all rows, in the order in which the rows came.
 
-    ``judge``: chain and the wanted columns -> codes; it sees the rows in the order of judgement. ``review``: chain, the
+    ``judge``: chain and the wanted columns (None: all) -> codes; it sees the rows in the order of judgement. ``group``:
+    key -> number; the chains of one number come together. ``review``: chain, the
     wanted columns and the codes -> codes; the rows of one number come to it in the order of judgement, in one call or
     in calls that follow each other. ``review_due`` is asked when all rows are judged: without need there is no review.
     """
@@ -195,7 +193,8 @@ def judge_partition(
             disk.flush()
             codes: Codes = np.memmap(disk, np.int8, "r+", shape=(rows,))
             names = _Names()
-            for window in _windows(runs, rows_in_memory_max):
+            wanted = range(len(buffer[0].flat)) if wanted is None else wanted
+            for window in _windows(runs, rows_in_memory_max):  # sorted by key, and so by group
                 codes[window[-1]] = judge(names(window), *(window[i] for i in wanted))
             if review is not None and review_due():
                 again = files.enter_context(tempfile.TemporaryFile())
@@ -207,7 +206,14 @@ def judge_partition(
         else:
             columns = concatenate(buffer)
             chain = chains(columns)
+            if group is not None:
+                groups = np.empty(int(chain.max()) + 1, np.int64)
+                groups[chain] = group(columns.key)
+                rank = np.empty(len(groups), np.int64)
+                rank[np.argsort(groups, kind="stable")] = np.arange(len(groups))
+                chain = rank[chain]
             turn = order(chain, columns)
+            wanted = range(len(columns.flat)) if wanted is None else wanted
             sorted_ = (chain[turn], *(columns.flat[i][turn] for i in wanted))
             judged = judge(*sorted_)
             codes = np.empty(rows, np.int8)
@@ -292,46 +298,55 @@ def settle() -> None:
     gc.freeze()
 
 
-BUCKETS = 32
-"""Sixteen cores' worth of work, two buckets each. The state is split by it: a checkpoint keeps its number."""
-
-ROWS_MAX, BYTES_MAX = 1 << 17, 64 << 20  # what a task packs at a time
 TASK_BYTES = 64 << 20
 """Spark's own advisory size of a task's input, spark.sql.adaptive.advisoryPartitionSizeInBytes."""
 TASKS_MAX = 100_000
-
-_INTEGERS = "__onefold_{}"
-STATE = T.StructType([T.StructField("blob", T.BinaryType()), T.StructField("buckets", T.IntegerType())])
-
-Watch: TypeAlias = Callable[[int, dict[str, int]], None]
+SMALL_BYTES = 1 << 20
+"""A table gets no more tasks than it has of these: each starts a Python worker, which costs more than so few rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamMemory:
+class MemoryOptions:
+    """What a judge remembers, where, and as which version of it."""
+
+    path: str | None = None  # None: a table is all there is
+    version: int | None = None  # None: the number of the batch, which a stream knows
+    now_ms: int | None = None  # when the batch began; None: as Spark says, which keeps it for a second attempt
+    owner: str = ""  # whose memory it is; empty: of the stream that it is used in
     idle_ms: int | None = None  # after how long without a message a key gives up its gaps
     state_rows_max: int | None = None
     """How many keys a bucket remembers; messages of new ones beyond that are UNSURE."""
     buckets: int = BUCKETS
+    keep: int = KEEP
     ordered_wait_ms: int | None = None
     """None: messages come out as they come. Else per chain in order: what comes too early is held back so long."""
-    watch: Watch | None = None  # is called, in the tasks, with the figures of each bucket after each batch
 
     def __post_init__(self) -> None:
-        if self.buckets < 1:
-            raise Misuse(f"buckets is {self.buckets}, must be at least 1", buckets=self.buckets)
+        least = {"buckets": 1, "keep": 1, "idle_ms": 1, "state_rows_max": 1, "version": 0}
+        for name, value in least.items():
+            if (own := getattr(self, name)) is not None and own < value:
+                raise Misuse(f"{name} is {own}, must be at least {value}", **{name: own})
+        if self.buckets > BUCKETS_MAX:
+            raise Misuse(f"buckets is {self.buckets}, must be at most {BUCKETS_MAX}", buckets=self.buckets)
 
-
-class Fold(Protocol):
-    """An engine at work on one bucket."""
-
-    def judge(self, integers: Int64s, now_ms: int) -> Codes:
-        """The code of each row; ``integers`` has one line per column asked for. The order of the rows means nothing."""
-
-    def snapshot(self) -> bytes:
-        """The memory, as the next batch gets it back."""
-
-    def figures(self) -> dict[str, int]:
-        """What there is to watch, such as how many keys are remembered."""
+    def opened(self, df: DataFrame, meaning: Meaning) -> MemoryFolder | None:
+        """The memory for these rows, made if it is not there; None: a table without. `Misuse` if it does not fit."""
+        if self.path is None:
+            if df.isStreaming:
+                raise Misuse(
+                    'a stream needs a memory: add memory="FOLDER" to the judge, a folder of this stream alone, on a'
+                    " file system that all executors see"
+                )
+            for name in ("version", "idle_ms", "state_rows_max"):
+                if (value := getattr(self, name)) is not None:
+                    raise Misuse(f'{name} is {value}, which needs a memory: add memory="FOLDER"', **{name: value})
+            return None
+        if self.version is None and not df.isStreaming:
+            raise Misuse(
+                "a table that goes on from a memory needs a version: add version=N, one above the last; in foreachBatch"
+                " it is the number of the batch"
+            )
+        return MemoryFolder.opened(self.path, meaning, buckets=self.buckets, owner=self.owner, keep=self.keep)
 
 
 class Integers(NamedTuple):
@@ -344,43 +359,110 @@ class Integers(NamedTuple):
         return df.withColumns(dict(self.readings)) if self.readings else df
 
 
-def with_verdict(df: DataFrame, engine: Engine, memory: StreamMemory) -> DataFrame:
+def with_verdict(df: DataFrame, engine: Engine, options: MemoryOptions) -> DataFrame:
     engine.columns.check(df)
     prepare(df)
-    of_streams = {"idle_ms": memory.idle_ms, "state_rows_max": memory.state_rows_max}
-    settings = {"partitions": engine.partitions} if df.isStreaming else of_streams
-    for name, value in settings.items():
-        if value is not None:
-            kind = "table" if df.isStreaming else "stream"
-            raise Misuse(f"{name} is {value}, but only a {kind} has it, and this is none", **{name: value})
     engine = engine.fitted(df)
     integers = engine.integers(df)
-    if df.isStreaming:
-        folded = in_buckets(df, integers, memory.buckets).applyInPandasWithState(
-            _fold(engine, len(integers.columns), engine.meaning(df, memory), memory),
-            blobs("codes", "rows"), STATE, "append", GroupStateTimeout.NoTimeout,
-        )  # fmt: skip
-        return folded.mapInArrow(_unpack(engine.answers), judged_schema(df)).toDF(*df.columns, *LABELS)
-    believed = believed_bytes(df)
-    if believed is None:
-        tasks = int(str(df.sparkSession.conf.get("spark.sql.shuffle.partitions")))
-    else:  # no fewer than four per core: they need not be equally long
-        tasks = max(4 * cores(df.sparkSession), min(believed // TASK_BYTES, TASKS_MAX))
+    memory = options.opened(df, engine.meaning(df, options))
+    columns = [*integers.columns]
+    if timed := memory is not None and options.now_ms is None and (engine.timed or options.idle_ms is not None):
+        columns.append(F.unix_millis(F.current_timestamp()))  # of a batch: the same when it is tried again
 
     def judge(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        parts = (KeyColumns.of(column.to_numpy(zero_copy_only=False) for column in batch) for batch in batches)
-        for codes in engine.judge_partition(parts):
-            yield pa.array(codes)
+        arrays = ([column.to_numpy(zero_copy_only=False) for column in batch] for batch in batches)
+        if memory is None:
+            codes = engine.judge_partition(map(KeyColumns.of, arrays))
+        else:
+            codes = Remembering(engine, memory, options).judge_partition(arrays, timed=timed)
+        for part in codes:
+            yield pa.array(part)
         settle()
 
     # "Not deterministic" keeps the optimizer from moving it across the shuffle, or evaluating it twice.
     judged: Any = F.arrow_udf(judge, T.ByteType()).asNondeterministic()  # type: ignore[attr-defined]
-    rows = df.repartition(engine.partitions or tasks, *integers.key)
-    coded = rows.transform(integers.read).withColumn(REASON, judged(*integers.columns))
+    rows = shuffled(df, integers, engine.partitions, memory)
+    coded = rows.transform(integers.read).withColumn(REASON, judged(*columns))
     # The verdict or reason of a code is a look-up in a constant array.
     words = [F.array(*(F.lit(str(answer[part])) for answer in engine.answers)) for part in (0, 1)]
     labels = {name: F.get(array, F.col(REASON)) for name, array in zip(LABELS, words, strict=True)}
     return coded.withColumns(labels).select(*(F.col(quoted(name)) for name in df.columns), *LABELS)
+
+
+def shuffled(df: DataFrame, integers: Integers, partitions: int | None, memory: MemoryFolder | None) -> DataFrame:
+    """The rows of a key together: of a table in tasks by its size, with a memory a bucket in one task."""
+    by: Sequence[Column] = integers.key
+    if memory is not None:
+        first = F.shiftrightunsigned(integers.columns[0], 32)
+        by = [F.shiftright(first * memory.buckets, 32)]
+    spark, most = df.sparkSession, TASKS_MAX if memory is None else memory.buckets
+    if partitions is None and df.isStreaming:  # no adaptive execution there
+        partitions = 2 * cores(spark)
+    if partitions is None:
+        believed = believed_bytes(df)
+        if believed is None:  # adaptive execution joins what is small
+            return df.repartition(*by)
+        # No fewer than four per core, for they need not be equally long; but none for a handful of rows.
+        partitions = min(max(4 * cores(spark), believed // TASK_BYTES), 1 + believed // SMALL_BYTES)
+    return df.repartition(min(partitions, most), *by)
+
+
+def _property(name: str) -> str | None:
+    """What Spark's driver tells the tasks of a batch."""
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty(name)
+
+
+class Remembering:
+    """A task that goes on from a memory: judges the rows of its buckets, and leaves the next version of each."""
+
+    def __init__(self, engine: Engine, memory: MemoryFolder, options: MemoryOptions) -> None:
+        version = options.version if options.version is not None else _property("streaming.sql.batchId")
+        if version is None:
+            raise Misuse("a memory was asked for outside of a stream's batch: say which version this is")
+        self._version, self._engine, self._options = int(version), engine, options
+        self._memory = replace(memory, owner=memory.owner or _property("sql.streaming.queryId") or "")
+        self._memory.check_shared()
+        self._buckets: dict[int, Bucket] = {}
+        self._now_ms = options.now_ms or 0
+
+    def judge_partition(self, arrays: Iterator[Sequence[Int64s]], *, timed: bool) -> Iterator[Codes]:
+        """The codes of all rows, after the memory was written. ``timed``: the last column is the time of the batch."""
+        parts = self._timed(arrays) if timed else map(KeyColumns.of, arrays)
+        grouped = judge_partition(
+            parts, self._judge, self._engine.rows_in_memory_max, wanted=None, group=self._memory.bucket_of
+        )
+        for number, codes in enumerate(grouped):
+            if not number:
+                self._write()
+            yield codes
+
+    def _timed(self, arrays: Iterator[Sequence[Int64s]]) -> Iterator[KeyColumns]:
+        for *columns, now_ms in arrays:
+            self._now_ms = int(now_ms[0]) if len(now_ms) else self._now_ms
+            yield KeyColumns.of(columns)
+
+    def _judge(self, chain: Int64s, *columns: Int64s) -> Codes:
+        rows = KeyColumns.of(columns)
+        numbers = self._memory.bucket_of(rows.key)
+        starts = np.flatnonzero(np.concatenate(([True], numbers[1:] != numbers[:-1])))
+        codes = np.empty(len(chain), np.int8)
+        for start, end in pairwise([*starts.tolist(), len(chain)]):
+            number = int(numbers[start])
+            bucket = self._buckets.get(number)
+            if bucket is None:
+                bucket = self._buckets[number] = Bucket(self._memory, number, self._version)
+            bucket.rows += end - start
+            own = KeyColumns.of(column[start:end] for column in rows.flat)
+            codes[start:end] = self._engine.judge_bucket(own, bucket, self._options, self._now_ms)
+        return codes
+
+    def _write(self) -> None:
+        def compact(table: str, records: KeyRecords, figures: dict[str, int]) -> KeyRecords:
+            return self._engine.compacted(table, records, figures, self._options, self._now_ms)
+
+        for bucket in self._buckets.values():
+            bucket.write(compact)
 
 
 def prepare(df: DataFrame) -> None:
@@ -399,6 +481,14 @@ def tie(df: DataFrame, ordered: set[str]) -> Column:
     return F.xxhash64(*values) if values else F.lit(0).cast("long")
 
 
+def name_of(spark: SparkSession, columns: Sequence[tuple[str, str]], values: Sequence[str]) -> tuple[int, int]:
+    """The name of a key, by its columns with their types, and its values as text."""
+    texts = spark.createDataFrame([tuple(values)], [f"c{i}" for i in range(len(values))])
+    key = [F.col(f"c{i}").cast(kind) for i, (_, kind) in enumerate(columns)]
+    first, check = texts.select(F.xxhash64(*key), F.xxhash64(F.lit(1), *key)).collect()[0]
+    return int(first), int(check)
+
+
 def _hashable(kind: T.DataType) -> bool:
     """Whether Spark hashes values of this type: not if there is a map anywhere in it."""
     if isinstance(kind, T.StructType):
@@ -406,136 +496,3 @@ def _hashable(kind: T.DataType) -> bool:
     if isinstance(kind, T.ArrayType):
         return _hashable(kind.elementType)
     return not isinstance(kind, T.MapType | T.VariantType)
-
-
-def in_buckets(df: DataFrame, integers: Integers, buckets: int) -> GroupedData:
-    """The rows packed, and grouped by the bucket of their key: the columns ``bucket``, ``integers`` and ``rows``."""
-    names = [_INTEGERS.format(i) for i in range(len(integers.columns))]
-    added = df.transform(integers.read).withColumns(dict(zip(names, integers.columns, strict=True)))
-    numbered = added.drop(*integers.readings).toDF(*_positions(df), *names)
-
-    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        waiting: list[pa.RecordBatch] = []
-        rows = size = 0
-        for batch in batches:
-            waiting.append(batch)
-            rows, size = rows + batch.num_rows, size + batch.nbytes
-            if rows >= ROWS_MAX or size >= BYTES_MAX:
-                yield _split(waiting, names, buckets)
-                waiting, rows, size = [], 0, 0
-        if rows:
-            yield _split(waiting, names, buckets)
-        settle()
-
-    return numbered.mapInArrow(pack, blobs("bucket", "integers", "rows")).groupBy("bucket")
-
-
-def judged_schema(df: DataFrame) -> T.StructType:
-    """What is unpacked: the columns of ``df``, called by their positions, with verdict and reason."""
-    fields = [T.StructField(name, field.dataType) for name, field in zip(_positions(df), df.schema.fields, strict=True)]
-    return T.StructType([*fields, *(T.StructField(name, T.StringType()) for name in LABELS)])
-
-
-def _positions(df: DataFrame) -> list[str]:
-    # mapInArrow looks columns up by name and stumbles over dots: on their way they are called by their positions.
-    return [f"c{i}" for i in range(len(df.columns))]
-
-
-def blobs(*names: str) -> T.StructType:
-    """Columns of blobs; ``bucket`` is a number."""
-    kinds = {"bucket": T.IntegerType()}
-    return T.StructType([T.StructField(name, kinds.get(name, T.BinaryType())) for name in names])
-
-
-def _split(batches: list[pa.RecordBatch], names: list[str], buckets: int) -> pa.RecordBatch:
-    """One line per bucket: its integers, and its rows as an Arrow blob."""
-    table = pa.Table.from_batches(batches)
-    integers = np.stack([table[name].to_numpy() for name in names])
-    bucket = (integers[0].view(np.uint64) % np.uint64(buckets)).astype(np.uint16 if buckets < 1 << 16 else np.int64)
-    order = np.argsort(bucket, kind="stable")
-    integers = integers[:, order]
-    rows = table.drop_columns(names).take(pa.array(order)).combine_chunks().to_batches()[0]
-    ends = np.searchsorted(bucket[order], np.arange(buckets + 1))
-    some = [i for i in range(buckets) if ends[i] < ends[i + 1]]
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(some, pa.int32()),
-            pa.array([np.ascontiguousarray(integers[:, ends[i] : ends[i + 1]]).tobytes() for i in some], pa.binary()),
-            pa.array([to_blob(rows.slice(ends[i], ends[i + 1] - ends[i])) for i in some], pa.binary()),
-        ],
-        names=["bucket", "integers", "rows"],
-    )
-
-
-def to_blob(rows: pa.RecordBatch | pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write(rows)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
-
-
-def from_blob(blob: Any) -> pa.RecordBatch:
-    with pa.ipc.open_stream(blob) as reader:
-        return reader.read_next_batch()
-
-
-def _fold(
-    engine: Engine, width: int, meaning: Meaning, memory: StreamMemory
-) -> Callable[[Any, Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]:
-    def fold(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        integers, rows = arrived(frames, width)
-        bucket = engine.fold(remembered(state, memory.buckets, meaning), memory)
-        codes = bucket.judge(np.concatenate(integers, axis=1), state.getCurrentProcessingTimeMs())
-        blob = bucket.snapshot()
-        state.update((with_meaning(meaning, blob), memory.buckets))
-        if memory.watch is not None:
-            figures = {**bucket.figures(), "bytes": len(blob), "rows": len(codes), "batch": batch_id()}
-            memory.watch(int(key[0]), figures)
-        parts = np.split(codes, np.cumsum([part.shape[1] for part in integers])[:-1])
-        yield pd.DataFrame({"codes": [part.astype(np.int8).tobytes() for part in parts], "rows": rows})
-        settle()
-
-    return fold
-
-
-def arrived(frames: Iterator[pd.DataFrame], width: int) -> tuple[list[Int64s], list[bytes]]:
-    """What was packed for a bucket: the integers of each blob, and the blobs."""
-    integers: list[Int64s] = []
-    rows: list[bytes] = []
-    for frame in frames:
-        integers += [np.frombuffer(data, np.int64).reshape(width, -1) for data in frame["integers"]]
-        rows += list(frame["rows"])
-    return integers, rows
-
-
-def remembered(state: GroupState, buckets: int, meaning: Meaning) -> bytes | None:
-    """The blob that the last batch left to this bucket; None: there was none. `Misuse` if it means something else."""
-    if not state.exists:
-        return None
-    blob, had = state.get
-    if had != buckets:
-        raise Misuse(f"the checkpoint was made with {had} buckets, this run has {buckets}", buckets=buckets)
-    return without_meaning(meaning, blob)
-
-
-def batch_id() -> int:
-    """The number of the batch that this task works for; -1 outside of one."""
-    context = TaskContext.get()
-    number = None if context is None else context.getLocalProperty("streaming.sql.batchId")
-    return -1 if number is None else int(number)
-
-
-def _unpack(answers: Sequence[Answer]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    verdicts, reasons = ([str(answer[part]) for answer in answers] for part in (0, 1))
-
-    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        labels = pa.array(verdicts), pa.array(reasons)
-        for batch in batches:
-            for codes, blob in zip(batch["codes"], batch["rows"], strict=True):
-                rows = from_blob(blob.as_buffer())
-                code = pa.array(np.frombuffer(codes.as_buffer(), np.int8))
-                columns = [*rows.columns, *(label.take(code) for label in labels)]
-                yield pa.RecordBatch.from_arrays(columns, names=[*rows.schema.names, *LABELS])
-        settle()
-
-    return unpack

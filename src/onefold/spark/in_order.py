@@ -1,7 +1,8 @@
 """A stream of chains in order: per chain, messages come out in order, or after the gap before them was given up.
 
 A second host beside `host`, for rows that are held back: the state of a bucket holds rows, and a call may give out
-fewer rows or more than came in. A range that was given up comes out as a row of its own, before the message above it:
+fewer rows or more than came in. Rows travel as Arrow blobs, one per bucket, and the state is Spark's state store. A
+range that was given up comes out as a row of its own, before the message above it:
 its key columns and `GAP_COLUMN` are set, all else is null; `parted` takes the two apart.
 
 Every row is judged when it comes, and keeps that answer. A FIRST comes out when its chain releases it, all else at
@@ -36,8 +37,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark import StorageLevel, TaskContext
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
@@ -50,8 +51,8 @@ from onefold.spark import host
 from onefold.spark.columns import quoted
 from onefold.spark.files import Place
 from onefold.spark.gaps import LOWER, UPPER, range_end
-from onefold.spark.host import LABELS, Int64s, KeyColumns, StreamMemory, Transform
-from onefold.spark.meaning import Meaning, any_meaning, with_meaning
+from onefold.spark.host import LABELS, Int64s, Integers, KeyColumns, MemoryOptions, Transform
+from onefold.spark.meaning import Meaning, any_meaning, with_meaning, without_meaning
 from onefold.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ class OrderedBucket:
                 np.array(lines, np.int64).tobytes(),
                 *(data for _, data in all_.values()),
                 waiting.tobytes(),
-                b"" if self._rows is None else host.to_blob(self._rows),
+                b"" if self._rows is None else to_blob(self._rows),
             ]
         )
 
@@ -256,6 +257,10 @@ def _steady(columns: KeyColumns) -> Int64s:
     return rank[code]
 
 
+ROWS_MAX, BYTES_MAX = 1 << 17, 64 << 20  # what a task packs at a time
+_INTEGERS = "__onefold_{}"
+STATE = T.StructType([T.StructField("blob", T.BinaryType()), T.StructField("buckets", T.IntegerType())])
+
 GAP_COLUMN = "__onefold_gap"
 HEAD_MAX = 1 << 16
 """Bytes of a bucket's state that tell how much it holds: far more than any meaning takes."""
@@ -264,17 +269,25 @@ _WIDTH = host.SORTED
 _BOUNDS = T.StructType([T.StructField(name, T.LongType()) for name in (*LOWER, *UPPER)])
 
 
-def order_chains(engine: ChainsEngine, wait_ms: int, memory: StreamMemory, buffer_max: int = BUFFER_MAX) -> Transform:
+Watch: TypeAlias = Callable[[int, dict[str, int]], None]
+
+
+def order_chains(
+    engine: ChainsEngine, wait_ms: int, memory: MemoryOptions, watch: Watch | None = None, buffer_max: int = BUFFER_MAX
+) -> Transform:
     """A step that judges a stream of chained messages as `judge_chains` does, and gives each chain out in order.
 
-    ``wait_ms``: how long a gap is waited for; ``buffer_max``: how many messages of a chain are held back at most.
+    ``wait_ms``: how long a gap is waited for; ``buffer_max``: how many messages of a chain are held back at most;
+    ``watch``: is called, in the tasks, with the figures of each bucket after each batch.
     What lies below the first message of a chain is a repeat (``floor="first"``).
     """
     settings = OrderSettings(wait_ms, 0, 0, "light", buffer_max, engine.gap_count_max).checked()
-    if memory.state_rows_max is not None and memory.state_rows_max < 1:
+    if engine.floor != "first":
         raise Misuse(
-            f"state_rows_max is {memory.state_rows_max}, must be at least 1", state_rows_max=memory.state_rows_max
+            'floor is "open", must be "first" where messages are held back: the first one is where order begins'
         )
+    if memory.idle_ms is not None:
+        raise Misuse(f"idle_ms is {memory.idle_ms}, must be off where messages are held back: order_wait_ms is it")
 
     def ordered(df: DataFrame) -> DataFrame:
         if not df.isStreaming:
@@ -283,17 +296,115 @@ def order_chains(engine: ChainsEngine, wait_ms: int, memory: StreamMemory, buffe
         host.prepare(df)
         fitted = engine.fitted(df)
         key = frozenset(df.columns.index(name) for name in engine.key)
-        folded = host.in_buckets(df, fitted.integers(df), memory.buckets).applyInPandasWithState(
-            _fold(settings, key, fitted.meaning(df, memory), memory),
-            host.blobs("codes", "bounds", "rows"), host.STATE, "append", GroupStateTimeout.ProcessingTimeTimeout,
+        folded = in_buckets(df, fitted.integers(df), memory.buckets).applyInPandasWithState(
+            _fold(settings, key, fitted.meaning(df, memory), memory, watch),
+            blobs("codes", "bounds", "rows"), STATE, "append", GroupStateTimeout.ProcessingTimeTimeout,
         )  # fmt: skip
-        schema = T.StructType([*host.judged_schema(df).fields, T.StructField(GAP_COLUMN, _BOUNDS)])
+        schema = T.StructType([*_judged_schema(df).fields, T.StructField(GAP_COLUMN, _BOUNDS)])
         unpacked = folded.mapInArrow(_unpack, schema).toDF(*df.columns, *LABELS, GAP_COLUMN)
         gap = F.col(GAP_COLUMN)
         ends = [end for to in (LOWER, UPPER) for end in range_end(df, fitted.columns, gap[to[0]], gap[to[1]], to)]
         return unpacked.withColumn(GAP_COLUMN, F.when(gap.isNotNull(), F.struct(*ends)))
 
     return ordered
+
+
+def in_buckets(df: DataFrame, integers: Integers, buckets: int) -> GroupedData:
+    """The rows packed, and grouped by the bucket of their key: the columns ``bucket``, ``integers`` and ``rows``."""
+    names = [_INTEGERS.format(i) for i in range(len(integers.columns))]
+    added = df.transform(integers.read).withColumns(dict(zip(names, integers.columns, strict=True)))
+    numbered = added.drop(*integers.readings).toDF(*_positions(df), *names)
+
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        waiting: list[pa.RecordBatch] = []
+        rows = size = 0
+        for batch in batches:
+            waiting.append(batch)
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if rows >= ROWS_MAX or size >= BYTES_MAX:
+                yield _split(waiting, names, buckets)
+                waiting, rows, size = [], 0, 0
+        if rows:
+            yield _split(waiting, names, buckets)
+        host.settle()
+
+    return numbered.mapInArrow(pack, blobs("bucket", "integers", "rows")).groupBy("bucket")
+
+
+def _judged_schema(df: DataFrame) -> T.StructType:
+    """What is unpacked: the columns of ``df``, called by their positions, with verdict and reason."""
+    fields = [T.StructField(name, field.dataType) for name, field in zip(_positions(df), df.schema.fields, strict=True)]
+    return T.StructType([*fields, *(T.StructField(name, T.StringType()) for name in LABELS)])
+
+
+def _positions(df: DataFrame) -> list[str]:
+    # mapInArrow looks columns up by name and stumbles over dots: on their way they are called by their positions.
+    return [f"c{i}" for i in range(len(df.columns))]
+
+
+def blobs(*names: str) -> T.StructType:
+    """Columns of blobs; ``bucket`` is a number."""
+    kinds = {"bucket": T.IntegerType()}
+    return T.StructType([T.StructField(name, kinds.get(name, T.BinaryType())) for name in names])
+
+
+def _split(batches: list[pa.RecordBatch], names: list[str], buckets: int) -> pa.RecordBatch:
+    """One line per bucket: its integers, and its rows as an Arrow blob."""
+    table = pa.Table.from_batches(batches)
+    integers = np.stack([table[name].to_numpy() for name in names])
+    bucket = (integers[0].view(np.uint64) % np.uint64(buckets)).astype(np.uint16 if buckets < 1 << 16 else np.int64)
+    order = np.argsort(bucket, kind="stable")
+    integers = integers[:, order]
+    rows = table.drop_columns(names).take(pa.array(order)).combine_chunks().to_batches()[0]
+    ends = np.searchsorted(bucket[order], np.arange(buckets + 1))
+    some = [i for i in range(buckets) if ends[i] < ends[i + 1]]
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(some, pa.int32()),
+            pa.array([np.ascontiguousarray(integers[:, ends[i] : ends[i + 1]]).tobytes() for i in some], pa.binary()),
+            pa.array([to_blob(rows.slice(ends[i], ends[i + 1] - ends[i])) for i in some], pa.binary()),
+        ],
+        names=["bucket", "integers", "rows"],
+    )
+
+
+def to_blob(rows: pa.RecordBatch | pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write(rows)
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def from_blob(blob: Any) -> pa.RecordBatch:
+    with pa.ipc.open_stream(blob) as reader:
+        return reader.read_next_batch()
+
+
+def arrived(frames: Iterator[pd.DataFrame], width: int) -> tuple[list[Int64s], list[bytes]]:
+    """What was packed for a bucket: the integers of each blob, and the blobs."""
+    integers: list[Int64s] = []
+    rows: list[bytes] = []
+    for frame in frames:
+        integers += [np.frombuffer(data, np.int64).reshape(width, -1) for data in frame["integers"]]
+        rows += list(frame["rows"])
+    return integers, rows
+
+
+def remembered(state: GroupState, buckets: int, meaning: Meaning) -> bytes | None:
+    """The blob that the last batch left to this bucket; None: there was none. `Misuse` if it means something else."""
+    if not state.exists:
+        return None
+    blob, had = state.get
+    if had != buckets:
+        raise Misuse(f"the checkpoint was made with {had} buckets, this run has {buckets}", buckets=buckets)
+    return without_meaning(meaning, blob)
+
+
+def batch_id() -> int:
+    """The number of the batch that this task works for; -1 outside of one."""
+    context = TaskContext.get()
+    number = None if context is None else context.getLocalProperty("streaming.sql.batchId")
+    return -1 if number is None else int(number)
 
 
 def held_back(spark: SparkSession, checkpoint: Place) -> dict[int, tuple[int, int]]:
@@ -325,30 +436,30 @@ def parted(ordered: DataFrame, key_columns: Sequence[str]) -> Iterator[tuple[Dat
 
 
 def _fold(
-    settings: OrderSettings, key_columns: frozenset[int], meaning: Meaning, memory: StreamMemory
+    settings: OrderSettings, key_columns: frozenset[int], meaning: Meaning, memory: MemoryOptions, watch: Watch | None
 ) -> Callable[[Any, Iterator[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]:
     def fold(key: Any, frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-        integers, rows = host.arrived(frames, _WIDTH)
+        integers, rows = arrived(frames, _WIDTH)
         now_ms = state.getCurrentProcessingTimeMs()
         bucket = OrderedBucket(settings, key_columns, memory.state_rows_max)
-        if (blob := host.remembered(state, memory.buckets, meaning)) is not None:
+        if (blob := remembered(state, memory.buckets, meaning)) is not None:
             bucket.resume(blob)
-        table = pa.Table.from_batches([host.from_blob(blob) for blob in rows]) if rows else None
+        table = pa.Table.from_batches([from_blob(blob) for blob in rows]) if rows else None
         out = bucket.judge(np.concatenate([np.empty((_WIDTH, 0), np.int64), *integers], axis=1), table, now_ms)
         blob = bucket.snapshot()
         state.update((with_meaning(meaning, blob), memory.buckets))
         due_ms = bucket.due_ms()
         if due_ms is not None:  # Spark calls when this much and a millisecond more has passed
             state.setTimeoutDuration(max(1, due_ms - now_ms - 1))
-        if memory.watch is not None:
+        if watch is not None:
             count = sum(part.shape[1] for part in integers)
-            memory.watch(int(key[0]), {**bucket.figures(), "bytes": len(blob), "rows": count, "batch": host.batch_id()})
+            watch(int(key[0]), {**bucket.figures(), "bytes": len(blob), "rows": count, "batch": batch_id()})
         lines = []
         row = gap = 0
         for batch in out.rows.combine_chunks().to_batches() if len(out.codes) else ():
             codes = out.codes[row : row + batch.num_rows]
             gaps = int(np.count_nonzero(codes == GAP))
-            lines.append((codes.tobytes(), out.bounds[gap : gap + gaps].tobytes(), host.to_blob(batch)))
+            lines.append((codes.tobytes(), out.bounds[gap : gap + gaps].tobytes(), to_blob(batch)))
             row, gap = row + batch.num_rows, gap + gaps
         if len(out.codes):
             yield pd.DataFrame(lines, columns=["codes", "bounds", "rows"])
@@ -361,7 +472,7 @@ def _unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     labels = [pa.array([str(answer[part]) for answer in ANSWERS]) for part in (0, 1)]
     for batch in batches:
         for codes, bounds, blob in zip(batch["codes"], batch["bounds"], batch["rows"], strict=True):
-            rows = host.from_blob(blob.as_buffer())
+            rows = from_blob(blob.as_buffer())
             code = np.frombuffer(codes.as_buffer(), np.int8)
             message = pa.array(code, mask=code == GAP)
             ends = np.frombuffer(bounds.as_buffer(), np.int64).reshape(-1, 4)

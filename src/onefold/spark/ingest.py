@@ -99,6 +99,8 @@ class SourceSpec:
     """What happens to a file that cannot be read: the job ends and names it, or goes on without it and names it."""
     partition_types: PartitionTypes = "text"
     """Whether values of partition folders are text, or what Spark takes them for."""
+    only: Collection[str] | None = None
+    """The paths of those of its files that are read; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,12 @@ def open_source(spark: SparkSession, source: SourceSpec, columns: Named, *, coun
         columns.check(opened.rows)
         _refuse_words(opened.rows, columns)
     return opened
+
+
+def listed(spark: SparkSession, source: SourceSpec) -> list[SourceFile] | None:
+    """The files of a source, unopened; None: it is no files."""
+    with _clear_errors(spark, source) as (kind, options):
+        return SourceFiles(spark, source.path, kind, options).listed() if kind in _FILES else None
 
 
 def _open_files(reading: Reading, count: bool) -> OpenSource:
@@ -264,7 +272,7 @@ class Reading:
     ) -> None:  # fmt: skip
         self.spark, self.source = spark, source
         self._kind, self._options = kind, options
-        self.files = SourceFiles(spark, source.path, kind, options)
+        self.files = SourceFiles(spark, source.path, kind, options, source.only)
         self.manifest = Manifest()
         self._roles = {name for role, name in columns.named if role not in _INFERRED}
         mode = self.files.options.get("mode", "").upper()
@@ -289,7 +297,11 @@ class Reading:
         if self._kind == "json" and self.manifest.files:
             return [self._json()]
         columns = self._merged() if self.manifest.files else self._inferred()
-        return [SourcePart(self._kind, self._options, self._with_folders(columns))]
+        return [SourcePart(self._kind, self._options, self._with_folders(columns), only=self._some)]
+
+    @property
+    def _some(self) -> Sequence[SourceFile] | None:
+        return None if self.source.only is None else self.manifest.files
 
     def stream_part(self, bad_files: BadFiles) -> tuple[SourcePart, str | None]:
         """How all of it is read, in a stream, and the header line that its files must have."""
@@ -347,7 +359,7 @@ class Reading:
         for columns, files in zip(schemas, layouts.values(), strict=True):
             typed = [T.StructField(column.name, types[column.name.lower()]) for column in columns]
             schema = self._with_folders(self._as_written(typed), _text(CORRUPT))
-            parts.append(SourcePart("csv", self._options, schema, only=files if len(layouts) > 1 else None))
+            parts.append(SourcePart("csv", self._options, schema, only=files if len(layouts) > 1 else self._some))
         return parts
 
     def _as_written(self, columns: Iterable[T.StructField]) -> T.StructType:
@@ -367,7 +379,7 @@ class Reading:
         """By Spark's own reader if it is to decide, or if a survey finds no odd line; else line by line."""
         if self._is_loose:
             columns = self._as_written(each for each in self._inferred(self.manifest.files) if each.name != CORRUPT)
-            return SourcePart("json", self._options, self._with_folders(columns, _text(CORRUPT)))
+            return SourcePart("json", self._options, self._with_folders(columns, _text(CORRUPT)), only=self._some)
         outcome = survey(self._lines().read(self.spark.read, self.source.path, self.manifest.aside))
         table = JsonTable.of(outcome.keys, self._roles, self.files.options)
         if outcome.odd and self._fails_fast:
@@ -377,7 +389,7 @@ class Reading:
         if outcome.odd or any(len(spellings) > 1 for spellings in table.keys.values()):
             return self._line_by_line()
         schema = T.StructType([T.StructField(name, kind) for name, kind in table.types.items()])
-        return SourcePart("json", self._options, self._with_folders(schema, _text(CORRUPT)))
+        return SourcePart("json", self._options, self._with_folders(schema, _text(CORRUPT)), only=self._some)
 
     def _line_by_line(self) -> SourcePart:
         """Each line parsed by itself; what an odd one holds is no column."""
@@ -390,8 +402,8 @@ class Reading:
         options = {name: value for name, value in self.files.options.items() if name in {*LISTING, "linesep"}}
         schema = self._with_folders(T.StructType([_text(VALUE)]))
         decoded = F.decode(F.col(VALUE).cast("binary"), self.files.encoding)
-        is_utf8 = self.files.encoding == "utf-8"
-        return SourcePart("text", options, schema, lambda df: df if is_utf8 else df.withColumn(VALUE, decoded))
+        part = SourcePart("text", options, schema, only=self._some)
+        return part if self.files.encoding == "utf-8" else replace(part, step=lambda df: df.withColumn(VALUE, decoded))
 
 
 def _text(name: str) -> T.StructField:

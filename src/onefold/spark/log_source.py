@@ -14,7 +14,7 @@ Options: ``start`` (of a stream: "earliest", "latest", an offset or a time such 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -51,13 +51,15 @@ class OnefoldLog(DataSource):
         return SCHEMA
 
     def reader(self, schema: T.StructType) -> "TableReader":
-        return TableReader(_Range(self.options))
+        return TableReader(self.options)
 
     def streamReader(self, schema: T.StructType) -> "StreamReader":
-        return StreamReader(_Range(self.options))
+        return StreamReader(self.options)
 
 
-class _Range:
+class _TopicReader:
+    """What both readers share: the options, and the log that they name."""
+
     def __init__(self, options: Mapping[str, str]) -> None:
         unknown = sorted(name for name in options if name.lower() not in {option.lower() for option in OPTIONS})
         if unknown:
@@ -85,13 +87,13 @@ class _Range:
         at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
         return LogReader(self.path).offset_at(round(at.timestamp() * 1_000))
 
-    def partitions(self, start: int, end: int) -> list[InputPartition]:
+    def cut(self, start: int, end: int) -> list[InputPartition]:
         return [InputPartition(part) for part in LogReader(self.path).ranges(start, end, self.tasks or TASKS)]
 
-    def read(self, part: tuple[int, int]) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         names = {int(kind): kind.name.lower() for kind in Kind}
         schema = to_arrow_schema(SCHEMA, timezone="UTC")
-        for records in LogReader(self.path).batches(*part):
+        for records in LogReader(self.path).batches(*partition.value):
             chunk = [record for record in records if record.kind in self.kinds]
             if not chunk:
                 continue
@@ -111,50 +113,38 @@ def _whole(options: Mapping[str, str], name: str, default: int | None) -> int | 
     return int(text)
 
 
-class TableReader(DataSourceReader):
-    def __init__(self, log: _Range) -> None:
-        self._log = log
-
+class TableReader(_TopicReader, DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
-        return self._log.partitions(*self._log.bounds())
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._log.read(partition.value)
+        return self.cut(*self.bounds())
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, log: _Range) -> None:
-        self._log = log
-        self._until: int | None = None
+class StreamReader(_TopicReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    _until: int | None = None
 
     def initialOffset(self) -> dict[str, int]:
-        start, end = self._log.bounds()
-        if self._log.start in ("earliest", "latest"):
-            return {"offset": start if self._log.start == "earliest" else end}
-        text = self._log.start
-        offset = int(text) if text.isascii() and text.isdigit() else self._log.offset_at(text)
-        if offset is None or not start <= offset <= end:
-            wanted = f"earliest, latest, a time or an offset from {start} to {end}"
-            raise Misuse(f"start is {text!r}, must be {wanted}", start=text)
+        first, end = self.bounds()
+        if self.start in ("earliest", "latest"):
+            return {"offset": first if self.start == "earliest" else end}
+        offset = int(self.start) if self.start.isascii() and self.start.isdigit() else self.offset_at(self.start)
+        if offset is None or not first <= offset <= end:
+            wanted = f"earliest, latest, a time or an offset from {first} to {end}"
+            raise Misuse(f"start is {self.start!r}, must be {wanted}", start=self.start)
         return {"offset": offset}
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._until = self._log.bounds()[1]
+        self._until = self.bounds()[1]
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        return ReadAllAvailable() if self._log.rows_max is None else ReadMaxRows(self._log.rows_max)
+        return ReadAllAvailable() if self.rows_max is None else ReadMaxRows(self.rows_max)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        end = self._log.bounds()[1] if self._until is None else self._until
+        end = self.bounds()[1] if self._until is None else self._until
         if isinstance(limit, ReadMaxRows):
             end = min(end, start["offset"] + limit.max_rows)
         return {"offset": max(end, start["offset"])}
 
     def reportLatestOffset(self) -> dict[str, int]:
-        return {"offset": self._log.bounds()[1]}
+        return {"offset": self.bounds()[1]}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return self._log.partitions(start["offset"], end["offset"])
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        return self._log.read(partition.value)
+        return self.cut(start["offset"], end["offset"])

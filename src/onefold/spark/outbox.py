@@ -57,11 +57,7 @@ CHUNK_BITS: Final = 20
 """Of a mark, for the chunk; the rest is the batch. 500 million rows in a bucket, 8 trillion batches."""
 TRIES_MAX: Final = 20
 """Of a chunk that somebody else writes too: that one is a copy of this task, so the second try finds it done."""
-FIGURES: Final = pa.schema(
-    [("applied", pa.int64()), ("resumed", pa.int64()), ("duplicate", pa.int64()), ("kind", pa.string()),
-     ("error", pa.string())]
-)  # fmt: skip
-FIGURES_SPARK: Final = "applied long, resumed long, duplicate long, kind string, error string"
+FIGURES: Final = "applied long, resumed long, duplicate long, kind string, error string"
 BUCKETS_MAX: Final = 10_000
 NUMBER_MAX: Final = (1 << 63 - CHUNK_BITS) - 1
 JSON: Final = {
@@ -99,7 +95,7 @@ def outbox_sink(
 
     Cost: one shuffle of the texts; per chunk one transaction (with ``tokens``: five writes) and one send.
     """
-    sink = OutboxSink(store, transport, to, source, tokens, plan, _names(body), buckets, chunk_max, only)
+    sink = OutboxSink(store, transport, to, source, tokens, plan, body, buckets, chunk_max, only)
 
     def send(rows: DataFrame, batch: int) -> None:
         sink.send(rows, batch, query_id(rows.sparkSession))
@@ -118,12 +114,8 @@ def send_batch(
     `outbox_sink`. A mark below the highest that was sent sends nothing; one above a mark that was begun and is not
     finished is `Misuse`, for what is left of that would be lost.
     """
-    sink = OutboxSink(store, transport, to, source, tokens, plan, _names(body), buckets, chunk_max, only)
+    sink = OutboxSink(store, transport, to, source, tokens, plan, body, buckets, chunk_max, only)
     return sink.send(df, mark, "")
-
-
-def _names(body: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if body is None else tuple(body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +128,7 @@ class OutboxSink:
     source: str
     tokens: str | None = field(repr=False)
     plan: str | None
-    body: tuple[str, ...] | None
+    body: Sequence[str] | None
     buckets: int
     chunk_max: int
     only: Verdict | None
@@ -196,7 +188,7 @@ class OutboxSink:
         parts = (
             texts.select(bucket.alias(BUCKET), BODY).repartitionById(self.buckets, BUCKET).sortWithinPartitions(BODY)
         )
-        figures = parts.mapInArrow(partial(self._send_partition, number), FIGURES_SPARK).collect()
+        figures = parts.mapInArrow(partial(self._send_partition, number), FIGURES).collect()
         for row in figures:
             if row["error"]:
                 kind: type[OnefoldError] = getattr(errors, row["kind"], OnefoldError)
@@ -234,7 +226,7 @@ class OutboxSink:
         except OnefoldError as error:
             kind, text = type(error).__name__, str(error)
         row = {**{str(outcome): count for outcome, count in counts.items()}, "kind": kind, "error": text}
-        yield pa.RecordBatch.from_pylist([row], FIGURES)
+        yield pa.RecordBatch.from_pylist([row])
 
     def _send_chunk(self, world: World, number: int, bucket: int, index: int, chunk: list[str]) -> Outcome:
         where = f"{self.source}, batch {number}, bucket {bucket}, chunk {index}"

@@ -16,19 +16,13 @@ What chains do not know is done around them:
 
 A negative sequence marks a row that was refused before it came here: ``refused(code)`` is answered with ``code``.
 
-Of a stream, a bucket remembers, beside a bank of chains and in its order, the highest epoch of each producer and the
-digests of the last ``digests_max`` sequences stored. Within a micro-batch a repeat is compared with its first, however
-far apart they are; across batches, with these digests: every conflict of the scalar engine is found. The state:
-
-    head       "OFPB", format, memory, length of the bank, count of producers, count of digests
-    bank       its own bytes
-    columns    epochs, count of digests of each producer, sequences, digests; deflated
+With a memory, a producer's record is that of its chain, its highest epoch and the digests of the last ``digests_max``
+sequences stored. Within a batch a repeat is compared with its first, however far apart they are; across batches, with
+these digests: every conflict of the scalar engine is found.
 """
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
@@ -39,14 +33,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from onefold.chains import columns as P
-from onefold.chains.columns import NO_PREVIOUS, ChainBank, ChainMessages, ColumnarDetector
+from onefold.chains.columns import NO_PREVIOUS, ChainMessages, ColumnarDetector
 from onefold.chains.rules import ANSWERS as CHAIN_ANSWERS
 from onefold.chains.rules import ChainSettings
-from onefold.decoding import inflate
-from onefold.errors import BadInput, Misuse
+from onefold.errors import Misuse
 from onefold.producers import records as A
 from onefold.producers.records import ANSWERS, DIGESTS_MAX, GAP_COUNT_MAX, MemoryKind, SequenceBounds
 from onefold.spark import host
+from onefold.spark.chains import recalled, remember, without_idle
 from onefold.spark.columns import (
     CORRUPT,
     EXACT,
@@ -60,9 +54,10 @@ from onefold.spark.columns import (
     whole,
 )
 from onefold.spark.engine import Engine, Identity, Subject, Untold, named_like
-from onefold.spark.gaps import missing_sequences
-from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, StreamMemory, Transform
+from onefold.spark.gaps import missing_sequences, open_sequences
+from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, MemoryOptions, Transform
 from onefold.spark.meaning import Meaning, of_columns
+from onefold.spark.memory import BUCKETS, FORMAT, Bucket, ItemLists, KeyRecords, MemoryFolder
 
 if TYPE_CHECKING:
     from onefold.settings import Judge
@@ -302,133 +297,38 @@ class ColumnarSequences:
         return codes
 
 
-FORMAT: Final = 1
-_MAGIC: Final = b"OFPB"
-_HEAD: Final = struct.Struct("<4sHBQQQ")
-_MEMORIES: Final[tuple[MemoryKind, ...]] = ("highest", "gaps")
-
-
-class ProducerFold:
-    def __init__(self, engine: ProducersEngine, memory: StreamMemory) -> None:
-        settings = ChainSettings(engine.gap_count_max + 1)  # it counts the infinite gap too
-        self._bank = ChainBank(settings, idle_ms=memory.idle_ms, chains_max=memory.state_rows_max)
-        self._jump_max = engine.jump_max
-        self._memory: MemoryKind = engine.memory
-        self._digests_max = engine.digests_max
-        self._epochs = np.empty(0, np.int64)
-        self._digests = Digests.none()
-
-    def judge(self, integers: Int64s, now_ms: int) -> Codes:
-        columns = KeyColumns.of(integers)
-        rows = host.order(host.chains(columns), columns)
-        codes = np.empty(len(rows), np.int8)
-        codes[rows] = self._judge(columns.take(rows), now_ms)
-        return codes
-
-    def _judge(self, columns: KeyColumns, now_ms: int) -> Codes:
-        codes = np.where(columns.number < 0, -1 - columns.number, 0).astype(np.int8)
-        good = np.flatnonzero(columns.number >= 0)
-        if len(good) < len(codes):
-            columns = columns.take(good)
-        first = begins(columns.key, columns.key_check)
-        rank = np.cumsum(first) - 1
-        names = columns.key[first], columns.key_check[first]
-        before, at = self._bank.names, self._bank.find(*names)
-        judged = fences(rank, columns.previous, np.append(self._epochs, NO_EPOCH)[at])
-        live = np.flatnonzero(judged < 0)
-        if self._jump_max is not None:  # a producer's head in the bank is its highest sequence, + 1
-            present, own = np.unique(rank[live], return_inverse=True)
-            start = np.append(self._bank.heads, 0)[at[present]] - 1
-            far = jumps(own, columns.number[live], start, self._jump_max)
-            judged[live[far]] = CODES["jump_too_far"]
-            live = live[~far]
-        accepted = columns.take(live)
-        fresh = begins(accepted.key, accepted.key_check) & (at[rank[live]] < 0)
-        chain = AsChain.of(accepted.number, self._memory, fresh)
-        messages = ChainMessages(
-            chain.spread(accepted.key), chain.spread(accepted.key_check), chain.previous, chain.number
-        )
-        judged[live] = chain.answers(self._bank.judge(messages, now_ms))
-        if self._jump_max is not None:  # who has no room has no highest sequence to jump from either
-            full = np.isin(rank, rank[judged == CODES["state_full"]])
-            judged[full & (judged == CODES["jump_too_far"])] = CODES["state_full"]
-        # Where the producers known before stand now, and where those of the batch do, or -1.
-        moved, now_at = self._bank.find(*before), self._bank.find(*names)
-        epochs = np.full(len(self._bank), NO_EPOCH, np.int64)
-        epochs[moved] = self._epochs
-        if len(good):
-            own = np.flatnonzero(now_at >= 0)
-            highest = np.maximum.reduceat(columns.previous, np.flatnonzero(first))
-            epochs[now_at[own]] = np.maximum(epochs[now_at[own]], highest[own])
-        self._epochs = epochs
-        self._digests = self._digests._replace(owner=moved[self._digests.owner])
-        if columns.more:
-            rows = Digests(now_at[rank], columns.number, columns.more[0])
-            conflicts, stored = contradictions(rows, judged, self._digests)
-            judged[conflicts] = CODES["conflict"]
-            stored = self._digests.and_then(stored)
-            stored = stored.take(np.argsort(stored.owner, kind="stable"))
-            after = np.searchsorted(stored.owner, stored.owner, "right") - np.arange(len(stored.owner))
-            self._digests = stored.take(after <= self._digests_max)
-        codes[good] = judged
-        return codes
-
-    def snapshot(self) -> bytes:
-        bank, count, digests = self._bank.snapshot(), len(self._epochs), self._digests
-        counts = np.bincount(digests.owner, minlength=count).astype(np.int64)
-        columns = np.concatenate((self._epochs, counts, digests.sequence, digests.digest)).astype("<i8").tobytes()
-        head = _HEAD.pack(_MAGIC, FORMAT, _MEMORIES.index(self._memory), len(bank), count, len(digests.owner))
-        return head + bank + zlib.compress(columns, 1)
-
-    def resume(self, data: bytes) -> ProducerFold:
-        """Go on where a snapshot was taken; `BadInput` if it is none, `Misuse` if it has another memory."""
-        if len(data) < _HEAD.size or data[:6] != _HEAD.pack(_MAGIC, FORMAT, 0, 0, 0, 0)[:6]:
-            raise BadInput(f"not a bank of producers of format {FORMAT}: begins {data[:6].hex()}", offset=0)
-        _, _, memory, bank_bytes, producers, digests = _HEAD.unpack_from(data)
-        if memory != _MEMORIES.index(self._memory):
-            other = _MEMORIES[memory] if memory < len(_MEMORIES) else memory
-            raise Misuse(f"the checkpoint was made with memory {other!r}, this run has {self._memory!r}", memory=other)
-        end = _HEAD.size + bank_bytes
-        self._bank.resume(data[_HEAD.size : end])
-        if len(self._bank) != producers:
-            raise BadInput(f"a damaged bank of producers: {len(self._bank)} of {producers} producers", offset=end)
-        columns = inflate(data[end:], 16 * (producers + digests), "a damaged bank of producers")
-        split = np.cumsum([producers, producers, digests])
-        epochs, counts, sequence, digest = np.split(np.frombuffer(columns, "<i8").astype(np.int64), split)
-        if (counts < 0).any() or (counts > digests).any() or counts.sum() != digests:  # a sum may wrap around
-            raise BadInput(f"a damaged bank of producers: it counts {int(counts.sum())} digests", offset=end)
-        self._epochs, self._digests = epochs, Digests(np.repeat(np.arange(producers), counts), sequence, digest)
-        return self
-
-    def figures(self) -> dict[str, int]:
-        return {"keys": len(self._bank), "gaps": self._bank.gap_count}
-
-
 def judge_producers(
-    columns: ProducerColumns | None = None, *, memory: MemoryKind = "highest", digests_max: int = DIGESTS_MAX,
+    columns: ProducerColumns | None = None, *, remember: MemoryKind = "highest", digests_max: int = DIGESTS_MAX,
     gap_count_max: int = GAP_COUNT_MAX, jump_max: int | None = None, partitions: int | None = None,
-    rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX, idle_ms: int | None = None, state_rows_max: int | None = None,
-    buckets: int = host.BUCKETS, watch: host.Watch | None = None,
+    rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX, memory: str | None = None, version: int | None = None,
+    idle_ms: int | None = None, state_rows_max: int | None = None, buckets: int = BUCKETS,
 ) -> Transform:  # fmt: skip
     """A step that adds ``verdict`` and ``reason`` to a table or a stream of numbered messages.
 
-    ``memory``: "highest" takes all that is not above the highest sequence for a repeat, as the log of PIP-6 does;
+    ``remember``: "highest" takes all that is not above the highest sequence for a repeat, as the log of PIP-6 does;
     "gaps" knows up to ``gap_count_max`` missing ranges per producer, and what fills one is FIRST. The rows come out in
     no particular order. ``jump_max``: a sequence that lies more than so much above the highest one before it is
     rejected; None: any is taken.
 
-    Of tables only: ``partitions``, how many tasks judge (None: by the size of the input), and ``rows_in_memory_max``.
+    ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task.
 
-    Of streams only: ``digests_max``, of how many of a producer's sequences the payload is remembered from batch to
-    batch; ``idle_ms``, after how long without a message a producer gives up its gaps; ``state_rows_max``, how many
-    producers a bucket remembers, beyond which messages of new ones are UNSURE; ``buckets``, into how many parts the
-    state is split; ``watch``, which is called with the figures of each bucket.
+    ``memory``: a folder that is gone on from and added to. A stream needs one; a table that has one needs its
+    ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``digests_max``, of how
+    many of a producer's sequences the payload is remembered from batch to batch; ``idle_ms``, after how long without a
+    message a producer gives up its gaps; ``state_rows_max``, how many producers a bucket remembers, beyond which
+    messages of new ones are UNSURE; ``buckets``, into how many parts the memory is split. (``memory="highest"`` and
+    ``"gaps"`` still mean what ``remember`` means now; a folder of such a name is "./gaps".)
     """
+    kinds: dict[str | None, MemoryKind] = {"highest": "highest", "gaps": "gaps"}
+    if memory in kinds:
+        remember, memory = kinds[memory], None
     engine = ProducersEngine(
-        columns=columns or ProducerColumns(), memory=memory, digests_max=digests_max, gap_count_max=gap_count_max,
+        columns=columns or ProducerColumns(), memory=remember, digests_max=digests_max, gap_count_max=gap_count_max,
         jump_max=jump_max, partitions=partitions, rows_in_memory_max=rows_in_memory_max,
     )  # fmt: skip
-    return engine.step(StreamMemory(idle_ms=idle_ms, state_rows_max=state_rows_max, buckets=buckets, watch=watch))
+    return engine.step(
+        MemoryOptions(path=memory, version=version, idle_ms=idle_ms, state_rows_max=state_rows_max, buckets=buckets)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -510,24 +410,89 @@ class ProducersEngine(Engine):
             parts, sequences.judge, self.rows_in_memory_max, wanted=wanted, review=sequences.review
         )
 
-    def fold(self, blob: bytes | None, memory: StreamMemory) -> ProducerFold:
-        fold = ProducerFold(self, memory)
-        return fold if blob is None else fold.resume(blob)
+    def judge_bucket(self, rows: KeyColumns, bucket: Bucket, options: MemoryOptions, now_ms: int) -> Codes:
+        codes = np.where(rows.number < 0, -1 - rows.number, 0).astype(np.int8)
+        good = np.flatnonzero(rows.number >= 0)
+        if len(good):
+            own = rows if len(good) == len(codes) else rows.take(good)
+            codes[good] = self._judge_bucket(own, bucket, options, now_ms)
+        return codes
 
-    def meaning(self, df: DataFrame, memory: StreamMemory) -> Meaning:
+    def _judge_bucket(self, rows: KeyColumns, bucket: Bucket, options: MemoryOptions, now_ms: int) -> Codes:
+        # The infinite gap counts there too.
+        bank, known = recalled(bucket, rows, ChainSettings(self.gap_count_max + 1), options, now_ms)
+        before, heads = bank.names, bank.chains.head
+        first = begins(rows.key, rows.key_check)
+        rank = np.cumsum(first) - 1
+        names = rows.key[first], rows.key_check[first]
+        at = bank.find(*names)
+        known_epochs = np.empty(0, np.int64) if known is None else known.values["epoch"]
+        judged = fences(rank, rows.previous, np.append(known_epochs, NO_EPOCH)[at])
+        live = np.flatnonzero(judged < 0)
+        if self.jump_max is not None:  # a producer's head in the bank is its highest sequence, + 1
+            present, own = np.unique(rank[live], return_inverse=True)
+            far = jumps(own, rows.number[live], np.append(heads, 0)[at[present]] - 1, self.jump_max)
+            judged[live[far]] = CODES["jump_too_far"]
+            live = live[~far]
+        accepted = rows.take(live)
+        fresh = begins(accepted.key, accepted.key_check) & (at[rank[live]] < 0)
+        chain = AsChain.of(accepted.number, self.memory, fresh)
+        messages = ChainMessages(
+            chain.spread(accepted.key), chain.spread(accepted.key_check), chain.previous, chain.number
+        )
+        judged[live] = chain.answers(bank.judge(messages, now_ms))
+        if self.jump_max is not None:  # who has no room has no highest sequence to jump from either
+            full = np.isin(rank, rank[judged == CODES["state_full"]])
+            judged[full & (judged == CODES["jump_too_far"])] = CODES["state_full"]
+        # Where the producers known before stand now, and where those of the batch do, or -1.
+        moved, now_at = bank.find(*before), bank.find(*names)
+        epochs = np.full(len(bank), NO_EPOCH, np.int64)
+        epochs[moved] = known_epochs
+        own = np.flatnonzero(now_at >= 0)
+        highest = np.maximum.reduceat(rows.previous, np.flatnonzero(first))
+        epochs[now_at[own]] = np.maximum(epochs[now_at[own]], highest[own])
+        digests = Digests.none()
+        if known is not None:
+            counts, (sequence, digest) = known.lists["digests"]
+            digests = Digests(np.repeat(moved, counts), sequence, digest)
+        if rows.more:
+            contents = Digests(now_at[rank], rows.number, rows.more[0])
+            conflicts, stored = contradictions(contents, judged, digests)
+            judged[conflicts] = CODES["conflict"]
+            stored = digests.and_then(stored)
+            stored = stored.take(np.argsort(stored.owner, kind="stable"))
+            after = np.searchsorted(stored.owner, stored.owner, "right") - np.arange(len(stored.owner))
+            digests = stored.take(after <= self.digests_max)
+        else:
+            digests = digests.take(np.argsort(digests.owner, kind="stable"))
+        counts = np.bincount(digests.owner, minlength=len(bank)).astype(np.int64)
+        remember(bucket, bank, {"epoch": epochs}, {"digests": ItemLists(counts, (digests.sequence, digests.digest))})
+        return judged
+
+    def compacted(
+        self, table: str, records: KeyRecords, figures: dict[str, int], options: MemoryOptions, now_ms: int
+    ) -> KeyRecords:
+        return without_idle(records, figures, options, now_ms)
+
+    def meaning(self, df: DataFrame, options: MemoryOptions) -> Meaning:
         return {
             "engine": self.name,
             "state": FORMAT,
             **of_columns(df, self.columns.named),
             "memory": self.memory,
             "jump_max": "off" if self.jump_max is None else self.jump_max,
-            "buckets": memory.buckets,
+            "buckets": options.buckets,
         }
 
     def missing(self, firsts: DataFrame) -> DataFrame:
         """With memory "gaps", what lies between neighbours; with "highest" holes mean nothing."""
         missing = missing_sequences(firsts, self.columns)
         return missing if self.memory == "gaps" else missing.limit(0)
+
+    def still_missing(self, rows: DataFrame, memory: MemoryFolder, below: int, *more: DataFrame) -> DataFrame:
+        if self.memory != "gaps":
+            return self.missing(rows)
+        return open_sequences(rows, self.columns, memory, below, *more)
 
     def cannot_tell(self) -> Sequence[Untold]:
         if self.memory == "gaps":

@@ -1,9 +1,9 @@
 """Publishing a run: everything becomes visible together, or the run does not count.
 
-The judged rows are written once, into ``_staging``, split by where they belong. The books are made and the missing
-ranges found from what lies there. Then the folders are moved into place and ``run.json`` is written, last; a run
-without it is not complete, and running again replaces it. Only what the folder's signature names is removed (see
-`signature`), and one run at a time has it.
+The judged rows are written once, into ``_staging``, split by where they belong, and counted for the books on their way.
+The missing ranges are found from what lies there. Then the folders are moved into place and ``run.json`` is written,
+last; a run without it is not complete, and running again replaces it. Only what the folder's signature names is removed
+(see `signature`), and one run at a time has it.
 
 The strategy decides what becomes of rows that are not FIRST:
 
@@ -14,10 +14,10 @@ The strategy decides what becomes of rows that are not FIRST:
 An engine may publish more, made from the judged rows: ``uplinks/`` holds the receptions of each radio frame merged.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 from uuid import uuid4
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 
 from onefold.errors import StaleWrite
 from onefold.spark.files import Place
+from onefold.spark.fingerprints import Counts
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.signature import Signed, signed
 from onefold.tally import Tally
@@ -44,30 +45,74 @@ FILES = {name + end for name in (TALLY, RUN, PROGRESS, REPORT, MANIFEST) for end
 ROWS = "rows"
 
 _FOLDER = "_onefold_folder"
+_REASONS_MAX = 1_000
+
+
+class Output(Protocol):
+    """Where a run publishes: all of it at once, with ``run.json``."""
+
+    @property
+    def place(self) -> Place:
+        """Where what was committed can be read, and is audited, before it counts."""
+
+    @property
+    def staging(self) -> Place:
+        """What is being made; of this attempt alone, for the tasks of one that was killed may write for a while yet."""
+
+    @property
+    def shown(self) -> str:
+        """Where it will be, as a person writes it."""
+
+    def commit(self, parts: Mapping[str, Place]) -> None:
+        """Move what was staged to its place. Until `finish` it does not count."""
+
+    def keep(self, name: str) -> Place:
+        """A folder to keep something in though the run does not count."""
+
+    def finish(self, tally: Tally, run: dict[str, object], manifest: bytes) -> None:
+        """Write the books and the manifest, then the word that the run is complete, and tidy up."""
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
-    """The folder of a run while the run has it for itself."""
+class RunFolder:
+    """The folder of a run while the run has it for itself: what the run before left is replaced."""
 
     signed: Signed
     staging: Place
-    """What is being made; of this attempt alone, for the tasks of one that was killed may write for a while yet."""
 
     @property
     def place(self) -> Place:
         return self.signed.place
 
+    @property
+    def shown(self) -> str:
+        return self.place.shown
+
+    def commit(self, parts: Mapping[str, Place]) -> None:
+        for name in (RUN, REPORT):
+            self.signed.remove(name)
+        self.signed.replace(parts, [*FOLDERS.values(), *EXTRAS, MESSAGES, GAPS, AUDIT])
+
+    def keep(self, name: str) -> Place:
+        self.signed.own({name: None})
+        return self.place / name
+
+    def finish(self, tally: Tally, run: dict[str, object], manifest: bytes) -> None:
+        (self.place / TALLY).write_json(tally.check().to_dict())
+        (self.place / MANIFEST).write_bytes(manifest)
+        self.signed.remove(STAGING)
+        (self.place / RUN).write_json(run)
+
 
 @contextmanager
-def opened(spark: SparkSession, path: str) -> Iterator[Output]:
+def opened(spark: SparkSession, path: str) -> Iterator[RunFolder]:
     """The folder of a run: made if it is not there, refused if something else lives there or another run is at it."""
     with signed(Place(spark, path), "run", [*sorted(FILES), STAGING], _of_former_versions) as folder:
         folder.remove(STAGING)
         staging = folder.place / STAGING / uuid4().hex[:12]
         staging.make()
         try:
-            yield Output(folder, staging)
+            yield RunFolder(folder, staging)
         finally:
             with suppress(StaleWrite):  # then it is somebody else's by now
                 folder.remove(STAGING)
@@ -99,8 +144,39 @@ def stage(judged: DataFrame, staging: Place, strategy: Strategy) -> DataFrame:
 
 
 def books(rows: DataFrame, received: int) -> Tally:
+    """The books of judged rows, by reading them."""
     counted = rows.groupBy(VERDICT, REASON).count().collect()
     return Tally(received, {Answer(Verdict(row[VERDICT]), row[REASON]): row["count"] for row in counted})
+
+
+class Books:
+    """Counts what each answer was given while the judged rows are on their way to where they are written."""
+
+    def __init__(self, answers: Sequence[Answer]) -> None:
+        self._answers = answers
+        verdicts, reasons = ([str(answer[part]) for answer in answers] for part in (0, 1))
+        places = [
+            F.array_position(F.lit(words), F.col(name)) for words, name in ((verdicts, VERDICT), (reasons, REASON))
+        ]
+        # By where its verdict and its reason stand first, from 1: a pair that is no answer has another number.
+        self._numbers = {
+            (verdicts.index(str(answer.verdict)) + 1) * _REASONS_MAX + reasons.index(answer.reason) + 1: answer
+            for answer in answers
+        }
+        self._counts = Counts(places[0] * _REASONS_MAX + places[1], 2 * len(answers), called="onefold_books")
+
+    def watch(self, judged: DataFrame, **more: Column) -> DataFrame:
+        return self._counts.watch(judged, **more)
+
+    def seen(self, name: str) -> Any:
+        return self._counts.seen(name)
+
+    def tally(self, received: int) -> Tally | None:
+        """The books; None if they were forgotten, or hold what is no answer of this engine."""
+        counts = self._counts.counts
+        if counts is None or not counts.keys() <= self._numbers.keys():
+            return None
+        return Tally(received, {self._numbers[number]: count for number, count in counts.items()})
 
 
 def staged(
@@ -117,18 +193,3 @@ def staged(
         if not part.exists():
             rows.limit(0).coalesce(1).write.parquet(str(part))
     return parts | {name: staging / name for name in (*([GAPS] if gaps else []), *extras)}
-
-
-def commit(output: Output, parts: Mapping[str, Place]) -> None:
-    """Replace what the run before left by what was staged. Until ``run.json`` is written it does not count."""
-    for name in (RUN, REPORT):
-        output.signed.remove(name)
-    output.signed.replace(parts, [*FOLDERS.values(), *EXTRAS, MESSAGES, GAPS, AUDIT])
-
-
-def finish(output: Output, tally: Tally, run: dict[str, object], manifest: bytes) -> None:
-    """Write the books and the manifest, then the word that the run is complete, and tidy up."""
-    (output.place / TALLY).write_json(tally.check().to_dict())
-    (output.place / MANIFEST).write_bytes(manifest)
-    output.signed.remove(STAGING)
-    (output.place / RUN).write_json(run)

@@ -2,27 +2,41 @@
 
 Each room is entered once, in this order: ingest, judge, books, missing ranges, figures, publish, audit. Both jobs
 return the same `Run`. A run whose audit does not find its rows as its source sent them is not complete, and says which.
+
+With a memory, a run goes on from the last one: it reads the files that came since (`versions`), judges them from what
+was seen before, and publishes them as the next version, beside those that are there. What is missing is read from the
+memory then. A table (Delta, PostgreSQL) is published to as a stream does it, in one step with the version.
 """
+
+from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import permutations
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from onefold.chains.rules import NEW_CHAIN
 from onefold.spark import publish
-from onefold.spark.audits import Audit, AuditFailed, Passing, audit_run, comparable, keep
+from onefold.spark.audits import Audit, AuditFailed, audit_run, comparable, keep, published
 from onefold.spark.columns import CORRUPT, quoted, told
 from onefold.spark.engine import Engine, Untold
-from onefold.spark.figures import Figures, Phases, circumstances
+from onefold.spark.figures import Figures, Phases, Span, circumstances
 from onefold.spark.files import NAMED_MAX, Manifest, Place, located, naming_files
-from onefold.spark.host import VERDICT
-from onefold.spark.ingest import OpenSource, SourceSpec, open_source
-from onefold.spark.signature import refuse_overlap
+from onefold.spark.fingerprints import Passing
+from onefold.spark.host import VERDICT, MemoryOptions
+from onefold.spark.ingest import OpenSource, SourceSpec, listed, open_source
+from onefold.spark.memory import MemoryFolder
+from onefold.spark.signature import locked, refuse_inside, refuse_overlap
+from onefold.spark.sinks import Format, Sink, open_sink
+from onefold.spark.sinks.parquet import ParquetSink
+from onefold.spark.versions import Version, VersionLog
 from onefold.tally import Tally
 
 Say: TypeAlias = Callable[[str], None]
@@ -48,6 +62,8 @@ class Run:
     manifest: Manifest = field(default_factory=Manifest)
     """The files of the source, and their rows as they were counted without its reader."""
     changed: Sequence[str] = ()  # what happened to files of the source while they were judged, one line each
+    version: int | None = None  # of a run that goes on; None: it began with nothing
+    left: int = 0  # how many files came after this version was begun: the next run reads them
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -64,6 +80,7 @@ class Run:
             "others": self.others,
             "seconds": round(self.seconds, 3),
             "path": self.path,
+            **({} if self.version is None else {"version": self.version, "files_left": self.left}),
             "audit": None if self.audit is None else self.audit.to_dict(),
             "manifest": {**self.manifest.to_dict(), "changed": list(self.changed)},
             **({} if self.figures is None else {"figures": self.figures}),
@@ -74,38 +91,50 @@ class Run:
 def run(
     spark: SparkSession, source: SourceSpec, engine: Engine, path: str, *, strategy: publish.Strategy = "drop",
     settings: Mapping[str, Any] | None = None, ranges_max: int = 20, figures: Figures | None = None, say: Say = print,
+    memory: MemoryOptions | None = None, format: Format = "parquet",
 ) -> Run:  # fmt: skip
-    """Judge a source and publish the result at ``path``; complete or not at all. ``figures``: to take for a report."""
-    refuse_overlap([("the source", located(spark, source.path))], [("the output", located(spark, path))])
+    """Judge a source and publish the result at ``path``; complete or not at all. ``figures``: to take for a report.
+
+    ``memory``: go on from the run before, which left it there; `NothingNew` if there is nothing to go on with.
+    """
     phases = Phases("opening the source", say)
-    read = _read(spark, source, engine)
-    engine, messages = read.engine, read.messages
-    passing = Passing(comparable(messages))
-    with publish.opened(spark, path) as output:
-        result, rows, gaps = _judge(read, messages, output.staging, strategy, ranges_max, phases.begin, passing)
-        extras = engine.extras(rows)
+    with ExitStack() as stack:
+        if memory is None:
+            refuse_overlap([("the source", located(spark, source.path))], [("the output", located(spark, path))])
+            going, read = None, _read(spark, source, engine)
+            output: publish.Output = stack.enter_context(publish.opened(spark, path))
+        else:
+            going = stack.enter_context(going_on(spark, source, engine, path, memory, format, strategy))
+            read, output, strategy = going.read, going.output, strategy if format == "parquet" else "mark"
+        engine, messages = read.engine, read.messages
+        passing = Passing(comparable(messages))
+        judged = _judge(
+            read, messages, output.staging, strategy, ranges_max, phases.begin, passing, going,
+            is_spanned=figures is not None,
+        )  # fmt: skip
+        result, rows, gaps = judged.result, judged.rows, judged.gaps
+        extras = engine.extras(rows) if format == "parquet" else {}
         for name, extra in extras.items():
             extra.write.parquet(str(output.staging / name))
         others = engine.others(read.opened.rows)
         pictures = None
         if figures is not None:
             phases.begin("taking figures")
-            pictures = figures.take(rows, gaps, engine, result["tally"], result["keys"])
+            pictures = figures.take(rows, gaps, engine, result["tally"], result["keys"], judged.span)
         phases.begin("publishing")
-        publish.commit(output, publish.staged(output.staging, rows, strategy, _columns(messages), extras=extras))
+        output.commit(publish.staged(output.staging, rows, strategy, _columns(messages), extras=extras))
         phases.begin("auditing")
-        audited = audit_run(messages, output.place, engine, passing.fingerprint)
+        audited = audit_run(messages, output.place, engine, passing.fingerprint, goes_on=bool(result.get("version")))
         if not audited.agrees:
-            output.signed.own({publish.AUDIT: None})
-            keep(audited, output.place / publish.AUDIT)
+            keep(audited, output.keep(publish.AUDIT))
         audited.check()
         if pictures is not None:
             pictures |= circumstances(read.opened.rows, phases)
         complete = Run(
-            **result, others=others, seconds=phases.seconds, path=output.place.shown, audit=audited, figures=pictures
+            **result, others=others, seconds=phases.seconds, path=output.shown, audit=audited, figures=pictures
         )
         document = {**complete.to_dict(), "settings": dict(settings or {})}
-        publish.finish(output, complete.tally, document, complete.manifest.lines())
+        output.finish(complete.tally, document, complete.manifest.lines())
     return complete
 
 
@@ -118,8 +147,8 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
     try:
         needed = {name for _, name in read.engine.columns.named} | {CORRUPT}
         narrow = read.messages.select(*(F.col(quoted(name)) for name in read.messages.columns if name in needed))
-        result, _, _ = _judge(read, narrow, Place(spark, folder), "mark", ranges_max, say, Passing())
-        return Run(**result, others=read.engine.others(read.opened.rows), seconds=monotonic() - started)
+        judged = _judge(read, narrow, Place(spark, folder), "mark", ranges_max, say, Passing())
+        return Run(**judged.result, others=read.engine.others(read.opened.rows), seconds=monotonic() - started)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -144,38 +173,167 @@ def _read(spark: SparkSession, source: SourceSpec, engine: Engine) -> _Messages:
     return _Messages(opened, fitted, absent, fitted.shaped(opened.rows.transform(reader.watch)), reader)
 
 
+@dataclass(frozen=True, slots=True)
+class GoingOn:
+    """A run that goes on from the memory that the last one left."""
+
+    read: _Messages
+    output: publish.Output
+    memory: MemoryFolder
+    options: MemoryOptions
+    version: Version
+    before: Sequence[Place]  # what the version before left: its missing ranges; none: it is the first
+    published: Place | None  # where all versions lie, if in files
+
+    def missing(self, rows: DataFrame) -> DataFrame:
+        """What is missing by now: of the memory, whose keys are named by these rows or by what was missing before."""
+        spark, engine = rows.sparkSession, self.read.engine
+        listed = [spark.read.parquet(str(gaps)) for gaps in self.before if gaps.exists()]
+        found = engine.still_missing(rows, self.memory, self.version.number + 1, *listed)
+        if found is not None:
+            return found
+        if self.published is not None and self.version.number:
+            rows = rows.unionByName(published(spark, self.published))
+        return engine.missing(rows.where(F.col(VERDICT) == "FIRST"))
+
+    def keys(self) -> int:
+        newest = self.memory.newest(self.version.number + 1).values()
+        return sum(int(run.header["figures"].get("keys", 0)) for run in newest)
+
+
+@contextmanager
+def going_on(
+    spark: SparkSession, source: SourceSpec, engine: Engine, path: str, memory: MemoryOptions, format: Format,
+    strategy: publish.Strategy,
+) -> Iterator[GoingOn]:  # fmt: skip
+    """What the next version of a memory needs. It has memory and output for itself; `NothingNew` if there is none."""
+    folders = [("the memory", str(memory.path)), *([] if format == "postgres" else [("the output", path)])]
+    writes = [(name, located(spark, folder)) for name, folder in folders]
+    refuse_overlap([("the source", located(spark, source.path))], writes)
+    for outer, inner in permutations(writes, 2):
+        refuse_inside(outer, inner)
+    with ExitStack() as locks:
+        for _, folder in folders:
+            Place(spark, folder).make()
+            locks.enter_context(locked(Place(spark, folder), "run"))
+        log = VersionLog(str(memory.path))
+        last = open_sink(spark, path, format=format, strategy=strategy).last(log.id or "")
+        version = log.next(last, listed(spark, source), memory.version)
+        read = _read(spark, replace(source, only=version.files), engine)
+        options = replace(memory, version=version.number, now_ms=version.now_ms)
+        meaning = read.engine.meaning(read.messages, options)
+        home = MemoryFolder.opened(str(memory.path), meaning, buckets=options.buckets, keep=options.keep)
+        sink = open_sink(
+            spark, path, format=format, strategy=strategy, meaning={**meaning, **read.engine.source_meaning()}
+        )
+        sink.last(home.id)
+        log.begin(version)
+        if isinstance(sink, ParquetSink):
+            judged = read.messages.transform(read.engine.step(options))
+            output: publish.Output = sink.draft(home.id, version.number, judged.schema)
+            before, place = [sink.folder(last) / publish.GAPS] if last is not None else [], Place(spark, path)
+        else:
+            table = TableDraft(spark, Place(spark, home.path), sink, home.id, version.number)
+            output, place = table, None
+            before = [table.listing(last)] if last is not None else []
+        yield GoingOn(read, output, home, options, version, before, place)
+
+
+@dataclass(frozen=True, slots=True)
+class TableDraft:
+    """A version that is published to a table: staged and audited beside the memory, then written by a sink, in one step
+    with its number. What is missing by then stays with the memory.
+    """
+
+    spark: SparkSession
+    home: Place
+    sink: Sink
+    stream: str
+    version: int
+
+    @property
+    def place(self) -> Place:
+        return self.home / publish.STAGING / f"{self.version:012}"
+
+    @property
+    def staging(self) -> Place:
+        return self.place / publish.STAGING
+
+    @property
+    def shown(self) -> str:
+        return str(self.sink)
+
+    def listing(self, version: int) -> Place:
+        return self.home / "_missing" / f"{version:012}"
+
+    def commit(self, parts: Mapping[str, Place]) -> None:
+        for name, part in parts.items():
+            (self.place / name).remove()
+            part.move_to(self.place / name)
+
+    def keep(self, name: str) -> Place:
+        return self.place / name
+
+    def finish(self, tally: Tally, run: dict[str, object], manifest: bytes) -> None:
+        kept = self.listing(self.version)
+        kept.remove()
+        (self.home / "_missing").make()
+        (self.place / publish.GAPS).move_to(kept)
+        self.sink.write(self.stream, self.version, self.spark.read.parquet(str(self.place / publish.MESSAGES)), None)
+        self.place.remove()
+        for name in (self.home / "_missing").names():
+            if name < f"{self.version:012}":
+                (self.home / "_missing" / name).remove()
+
+
+class _Judged(NamedTuple):
+    result: dict[str, Any]  # what both jobs tell of a source
+    rows: DataFrame
+    gaps: DataFrame  # the missing ranges
+    span: Span | None  # of the firsts on the axis of time
+
+
 def _judge(
     read: _Messages, messages: DataFrame, staging: Place, strategy: publish.Strategy, ranges_max: int, say: Say,
-    passing: Passing,
-) -> tuple[dict[str, Any], DataFrame, DataFrame]:  # fmt: skip
-    """What both jobs tell of a source, the judged rows, and the missing ranges; ``passing`` sees each message first."""
+    passing: Passing, going: GoingOn | None = None, *, is_spanned: bool = False,
+) -> _Judged:  # fmt: skip
+    """Judge the messages and write them to the staging folder; ``passing`` sees each message before it is judged."""
     engine, opened = read.engine, read.opened
     say("judging")
-    judged = messages.transform(passing.watch).transform(engine.step())
-    rows = publish.stage(judged, staging, strategy)
+    books = publish.Books(engine.answers)
+    judged = messages.transform(passing.watch).transform(engine.step(None if going is None else going.options))
+    span = Span.firsts(judged, engine.subject(judged)) if is_spanned else {}
+    rows = publish.stage(judged.transform(books.watch, **span), staging, strategy)
     say("keeping the books")
     received = _believed(opened, (read.reader or passing).rows)
-    tally = publish.books(rows, received if read.reader is None else passing.rows)
-    if not tally.balanced:  # a stage that Spark ran twice was observed twice: count again before crying out
+    tally = books.tally(received if read.reader is None else passing.rows)
+    if tally is None or not tally.balanced:  # what Spark ran twice was seen twice: count again before crying out
         tally = publish.books(rows, messages.count())
     tally.check()
     say("finding what is missing")
-    gaps_path = str(staging / publish.GAPS)
-    engine.missing(rows.where(F.col(VERDICT) == "FIRST")).write.parquet(gaps_path)
+    gaps_path, watched = str(staging / publish.GAPS), Passing(called="onefold_gaps")
+    missing = engine.missing(rows.where(F.col(VERDICT) == "FIRST")) if going is None else going.missing(rows)
+    missing.transform(watched.watch).write.parquet(gaps_path)
     gaps = messages.sparkSession.read.parquet(gaps_path)
     first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
+    ranges = [row.asDict() for row in first.collect()]
     result = {
         "tally": tally,
         "engine": engine.name,
-        "keys": engine.keys(rows),
-        "gaps": gaps.count(),
-        "ranges": [row.asDict() for row in first.collect()],
+        "keys": _keys(engine, rows, tally) if going is None else going.keys(),
+        "gaps": len(ranges) if len(ranges) < ranges_max else watched.rows or gaps.count(),
+        "ranges": ranges,
         "cannot_tell": engine.cannot_tell(),
         "absent": read.absent,
         "manifest": opened.manifest,
         "changed": opened.changed(),
+        **({} if going is None else {"version": going.version.number, "left": going.version.left}),
     }
-    return result, rows, gaps
+    return _Judged(result, rows, gaps, Span(*map(books.seen, Span._fields)) if span else None)
+
+
+def _keys(engine: Engine, rows: DataFrame, tally: Tally) -> int:
+    return tally.count(*NEW_CHAIN) if NEW_CHAIN in engine.answers else engine.keys(rows)
 
 
 def _believed(opened: OpenSource, read: int) -> int:

@@ -51,8 +51,6 @@ from onefold.spark import java
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-    from pyspark import SparkContext
-
 LIBRARIES = ("numpy", "pyarrow")
 """What the executors' Python must have by itself: compiled, so no archive can carry it. PySpark comes with Spark."""
 

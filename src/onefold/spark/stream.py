@@ -1,12 +1,14 @@
 """The streaming job: judge a source as it grows, and publish every micro-batch exactly once.
 
-Spark's checkpoint keeps where the source was read to and what the judge remembers; the sink keeps which batch it holds.
-Whatever dies in between, the next start tries the last batch again: the judge answers the same, because the rows of a
-batch are judged in a fixed order from the state before it, and the sink recognises the batch's number. So every message
-is counted once, and the books of the run are the sum of its batches' books.
+Spark's checkpoint keeps where the source was read to, the memory inside it what the judge remembers of each batch; the
+sink keeps which batch it holds. ``foreachBatch`` judges each batch as a table that goes on from the memory, with the
+batch's number as its version. Whatever dies in between, the next start tries the last batch again: the judge answers
+the same, because it reads what is below that version, and the sink recognises the number. So every message is counted
+once, and the books of the run are the sum of its batches' books. Chains that are to come out in order go another way
+(`in_order`): the rows that are held back are in Spark's state store.
 
-Of each batch, Spark's listener tells the rates and durations, the sink the books, and the judge what each bucket
-remembers. Two of them must agree: rows judged = rows published + growth of what is held.
+Of each batch, Spark's listener tells the rates and durations, the sink the books, and the memory what each bucket
+judged and remembers. Two of them must agree: rows judged = rows published + growth of what is held.
 
 Spark reads a file of a stream's folder once. One that cannot be read ends the stream, at every start again; one that
 changes after that is never looked at. So before a batch is judged its files are opened by other means (`files`): the
@@ -34,10 +36,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from onefold.errors import Misuse, OnefoldError
 from onefold.spark.engine import Engine, Named
 from onefold.spark.files import Place, SourceFile, cannot_read, failed_file, located, plain_path
-from onefold.spark.host import StreamMemory
+from onefold.spark.host import MemoryOptions
 from onefold.spark.in_order import held_back, parted
 from onefold.spark.ingest import OpenedStream, SourceSpec, open_stream
 from onefold.spark.meaning import refuse_other
+from onefold.spark.memory import MARK as MEMORY_MARK
+from onefold.spark.memory import MemoryFolder
 from onefold.spark.publish import Strategy
 from onefold.spark.session import accumulator, cores, has_executors, require_libraries
 from onefold.spark.signature import FORMAT, MARK, OURS, locked, refuse_inside, refuse_overlap, signature
@@ -111,10 +115,39 @@ class _Newest(AccumulatorParam[_Figures]):
         return value1
 
 
+class MemoryFigures:
+    """What the memory of a stream says of its newest batch; it is looked at after each."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._totals: dict[str, int] = {}
+        self._arrived: dict[int, int] = {}
+
+    def look(self, batch: int) -> None:
+        memory = MemoryFolder.anywhere(self._path)
+        buckets = [memory.runs(bucket) for bucket in memory.buckets_there()]
+        newest = [runs[0].header for runs in buckets if runs]
+        self._totals = {name: sum(run["figures"].get(name, 0) for run in newest) for name in ("keys", "gaps")}
+        self._totals["bytes"] = sum(run.size for runs in buckets for run in runs)
+        self._arrived = {batch: sum(run["rows"] for run in newest if run["version"] == batch)}
+
+    def total(self, name: str) -> int:
+        return self._totals.get(name, 0)
+
+    def arrived(self, batch: int) -> int:
+        return self._arrived.get(batch, 0)
+
+    def grown(self, name: str) -> int:
+        """Nothing is held back here."""
+        return 0
+
+
 class Watcher(listener.StreamingQueryListener):
     """Keeps the progress of a stream, and tells it after every batch that published something."""
 
-    def __init__(self, total: Callable[[], Tally], figures: BucketFigures, tell: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, total: Callable[[], Tally], figures: BucketFigures | MemoryFigures, tell: Callable[[Progress], None]
+    ) -> None:
         self._total = total
         self._figures = figures
         self._tell = tell
@@ -171,7 +204,7 @@ class Watcher(listener.StreamingQueryListener):
             rows_per_second=round(done.numInputRows / seconds, 1) if seconds else 0.0,
             seconds=seconds,
             behind=sum(behind) if behind else None,
-            state_rows=sum(operator.numRowsTotal for operator in done.stateOperators),
+            state_rows=sum(operator.numRowsTotal for operator in done.stateOperators) or self._figures.total("keys"),
             state_bytes=self._figures.total("bytes"),
             keys=self._figures.total("keys"),
             gaps=self._figures.total("gaps"),
@@ -273,6 +306,8 @@ ONCE = "once"
 OrderEnd: TypeAlias = Literal["give_up", "hold"]
 METADATA, OFFSETS, COMMITS = "metadata", "offsets", "commits"
 """What Spark keeps in a checkpoint: the stream's id, where each batch ends, and which batches are done."""
+MEMORY = "memory"
+"""What the judge keeps there."""
 POLL_S = 0.5
 
 STATE_STORE = {
@@ -284,7 +319,7 @@ STATE_STORE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Streaming(StreamMemory):
+class Streaming(MemoryOptions):
     checkpoint: str
     trigger: str = AVAILABLE
     """"available": all that is there now, then stop; else how often a batch begins, such as "10 seconds"."""
@@ -293,7 +328,7 @@ class Streaming(StreamMemory):
     before them is given up at once, and they come out. "hold": they stay in the checkpoint for the next start."""
 
     def __post_init__(self) -> None:
-        StreamMemory.__post_init__(self)
+        MemoryOptions.__post_init__(self)
         if self.order_end == "hold" and (self.ordered_wait_ms is None or self.trigger != AVAILABLE):
             needed = f'order_wait_ms and trigger = "{AVAILABLE}"'
             raise Misuse(f'order_end is "hold", which needs {needed}', order_end=self.order_end)
@@ -328,6 +363,14 @@ def run_stream(
     if signed is not None and (checkpoint / OFFSETS).names():  # before its first batch it remembers nothing
         refuse_other(checkpoint.shown, signed.get("meaning", {}), meaning)
     sink.last(_stream(checkpoint) if METADATA in names else "")
+    if streaming.ordered_wait_ms is None:
+        streaming = replace(streaming, path=str(checkpoint / MEMORY))
+        if (checkpoint / COMMITS).names() and not (checkpoint / MEMORY / MEMORY_MARK).exists():
+            raise Misuse(
+                f"{checkpoint.shown} has batches but no {MEMORY}/: it was begun by a version that remembered in Spark's"
+                " state store, or the folder was removed; begin anew with an empty checkpoint and an empty output",
+                place=checkpoint.shown,
+            )
     with ExitStack() as locks:
         for _, folder in folders:
             Place(spark, folder).make()
@@ -351,15 +394,15 @@ def _run(
     spark, checkpoint = df.sparkSession, Place(df.sparkSession, streaming.checkpoint)
     if has_executors(spark):
         require_libraries(spark, ["numpy", "pandas", "pyarrow"])
-    for key, value in STATE_STORE.items():
-        spark.conf.set(key, value)
-    # A batch without data ends a wait; where all that is there is read, it would be followed by another for ever.
-    waits = str(streaming.trigger != AVAILABLE).lower()
-    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", waits)
-    # One state store each: two per core, not the many fine slices that suit a table.
+    # Two tasks per core, not the many fine slices that suit a table.
     spark.conf.set("spark.sql.shuffle.partitions", str(engine.partitions or 2 * cores(spark)))
-    figures = BucketFigures(spark)
-    step = replace(engine, partitions=None).stream(replace(streaming, watch=figures.add))
+    engine = replace(engine, partitions=None)
+    figures: BucketFigures | MemoryFigures = MemoryFigures(str(streaming.path))
+    ordered: Callable[[DataFrame], DataFrame] | None = None
+    if streaming.ordered_wait_ms is not None:
+        _use_state_store(spark, streaming)
+        figures = BucketFigures(spark)
+        ordered = engine.ordered(streaming, figures.add)
     watcher = Watcher(sink.total, figures, lambda progress: tell(files.noted(progress)))
     errors: list[Exception] = []
 
@@ -369,22 +412,25 @@ def _run(
         try:
             files.check(batch)
             stream = _stream(checkpoint)
-            if streaming.ordered_wait_ms is None:
-                tally = publish(sink, stream, batch, rows, None)
+            if isinstance(figures, MemoryFigures):
+                version = replace(streaming, version=batch, now_ms=_began_ms(checkpoint, batch), owner=stream)
+                tally = publish(sink, stream, batch, rows.transform(engine.stream(version)), None)
+                figures.look(batch)
             else:
                 with parted(rows, engine.key) as (messages, gaps):
                     tally = publish(sink, stream, batch, messages, gaps)
+                if tally is None:  # committed before a crash: the state still has to go through it
+                    rows.write.format("noop").mode("overwrite").save()
         except (OnefoldError, OSError) as error:
             errors.append(error)
             raise
-        if tally is None:  # committed before a crash: the state still has to go through it
-            rows.write.format("noop").mode("overwrite").save()
         watcher.published(batch, tally)
 
     def go(trigger: str) -> Progress:
         rows = df
         while True:
-            writer = rows.transform(step).writeStream.foreachBatch(each)
+            judged = rows if ordered is None else rows.transform(ordered)  # else each batch is judged by itself
+            writer = judged.writeStream.foreachBatch(each)
             writer = _triggered(writer.option("checkpointLocation", str(checkpoint)), trigger)
             errors.clear()
             watcher.begin()
@@ -398,11 +444,19 @@ def _run(
 
     spark.streams.addListener(watcher)
     try:
-        if streaming.ordered_wait_ms is None:
+        if streaming.ordered_wait_ms is None or isinstance(figures, MemoryFigures):
             return go(streaming.trigger)
         return _ordered(spark, checkpoint, streaming, streaming.ordered_wait_ms, figures, go, stop)
     finally:
         spark.streams.removeListener(watcher)
+
+
+def _use_state_store(spark: SparkSession, streaming: Streaming) -> None:
+    for key, value in STATE_STORE.items():
+        spark.conf.set(key, value)
+    # A batch without data ends a wait; where all that is there is read, it would be followed by another for ever.
+    waits = str(streaming.trigger != AVAILABLE).lower()
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", waits)
 
 
 def _ordered(
@@ -442,6 +496,12 @@ def _add_empty_batch(checkpoint: Place, at_ms: int) -> bool:
     dated = json.dumps({**json.loads(circumstances), "batchTimestampMs": at_ms})
     (checkpoint / OFFSETS / str(last + 1)).write_bytes("\n".join([version, dated, *ends]).encode())
     return True
+
+
+def _began_ms(checkpoint: Place, batch: int) -> int:
+    """When Spark began a batch, as it wrote down before: the same for every attempt at it."""
+    circumstances = (checkpoint / OFFSETS / str(batch)).read_bytes().decode().split("\n")[1]
+    return int(json.loads(circumstances)["batchTimestampMs"])
 
 
 def _newest(log: Place) -> int | None:

@@ -3,16 +3,15 @@
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onefold.errors import BadInput, Misuse
 from onefold.producers import ANSWERS, Kind, SequenceEntry, Sequences
 from onefold.spark.columns import ProducerColumns
-from onefold.spark.host import KeyColumns, StreamMemory
+from onefold.spark.host import KeyColumns, MemoryOptions
 from onefold.spark.producers import NO_EPOCH, Digests, ProducersEngine, contradictions, refused
 from tests.lib.examples import examples
+from tests.lib.remembering import Remembered
 
 MEMORIES = st.sampled_from(["highest", "gaps"])
 BIG = 2**63 - 2
@@ -78,19 +77,15 @@ def judged(rows, memory, gap_count_max, cuts=(), rows_in_memory_max=ALL, jump_ma
 
 
 def resuming(memory, gap_count_max, digests_max, idle_ms=None, state_rows_max=None, jump_max=None):
-    """What opens a bucket: as the blob says, or an empty one."""
+    """What opens an empty memory."""
     engine = ProducersEngine(memory=memory, gap_count_max=gap_count_max, digests_max=digests_max, jump_max=jump_max)
-    return lambda blob: engine.fold(blob, StreamMemory(idle_ms=idle_ms, state_rows_max=state_rows_max))
+    return lambda: Remembered(engine, MemoryOptions(idle_ms=idle_ms, state_rows_max=state_rows_max, buckets=1))
 
 
 def streamed(batches, resume):
-    """The answers to each batch; between batches there is nothing but the blob."""
-    blob, answers = None, []
-    for batch in batches:
-        fold = resume(blob)
-        answers.append(words(fold.judge(np.array(batch, np.int64).reshape(-1, 7).T, 0)))
-        blob = fold.snapshot()
-    return answers
+    """The answers to each batch; between batches there is nothing but the memory."""
+    remembered = resume()
+    return [words(remembered.judge(np.array(batch, np.int64).reshape(-1, 7).T)) for batch in batches]
 
 
 def batches_of(rows, cuts):
@@ -157,10 +152,10 @@ def test_beyond_state_rows_max_new_producers_are_unsure_and_leave_nothing_behind
     batches = [one([1], producer=1) + one([1], producer=2), one([3], producer=0) + one([1, 0], producer=2)]
     answers = streamed(batches, resume)
     assert answers[1] == ["UNSURE state_full", "REPEAT seen", "FIRST fills_gap"]
-    fold = resume(None)
+    remembered = resume()
     for batch in batches:
-        fold.judge(np.array(batch, np.int64).T, 0)
-    assert fold.figures() == {"keys": 2, "gaps": 1}
+        remembered.judge(np.array(batch, np.int64).T)
+    assert remembered.figures() == {"keys": 2, "gaps": 1}
 
 
 def test_a_producer_that_there_is_no_room_for_has_no_sequence_to_jump_from():
@@ -169,30 +164,11 @@ def test_a_producer_that_there_is_no_room_for_has_no_sequence_to_jump_from():
 
 
 def test_an_idle_producer_gives_up_its_gaps_and_nothing_else():
-    resume = resuming("gaps", 10, 4, 1_000, None)
-    fold = resume(None)
-    fold.judge(np.array(one([0, 5]), np.int64).T, 0)
-    fold.judge(np.array(one([1], producer=8), np.int64).T, 1_001)
-    fold = resume(fold.snapshot())
-    answers = words(fold.judge(np.array([*one([3, 6, 6]), *one([0], digest=1, start=3)], np.int64).T, 1_002))
+    remembered = resuming("gaps", 10, 4, 1_000, None)()
+    remembered.judge(np.array(one([0, 5]), np.int64).T, 1)
+    remembered.judge(np.array(one([1], producer=8), np.int64).T, 1_002)
+    answers = words(remembered.judge(np.array([*one([3, 6, 6]), *one([0], digest=1, start=3)], np.int64).T, 1_003))
     assert answers == ["UNSURE forgotten", "FIRST new", "REPEAT seen", "REJECT conflict"]
-
-
-def test_another_memory_than_that_of_the_checkpoint_is_misuse():
-    blob = resuming("highest", 10, 4, None, None)(None).snapshot()
-    with pytest.raises(Misuse, match="made with memory 'highest', this run has 'gaps'"):
-        resuming("gaps", 10, 4, None, None)(blob)
-
-
-def test_a_damaged_blob_is_bad_input():
-    resume = resuming("gaps", 10, 4, None, None)
-    fold = resume(None)
-    fold.judge(np.array(one([1, 5, 3]), np.int64).T, 0)
-    blob = fold.snapshot()
-    assert resume(blob).snapshot() == blob
-    for length in range(len(blob)):
-        with pytest.raises(BadInput):
-            resume(blob[:length])
 
 
 def test_what_was_stored_is_found_among_a_great_many():

@@ -336,8 +336,7 @@ class TableItems:
 
     def __init__(self, index: Indexed, *, rows_max: int = ROWS_MAX) -> None:
         self._index, self._rows_max = index, rows_max
-        self._read = Columns(np.zeros(0, dtype=np.uint64), np.zeros((0, self.id_size), dtype=np.uint8))
-        self._offsets = np.full(len(index.buckets), -1, dtype=np.int64)  # in what was read; -1: not read
+        self.close()
 
     def __len__(self) -> int:
         return int(self._index.starts[-1])
@@ -409,8 +408,8 @@ class TableItems:
 
     def close(self) -> None:
         """Let go of what was read. May be called twice."""
-        self._read = Columns(self._read.timestamps[:0], self._read.ids[:0])
-        self._offsets = np.full(len(self._offsets), -1, dtype=np.int64)
+        self._read = Columns(np.zeros(0, dtype=np.uint64), np.zeros((0, self.id_size), dtype=np.uint8))
+        self._offsets = np.full(len(self._index.buckets), -1, dtype=np.int64)  # in what was read; -1: not read
 
     def _places(self, ranks: Ints) -> Ints:
         """The bucket of each rank; the number of buckets for what is above all."""

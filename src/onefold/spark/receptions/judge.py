@@ -12,7 +12,7 @@ requests, the rows of a frame do, and the same frame is then a repeat for ever.
 Rows of one frame and one millisecond are judged in an order that is fixed, and says nothing: by hashes of the station
 and of all else that the row holds.
 
-Of a stream, a bucket of the state is a bank of frames.
+With a memory, a bucket holds a bank of the frames of the last hour or so, rewritten with each batch.
 
 ``judged.transform(merge_uplinks)``: one row per uplink, with all who heard it and the best of them. An uplink is what a
 frame's FIRST and its REPEATs are together, also those that came after the expiry (``counted_before``). Its window
@@ -52,8 +52,9 @@ from onefold.lorawan.rules import ANSWERS, Status, Strategy
 from onefold.spark import host
 from onefold.spark.columns import CORRUPT, ReceptionColumns, milliseconds, quoted, readings
 from onefold.spark.engine import AnyShape, Engine, Identity, Named, Subject, named_like
-from onefold.spark.host import REASON, VERDICT, Codes, Integers, KeyColumns, StreamMemory, Transform
+from onefold.spark.host import REASON, VERDICT, Codes, Integers, KeyColumns, MemoryOptions, Transform
 from onefold.spark.meaning import Meaning, of_columns
+from onefold.spark.memory import BUCKETS, Bucket
 from onefold.spark.receptions.counters import missing_counters
 from onefold.spark.receptions.reading import TYPES, column_of, not_receptions, receptions, text_of
 
@@ -63,34 +64,6 @@ if TYPE_CHECKING:
 AHEAD_MS_MAX: Final = 900_000
 """A quarter of an hour: more than clocks that are set at all are off. What is further ahead of the batch than that is
 no time: one such row would age all that is remembered."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReceptionFold:
-    """Puts the rows of a bucket in the order of judgement, and shows them to the bank."""
-
-    bank: FrameBank
-
-    def judge(self, integers: host.Int64s, now_ms: int) -> Codes:
-        """The code of each row, whatever the order in which the rows come; ``now_ms``: when the batch began."""
-        columns = KeyColumns.of(integers)
-        codes = np.where(columns.number < 0, -1 - columns.number, CODES["bad_time"]).astype(np.int8)
-        good = np.flatnonzero((columns.number >= 0) & (columns.arrival <= now_ms + AHEAD_MS_MAX))
-        columns = columns.take(good)
-        turn = np.empty(len(good), np.int64)
-        turn[host.order(host.chains(columns), columns)] = np.arange(len(good))
-        chain, chain_check, time, join, station, tie, key, key_check = columns.flat
-        by_frame = KeyColumns(key, key_check, time, join, station, tie)
-        rows = host.order(host.chains(by_frame), by_frame)
-        receptions = ReceptionArrays(key, key_check, station, time, join != 0, chain, chain_check, turn)
-        codes[good[rows]] = self.bank.judge(receptions.take(rows))
-        return codes
-
-    def snapshot(self) -> bytes:
-        return self.bank.snapshot()
-
-    def figures(self) -> dict[str, int]:
-        return {"keys": len(self.bank), "gaps": 0}
 
 
 STATUS = "status"
@@ -109,10 +82,11 @@ def judge_receptions(
     strict_adr: bool = False,
     partitions: int | None = None,
     rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX,
+    memory: str | None = None,
+    version: int | None = None,
     late_ms: int = LATE_MS,
     state_rows_max: int | None = None,
-    buckets: int = host.BUCKETS,
-    watch: host.Watch | None = None,
+    buckets: int = BUCKETS,
 ) -> Transform:
     """A step that adds ``verdict``, ``reason`` and ``status`` to a table or a stream of receptions.
 
@@ -121,18 +95,19 @@ def judge_receptions(
     again sooner than this heard one transmission twice. ``strict_adr``: what is expired is new, as in the ADR, also the
     last frame of a device and a join request. The rows come out in no particular order.
 
-    Of tables only: ``partitions``, how many tasks judge (None: by the size of the input), and ``rows_in_memory_max``.
+    ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task.
 
-    Of streams only: ``late_ms``, how far behind the newest a row may be and still be compared with all before it;
-    ``state_rows_max``, how many frames a bucket remembers, beyond which new ones are UNSURE; ``buckets``, into how many
-    parts the state is split; ``watch``, which is told the figures of each bucket.
+    ``memory``: a folder that is gone on from and added to. A stream needs one; a table that has one needs its
+    ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``late_ms``, how far behind
+    the newest a row may be and still be compared with all before it; ``state_rows_max``, how many frames a bucket
+    remembers, beyond which new ones are UNSURE; ``buckets``, into how many parts the memory is split.
     """
     engine = LorawanEngine(
         columns=columns or ReceptionColumns(), shape=FLAT, expiry_ms=expiry_ms, sliding=sliding, echo_ms=echo_ms,
         strict_adr=strict_adr, strategy=strategy, late_ms=late_ms, partitions=partitions,
         rows_in_memory_max=rows_in_memory_max,
     )  # fmt: skip
-    return engine.step(StreamMemory(state_rows_max=state_rows_max, buckets=buckets, watch=watch))
+    return engine.step(MemoryOptions(path=memory, version=version, state_rows_max=state_rows_max, buckets=buckets))
 
 
 FLAT: Final = "flat"
@@ -143,6 +118,7 @@ FLAT: Final = "flat"
 class LorawanEngine(Engine):
     name: ClassVar[str] = "lorawan"
     answers = ANSWERS
+    timed = True
 
     columns: ReceptionColumns = field(default_factory=ReceptionColumns)
     """Other names than the usual ones only where the shape is "flat"."""
@@ -160,6 +136,7 @@ class LorawanEngine(Engine):
             raise Misuse(f"columns are named, which needs shape {FLAT!r}, not {self.shape!r}", shape=self.shape)
         if self.strategy not in list(Strategy):
             raise Misuse(f"strategy is {self.strategy!r}, must be {', '.join(Strategy)}", strategy=self.strategy)
+        FrameBank(self.windows, late_ms=self.late_ms)  # refuses misuse now, not in a task
         Engine.__post_init__(self)
 
     @classmethod
@@ -197,13 +174,25 @@ class LorawanEngine(Engine):
         stations = ColumnarStations(self.windows, strict_adr=self.strict_adr)
         return host.judge_partition(parts, stations.judge, self.rows_in_memory_max, wanted=_JUDGED_BY)
 
-    def fold(self, blob: bytes | None, memory: StreamMemory) -> ReceptionFold:
+    def judge_bucket(self, rows: KeyColumns, bucket: Bucket, options: MemoryOptions, now_ms: int) -> Codes:
         bank = FrameBank(
-            self.windows, late_ms=self.late_ms, frames_max=memory.state_rows_max, strict_adr=self.strict_adr
+            self.windows, late_ms=self.late_ms, frames_max=options.state_rows_max, strict_adr=self.strict_adr
         )
-        return ReceptionFold(bank if blob is None else bank.resume(blob))
+        if bucket.blob:
+            bank.resume(bucket.blob)
+        codes = np.where(rows.number < 0, -1 - rows.number, CODES["bad_time"]).astype(np.int8)
+        good = np.flatnonzero((rows.number >= 0) & (rows.arrival <= now_ms + AHEAD_MS_MAX))
+        chain, chain_check, time, join, station, tie, key, key_check = rows.take(good).flat
+        by_frame = KeyColumns(key, key_check, time, join, station, tie)
+        order = host.order(host.chains(by_frame), by_frame)
+        turn = np.arange(len(good))  # they came in the order of judgement
+        receptions = ReceptionArrays(key, key_check, station, time, join != 0, chain, chain_check, turn)
+        codes[good[order]] = bank.judge(receptions.take(order))
+        bucket.blob = bank.snapshot()
+        bucket.figures = {"keys": len(bank), "gaps": 0}
+        return codes
 
-    def meaning(self, df: DataFrame, memory: StreamMemory) -> Meaning:
+    def meaning(self, df: DataFrame, options: MemoryOptions) -> Meaning:
         return {
             "engine": self.name,
             "state": STRICT_FORMAT if self.strict_adr else FORMAT,
@@ -212,14 +201,14 @@ class LorawanEngine(Engine):
             "expiry_ms": self.expiry_ms,
             "echo_ms": self.echo_ms,
             "strict_adr": self.strict_adr,
-            "buckets": memory.buckets,
+            "buckets": options.buckets,
         }
 
     def source_meaning(self) -> Meaning:
         return {"shape": self.shape}
 
-    def step(self, memory: StreamMemory | None = None) -> Transform:
-        judge = Engine.step(self, memory)
+    def step(self, options: MemoryOptions | None = None) -> Transform:
+        judge = Engine.step(self, options)
 
         def receptions_judged(df: DataFrame) -> DataFrame:
             for name in df.columns:
@@ -229,10 +218,10 @@ class LorawanEngine(Engine):
 
         return receptions_judged
 
-    def stream(self, memory: StreamMemory) -> Transform:
-        if memory.idle_ms is not None:
-            raise Misuse(f"idle_ms is {memory.idle_ms}, but frames are forgotten by expiry_ms and late_ms")
-        judge = self.step(memory)
+    def stream(self, options: MemoryOptions) -> Transform:
+        if options.idle_ms is not None:
+            raise Misuse(f"idle_ms is {options.idle_ms}, but frames are forgotten by expiry_ms and late_ms")
+        judge = self.step(options)
         # Under "none" rows pass as they came: what a sink does not know to take off must not be put on.
         return judge if self.strategy != "none" else lambda df: df.transform(judge).drop(STATUS)
 

@@ -709,11 +709,8 @@ def read_rows(
         reader = reader.option("pathGlobFilter", _GLOB)  # beside them may lie a registry, a plan, a read-me
     try:
         return reader.load(path)
-    except AnalysisException as error:
+    except (AnalysisException, Py4JJavaError) as error:  # the latter, of a format that is not there
         raise Misuse(f"cannot read {path} as {kind}: {first_line(error)}", path=path, format=kind) from error
-    except Py4JJavaError as error:  # such as a format that is not there
-        reason = str(error.java_exception.getMessage()).splitlines()[0]
-        raise Misuse(f"cannot read {path} as {kind}: {reason}", path=path, format=kind) from error
 
 
 def found_format(spark: SparkSession, path: str) -> str:

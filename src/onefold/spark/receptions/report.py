@@ -38,10 +38,6 @@ _UPLINK: Final = ("frame", WINDOW)
 SUSPECT: Final = "why"
 
 
-def count(condition: Column) -> Column:
-    return F.coalesce(F.sum(F.coalesce(condition, F.lit(False)).cast("long")), F.lit(0))
-
-
 def per_uplink(rows: DataFrame) -> DataFrame:
     """One narrow row per uplink; ``copies``: how often it came again after the expiry though it asks for no answer."""
     copied = (F.col(REASON) == "counted_before") & ~F.coalesce("confirmed", F.lit(False))
@@ -51,7 +47,7 @@ def per_uplink(rows: DataFrame) -> DataFrame:
         F.min("time_ms").alias("first_ms"),
         F.count(F.lit(1)).alias("receptions"),
         F.count_distinct("station").alias("stations"),
-        count(copied).alias("copies"),
+        F.count_if(copied).alias("copies"),
     )
 
 
@@ -68,18 +64,17 @@ def with_ours(uplinks: DataFrame, devices: Collection[str] | None) -> DataFrame:
 
 def uplink_totals(uplinks: DataFrame) -> dict[str, Any]:
     data, join, foreign = F.col("kind") == "data", F.col("kind") == "join", ~F.col(OURS)
-    row = uplinks.agg(
-        count(data).alias("uplinks"),
+    totals = uplinks.agg(
+        F.count_if(data).alias("uplinks"),
         F.count_distinct(F.when(data, F.col("device"))).alias("devices"),
-        count(data & (F.col("stations") > 1)).alias("shared_uplinks"),
-        count(data & (F.col("receptions") > F.col("stations"))).alias("doubled_uplinks"),
-        count(join).alias("joins"),
+        F.count_if(data & (F.col("stations") > 1)).alias("shared_uplinks"),
+        F.count_if(data & (F.col("receptions") > F.col("stations"))).alias("doubled_uplinks"),
+        F.count_if(join).alias("joins"),
         F.count_distinct(F.when(join, F.col("device"))).alias("joining_devices"),
-        count(data & foreign).alias("foreign_uplinks"),
+        F.count_if(data & foreign).alias("foreign_uplinks"),
         F.count_distinct(F.when(data & foreign, F.col("device"))).alias("foreign_devices"),
-    ).head()
-    assert row is not None
-    return row.asDict()
+    )
+    return totals.collect()[0].asDict()
 
 
 def gateway_figures(rows: DataFrame, top: int) -> tuple[int, list[dict[str, Any]]]:
@@ -93,10 +88,10 @@ def gateway_figures(rows: DataFrame, top: int) -> tuple[int, list[dict[str, Any]
             F.count(F.lit(1)).alias("receptions"),
             F.min(F.when(F.col("own_time"), F.col("time_ms"))).alias("own_ms"),
             F.max(strength()).alias("strength"),
-            count(F.col("again_ms") < ECHO_MS).alias("echoes"),
-            count(F.col("again_ms") >= ECHO_MS).alias("resubmissions"),
-            count(F.col("own_time")).alias("own_clock"),
-            count(off.isNotNull() & ~F.col("own_time")).alias("clock_not_believed"),
+            F.count_if(F.col("again_ms") < ECHO_MS).alias("echoes"),
+            F.count_if(F.col("again_ms") >= ECHO_MS).alias("resubmissions"),
+            F.count_if(F.col("own_time")).alias("own_clock"),
+            F.count_if(off.isNotNull() & ~F.col("own_time")).alias("clock_not_believed"),
             F.max(F.abs(off)).alias("clock_off_max_ms"),
         )
     )
@@ -114,12 +109,12 @@ def gateway_figures(rows: DataFrame, top: int) -> tuple[int, list[dict[str, Any]
     by_station = each.groupBy("station").agg(
         F.sum("receptions").alias("receptions"),
         F.count(F.lit(1)).alias("uplinks"),
-        count(F.col("stations") > 1).alias("shared"),
-        count(F.col("best")).alias("best"),
-        count(timed).alias("timed"),
-        count(timed & (F.col("behind_ms") == 0)).alias("first"),
+        F.count_if(F.col("stations") > 1).alias("shared"),
+        F.count_if(F.col("best")).alias("best"),
+        F.count_if(timed).alias("timed"),
+        F.count_if(timed & (F.col("behind_ms") == 0)).alias("first"),
         behind.alias("behind_ms"),
-        count(F.col("receptions") > 1).alias("repeated_uplinks"),
+        F.count_if(F.col("receptions") > 1).alias("repeated_uplinks"),
         *(F.sum(name).alias(name) for name in ("echoes", "resubmissions", "own_clock", "clock_not_believed")),
         F.max("clock_off_max_ms").alias("clock_off_max_ms"),
     )
@@ -175,15 +170,14 @@ def loss_figures(stepped: DataFrame, top: int) -> dict[str, Any]:
     by_device = stepped.groupBy("device").agg(
         F.count(F.lit(1)).alias("uplinks"),
         F.sum(counters.LOST).alias("lost"),
-        count(F.col(counters.LOST) > 0).alias("gaps"),
+        F.count_if(F.col(counters.LOST) > 0).alias("gaps"),
         F.max(counters.LOST).alias("longest_gap"),
-        count(step == "reset").alias("resets"),
-        count(step == "roll_over").alias("roll_overs"),
-        count(F.col(SUSPECT).isNotNull()).alias("suspects"),
+        F.count_if(step == "reset").alias("resets"),
+        F.count_if(step == "roll_over").alias("roll_overs"),
+        F.count_if(F.col(SUSPECT).isNotNull()).alias("suspects"),
     )
     summed = ("lost", "gaps", "resets", "roll_overs", "suspects")
-    row = by_device.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in summed)).head()
-    assert row is not None
+    [row] = by_device.agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in summed)).collect()
     worst = by_device.orderBy(F.desc("lost"), F.desc("resets"), F.desc("uplinks"), "device").limit(top).collect()
     rows = [{**w.asDict(), "loss_share": _share(w["lost"], w["uplinks"] + w["lost"])} for w in worst]
     return {**row.asDict(), "shown": rows}
@@ -204,9 +198,7 @@ def what_if(rows: DataFrame, windows_ms: Sequence[int], *, sliding: bool) -> tup
 
     Of all of them, and of those with a clock of their own alone.
     """
-    counts = _sliding(rows, windows_ms) if sliding else _fixed(rows, windows_ms)
-    row = counts.head()
-    assert row is not None
+    [row] = (_sliding(rows, windows_ms) if sliding else _fixed(rows, windows_ms)).collect()
     return row["n"], [(row[f"all_{window}"], row[f"own_{window}"]) for window in windows_ms]
 
 
@@ -219,7 +211,7 @@ def _sliding(rows: DataFrame, windows_ms: Sequence[int]) -> DataFrame:
         (F.col("time_ms") - F.lag("time_ms").over(by_clock)).alias("own"),
     )
     sums = [
-        count(condition & (F.col(name).isNull() | (F.col(name) >= window))).alias(f"{name}_{window}")
+        F.count_if(condition & (F.col(name).isNull() | (F.col(name) >= window))).alias(f"{name}_{window}")
         for name, condition in (("all", F.lit(True)), ("own", F.col("own_time")))
         for window in windows_ms
     ]
@@ -321,7 +313,7 @@ def _kept(rows: DataFrame, folder: str) -> DataFrame:
 def _contents(rows: DataFrame, path: str) -> dict[str, Any]:
     """How many rows there are, and what they are; `Misuse` if none is a reception."""
     leads = F.coalesce(F.col(reading.ROW), F.lit(0)) == 0
-    groups = rows.groupBy("source").agg(F.count(F.lit(1)).alias("n"), count(leads).alias("rows")).collect()
+    groups = rows.groupBy("source").agg(F.count(F.lit(1)).alias("n"), F.count_if(leads).alias("rows")).collect()
     sources = {row["source"]: row["n"] for row in groups}
     others, count_all = sources.pop(reading.NOT_RECEPTION, 0), sum(row["rows"] for row in groups)
     if not sources:

@@ -15,10 +15,13 @@ Cost: one pass over the rows, one over what was written; with ``none`` what was 
 two columns.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from onefold.errors import Misuse
 from onefold.spark import publish
@@ -32,9 +35,48 @@ from onefold.tally import Tally
 FORMAT = 1
 STREAM, BATCHES = "stream.json", "batches"
 PROGRESS = "progress.jsonl"
-KNOWN = {STREAM, f"{STREAM}.new", BATCHES, publish.STAGING, PROGRESS, f"{PROGRESS}.new", "report.html"}
+KNOWN = {STREAM, f"{STREAM}.new", BATCHES, publish.STAGING, PROGRESS, f"{PROGRESS}.new", *publish.FILES}
 # Here a folder is only a part of many names: a rename is a copy per file, and a crash would show half a batch.
 OBJECT_STORES = {"s3", "s3a", "s3n", "gs", "oss", "obs", "cos", "cosn", "wasb", "wasbs", "swift"}
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDraft:
+    """A batch that is being written, or a version of a run that goes on: one rename makes it visible."""
+
+    attempt: Attempt
+    batch: int
+    target: Place
+
+    @property
+    def place(self) -> Place:
+        return self.attempt.draft
+
+    @property
+    def staging(self) -> Place:
+        return self.attempt.draft / publish.STAGING
+
+    @property
+    def shown(self) -> str:
+        return self.target.shown
+
+    def commit(self, parts: Mapping[str, Place]) -> None:
+        for name, part in parts.items():
+            part.move_to(self.place / name)
+        self.staging.remove()
+
+    def keep(self, name: str) -> Place:
+        return self.place / name
+
+    def publish(self, tally: Tally) -> None:
+        (self.place / publish.TALLY).write_json({"batch": self.batch, **tally.to_dict()})
+        self.attempt.check()
+        self.place.publish_as(self.target)
+
+    def finish(self, tally: Tally, run: dict[str, object], manifest: bytes) -> None:
+        (self.place / publish.MANIFEST).write_bytes(manifest)
+        (self.place / publish.RUN).write_json(run)
+        self.publish(tally.check())
 
 
 class ParquetSink:
@@ -67,44 +109,42 @@ class ParquetSink:
                 raise stranger(self, strangers[0])
             return None
         self._check_owner(stream)
-        if self._last is None or not self._folder(self._last).exists():
+        if self._last is None or not self.folder(self._last).exists():
             self._last = max(self._batches(), default=None)
-        while self._last is not None and self._folder(self._last + 1).exists():
+        while self._last is not None and self.folder(self._last + 1).exists():
             self._last += 1
         return self._last
 
     def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
+        draft = self.draft(stream, batch, rows.schema)
+        passing, counter = counted(rows)
+        staged = publish.stage(passing, draft.staging, self._strategy)
+        tally = publish.books(staged, received(counter)).check()
+        if gaps is not None:
+            gaps.write.parquet(str(draft.staging / publish.GAPS))
+        original = [F.col(quoted(name)) for name in rows.columns if name not in (VERDICT, REASON)]
+        draft.commit(publish.staged(draft.staging, staged, self._strategy, original, gaps=gaps is not None))
+        draft.publish(tally)
+        return tally
+
+    def draft(self, stream: str, batch: int, schema: StructType) -> BatchDraft:
+        """A batch that is to be written, with these columns; the place is this stream's from now on."""
         self._place.make()
-        columns = {field.name: field.dataType.simpleString() for field in rows.schema}
+        columns = {field.name: field.dataType.simpleString() for field in schema}
         before = self._check_owner(stream, columns) if (self._place / STREAM).exists() else None
         signed = {"format": FORMAT, "stream": stream, "strategy": self._strategy, "columns": columns}
         meaning = {} if self._meaning is None else {"meaning": dict(self._meaning)}
         if before is None or not meaning.keys() <= before.keys():
             (self._place / STREAM).write_json(signed | meaning)
-        attempt = Attempt(self._place / publish.STAGING, batch)
-        passing, counter = counted(rows)
-        staging = attempt.draft / publish.STAGING
-        staged = publish.stage(passing, staging, self._strategy)
-        tally = publish.books(staged, received(counter)).check()
-        if gaps is not None:
-            gaps.write.parquet(str(staging / publish.GAPS))
-        original = [F.col(quoted(name)) for name in rows.columns if name not in (VERDICT, REASON)]
-        parts = publish.staged(staging, staged, self._strategy, original, gaps=gaps is not None)
-        for name, part in parts.items():
-            part.move_to(attempt.draft / name)
-        staging.remove()
-        (attempt.draft / publish.TALLY).write_json({"batch": batch, **tally.to_dict()})
         (self._place / BATCHES).make()
-        attempt.check()
-        attempt.draft.publish_as(self._folder(batch))
-        return tally
+        return BatchDraft(Attempt(self._place / publish.STAGING, batch), batch, self.folder(batch))
 
     def total(self) -> Tally:
-        books = ((self._folder(batch) / publish.TALLY).read_json() for batch in self._batches())
+        books = ((self.folder(batch) / publish.TALLY).read_json() for batch in self._batches())
         return sum(map(Tally.from_dict, books), start=Tally())
 
-    def _folder(self, batch: int) -> Place:
-        return self._place / BATCHES / f"{batch:012}"
+    def folder(self, batch: int) -> Place:
+        return version_folder(self._place, batch)
 
     def _batches(self) -> list[int]:
         names = (self._place / BATCHES).names()
@@ -130,3 +170,7 @@ class ParquetSink:
         if columns is not None and columns != signed["columns"]:
             raise other_columns(self, signed["columns"], columns)
         return signed
+
+
+def version_folder(output: Place, batch: int) -> Place:
+    return output / BATCHES / f"{batch:012}"

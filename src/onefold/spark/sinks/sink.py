@@ -123,8 +123,8 @@ def open_sink(
 def another(sink: object) -> Misuse:
     """The refusal of a place that another stream writes to."""
     return Misuse(
-        f"{sink} was written by another checkpoint than this stream's: its batches start again at 0 and would be"
-        " counted twice; use its checkpoint, or an empty place",
+        f"{sink} was written by another checkpoint or memory than this one's: its versions start again at 0 and would"
+        " be counted twice; use the one it was begun with, or an empty place",
         place=str(sink),
     )
 

@@ -1,0 +1,26 @@
+"""Names of 128 bits in two halves: of sorted ones, the first half finds a name and the other half confirms it."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64s: TypeAlias = NDArray[np.int64]
+
+
+def find(names: Int64s, checks: Int64s, name: Int64s, check: Int64s) -> Int64s:
+    """Where these names stand among others whose first halves are sorted; -1 for those that do not.
+
+    >>> find(np.array([3, 5, 5]), np.array([0, 1, 2]), np.array([5, 4, 5]), np.array([2, 0, 9])).tolist()
+    [2, -1, -1]
+    """
+    if not len(names):
+        return np.full(len(name), -1, np.int64)
+    at = np.minimum(np.searchsorted(names, name), len(names) - 1)
+    places = np.where(names[at] == name, at, -1).astype(np.int64)
+    for i in np.flatnonzero((places >= 0) & (checks[at] != check)):  # two names, one first half
+        same = range(int(places[i]), int(np.searchsorted(names, name[i], "right")))
+        places[i] = next((j for j in same if checks[j] == check[i]), -1)
+    return places
