@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING
 
-from onefold.chains import ChainDetector, Number, OrderedChain
+from onefold.chains import ChainDetector, Event, Number, OrderedChain, Released, Resend, Unfillable
 from onefold.errors import BadInput, Misuse, OnefoldError, StoreFailed
 from onefold.moved import MovedFinder, loaded_on_use
 from onefold.outbox import Message, Out, Outcome
@@ -12,7 +12,6 @@ from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 
 if TYPE_CHECKING:
-    from onefold.chains import Event, Released, Resend, Unfillable
     from onefold.cli.main import main
     from onefold.outbox.endpoint import Endpoint
     from onefold.producers.client import Producer
@@ -57,16 +56,12 @@ __getattr__ = loaded_on_use(
     __name__,
     {
         "Endpoint": "outbox.endpoint",
-        "Event": "chains",
         "ItemSet": "reconcile",
         "Kind": "producers.records",
         "Producer": "producers.client",
-        "Released": "chains",
-        "Resend": "chains",
         "RunReport": "report",
         "Session": "reconcile",
         "Topics": "producers.topic",
-        "Unfillable": "chains",
         "main": "cli.main",
     },
 )

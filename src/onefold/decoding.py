@@ -8,8 +8,6 @@ Deflate makes a thousand bytes of one. So what was written with it says how long
 is made of it, and nothing at all if that is more than the reader could ever need.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from typing import Any, Final

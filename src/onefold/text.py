@@ -11,13 +11,15 @@ OBEYED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _LOGIN: Final = re.compile(r"(://[^\s/@:?#]{0,200}):[^\s/?#]{0,200}@")
 
 
-def plain(text: str) -> str:
-    """A foreign text as one line that is not long, in which there is nothing that a terminal obeys.
+def plain(value: object, most: int = TEXT_MAX) -> str:
+    """A foreign value as one line that is not long, in which there is nothing that a terminal obeys.
 
-    >>> plain(chr(27) + "[2J later" + chr(10))
-    '?[2J later?'
+    >>> plain(chr(27) + "[2J later" + chr(10)), plain("a" + chr(0x202E) + "b" * 100, 8)
+    ('?[2J later?', 'a?bbb...')
     """
-    return "".join(sign if sign.isprintable() else "?" for sign in text[:TEXT_MAX])
+    text = str(value)
+    text = text if len(text) <= most else f"{text[: most - 3]}..."
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def printable(text: str, keep: str = "\n\t") -> str:

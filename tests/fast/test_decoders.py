@@ -24,7 +24,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold.chains import ChainDetector
-from onefold.chains.columns import NO_PREVIOUS, ChainBank, ChainMessages
 from onefold.chains.in_order import OrderedChain
 from onefold.chains.in_order import OrderSettings as Ordering
 from onefold.cli.records import Form
@@ -58,10 +57,9 @@ from onefold.reconcile.records import Record
 from onefold.report.console.watch import Folder
 from onefold.report.documents import read_document
 from onefold.settings import load
-from onefold.spark.host import StreamMemory
 from onefold.spark.in_order import OrderedBucket
+from onefold.spark.memory import ItemLists, KeyRecords, RunFile, encoded
 from onefold.spark.peer.index import Buckets
-from onefold.spark.producers import ProducerFold, ProducersEngine
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 from tests.lib.examples import examples
@@ -117,22 +115,22 @@ def stream(name: str) -> Callable[[bytes], object]:
     return written
 
 
-def chain_bank() -> ChainBank:
-    bank = ChainBank()
-    bank.judge(ChainMessages(INTS, INTS, np.full(3, NO_PREVIOUS, np.int64), INTS << 20))
-    bank.judge(ChainMessages(INTS, INTS, INTS << 22, INTS << 23))
-    return bank
+def run_of_a_bucket() -> bytes:
+    lists = {"gaps": ItemLists(np.array([0, 2, 1]), (INTS, INTS + 1))}
+    return encoded(
+        {"chains": KeyRecords(INTS, INTS, {"head": INTS << 40, "heard": INTS * 0}, lists)}, b"blob", RUN_HEAD
+    )
 
 
-def resume_producers(blob: bytes | None) -> ProducerFold:
-    return ProducersEngine(memory="gaps", gap_count_max=8, digests_max=8).fold(blob, StreamMemory())
+def read_run(data: bytes) -> None:
+    run = RunFile(memoryview(data), "it")
+    run.verify()
+    run.records("chains", run.find("chains", INTS, INTS))
+    run.records("chains")
+    _ = run.blob
 
 
-def producer_fold() -> bytes:
-    fold = resume_producers(None)
-    integers = np.array([INTS, INTS, INTS, [-1] * 3, INTS, INTS, INTS])
-    fold.judge(integers, 0)
-    return fold.snapshot()
+RUN_HEAD = {"version": 1, "low": 1, "before": -1, "owner": "", "rows": 3, "figures": {"keys": 3, "gaps": 3}}
 
 
 def frame_bank(*, strict_adr: bool = False) -> bytes:
@@ -263,26 +261,11 @@ def told(kind: Any) -> Callable[[bytes], object]:
     return lambda data: exchange.read_document(kind, b"x" + data)
 
 
-def inflated(snapshot: bytes, at: int) -> bytes:
-    return snapshot[:at] + zlib.decompress(snapshot[at:])
-
-
-def fold_end(fold: bytes) -> int:
-    """Where the deflated columns of a bank of producers begin: behind the bank of chains in it."""
-    head = struct.Struct("<4sHBQQQ")
-    return head.size + int(head.unpack_from(fold)[3])
-
-
-FOLD_AT = fold_end(producer_fold())
 HEAD = bytes.fromhex("02 abcd 00 0016c001ff10a235")
 TX_ACK = bytes.fromhex("02 abcd 05 0016c001ff10a235")
 OPENING = exchange.Opening()
 DECODERS: dict[str, Decoder] = {
     "chains: detector": Decoder(ChainDetector.restore, [detector()]),
-    "chains: bank": Decoder(ChainBank().resume, [chain_bank().snapshot()]),
-    "chains: bank, inflated": Decoder(
-        lambda data: ChainBank().resume(data[:22] + zlib.compress(data[22:])), [inflated(chain_bank().snapshot(), 22)]
-    ),
     "chains: ordered": Decoder(OrderedChain.restore, [ordered_chain()]),
     "producers: memory": Decoder(lambda data: Sequences.restore(data), [producers()], seal=sealed(8)),
     "lorawan: bank": Decoder(FrameBank(Windows()).resume, [frame_bank()], seal=sealed(42)),
@@ -357,12 +340,7 @@ DECODERS: dict[str, Decoder] = {
         (),
     ),
     "settings": Decoder(file("pipeline/pipeline.toml", lambda path: load(path, {})), [TOML], (Misuse,)),
-    "spark: producers": Decoder(resume_producers, [producer_fold()], (BadInput, Misuse)),
-    "spark: producers, inflated": Decoder(
-        lambda data: resume_producers(data[:FOLD_AT] + zlib.compress(data[FOLD_AT:])),
-        [inflated(producer_fold(), FOLD_AT)],
-        (BadInput, Misuse),
-    ),
+    "spark: memory": Decoder(read_run, [run_of_a_bucket()]),
     "spark: ordered": Decoder(
         lambda data: OrderedBucket(ORDERING, frozenset({0})).resume(data), [ordered_bucket(), ordered_bucket()]
     ),
@@ -493,16 +471,6 @@ def zeros() -> bytes:
     return zlib.compress(bytes(100 << 20))
 
 
-def bank_bomb(chains: int) -> bytes:
-    """Behind the head of a bank of so many chains."""
-    return struct.pack("<4sHQQ", *struct.unpack_from("<4sH", chain_bank().snapshot()), chains, 0) + zeros()
-
-
-def fold_bomb() -> bytes:
-    fold = producer_fold()
-    return fold[:FOLD_AT] + zeros()
-
-
 def sums_bomb() -> bytes:
     file = BytesIO()
     np.savez_compressed(file, counts=np.zeros(100 << 17))
@@ -510,9 +478,6 @@ def sums_bomb() -> bytes:
 
 
 BOMBS: dict[str, tuple[Callable[[bytes], object], Callable[[], bytes]]] = {
-    "a bank that is longer than it says": (ChainBank().resume, lambda: bank_bomb(1)),
-    "a bank that says so": (ChainBank().resume, lambda: bank_bomb(2**59)),
-    "producers": (resume_producers, fold_bomb),
     "sums of a peer": (Buckets.from_bytes, sums_bomb),
     "deflate": (lambda data: inflate(data, 5, "it"), zeros),
     "too long by itself": (lambda data: inflate(data, INFLATED_BYTES_MAX + 1, "it"), zeros),
@@ -530,13 +495,6 @@ def test_what_is_deflated_has_an_end(name):
         assert tracemalloc.get_traced_memory()[1] < 10 << 20, "it is refused before it is made"
     finally:
         tracemalloc.stop()
-
-
-def test_counts_that_add_up_only_by_wrapping_around_are_refused():
-    counts = np.array([2**62, 2**62, 2**62, 2**62 + 2], np.int64)
-    columns = np.concatenate([np.arange(4)] * 5 + [counts, [1, 3], [2, 4]]).astype("<i8").tobytes()
-    with pytest.raises(BadInput, match="a damaged bank of chains"):
-        ChainBank().resume(struct.pack("<4sHQQ", b"OFcb", 1, 4, 2) + zlib.compress(columns))
 
 
 def test_what_was_deflated_is_read_whole_or_not_at_all():

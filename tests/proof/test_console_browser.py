@@ -4,7 +4,8 @@ from itertools import product
 
 import pytest
 
-from onefold.report.console.watch import Folder, Rejected, View, now_ms
+from onefold.clock import wall_ms
+from onefold.report.console.watch import Folder, Rejected, View
 from tests.lib.consoling import START, append, batch, complete, running
 from tests.lib.hostile import PAYLOADS
 from tests.proof.test_page_browser import CONTRAST
@@ -56,7 +57,7 @@ def answered(words: list[str]) -> dict:
 
 
 def test_what_a_stream_tells_shows_up_while_one_looks(page, tmp_path):
-    soon = now_ms()
+    soon = wall_ms()
     append(tmp_path / "live", batch(0, soon, first=900, repeat=90, reject=10))
     complete(tmp_path / "done", first=7)
     (tmp_path / "done" / "report.html").write_text("<h1>the report</h1>")

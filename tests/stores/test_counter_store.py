@@ -3,7 +3,6 @@
 And beside the counters: what was won and is not finished is there, nothing else is, and it costs no step of its own.
 """
 
-import sqlite3
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -62,10 +61,17 @@ class Clock:
         self.now_ms += ms
 
 
+def entries_of(store: SqliteCounters) -> int:
+    parts = ["count(*) from lorawan_counters", "count(*) from lorawan_unfinished"]
+    parts.append("count(distinct device) from lorawan_nonces")
+    with store._database.reading() as db:
+        return sum(int(db.execute(f"select {part}").fetchone()[0]) for part in parts)
+
+
 @contextmanager
 def in_memory(_folder, _url) -> Iterator[Place]:
     store = MemoryCounters(clock := Clock())
-    yield Place(store, lambda: store, clock.pass_ms, lambda: len(store))
+    yield Place(store, lambda: store, clock.pass_ms, lambda: entries_of(store))
 
 
 @contextmanager
@@ -78,13 +84,7 @@ def in_sqlite(folder, _url) -> Iterator[Place]:
         stores.append(SqliteCounters(path, clock))
         return stores[-1]
 
-    def entries() -> int:
-        with sqlite3.connect(path) as db:
-            parts = ["count(*) from lorawan_counters", "count(*) from lorawan_unfinished"]
-            parts.append("count(distinct device) from lorawan_nonces")
-            return sum(int(db.execute(f"select {part}").fetchone()[0]) for part in parts)
-
-    yield Place(stores[0], again, clock.pass_ms, entries)
+    yield Place(stores[0], again, clock.pass_ms, lambda: entries_of(stores[0]))
     for store in stores:
         store.close()
 

@@ -549,7 +549,7 @@ def test_fsk_is_understood_both_ways_in_both_versions():
     assert three is not None
     assert four.radio.data_rate == three.radio.data_rate == 7
     downlink = ANSWER._replace(rx1=(868_800_000, 7))
-    sent = [json.loads(events.command(STATION, up, downlink, EU868, 14))["items"][0]["txInfo"] for up in (four, three)]
+    sent = [json.loads(events.command(STATION, up, downlink, EU868))["items"][0]["txInfo"] for up in (four, three)]
     assert sent[0]["modulation"] == {"fsk": info}
     assert (sent[1]["modulation"], sent[1]["fskModulationInfo"]) == ("FSK", info)
 
@@ -560,12 +560,12 @@ def test_a_region_with_other_rates_answers_in_them():
     assert heard is not None
     assert heard.radio.data_rate == 3
     sent = json.loads(
-        events.command(STATION, heard, ANSWER._replace(rx1=(923_300_000, 13), rx2=(923_300_000, 8)), us915, 20)
+        events.command(STATION, heard, ANSWER._replace(rx1=(923_300_000, 13), rx2=(923_300_000, 8)), us915)
     )
     lora = [item["txInfo"]["modulation"]["lora"] for item in sent["items"]]
     assert [(how["spreadingFactor"], how["bandwidth"]) for how in lora] == [(7, 500_000), (12, 500_000)]
     with pytest.raises(BadInput, match="data rate"):
-        events.command(STATION, heard, ANSWER, us915, 20)  # 5 is none there
+        events.command(STATION, heard, ANSWER, us915)  # 5 is none there
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from json import loads
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from pydantic import ValidationError
+from typer import Argument, Exit, Option
 
 from onefold.cli.output import emit_json, local_folder, people, progress
 from onefold.errors import Misuse
@@ -17,9 +17,9 @@ from onefold.settings import Settings, load
 
 
 def audit(
-    run: Annotated[str, typer.Argument(help="The folder that `onefold run` left, or the pipeline's TOML file.")],
-    out: Annotated[str | None, typer.Option(help="Where to write all rows that are wrong, by kind.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
+    run: Annotated[str, Argument(help="The folder that `onefold run` left, or the pipeline's TOML file.")],
+    out: Annotated[str | None, Option(help="Where to write all rows that are wrong, by kind.")] = None,
+    json: Annotated[bool, Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
     """Compare what the source of a run holds now with what the run published, row by row and id by id.
 
@@ -70,14 +70,11 @@ def audit(
     document = {**audited.to_dict(), "books": differ, "manifest": manifest, "run": output.shown}
     if json:
         emit_json(document)
-    for line in agreement.audited(document):
-        people.print(line, soft_wrap=True)
-    for difference in differ:
-        people.print(foreign(f"  {difference}", agreement.ROW_CHARS_MAX), soft_wrap=True)
-    for line in agreement.files_read(manifest):
-        people.print(line, soft_wrap=True)
+    people.lines(*agreement.audited(document))
+    people.lines(*(foreign(f"  {difference}", agreement.ROW_CHARS_MAX) for difference in differ))
+    people.lines(*agreement.files_read(manifest))
     if not audited.clean or differ or changed or now.manifest.aside:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _settings(run: str) -> Settings:

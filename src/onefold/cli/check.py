@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-import typer
+from typer import Argument, Exit, Option
 
 from onefold.cli.output import emit_json, people, progress
 from onefold.errors import Misuse
@@ -18,60 +18,57 @@ if TYPE_CHECKING:
 _FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".orc": "orc", ".parquet": "parquet"}
 _KEY = "stream,partition,publisher,chain"
 
-Producer = Annotated[str | None, typer.Option(help="The columns that name the producer: judges producers, not chains.")]
+Producer = Annotated[str | None, Option(help="The columns that name the producer: judges producers, not chains.")]
 BadFiles = Annotated[
     Literal["stop", "set_aside"],
-    typer.Option(help='A file that cannot be read: "stop" and name it, or "set_aside": go on without it and name it.'),
+    Option(help='A file that cannot be read: "stop" and name it, or "set_aside": go on without it and name it.'),
 ]
 PartitionTypes = Annotated[
     Literal["text", "infer"],
-    typer.Option(help='Values of folders like device=001: "text" as it is written, or "infer" as Spark guesses.'),
+    Option(help='Values of folders like device=001: "text" as it is written, or "infer" as Spark guesses.'),
 ]
 _Sequence: TypeAlias = Annotated[
-    str | None, typer.Option(help='Column of its sequence, or "none". Default: sequence, if there is one.')
+    str | None, Option(help='Column of its sequence, or "none". Default: sequence, if there is one.')
 ]
 _PreviousTimestamp: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        help='Column of the previous number\'s timestamp, or "none". Default: previous_timestamp, if there is one.'
-    ),
+    Option(help='Column of the previous number\'s timestamp, or "none". Default: previous_timestamp, if there is one.'),
 ]
 _PreviousSequence: TypeAlias = Annotated[
-    str | None, typer.Option(help='Column of its sequence, or "none". Default: previous_sequence, if there is one.')
+    str | None, Option(help='Column of its sequence, or "none". Default: previous_sequence, if there is one.')
 ]
 _Arrival: TypeAlias = Annotated[
-    str | None,
-    typer.Option(help='Column of the arrival: whole ms, or a time; or "none". Default: arrival, if there is one.'),
+    str | None, Option(help='Column of the arrival: whole ms, or a time; or "none". Default: arrival, if there is one.')
 ]
 
 
 def check(
-    path: Annotated[str, typer.Argument(help="A file or folder that Spark can read.")],
+    path: Annotated[str, Argument(help="A file or folder that Spark can read.")],
     format: Annotated[
-        str, typer.Option(help='"parquet", "json", "csv", "onefold-log", ...; "auto": by the ending of the names.')
+        str, Option(help='"parquet", "json", "csv", "onefold-log", ...; "auto": by the ending of the names.')
     ] = "auto",
-    key: Annotated[str, typer.Option(help="The columns that name the chain, with commas.")] = _KEY,
+    key: Annotated[str, Option(help="The columns that name the chain, with commas.")] = _KEY,
     timestamp: Annotated[
-        str, typer.Option(help="Column of the number's timestamp: whole ms, or a time (timestamp, date, ISO 8601).")
+        str, Option(help="Column of the number's timestamp: whole ms, or a time (timestamp, date, ISO 8601).")
     ] = "timestamp",
     sequence: _Sequence = None,
     previous_timestamp: _PreviousTimestamp = None,
     previous_sequence: _PreviousSequence = None,
     arrival: _Arrival = None,
-    floor: Annotated[Literal["first", "open"], typer.Option(help="Is what lies below the first arrival new?")] = "open",
+    floor: Annotated[Literal["first", "open"], Option(help="Is what lies below the first arrival new?")] = "open",
     producer: Producer = None,
-    order: Annotated[str, typer.Option(help='Of producers: column of the order, or "none": by sequence.')] = "none",
-    payload: Annotated[str, typer.Option(help='Of producers: columns of the content, or "none".')] = "none",
+    order: Annotated[str, Option(help='Of producers: column of the order, or "none": by sequence.')] = "none",
+    payload: Annotated[str, Option(help='Of producers: columns of the content, or "none".')] = "none",
     memory: Annotated[
-        Literal["highest", "gaps"], typer.Option(help="Of producers: is a lower sequence that was never seen new?")
+        Literal["highest", "gaps"], Option(help="Of producers: is a lower sequence that was never seen new?")
     ] = "gaps",
-    jump_max: Annotated[int, typer.Option(min=0, help="Of producers: reject jumps beyond it; 0: none is too far.")] = 0,
-    gap_count_max: Annotated[int, typer.Option(min=1, help="Gaps remembered per chain or producer.")] = 10_000,
+    jump_max: Annotated[int, Option(min=0, help="Of producers: reject jumps beyond it; 0: none is too far.")] = 0,
+    gap_count_max: Annotated[int, Option(min=1, help="Gaps remembered per chain or producer.")] = 10_000,
     bad_files: BadFiles = "stop",
     partition_types: PartitionTypes = "text",
-    master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
-    ranges: Annotated[int, typer.Option(min=0, help="How many missing ranges to show.")] = 20,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
+    master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
+    ranges: Annotated[int, Option(min=0, help="How many missing ranges to show.")] = 20,
+    json: Annotated[bool, Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
     """Find the duplicates, gaps and malformed rows of a data set. Exit 1 if there are any, 0 if none were found.
 
@@ -88,7 +85,7 @@ def check(
     engine: Engine
     if producer is None:
         texts = {"--order": (order, "none"), "--payload": (payload, "none"), "--memory": (memory, "gaps")}
-        _refuse({**texts, "--jump-max": (jump_max, 0)}, "--producer")
+        refuse_without({**texts, "--jump-max": (jump_max, 0)}, "--producer")
         before = {"previous_timestamp": previous_timestamp, "previous_sequence": previous_sequence}
         options = {"sequence": sequence, **before, "arrival": arrival}
         named = {role: _maybe(name) for role, name in options.items() if name is not None}
@@ -96,7 +93,7 @@ def check(
         engine = ChainsEngine(columns=columns, floor=floor, gap_count_max=gap_count_max)
     else:
         of_chains = {"--key": (key, _KEY), "--timestamp": (timestamp, "timestamp"), "--arrival": (arrival, None)}
-        _refuse(of_chains, "no --producer")
+        refuse_without(of_chains, "no --producer")
         content = names_of(_maybe(payload) or "")
         number = sequence or "sequence"
         dump = ProducerColumns(producer=names_of(producer), sequence=number, order=_maybe(order), payload=content)
@@ -109,7 +106,7 @@ def check(
         with _columns_in_options(path, engine):
             result = jobs.check(spark, source, engine, ranges_max=ranges, say=say).to_dict()
     if _show_findings(result, json):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _show_findings(result: dict[str, Any], json: bool) -> bool:
@@ -120,13 +117,11 @@ def _show_findings(result: dict[str, Any], json: bool) -> bool:
     people.print(text.books(tally, result["engine"]))
     people.print(text.ranges(result))
     people.print(text.banner(tally))
-    for line in (*agreement.files_read(result["manifest"]), *text.absent(result)):
-        people.print(line, soft_wrap=True)
+    people.lines(*agreement.files_read(result["manifest"]), *text.absent(result))
     untold = text.cannot_tell(result)
     clean = "nothing was found" if untold else "clean: every message is there once"
-    people.print(f"found: {', '.join(findings)}" if findings else clean, highlight=False)
-    for line in untold:
-        people.print(line, soft_wrap=True)
+    people.lines(f"found: {', '.join(findings)}" if findings else clean)
+    people.lines(*untold)
     return bool(findings)
 
 
@@ -151,7 +146,7 @@ def _columns_in_options(path: str, engine: "Engine") -> Iterator[None]:
         raise Misuse(f"{error.values['said']}; try: {command}", **error.values) from error
 
 
-def _refuse(options: Mapping[str, tuple[object, object]], needed: str) -> None:
+def refuse_without(options: Mapping[str, tuple[object, object]], needed: str) -> None:
     for option, (value, default) in options.items():
         if value != default:
             raise Misuse(f"{option} is {value!r}, which needs {needed}", option=option)

@@ -1,43 +1,39 @@
 """``onefold consume``: run the handlers of an endpoint."""
 
-from __future__ import annotations
-
 import logging
-import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from onefold.cli.output import AsJson, emit_json, people
 from onefold.errors import Misuse, OnefoldError
+from onefold.net.process import one_line_errors, stopped_by_signals
 from onefold.outbox.endpoint import Endpoint
 from onefold.outbox.worker import Consumer, Consuming
 
 
 def consume(
     target: Annotated[
-        str, typer.Argument(metavar="MODULE:APP", help="A module of this folder, and the endpoint in it: shop:app.")
+        str, Argument(metavar="MODULE:APP", help="A module of this folder, and the endpoint in it: shop:app.")
     ],
-    concurrency: Annotated[int, typer.Option(min=1, help="Threads that process messages.")] = 1,
-    batch: Annotated[int, typer.Option(min=1, help="Messages that are taken at once.")] = 64,
+    concurrency: Annotated[int, Option(min=1, help="Threads that process messages.")] = 1,
+    batch: Annotated[int, Option(min=1, help="Messages that are taken at once.")] = 64,
     lease_s: Annotated[
-        float, typer.Option(min=0.01, help="So long what a dead consumer had in hand waits for another one.")
+        float, Option(min=0.01, help="So long what a dead consumer had in hand waits for another one.")
     ] = 30,
     attempts_max: Annotated[
-        int, typer.Option(min=1, help="Deliveries of a message that fails, before it is set aside.")
+        int, Option(min=1, help="Deliveries of a message that fails, before it is set aside.")
     ] = 10,
-    until_empty: Annotated[bool, typer.Option("--until-empty", help="End when the queues are empty.")] = False,
+    until_empty: Annotated[bool, Option("--until-empty", help="End when the queues are empty.")] = False,
     metrics_port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, help="Answer /metrics and /healthz on this port of loopback; 0: any."),
+        int | None, Option(min=0, max=65535, help="Answer /metrics and /healthz on this port of loopback; 0: any.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -53,16 +49,16 @@ def consume(
     with ExitStack() as around:
         app = around.enter_context(find_endpoint(target))
         consumer = Consumer(app, settings, stop=stop)
-        around.enter_context(_logging())
-        around.enter_context(_stopping_by_signals(stop))
+        around.enter_context(one_line_errors(["onefold.outbox"], logging.WARNING))
+        around.enter_context(stopped_by_signals(stop))
         if metrics_port is not None:
             from onefold.outbox.metrics import watched
 
             url = around.enter_context(watched(consumer, metrics_port))
-            people.print(f"figures at {url}/metrics", markup=False, soft_wrap=True)
-        tally = consumer.run(lambda: _print(f"{app.name} consumes {', '.join(app.handlers)}"))
+            people.lines(f"figures at {url}/metrics")
+        tally = consumer.run(lambda: people.lines(f"{app.name} consumes {', '.join(app.handlers)}"))
     buried = consumer.books.buried
-    people.print(f"{tally}" + (f"; {buried} set aside as dead letters" if buried else ""), markup=False)
+    people.lines(f"{tally}" + (f"; {buried} set aside as dead letters" if buried else ""))
     if as_json:
         emit_json({"tally": tally.to_dict(), "buried": buried, "recovered": asdict(consumer.recovered)})
     return 1 if buried else 0
@@ -98,50 +94,3 @@ def load_module(name: str) -> ModuleType:
         raise
     except Exception as error:
         raise Misuse(f"the module {name!r} cannot be imported: {type(error).__name__}: {error}") from error
-
-
-def _print(text: str) -> None:
-    people.print(text, markup=False, soft_wrap=True)
-
-
-class _Printing(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        _print(f"onefold: {' '.join(record.getMessage().split())}")
-
-
-@contextmanager
-def _logging() -> Iterator[None]:
-    """What goes wrong is one line on standard error each."""
-    logger, handler = logging.getLogger("onefold.outbox"), _Printing(logging.WARNING)
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = True
-
-
-@contextmanager
-def _stopping_by_signals(stop: threading.Event) -> Iterator[None]:
-    """The first signal asks it to end; a second one acts as ever."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
-
-    def end(*_: Any) -> None:
-        stop.set()
-        restore()
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in numbers:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        restore()

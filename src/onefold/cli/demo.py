@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
+from typer import Exit, Option
 
 from onefold.cli.output import emit_json, people
 from onefold.cli.run import execute
@@ -44,15 +44,14 @@ _OWN: Final = {
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the traffic and the run go.")] = Path("onefold-demo"),
-    rows: Annotated[int, typer.Option(min=1_000, help="How many rows arrive.")] = 200_000,
-    chains: Annotated[int, typer.Option(min=1, help="From how many chains.")] = 500,
-    seed: Annotated[int, typer.Option(help="Other seed, other traffic.")] = 1,
+    out: Annotated[Path, Option(help="Where the traffic and the run go.")] = Path("onefold-demo"),
+    rows: Annotated[int, Option(min=1_000, help="How many rows arrive.")] = 200_000,
+    chains: Annotated[int, Option(min=1, help="From how many chains.")] = 500,
+    seed: Annotated[int, Option(help="Other seed, other traffic.")] = 1,
     serve: Annotated[
-        bool,
-        typer.Option("--serve", help="Show it live in a browser, then the same traffic as a stream, until Ctrl-C."),
+        bool, Option("--serve", help="Show it live in a browser, then the same traffic as a stream, until Ctrl-C.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
+    json: Annotated[bool, Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
     """Make a faulty stream whose truth is known, run the pipeline over it, and compare."""
     from onefold.testing.faults import Faults
@@ -67,8 +66,7 @@ def demo(
     people.print(
         f"[bold]1[/] A faulty stream: {rows:,} rows from {chains:,} chains. {faults.copies:.0%} of the messages "
         f"come again, {faults.reorder:.0%} come late, {faults.losses:.1%} never come, {faults.malformed:.1%} of the "
-        "rows are broken, and some chains hold a number from the year 2200.",
-        highlight=False,
+        "rows are broken, and some chains hold a number from the year 2200."
     )
     people.print("[bold]2[/] Every message is judged, on Spark.")
     messages, rules = str((out / "traffic" / "messages").absolute()), {"floor": "open"}
@@ -80,31 +78,24 @@ def demo(
     people.print("[bold]3[/] Against the truth, which the demo knows because it made the faults:")
     people.print(
         f"  counted twice {mark.counted_twice:,}, lost {mark.lost:,}, broken rows let in {mark.accepted:,}; missing "
-        f"ranges: {mark.ranges_found:,} found of {mark.ranges:,}, {mark.ranges_invented:,} invented",
-        highlight=False,
+        f"ranges: {mark.ranges_found:,} found of {mark.ranges:,}, {mark.ranges_invented:,} invented"
     )
-    people.print(f"  {text.memory(result)}", highlight=False)
+    people.print(f"  {text.memory(result)}")
     people.print(text.banner(tally))
-    for line in agreement.audited(result["audit"]):
-        people.print(line, soft_wrap=True)
-    people.print(
-        f"outputs: {(out / 'run').absolute()}   ({monotonic() - started:.0f} s)", highlight=False, soft_wrap=True
-    )
+    people.lines(*agreement.audited(result["audit"]))
+    people.lines(f"outputs: {(out / 'run').absolute()}   ({monotonic() - started:.0f} s)")
     if result["report"]:
-        people.print(f"report: {result['report']}", markup=False, highlight=False, soft_wrap=True)
+        people.lines(f"report: {result['report']}")
     if json:
         emit_json({**result, "truth": asdict(mark)})
     if console is not None:
         _stream_live(out, messages, rules, console)
     if not mark.perfect:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _stream_live(out: Path, messages: str, rules: dict[str, str], console: ConsoleServer) -> None:
-    people.print(
-        f"[bold]4[/] The same traffic as a stream, a file at a time: {console.url} shows it. Ctrl-C ends it.",
-        highlight=False,
-    )
+    people.print(f"[bold]4[/] The same traffic as a stream, a file at a time: {console.url} shows it. Ctrl-C ends it.")
     source = {"path": messages, "mode": "stream", "trigger": "2 seconds", "options": {"maxFilesPerTrigger": "1"}}
     live = {"source": source, "judge": rules, "publish": {"path": str((out / STREAM).absolute())}}
     try:
@@ -121,7 +112,7 @@ def _open_console(out: Path) -> ConsoleServer:
     # It keeps nothing, so it may end with the process: a demo that fails must not wait for it.
     threading.Thread(target=console.run, name="onefold-console", daemon=True).start()
     console.ready.wait()
-    people.print(f"[bold]0[/] Open {console.url} in a browser to watch.", highlight=False)
+    people.print(f"[bold]0[/] Open {console.url} in a browser to watch.")
     return console
 
 

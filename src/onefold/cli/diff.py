@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
-import typer
+from rich.text import Text
+from typer import Argument, Exit, Option
 
 from onefold.cli.check import format_of, names_of
-from onefold.cli.options import TOKEN, count, read_token
+from onefold.cli.options import TOKEN, read_token, refuse
 from onefold.cli.output import emit_json, people, progress
 from onefold.errors import Misuse
 from onefold.report import agreement
-from onefold.report.agreement import row_text
-from onefold.report.text import foreign
+from onefold.report.text import many
 
 if TYPE_CHECKING:
     from onefold.spark.diff_files import DiffTable
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 ROWS_MAX: Final = 10_000_000
 """Rows of the table that are read: as many ids as a peer may say we lack. There is one session, and it is ours."""
-ROW_CHARS_MAX: Final = 200
 
 
 def diff_peer(
@@ -68,61 +67,55 @@ def diff_peer(
     return document
 
 
-def _print_peer(document: dict[str, Any]) -> None:
-    trips = count(document["rounds"], "round trip")
-    cost = f"{trips}, {document['bytes_up']:,} bytes up, {document['bytes_down']:,} down"
+def peer_line(document: dict[str, Any]) -> Text:
+    moved = f"{document['bytes_up']:,} bytes up, {document['bytes_down']:,} down"
+    cost = f"{many(document['rounds'], 'round trip')}, {moved}"
     if document["equal"]:
-        people.print(f"equal: {count(document['rows'], 'row')}; {cost}", style="bold green", soft_wrap=True)
-        return
+        return Text(f"equal: {many(document['rows'], 'row')}; {cost}", style="bold green")
     parts = f"{document['only_here']:,} only here, {document['only_there']:,} only there"
     both = f"{document['rows']:,} and {document['rows_peer']:,} rows"
-    people.print(f"they differ: {parts}; {both}, {cost}", style="bold red", soft_wrap=True)
-    for kind, rows in document["shown"].items():
-        for row in rows:
-            people.print(foreign(f"  {kind.replace('_', ' ')}: {row_text(row)}", ROW_CHARS_MAX), soft_wrap=True)
-        if document[kind] > len(rows):
-            people.print(f"  {kind.replace('_', ' ')}: and {document[kind] - len(rows):,} more", style="dim")
+    return Text(f"they differ: {parts}; {both}, {cost}", style="bold red")
 
 
 FormatOption: TypeAlias = Annotated[
-    str, typer.Option(help='"parquet", "json", "csv", ...; "auto": by the ending of the names.')
+    str, Option(help='"parquet", "json", "csv", ...; "auto": by the ending of the names.')
 ]
 ReaderOption: TypeAlias = Annotated[
-    list[str] | None, typer.Option(help="An option of Spark's reader for it, NAME=VALUE; may be repeated.")
+    list[str] | None, Option(help="An option of Spark's reader for it, NAME=VALUE; may be repeated.")
 ]
 
 
 def diff(
-    a: Annotated[str, typer.Argument(help="A file or folder that Spark can read.")],
-    b: Annotated[str, typer.Argument(help="Another one, or the address of a peer: ws://HOST:PORT.")],
+    a: Annotated[str, Argument(help="A file or folder that Spark can read.")],
+    b: Annotated[str, Argument(help="Another one, or the address of a peer: ws://HOST:PORT.")],
     format_a: FormatOption = "auto",
     format_b: FormatOption = "auto",
     option_a: ReaderOption = None,
     option_b: ReaderOption = None,
-    key: Annotated[str | None, typer.Option(help="The columns that name a row, with commas. Without: all.")] = None,
-    columns: Annotated[str | None, typer.Option(help="What else must agree, with commas. Without: all.")] = None,
+    key: Annotated[str | None, Option(help="The columns that name a row, with commas. Without: all.")] = None,
+    columns: Annotated[str | None, Option(help="What else must agree, with commas. Without: all.")] = None,
     hash: Annotated[
-        Literal["xxhash64", "sha256"], typer.Option(help='"sha256": where somebody may want to hide a difference.')
+        Literal["xxhash64", "sha256"], Option(help='"sha256": where somebody may want to hide a difference.')
     ] = "xxhash64",
     out: Annotated[
-        str | None, typer.Option(help="A folder for have/ (only in A), need/ (only in B) and differing/, as parquet.")
+        str | None, Option(help="A folder for have/ (only in A), need/ (only in B) and differing/, as parquet.")
     ] = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Append to B the rows whose key it lacks, then look again.")
+        bool, Option("--repair", help="Append to B the rows whose key it lacks, then look again.")
     ] = False,
-    master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
-    samples: Annotated[int, typer.Option(min=0, help="How many rows of each kind to show.")] = 10,
+    master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
+    samples: Annotated[int, Option(min=0, help="How many rows of each kind to show.")] = 10,
     time: Annotated[
-        str | None, typer.Option(help="With a peer: the column that records are sorted by. Without: by their ids.")
+        str | None, Option(help="With a peer: the column that records are sorted by. Without: by their ids.")
     ] = None,
     index: Annotated[
-        str | None, typer.Option(help="With a peer: where the index is kept. Without: beside A, in .A.onefold-index.")
+        str | None, Option(help="With a peer: where the index is kept. Without: beside A, in .A.onefold-index.")
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help=f"With a peer: a file with its token; or the variable {TOKEN}."),
+        Option(exists=True, dir_okay=False, help=f"With a peer: a file with its token; or the variable {TOKEN}."),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON on standard output.")] = False,
+    json: Annotated[bool, Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
     """Compare two tables by fingerprints, and row by row where those differ. Exit 0 if they are equal, 1 if not.
 
@@ -137,15 +130,15 @@ def diff(
         raise Misuse("the peer is given second: onefold diff TABLE ws://HOST:PORT")
     if is_server(b):
         for_tables = {"--format-b": format_b != "auto", "--option-b": option_b, "--hash": hash != "xxhash64"}
-        _refuse({**for_tables, "--repair": repair}, "is for two tables, and B is a peer")
+        refuse({**for_tables, "--repair": repair}, "is for two tables, and B is a peer")
         of_id = names_of(",".join(filter(None, (key, columns)))) if key or columns else None
         document = diff_peer(
             table_at(a, format_a, option_a), dial(b, read_token(token_file)), of_id,  # a wrong address is known first
             time=time, index_folder=index, out=out, samples=samples, master=master,
         )  # fmt: skip
-        _finish(document, _print_peer, json)
+        _show(document, peer_line(document), json)
         return
-    _refuse({"--time": time, "--index": index, "--token-file": token_file}, "is for a peer, and B is none")
+    refuse({"--time": time, "--index": index, "--token-file": token_file}, "is for a peer, and B is none")
     tables = (table_at(a, format_a, option_a), table_at(b, format_b, option_b))
     refuse_overlap([("A", a), ("B", b)], [] if out is None else [("--out", out)])
     if repair:
@@ -156,23 +149,17 @@ def diff(
         document = diff_tables(
             session(master), tables, *named, hash=hash, samples=samples, out=out, repair=repair, say=say
         )
-    _finish(document, _print_tables, json)
+    _show(document, agreement.compared(document), json)
 
 
-def _finish(document: dict[str, Any], show: Callable[[dict[str, Any]], None], json: bool) -> None:
+def _show(document: dict[str, Any], line: Text, json: bool) -> None:
     if json:
         emit_json(document)
-    show(document)
+    if document.get("copied"):
+        people.lines(f"repaired: {document['copied']:,} rows were appended to B")
+    people.lines(line, *agreement.samples(document))
     if not document["equal"]:
-        raise typer.Exit(1)
-
-
-def _print_tables(document: dict[str, Any]) -> None:
-    if document["copied"]:
-        people.print(f"repaired: {document['copied']:,} rows were appended to B", highlight=False)
-    people.print(agreement.compared(document), soft_wrap=True)
-    for line in agreement.samples(document):
-        people.print(line, soft_wrap=True)
+        raise Exit(1)
 
 
 def diff_tables(
@@ -214,11 +201,6 @@ def diff_tables(
         with compared("comparing again") as diff:
             document = documented(diff)
     return {**document, "copied": copied}
-
-
-def _refuse(options: Mapping[str, object], why: str) -> None:
-    if option := next((name for name, value in options.items() if value), None):
-        raise Misuse(f"{option} {why}", option=option)
 
 
 def table_at(path: str, format: str, options: list[str] | None) -> DiffTable:

@@ -27,9 +27,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
 
-import typer
 from rich.table import Table
 from rich.text import Text
+from typer import Context, Option
 
 from onefold import __version__
 from onefold.cli.options import VARIABLE, Tokens, age, opened
@@ -67,21 +67,20 @@ PACKAGES: Final = {"pyspark": ((4, 3), (4, 4)), "pyarrow": ((26,), None), "panda
 
 
 def doctor(
-    context: typer.Context,
+    context: Context,
     store: Annotated[
         str | None,
-        typer.Option(envvar="ONEFOLD_STORE", help=f"Look at this store of an outbox, not at the machine. {VARIABLE}"),
+        Option(envvar="ONEFOLD_STORE", help=f"Look at this store of an outbox, not at the machine. {VARIABLE}"),
     ] = None,
     tokens: Tokens = None,
     transport: Annotated[
-        str | None, typer.Option(envvar="ONEFOLD_TRANSPORT", help="With --store: where its messages go.")
+        str | None, Option(envvar="ONEFOLD_TRANSPORT", help="With --store: where its messages go.")
     ] = None,
     older_than_s: Annotated[
-        float | None, typer.Option(min=0, help="With --store: what is younger is still under way. By default 600.")
+        float | None, Option(min=0, help="With --store: what is younger is still under way. By default 600.")
     ] = None,
     mend: Annotated[
-        bool,
-        typer.Option("--mend", help="With --store: make due at once what a clock that was ahead left due too late."),
+        bool, Option("--mend", help="With --store: make due at once what a clock that was ahead left due too late.")
     ] = False,
     as_json: AsJson = False,
 ) -> int:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
-import typer
 from pydantic import ValidationError
+from typer import Argument, Exit, Option
 
 from onefold.cli.output import AsJson, emit_json, people, progress
 from onefold.errors import Misuse
@@ -16,19 +16,19 @@ LIMIT = 100
 
 
 def explain(
-    run: Annotated[str, typer.Argument(help="The folder that `onefold run` left.")],
+    run: Annotated[str, Argument(help="The folder that `onefold run` left.")],
     words: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="ID...",
             help="What to explain: values of the columns that name a message, all of which must match; such as a "
             "device, a chain, a number (1700000000000, or with its sequence 1700000000000|3).",
         ),
     ] = None,
     key: Annotated[
-        list[str] | None, typer.Option(metavar="COL=VALUE", help="The value of one column; can be given again.")
+        list[str] | None, Option(metavar="COL=VALUE", help="The value of one column; can be given again.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many rows, and missing ranges, are shown.")] = 100,
+    limit: Annotated[int, Option(min=1, max=10_000, help="How many rows, and missing ranges, are shown.")] = 100,
     json: AsJson = False,
 ) -> None:
     """Show every copy of a message, or all of a chain, a device or a producer: when it came, what was said of it, why.
@@ -41,10 +41,9 @@ def explain(
         document = explained(run, words or [], pairs=pairs_of(key or []), limit=limit, say=say)
     if json:
         emit_json(document)
-    for line in explanation.lines(document):
-        people.print(line, soft_wrap=True)
+    people.lines(*explanation.lines(document))
     if not document["rows"] and not document["missing_ranges"]:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def explained(

@@ -1,16 +1,15 @@
 """``onefold explore``: try every crash and every order on a handler, or on the plans of the library."""
 
-import json
 import re
-import sys
 from dataclasses import asdict
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+from typer import Argument, Exit, Option
 
+from onefold.cli.consume import load_module
 from onefold.cli.output import AsJson, emit_json, people
-from onefold.errors import Misuse
+from onefold.decoding import read_json
+from onefold.errors import BadInput, Misuse
 
 if TYPE_CHECKING:
     from onefold.outbox.explore import Exploration
@@ -20,19 +19,19 @@ SHIPPED_STATES_MAX: Final = 20_000
 
 
 def explore(
-    target: Annotated[str | None, typer.Argument(help="module:handler, or module:app with an Endpoint.")] = None,
+    target: Annotated[str | None, Argument(help="module:handler, or module:app with an Endpoint.")] = None,
     message: Annotated[
-        list[str] | None, typer.Option(help="A body as JSON, or QUEUE:JSON. May be given several times.")
+        list[str] | None, Option(help="A body as JSON, or QUEUE:JSON. May be given several times.")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="The field that names the entity; else all are for one.")] = None,
-    plan: Annotated[str | None, typer.Option(help='The plan, or "all".')] = None,
-    workers: Annotated[int | None, typer.Option(help="How many work at once. (2)")] = None,
-    crashes: Annotated[int | None, typer.Option(help="How many of them may die. (1)")] = None,
-    expiries: Annotated[int | None, typer.Option(help="How many leases may run out. (1)")] = None,
-    copies: Annotated[int | None, typer.Option(help="How many copies the transport may make. (0)")] = None,
-    states_max: Annotated[int | None, typer.Option(help="Stop after so many states.")] = None,
-    specimen: Annotated[str | None, typer.Option(help="Convict a published wrong draft: evicted or remade.")] = None,
-    shipped: Annotated[bool, typer.Option("--shipped", help="Explore the library's own plans.")] = False,
+    key: Annotated[str | None, Option(help="The field that names the entity; else all are for one.")] = None,
+    plan: Annotated[str | None, Option(help='The plan, or "all".')] = None,
+    workers: Annotated[int | None, Option(help="How many work at once. (2)")] = None,
+    crashes: Annotated[int | None, Option(help="How many of them may die. (1)")] = None,
+    expiries: Annotated[int | None, Option(help="How many leases may run out. (1)")] = None,
+    copies: Annotated[int | None, Option(help="How many copies the transport may make. (0)")] = None,
+    states_max: Annotated[int | None, Option(help="Stop after so many states.")] = None,
+    specimen: Annotated[str | None, Option(help="Convict a published wrong draft: evicted or remade.")] = None,
+    shipped: Annotated[bool, Option("--shipped", help="Explore the library's own plans.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Try every crash, every order and every late write. Exit 1, with the shortest history, if anything is wrong."""
@@ -69,8 +68,8 @@ def explore(
     except Convicted as error:
         if as_json:
             emit_json({"convicted": error.offence.wrong, "plan": error.plan, "history": error.history.splitlines()})
-        people.print(str(error), markup=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+        people.lines(str(error))
+        raise Exit(1) from None
     _print(explorations, as_json)
 
 
@@ -82,11 +81,9 @@ def _print(explorations: "list[Exploration]", as_json: bool) -> None:
         calls = f", the handler is called up to {each.calls_max} times per message" if each.calls_max else ""
         where = "" if each.topology == "given" else f"{each.topology}, "
         line = f"{where}{each.plan}: nothing wrong in {how} {each.states:,} states ({each.rests:,} at rest){calls}"
-        people.print(line, markup=False, soft_wrap=True)
-        for finding in each.findings:
-            people.print(f"  note: {finding}", markup=False, soft_wrap=True)
+        people.lines(line, *(f"  note: {finding}" for finding in each.findings))
     if len(explorations) > 1:
-        people.print(f"{sum(each.states for each in explorations):,} states in all, nothing wrong", markup=False)
+        people.lines(f"{sum(each.states for each in explorations):,} states in all, nothing wrong")
 
 
 def _load(target: str) -> Any:
@@ -94,14 +91,7 @@ def _load(target: str) -> Any:
     module, _, name = target.partition(":")
     if not module or not name:
         raise Misuse(f"the target is {target!r}, must be like shop.handlers:pay")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        value = import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # it was found, and lacks something itself
-        raise Misuse(f"{target}: there is no module {error.name!r} here") from error
+    value: Any = load_module(module)
     for part in name.split("."):
         if not hasattr(value, part):
             raise Misuse(f"{target}: {module} has no {name!r}")
@@ -118,7 +108,7 @@ def _message(text: str) -> Any:
     named = re.fullmatch(r"([A-Za-z][\w.-]*):(.*)", text, re.DOTALL)
     queue, body = named.groups() if named else (None, text)
     try:
-        value = json.loads(body)
-    except ValueError as error:
+        value = read_json(body, "its body")
+    except BadInput as error:
         raise Misuse(f"--message is {text!r:.200}, must be JSON, or QUEUE:JSON: {error}") from error
     return value if queue is None else (queue, value)

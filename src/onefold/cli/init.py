@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Final
 
-import typer
+from typer import Argument, Option
 
 from onefold.cli.output import AsJson, emit_json, people
 from onefold.errors import Misuse
@@ -45,8 +45,8 @@ def _comment(text: str) -> list[str]:
 
 
 def init(
-    path: Annotated[Path, typer.Argument(help="The file to write.")] = Path("pipeline.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")] = False,
+    path: Annotated[Path, Argument(help="The file to write.")] = Path("pipeline.toml"),
+    force: Annotated[bool, Option("--force", help="Overwrite the file if it is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a pipeline.toml with every key, its meaning and its default."""
@@ -55,6 +55,6 @@ def init(
             file.write(template())
     except FileExistsError as error:
         raise Misuse(f"{path}: exists already; --force overwrites it", path=str(path)) from error
-    people.print(f"wrote {path}: set source.path in it, then `onefold run {path}`", markup=False, soft_wrap=True)
+    people.lines(f"wrote {path}: set source.path in it, then `onefold run {path}`")
     if as_json:
         emit_json({"path": str(path)})

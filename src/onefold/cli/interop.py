@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated, Final, Literal, TypeAlias
 
-import typer
+from typer import Option
 
 from onefold.errors import BadInput, Misuse
 from onefold.reconcile import ItemSet, Session
@@ -29,13 +29,13 @@ ReplyName: TypeAlias = Literal["sparse", "full"]
 
 
 def negentropy(
-    wire: Annotated[WireName, typer.Option(help="v1: as spoken today. xor: the older one, for trusted peers.")] = "v1",
+    wire: Annotated[WireName, Option(help="v1: as spoken today. xor: the older one, for trusted peers.")] = "v1",
     id_size: Annotated[
-        int | None, typer.Option(min=8, max=32, help="Bytes of an id; longer ids are cut. xor: by default 16. v1: 32.")
+        int | None, Option(min=8, max=32, help="Bytes of an id; longer ids are cut. xor: by default 16. v1: 32.")
     ] = None,
-    frame_limit: Annotated[int, typer.Option(min=0, help="Bytes of a message of ours; 0: no limit.")] = 0,
+    frame_limit: Annotated[int, Option(min=0, help="Bytes of a message of ours; 0: no limit.")] = 0,
     reply: Annotated[
-        ReplyName, typer.Option(help="What a list of ids is answered with: what differs, or all as published.")
+        ReplyName, Option(help="What a list of ids is answered with: what differs, or all as published.")
     ] = "sparse",
 ) -> None:
     """Reconcile with another implementation, over standard input and output."""

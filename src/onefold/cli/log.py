@@ -1,8 +1,6 @@
 """``onefold log``: looks at the logs of topics, while a server writes them or not; only ``reset-producer`` writes."""
 
-import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,11 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
-import typer
 from rich.markup import escape
-from rich.table import Table
+from typer import Argument, Exit, Option
 
-from onefold.cli.output import AsJson, emit_json, json_text, people
+from onefold.cli.output import AsJson, emit_json, json_text, people, until_nobody_reads
 from onefold.clock import wall_ms
 from onefold.errors import Misuse, OnefoldError
 from onefold.producers.documents import record_document
@@ -28,33 +25,31 @@ from onefold.producers.records import MESSAGES, Kind
 from onefold.producers.requests import entries
 from onefold.producers.rules import recover
 from onefold.producers.topic import FILE, Topics, memory_of, topic_names
+from onefold.report.text import table
 from onefold.text import printable
 
+ROOT: Final = Path("./onefold-log")
 POLL_S: Final = 0.2
 TAIL_COUNT: Final = 10
 """As `tail` has it."""
 
-Folder: TypeAlias = Annotated[Path, typer.Argument(exists=True, file_okay=False, help="The folder of one topic.")]
+Folder: TypeAlias = Annotated[Path, Argument(exists=True, file_okay=False, help="The folder of one topic.")]
 
 
 def ls(
-    root: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="A folder of topics.")] = Path(
-        "./onefold-log"
-    ),
+    root: Annotated[Path, Argument(exists=True, file_okay=False, help="A folder of topics.")] = ROOT,
     json: AsJson = False,
 ) -> None:
     """List the topics of a folder: which offsets they hold, their size, and when they were last written."""
     topics = [_look(root / name) for name in topic_names(root)]
     if json:
         emit_json({"root": str(root), "topics": topics})
-    table = _table("topic", ">start", ">end", ">bytes", "last record")
+    rows = table("topic", ">start", ">end", ">bytes", "last record", no_wrap=True)
     for topic in topics:
         figures = (f"{topic[key]:,}" if key in topic else "" for key in ("start", "end", "bytes"))
-        table.add_row(topic["topic"], *figures, _clock(topic.get("last_ms")))
-    people.print(table if topics else f"no topics in {root}", markup=False, soft_wrap=not topics)
-    for topic in topics:
-        if "problem" in topic:
-            people.print(f"{topic['topic']}: {topic['problem']}", markup=False, soft_wrap=True)
+        rows.add_row(topic["topic"], *figures, _clock(topic.get("last_ms")))
+    people.print(rows if topics else f"no topics in {root}", markup=False, soft_wrap=not topics)
+    people.lines(*(f"{topic['topic']}: {topic['problem']}" for topic in topics if "problem" in topic))
 
 
 def _look(folder: Path) -> dict[str, Any]:
@@ -71,19 +66,19 @@ def _look(folder: Path) -> dict[str, Any]:
 def tail(
     topic: Folder,
     start: Annotated[
-        int | None, typer.Option("--from", min=0, help="The offset to begin at; by default near the end.")
+        int | None, Option("--from", min=0, help="The offset to begin at; by default near the end.")
     ] = None,
     since: Annotated[
-        datetime | None, typer.Option("--since", help="The time to begin at, in UTC, such as 2026-01-31T12:00:00.")
+        datetime | None, Option("--since", help="The time to begin at, in UTC, such as 2026-01-31T12:00:00.")
     ] = None,
     count_max: Annotated[
-        int | None, typer.Option("--max", min=1, help="How many to show; by default 10, or all from --from on.")
+        int | None, Option("--max", min=1, help="How many to show; by default 10, or all from --from on.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for more; Ctrl-C ends it.")] = False,
+    follow: Annotated[bool, Option("--follow", help="Wait for more; Ctrl-C ends it.")] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also what the topic notes for itself: openings, conflicts, purges, switches.")
+        bool, Option("--all", help="Also what the topic notes for itself: openings, conflicts, purges, switches.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON per record on standard output.")] = False,
+    json: Annotated[bool, Option("--json", help="Print a line of JSON per record on standard output.")] = False,
 ) -> None:
     """Show the messages of a topic."""
     reader = LogReader(topic)
@@ -95,19 +90,16 @@ def tail(
         count_max = count_max if follow else count_max or TAIL_COUNT
         start = _near_end(reader, count_max or TAIL_COUNT, everything)
     records = _following(reader, start) if follow else reader.read(start)
-    for record in islice(_wanted(records, everything), count_max):
-        if not json:
-            people.print(_line(record), markup=False, soft_wrap=True)
-            continue
-        document = record_document(record)  # as the server shows it; what is plain text also as such
-        if "payload_base64" in document:
-            with suppress(UnicodeDecodeError):
-                document["text"] = record.payload.decode()
-        try:
+    with until_nobody_reads():
+        for record in islice(_wanted(records, everything), count_max):
+            if not json:
+                people.lines(_line(record))
+                continue
+            document = record_document(record)  # as the server shows it; what is plain text also as such
+            if "payload_base64" in document:
+                with suppress(UnicodeDecodeError):
+                    document["text"] = record.payload.decode()
             print(json_text(document), flush=True)
-        except BrokenPipeError:  # nobody reads any more; the interpreter flushes once more at its end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return
 
 
 def _near_end(reader: LogReader, count: int, everything: bool) -> int:
@@ -149,17 +141,17 @@ def producers(topic: Folder, json: AsJson = False) -> None:
     memory = recover(snapshot, entries(records), memory=memory_of(topic)).sequences
     states = sorted(memory.producers.items(), key=lambda item: item[0])
     if json:
-        rows = [
+        documents = [
             {"name": name, "last_sequence_id": state.head, "epoch": state.epoch, "last_seen_ms": state.time_ms}
             for name, state in states
         ]
-        emit_json({"topic": str(topic), "deduplicate": memory.switched_on, "producers": rows})
-    table = _table("producer", ">last sequence id", ">epoch", "last seen")
+        emit_json({"topic": str(topic), "deduplicate": memory.switched_on, "producers": documents})
+    rows = table("producer", ">last sequence id", ">epoch", "last seen", no_wrap=True)
     for name, state in states:
-        table.add_row(escape(name), str(state.head), str(state.epoch), _clock(state.time_ms))
-    people.print(table if states else "no producers", markup=False)
+        rows.add_row(escape(name), str(state.head), str(state.epoch), _clock(state.time_ms))
+    people.print(rows if states else "no producers")
     if not memory.switched_on:
-        people.print("deduplication is off: nothing is remembered of what they store", markup=False)
+        people.lines("deduplication is off: nothing is remembered of what they store")
 
 
 def verify(topic: Folder, json: AsJson = False) -> None:
@@ -167,15 +159,14 @@ def verify(topic: Folder, json: AsJson = False) -> None:
     findings = repair.verify(topic, now_ms=wall_ms())
     if json:
         emit_json(_findings_document(findings))
-    people.print(str(findings), markup=False, soft_wrap=True)
-    people.print("damaged: `onefold log salvage` saves the rest" if not findings.ok else "all is whole", markup=False)
+    people.lines(str(findings), "all is whole" if findings.ok else "damaged: `onefold log salvage` saves the rest")
     if not findings.ok:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def reset_producer(
     topic: Folder,
-    name: Annotated[str, typer.Argument(help="The producer's name; `onefold log producers` shows them.")],
+    name: Annotated[str, Argument(help="The producer's name; `onefold log producers` shows them.")],
     json: AsJson = False,
 ) -> None:
     """Forget the sequences of one producer, so that its next one is new, whatever it is. No server may have the topic.
@@ -194,12 +185,12 @@ def reset_producer(
         opened.reset(name)
     if json:
         emit_json({"topic": str(topic), "producer": name, "last_sequence_id": last, "floor": floor})
-    people.print(f"{name}: forgotten, up to sequence {max(last, floor)}; its next one is new", soft_wrap=True)
+    people.lines(f"{name}: forgotten, up to sequence {max(last, floor)}; its next one is new")
 
 
 def salvage(
     topic: Folder,
-    to: Annotated[Path, typer.Argument(help="A folder for the new log; empty, or not there.")],
+    to: Annotated[Path, Argument(help="A folder for the new log; empty, or not there.")],
     json: AsJson = False,
 ) -> None:
     """Copy all that is whole out of a damaged log into a new one, and tell what is lost. The old log is not changed."""
@@ -208,19 +199,11 @@ def salvage(
         shutil.copy(topic / FILE, to / FILE)  # last: without it, it is no topic yet
     if json:
         emit_json(_findings_document(findings) | {"to": str(to)})
-    people.print(str(findings), markup=False, soft_wrap=True)
-    people.print(f"{findings.records:,} records saved in {to}", markup=False, soft_wrap=True)
+    people.lines(str(findings), f"{findings.records:,} records saved in {to}")
 
 
 def _findings_document(findings: repair.Findings) -> dict[str, Any]:
     return {**asdict(findings), "ok": findings.ok, "can_go_on": findings.can_go_on}
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        table.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", no_wrap=True)
-    return table
 
 
 def _clock(time_ms: int | None) -> str:

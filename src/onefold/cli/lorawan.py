@@ -5,7 +5,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, Literal, TypeAlias
 
-import typer
+from typer import Argument, Exit, Option
 
 from onefold.cli.output import AsJson, emit_json, people, progress
 from onefold.errors import Misuse
@@ -14,8 +14,7 @@ from onefold.testing.radio import RadioPlan
 
 
 def devices(
-    path: Annotated[Path, typer.Argument(help="A registry: TOML, or SQLite with a table 'devices'.")],
-    as_json: AsJson = False,
+    path: Annotated[Path, Argument(help="A registry: TOML, or SQLite with a table 'devices'.")], as_json: AsJson = False
 ) -> None:
     """Check a registry of devices and list it, without its keys; what is wrong is named, and the exit code is 2."""
     from rich.table import Table
@@ -48,7 +47,7 @@ def devices(
         table.add_row(row["dev_eui"], row["dev_addr"] or "-", row["strategy"], server, row["class"], how, keys)
     people.print(table)
     several = f", {shared:,} addresses belong to several" if shared else ""
-    people.print(f"{len(rows):,} devices{several}", markup=False)
+    people.lines(f"{len(rows):,} devices{several}")
 
 
 Share: TypeAlias = float
@@ -56,32 +55,32 @@ USUAL = RadioPlan()
 
 
 def simulate(
-    folder: Annotated[Path, typer.Argument(help="A folder that does not exist or is empty.")],
-    devices: Annotated[int, typer.Option(help="How many devices send.")] = USUAL.devices,
-    gateways: Annotated[int, typer.Option(help="How many gateways listen.")] = USUAL.gateways,
-    frames: Annotated[int, typer.Option(help="How many uplinks the devices send, all together.")] = USUAL.frames,
-    seed: Annotated[int, typer.Option(help="The same seed and settings make the same traffic.")] = USUAL.seed,
-    interval_ms: Annotated[int, typer.Option(help="Mean time between two uplinks of a device.")] = USUAL.interval_ms,
-    side_m: Annotated[int, typer.Option(help="The gateways stand in a square of this side.")] = USUAL.side_m,
-    range_m: Annotated[int, typer.Option(help="How far a gateway hears.")] = USUAL.range_m,
+    folder: Annotated[Path, Argument(help="A folder that does not exist or is empty.")],
+    devices: Annotated[int, Option(help="How many devices send.")] = USUAL.devices,
+    gateways: Annotated[int, Option(help="How many gateways listen.")] = USUAL.gateways,
+    frames: Annotated[int, Option(help="How many uplinks the devices send, all together.")] = USUAL.frames,
+    seed: Annotated[int, Option(help="The same seed and settings make the same traffic.")] = USUAL.seed,
+    interval_ms: Annotated[int, Option(help="Mean time between two uplinks of a device.")] = USUAL.interval_ms,
+    side_m: Annotated[int, Option(help="The gateways stand in a square of this side.")] = USUAL.side_m,
+    range_m: Annotated[int, Option(help="How far a gateway hears.")] = USUAL.range_m,
     strategy: Annotated[
-        Literal["drop", "mark", "none", "mixed"], typer.Option(help="Of all devices; mixed: each has its own.")
+        Literal["drop", "mark", "none", "mixed"], Option(help="Of all devices; mixed: each has its own.")
     ] = "mixed",
-    confirmed: Annotated[Share, typer.Option(help="Share of uplinks that ask for an answer.")] = USUAL.confirmed,
-    retries: Annotated[Share, typer.Option(help="Share of those that miss it and are sent again.")] = USUAL.retries,
+    confirmed: Annotated[Share, Option(help="Share of uplinks that ask for an answer.")] = USUAL.confirmed,
+    retries: Annotated[Share, Option(help="Share of those that miss it and are sent again.")] = USUAL.retries,
     retry_ms: Annotated[
-        int, typer.Option(help="How long a device waits before it sends such a one again (median). 0: 2.5 to 5 s.")
+        int, Option(help="How long a device waits before it sends such a one again (median). 0: 2.5 to 5 s.")
     ] = USUAL.retry_ms,
-    losses: Annotated[Share, typer.Option(help="Share of uplinks that nobody hears.")] = USUAL.losses,
-    fades: Annotated[Share, typer.Option(help="Share of receptions that fail, one at a time.")] = USUAL.fades,
-    mirrors: Annotated[Share, typer.Option(help="Share of receptions with a weak image.")] = USUAL.mirrors,
-    replays: Annotated[Share, typer.Option(help="Share of uplinks that somebody replays.")] = USUAL.replays,
-    forged: Annotated[Share, typer.Option(help="Forged frames on top, as a share of uplinks.")] = USUAL.forged,
-    foreign: Annotated[Share, typer.Option(help="Frames of other networks, as a share of uplinks.")] = USUAL.foreign,
-    joins: Annotated[Share, typer.Option(help="Share of devices that join over the air.")] = USUAL.joins,
-    rollovers: Annotated[Share, typer.Option(help="Share of devices whose counter rolls over.")] = USUAL.rollovers,
-    resets: Annotated[Share, typer.Option(help="Share of devices that restart their counter.")] = USUAL.resets,
-    shared: Annotated[Share, typer.Option(help="Share of devices with another one's address.")] = USUAL.shared,
+    losses: Annotated[Share, Option(help="Share of uplinks that nobody hears.")] = USUAL.losses,
+    fades: Annotated[Share, Option(help="Share of receptions that fail, one at a time.")] = USUAL.fades,
+    mirrors: Annotated[Share, Option(help="Share of receptions with a weak image.")] = USUAL.mirrors,
+    replays: Annotated[Share, Option(help="Share of uplinks that somebody replays.")] = USUAL.replays,
+    forged: Annotated[Share, Option(help="Forged frames on top, as a share of uplinks.")] = USUAL.forged,
+    foreign: Annotated[Share, Option(help="Frames of other networks, as a share of uplinks.")] = USUAL.foreign,
+    joins: Annotated[Share, Option(help="Share of devices that join over the air.")] = USUAL.joins,
+    rollovers: Annotated[Share, Option(help="Share of devices whose counter rolls over.")] = USUAL.rollovers,
+    resets: Annotated[Share, Option(help="Share of devices that restart their counter.")] = USUAL.resets,
+    shared: Annotated[Share, Option(help="Share of devices with another one's address.")] = USUAL.shared,
     as_json: AsJson = False,
 ) -> None:
     """Make radio traffic of which the truth is known, as messages of LoRa Basics Stations.
@@ -112,28 +111,25 @@ def simulate(
         **{name: sum(getattr(device, name) for device in truth.devices) for name in ("sent", "heard", "lost", "joins")},
     }
     kind_counts = " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in summary["kinds"].items())
-    people.print(
+    people.lines(
         f"{len(traffic):,} receptions by {summary['gateways']:,} gateways are in {folder}/receptions.jsonl\n"
         f"they are {kind_counts}\n"
         f"{summary['devices']:,} devices sent {summary['sent']:,} uplinks, {summary['lost']:,} of which nobody heard\n"
-        f"the registry is {folder}/devices.toml, the truth is in {folder}/truth",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+        f"the registry is {folder}/devices.toml, the truth is in {folder}/truth"
+    )
     if as_json:
         emit_json(summary)
 
 
 def play(
-    folder: Annotated[Path, typer.Argument(help="A folder that 'onefold lorawan simulate' made.")],
-    servers: Annotated[
-        list[str], typer.Argument(metavar="SERVER...", help="ws://HOST:PORT; several share the stations.")
-    ],
+    folder: Annotated[Path, Argument(help="A folder that 'onefold lorawan simulate' made.")],
+    servers: Annotated[list[str], Argument(metavar="SERVER...", help="ws://HOST:PORT; several share the stations.")],
     token_file: Annotated[
-        Path | None, typer.Option(help="A file with the token of the stations; or the variable ONEFOLD_TOKEN.")
+        Path | None, Option(help="A file with the token of the stations; or the variable ONEFOLD_TOKEN.")
     ] = None,
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Messages a second; as fast as it goes else.")] = None,
+    rate: Annotated[float | None, Option(min=0.001, help="Messages a second; as fast as it goes else.")] = None,
     quiet_s: Annotated[
-        float, typer.Option(min=0, help="Go when the servers have said nothing for so long, after the last message.")
+        float, Option(min=0, help="Go when the servers have said nothing for so long, after the last message.")
     ] = 1.0,
     as_json: AsJson = False,
 ) -> int:
@@ -183,7 +179,7 @@ def play(
         lines.append(f"{summary['unsent']:,} messages were lost: there was no connection")
     if summary["acknowledged_by_two"]:
         lines.append(f"{summary['acknowledged_by_two']:,} uplinks were acknowledged by two servers")
-    people.print("\n".join([*lines, *summary["problems"]]), markup=False, soft_wrap=True)
+    people.lines("\n".join([*lines, *summary["problems"]]))
     if as_json:
         emit_json(summary)
     return 1 if summary["problems"] or summary["acknowledged_by_two"] or summary["unsent"] else 0
@@ -191,7 +187,7 @@ def play(
 
 StrictAdr: TypeAlias = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--strict-adr",
         help="As ADR 007 has it, the last frame of a device and a join request count again after the expiry; otherwise "
         "they are known for ever.",
@@ -199,7 +195,7 @@ StrictAdr: TypeAlias = Annotated[
 ]
 Devices: TypeAlias = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         exists=True,
         dir_okay=False,
         help="The registry of our devices: only their losses and suspects are told. A device that joins over the "
@@ -209,31 +205,31 @@ Devices: TypeAlias = Annotated[
 
 
 def report(
-    path: Annotated[str, typer.Argument(help="A file or folder: JSON lines (also packed), Parquet, a topic's folder.")],
+    path: Annotated[str, Argument(help="A file or folder: JSON lines (also packed), Parquet, a topic's folder.")],
     format: Annotated[
-        str, typer.Option(help='"json", "parquet", "onefold-log", ...; "auto": by the ending of the names.')
+        str, Option(help='"json", "parquet", "onefold-log", ...; "auto": by the ending of the names.')
     ] = "auto",
     shape: Annotated[
         Literal["auto", "onefold", "bridge", "lns", "chirpstack", "table"],
-        typer.Option(help="How a reception is written down; auto: found out row by row."),
+        Option(help="How a reception is written down; auto: found out row by row."),
     ] = "auto",
-    expiry_ms: Annotated[int, typer.Option(min=1, help="How long a frame is remembered.")] = 60_000,
-    fixed: Annotated[bool, typer.Option("--fixed", help="From its first reception on, not from its last.")] = False,
+    expiry_ms: Annotated[int, Option(min=1, help="How long a frame is remembered.")] = 60_000,
+    fixed: Annotated[bool, Option("--fixed", help="From its first reception on, not from its last.")] = False,
     strict_adr: StrictAdr = False,
     strategy: Annotated[
-        Literal["drop", "mark", "none"], typer.Option(help="What the devices want done with duplicates.")
+        Literal["drop", "mark", "none"], Option(help="What the devices want done with duplicates.")
     ] = "none",
     clock_off_ms: Annotated[
         int,
-        typer.Option(
+        Option(
             min=0,
             help="A gateway's clock that is further ahead of the server's than this is not believed; nor is one that "
             "is behind it by more than an hour (or this, if it is more): a gateway may keep what it hears so long.",
         ),
     ] = 30_000,
     devices: Devices = None,
-    top: Annotated[int, typer.Option(min=0, help="How many devices, gateways and suspects to show.")] = 20,
-    master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
+    top: Annotated[int, Option(min=0, help="How many devices, gateways and suspects to show.")] = 20,
+    master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
     json: AsJson = False,
 ) -> None:
     """Loss, overlap, delays, replays, other windows. Exit 1 if frames were lost, may be replayed or cannot be read."""
@@ -259,7 +255,4 @@ def report(
     people.print(lorawan_text.report(document))
     people.print(f"found: {', '.join(findings)}" if findings else "clean: nothing is lost, nothing is suspect")
     if findings:
-        raise typer.Exit(1)
-
-
-__all__ = ["devices", "play", "report", "simulate"]
+        raise Exit(1)

@@ -4,22 +4,20 @@ Servers ask for an address to listen on, and for the token that their clients mu
 a store that is a file. The commands about outboxes name the stores of entities and tokens, and the transport.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import unquote
 
-import typer
-from rich.table import Table
+from typer import Argument, Option
 
 from onefold.errors import Misuse
 from onefold.outbox.ports import EntityStore, Queue, TokenStore, open_ledger, open_queue, open_tokens
 from onefold.reconcile.records import Records, open_records
+from onefold.report.text import many
 from onefold.stores.addresses import masked, sqlite_file
 
 TOKEN: Final = "ONEFOLD_TOKEN"  # noqa: S105 # the name of a variable
@@ -27,34 +25,32 @@ TOKEN_BYTES_MAX: Final = 4_096
 VARIABLE: Final = "With a password in it, better the variable: all users of a machine can read the words of a command."
 STORE: Final = "The store: a file, such as notes.db."
 
-_STORE: Final = typer.Option(
+_STORE: Final = Option(
     envvar="ONEFOLD_STORE", help=f"Where states are kept: sqlite:///b.db, postgresql://... {VARIABLE}"
 )
-_TRANSPORT: Final = typer.Option(
-    envvar="ONEFOLD_TRANSPORT", help="Where messages go: sqlite:///q.db, nats://host:4222."
-)
+_TRANSPORT: Final = Option(envvar="ONEFOLD_TRANSPORT", help="Where messages go: sqlite:///q.db, nats://host:4222.")
 Store: TypeAlias = Annotated[str, _STORE]
 MaybeStore: TypeAlias = Annotated[str | None, _STORE]
 Transport: TypeAlias = Annotated[str, _TRANSPORT]
 MaybeTransport: TypeAlias = Annotated[str | None, _TRANSPORT]
 Tokens: TypeAlias = Annotated[
     str | None,
-    typer.Option(envvar="ONEFOLD_TOKEN_STORE", help="Where tokens are kept, if not in the store: redis://host:6379/0."),
+    Option(envvar="ONEFOLD_TOKEN_STORE", help="Where tokens are kept, if not in the store: redis://host:6379/0."),
 ]
 Plan: TypeAlias = Annotated[
     Literal["transactional", "parented", "checkpointed"] | None,
-    typer.Option(help="By default transactional; with --tokens, parented."),
+    Option(help="By default transactional; with --tokens, parented."),
 ]
-Host: TypeAlias = Annotated[str, typer.Option(help="The address to listen on; more than loopback needs a token.")]
-Port: TypeAlias = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")]
+Host: TypeAlias = Annotated[str, Option(help="The address to listen on; more than loopback needs a token.")]
+Port: TypeAlias = Annotated[int, Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")]
 TokenFile: TypeAlias = Annotated[
-    Path | None, typer.Option(help=f"A file with the token that clients must send; or the variable {TOKEN}.")
+    Path | None, Option(help=f"A file with the token that clients must send; or the variable {TOKEN}.")
 ]
 AsJson: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print the address as one line of JSON on standard output, when it is ready.")
+    bool, Option("--json", help="Print the address as one line of JSON on standard output, when it is ready.")
 ]
-RecordStore: TypeAlias = Annotated[str, typer.Argument(metavar="STORE", help=STORE)]
-NewStore: TypeAlias = Annotated[str, typer.Argument(metavar="STORE", help=f"{STORE} Made if it is not there.")]
+RecordStore: TypeAlias = Annotated[str, Argument(metavar="STORE", help=STORE)]
+NewStore: TypeAlias = Annotated[str, Argument(metavar="STORE", help=f"{STORE} Made if it is not there.")]
 
 
 def read_token(file: Path | None) -> str | None:
@@ -71,6 +67,12 @@ def read_token(file: Path | None) -> str | None:
     if not token or len(token) > TOKEN_BYTES_MAX or not token.isascii() or not token.isprintable() or " " in token:
         raise Misuse(f"{where}: a token is 1 to {TOKEN_BYTES_MAX:,} printable ASCII characters without spaces")
     return token
+
+
+def refuse(options: Mapping[str, object], why: str) -> None:
+    """`Misuse` that names the first of these options that is used, and why it cannot be."""
+    if option := next((name for name, value in options.items() if value), None):
+        raise Misuse(f"{option} {why}", option=option)
 
 
 def make_folder(folder: Path) -> None:
@@ -103,16 +105,8 @@ def read_id(text: str, id_size: int) -> bytes:
     except ValueError:
         raise Misuse(f"{text!r:.80} is no id: it is written in hex") from None
     if len(id) != id_size:
-        raise Misuse(f"{text!r:.80} has {count(len(id), 'byte')}; the ids of this store have {id_size}")
+        raise Misuse(f"{text!r:.80} has {many(len(id), 'byte')}; the ids of this store have {id_size}")
     return id
-
-
-def count(many: int, what: str) -> str:
-    """
-    >>> count(1, "record"), count(2_000, "record")
-    ('1 record', '2,000 records')
-    """
-    return f"{many:,} {what}{'s' * (many != 1)}"
 
 
 def check_lasting(**urls: str | None) -> None:
@@ -132,10 +126,9 @@ class OutboxStores:
 @contextmanager
 def opened(store: str | None, tokens: str | None = None, transport: str | None = None) -> Iterator[OutboxStores]:
     """Open what was named; the tokens are in the store, unless they are kept apart."""
-    check_lasting(store=store, tokens=tokens, transport=transport)
     if store is None and tokens is None:
         raise Misuse("name the store of the tokens: --store, or --tokens where they are kept apart")
-    _check_files(store=store, tokens=tokens, transport=transport)
+    check_there(store=store, tokens=tokens, transport=transport)
     with ExitStack() as stack:
         entities: Any = None if store is None else stack.enter_context(closing(open_ledger(store)))
         token_store = entities if tokens is None else stack.enter_context(closing(open_tokens(tokens)))
@@ -143,16 +136,9 @@ def opened(store: str | None, tokens: str | None = None, transport: str | None =
         yield OutboxStores(entities, token_store, queue)
 
 
-@contextmanager
-def opened_queue(transport: str) -> Iterator[Queue]:
-    check_lasting(transport=transport)
-    _check_files(transport=transport)
-    with closing(open_queue(transport)) as queue:
-        yield queue
-
-
-def _check_files(**urls: str | None) -> None:
+def check_there(**urls: str | None) -> None:
     """To look at a file must not make it: a mistyped name would look like a store in which all is well."""
+    check_lasting(**urls)
     for name, url in urls.items():
         if url is not None and url.startswith("sqlite:///"):
             path = unquote(url.removeprefix("sqlite:///"))
@@ -171,11 +157,3 @@ def age(ms: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-def table(*columns: str) -> Table:
-    """For people; a column whose name begins with ``>`` is one of numbers."""
-    rows = Table(box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        rows.add_column(column.lstrip(">"), justify="right" if column.startswith(">") else "left", overflow="fold")
-    return rows

@@ -1,31 +1,25 @@
 """``onefold outbox``: what waits in outboxes, and what fills them."""
 
-import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-import typer
+from typer import Argument, Option
 
-from onefold.cli.options import MaybeTransport, Plan, Store, Tokens, Transport, age, check_lasting, opened, table
+from onefold.cli.options import MaybeTransport, Plan, Store, Tokens, Transport, age, check_lasting, opened
 from onefold.cli.output import AsJson, emit_json, people
 from onefold.cli.tokens import LOOKED_MAX, entry_document, letter_document, letters, sends
 from onefold.clock import wall_ms
+from onefold.net.process import stopped_by_signals
 from onefold.outbox.plans import check_name
-from onefold.report.text import foreign
+from onefold.report.text import foreign, table
 
 if TYPE_CHECKING:
     from onefold.outbox.feed import FeedRecord
 
-__all__ = ["feed", "ls", "recover"]
-
-Body: TypeAlias = Annotated[
-    Literal["payload", "record"],
-    typer.Option(help="What is sent: the payload, which must be JSON; or the record, with its offset and producer."),
-]
-Of: TypeAlias = Annotated[str | None, typer.Option("--endpoint", help="Of this endpoint only.")]
+Of: TypeAlias = Annotated[str | None, Option("--endpoint", help="Of this endpoint only.")]
 
 
 class TopicLog:
@@ -60,17 +54,20 @@ class TopicLog:
 
 
 def feed(
-    folder: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="A folder of topics.")],
-    topic: Annotated[str, typer.Argument(help="The topic whose messages are taken.")],
-    to: Annotated[str, typer.Option(help="The queue that they go to.")],
+    folder: Annotated[Path, Argument(exists=True, file_okay=False, help="A folder of topics.")],
+    topic: Annotated[str, Argument(help="The topic whose messages are taken.")],
+    to: Annotated[str, Option(help="The queue that they go to.")],
     store: Store,
     transport: Transport,
     tokens: Tokens = None,
     plan: Plan = None,
-    body: Body = "payload",
-    name: Annotated[str, typer.Option(help="Whose marks these are; two logs of one name need two.")] = "feed",
-    chunk_max: Annotated[int, typer.Option(min=1, max=1_000, help="Messages that are taken in one go.")] = 500,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for more; Ctrl-C and SIGTERM end it.")] = False,
+    body: Annotated[
+        Literal["payload", "record"],
+        Option(help="What is sent: the payload, which must be JSON; or the record, with its offset and producer."),
+    ] = "payload",
+    name: Annotated[str, Option(help="Whose marks these are; two logs of one name need two.")] = "feed",
+    chunk_max: Annotated[int, Option(min=1, max=1_000, help="Messages that are taken in one go.")] = 500,
+    follow: Annotated[bool, Option("--follow", help="Wait for more; Ctrl-C and SIGTERM end it.")] = False,
     json: AsJson = False,
 ) -> None:
     """Send each message of a topic to a queue, once, with a token; begin where the last feed ended.
@@ -84,21 +81,10 @@ def feed(
     stop = threading.Event()
     with Endpoint(name, store=store, transport=transport, tokens=tokens, plan=plan) as endpoint:
         feeding = Feed(TopicLog(folder, topic, whole=body == "record"), to, endpoint, chunk_max=chunk_max)
-        before = {}
-        if threading.current_thread() is threading.main_thread():  # a signal ends it after the chunk in hand
-            numbers = (signal.SIGINT, signal.SIGTERM)
-            before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
-        try:
+        with stopped_by_signals(stop):  # after the chunk in hand
             fed = feeding.run(follow=follow, stop=stop)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
     resumed = f", {fed.resumed:,} of them of a chunk that was cut off before" if fed.resumed else ""
-    people.print(
-        f"{fed.sent + fed.resumed:,} messages of {topic} went to {to}{resumed}; taken up to offset {fed.mark}",
-        markup=False,
-        soft_wrap=True,
-    )
+    people.lines(f"{fed.sent + fed.resumed:,} messages of {topic} went to {to}{resumed}; taken up to offset {fed.mark}")
     if json:
         emit_json({"topic": topic, "to": to, **asdict(fed)})
 
@@ -107,10 +93,8 @@ def ls(
     store: Store,
     transport: MaybeTransport = None,
     endpoint: Of = None,
-    older_than_s: Annotated[
-        float, typer.Option(min=0, help="Leave out what is younger: somebody is probably at it.")
-    ] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=LOOKED_MAX, help="How many to show of each.")] = 1_000,
+    older_than_s: Annotated[float, Option(min=0, help="Leave out what is younger: somebody is probably at it.")] = 0,
+    limit: Annotated[int, Option(min=1, max=LOOKED_MAX, help="How many to show of each.")] = 1_000,
     as_json: AsJson = False,
 ) -> None:
     """Show what is in outboxes, the oldest first; with --transport the dead letters, too.
@@ -134,7 +118,7 @@ def ls(
         rows.add_row(foreign(each.key), foreign(each.name), age(now - each.at_ms), foreign(sends(each.entry)))
     if entries:
         people.print(rows)
-    people.print(f"{_many(len(entries), limit)} in outboxes", markup=False)
+    people.lines(f"{_many(len(entries), limit)} in outboxes")
     if dead is None:
         return
     rows = table("queue", "token", ">age", "why")
@@ -142,7 +126,7 @@ def ls(
         rows.add_row(foreign(queue), foreign(token or "-"), age(now - at_ms), foreign(reason, 300))
     if dead:
         people.print(rows)
-    people.print(f"{_many(len(dead), limit)} set aside as dead letters", markup=False)
+    people.lines(f"{_many(len(dead), limit)} set aside as dead letters")
 
 
 def _many(count: int, limit: int) -> str:
@@ -155,7 +139,7 @@ def recover(
     tokens: Tokens = None,
     endpoint: Of = None,
     older_than_s: Annotated[
-        float, typer.Option(min=0, help="Leave what is younger to whoever is at it; it would do no harm.")
+        float, Option(min=0, help="Leave what is younger to whoever is at it; it would do no harm.")
     ] = 60,
     as_json: AsJson = False,
 ) -> int:
@@ -174,10 +158,8 @@ def recover(
         assert stores.queue is not None
         world = World(stores.entities, stores.tokens, stores.queue)
         done = recover_stores(world, wall_ms(), older_than_s, endpoint)
-    people.print(
-        f"{done.finished:,} finished, {done.conflicts:,} left to somebody else, {done.swept:,} useless tokens removed",
-        markup=False,
-    )
+    left = f"{done.conflicts:,} left to somebody else, {done.swept:,} useless tokens removed"
+    people.lines(f"{done.finished:,} finished, {left}")
     if as_json:
         emit_json({name: count for name, count in asdict(done).items() if name != "purged"})
     return 1 if done.conflicts else 0

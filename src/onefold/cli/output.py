@@ -18,8 +18,6 @@ Only in a folder of this machine that the pipeline has made its own; elsewhere n
 files never stops a pipeline: they are told about, not counted on.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -33,10 +31,10 @@ from typing import Annotated, Any, Final, TypeAlias
 from unicodedata import category
 from urllib.parse import unquote, urlsplit
 
-import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
+from typer import Option
 
 from onefold.report.text import without_secrets
 from onefold.text import OBEYED, printable, without_logins
@@ -44,7 +42,7 @@ from onefold.text import OBEYED, printable, without_logins
 PIPE_COLUMNS: Final = 120
 """The width for a pipe or file, which has none of its own; ``COLUMNS`` overrides it."""
 
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+AsJson: TypeAlias = Annotated[bool, Option("--json", help="Print one JSON document on standard output.")]
 REFRESH_S = 0.25
 LINES, STEPS = "progress.jsonl", "progress.json"
 LINES_MAX: Final = 2_000
@@ -57,6 +55,11 @@ class People(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*(without_logins(each) if isinstance(each, str) else each for each in objects), **options)
+
+    def lines(self, *lines: RenderableType, style: str | None = None) -> None:
+        """Print each as it is: no markup in it, and no new line where the terminal ends."""
+        for line in lines:
+            self.print(line, style=style, markup=False, soft_wrap=True)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """As rich's; printable before it is measured, so that columns are as wide as what stands in them."""
@@ -77,13 +80,27 @@ people: Final = People(
 """Where text for people goes. Foreign text may hold brackets: print it with ``markup=False``."""
 
 
-def emit_json(document: Any) -> None:
-    """Print the document, and nothing else ever, on standard output; a reader who has gone away is no error."""
+@contextmanager
+def until_nobody_reads() -> Iterator[None]:
+    """Print on standard output; a reader who has gone away is no error, and ends it."""
     try:
-        print(json_text(document, indent=2), flush=True)
+        yield
     except BrokenPipeError:
         # The interpreter flushes once more at its end, which must not fail aloud.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def emit_json(document: Any) -> None:
+    """Print the document, and nothing else ever, on standard output."""
+    with until_nobody_reads():
+        print(json_text(document, indent=2), flush=True)
+
+
+def announce(line: str, document: Any, as_json: bool) -> None:
+    """Say that a server is ready: a line for people, and if that is wanted one of JSON for programs."""
+    people.lines(line)
+    if as_json:
+        print(json_text(document), flush=True)
 
 
 def json_text(document: Any, indent: int | None = None) -> str:

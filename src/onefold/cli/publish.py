@@ -4,8 +4,9 @@ import threading
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
+from onefold.cli.options import read_token
 from onefold.cli.output import AsJson, emit_json, fail, one_line, people
 from onefold.producers.client import Producer
 from onefold.producers.publisher import FilePublisher, producer_name, state_file
@@ -13,27 +14,24 @@ from onefold.text import without_logins
 
 
 def publish(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The file; a message is a line of it.")],
-    topic: Annotated[str, typer.Option("--topic", help="The topic to publish to; made if it is not there.")],
+    file: Annotated[Path, Argument(exists=True, dir_okay=False, help="The file; a message is a line of it.")],
+    topic: Annotated[str, Option("--topic", help="The topic to publish to; made if it is not there.")],
     to: Annotated[
-        str, typer.Option("--to", help="A folder of topics, or the address of a server: http://HOST:PORT.")
+        str, Option("--to", help="A folder of topics, or the address of a server: http://HOST:PORT.")
     ] = "./onefold-log",
     name: Annotated[
-        str | None, typer.Option("--name", help='The producer\'s name; by default "file:" and the whole path.')
+        str | None, Option("--name", help='The producer\'s name; by default "file:" and the whole path.')
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for the file to grow; Ctrl-C ends it.")] = False,
+    follow: Annotated[bool, Option("--follow", help="Wait for the file to grow; Ctrl-C ends it.")] = False,
     token_file: Annotated[
-        Path | None, typer.Option("--token-file", exists=True, dir_okay=False, help="A file with the server's token.")
+        Path | None, Option("--token-file", exists=True, dir_okay=False, help="A file with the server's token.")
     ] = None,
     retry_s: Annotated[
-        float,
-        typer.Option("--retry-s", min=0, help='How long to wait for trouble to pass, in seconds; "inf": for ever.'),
+        float, Option("--retry-s", min=0, help='How long to wait for trouble to pass, in seconds; "inf": for ever.')
     ] = 60,
     state: Annotated[
         Path | None,
-        typer.Option(
-            "--state", dir_okay=False, help="Where a digest of what was read is kept; ~/.local/state/onefold."
-        ),
+        Option("--state", dir_okay=False, help="Where a digest of what was read is kept; ~/.local/state/onefold."),
     ] = None,
     json: AsJson = False,
 ) -> int:
@@ -42,7 +40,7 @@ def publish(
     The topic remembers how far the file got: a run that was killed is simply started again and goes on. Exit 2 if the
     file is not the one that was published before, 3 if the server could not be reached in time.
     """
-    token = None if token_file is None else token_file.read_text(encoding="utf-8").strip()
+    token = None if token_file is None else read_token(token_file)
     publisher = None
     name = name or producer_name(file)
     keep = state or state_file(to, topic, name)
@@ -70,5 +68,5 @@ def publish(
     if publisher.resumed_at is not None:
         before = f"those up to byte {publisher.resumed_at:,} were there before"
         before += f" ({publisher.repeats:,} sent again, and not stored twice)"
-    people.print(f"{publisher.stored:,} lines stored; {before}", markup=False)
+    people.lines(f"{publisher.stored:,} lines stored; {before}")
     return 0

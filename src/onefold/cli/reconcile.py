@@ -1,19 +1,18 @@
 """``onefold reconcile``: find what two stores lack of each other, and exchange it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-import typer
+from typer import Argument, Option
 
-from onefold.cli.options import STORE, TOKEN, count, file_of, opened_records, read_token, table
+from onefold.cli.options import STORE, TOKEN, file_of, opened_records, read_token
 from onefold.cli.output import AsJson, emit_json, fail, one_line, people
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.reconcile import client, exchange
 from onefold.reconcile.records import Channel
+from onefold.report.text import many, table
 from onefold.verdict import Verdict
 
 SHOWN_MAX: Final = 10
@@ -21,23 +20,21 @@ SHOWN_MAX: Final = 10
 
 
 def reconcile(
-    store: Annotated[str, typer.Argument(metavar="STORE", help=f"{STORE} A new one gets all that the peer has.")],
-    peer: Annotated[
-        str, typer.Argument(metavar="PEER", help="A server, ws://HOST:PORT, or the file of another store.")
-    ],
-    pull: Annotated[bool, typer.Option(help="Fetch what the store lacks.")] = True,
-    push: Annotated[bool, typer.Option(help="Send what the peer lacks.")] = True,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Move nothing: only tell what differs.")] = False,
-    since: Annotated[int | None, typer.Option(metavar="TIME", help="Only records of this time or later.")] = None,
-    until: Annotated[int | None, typer.Option(metavar="TIME", help="Only records of this time or earlier.")] = None,
+    store: Annotated[str, Argument(metavar="STORE", help=f"{STORE} A new one gets all that the peer has.")],
+    peer: Annotated[str, Argument(metavar="PEER", help="A server, ws://HOST:PORT, or the file of another store.")],
+    pull: Annotated[bool, Option(help="Fetch what the store lacks.")] = True,
+    push: Annotated[bool, Option(help="Send what the peer lacks.")] = True,
+    dry_run: Annotated[bool, Option("--dry-run", help="Move nothing: only tell what differs.")] = False,
+    since: Annotated[int | None, Option(metavar="TIME", help="Only records of this time or later.")] = None,
+    until: Annotated[int | None, Option(metavar="TIME", help="Only records of this time or earlier.")] = None,
     wire: Annotated[
-        Literal["v1", "xor"], typer.Option(help="v1: as spoken today. xor: for ids of other sizes, and trusted peers.")
+        Literal["v1", "xor"], Option(help="v1: as spoken today. xor: for ids of other sizes, and trusted peers.")
     ] = "v1",
     token_file: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help=f"A file with the server's token; or the variable {TOKEN}."),
+        Option(exists=True, dir_okay=False, help=f"A file with the server's token; or the variable {TOKEN}."),
     ] = None,
-    tries: Annotated[int, typer.Option(min=1, help="Give up after so many in a row that moved nothing.")] = 5,
+    tries: Annotated[int, Option(min=1, help="Give up after so many in a row that moved nothing.")] = 5,
     as_json: AsJson = False,
 ) -> int:
     """Find what a store and a peer lack of each other, and exchange it.
@@ -114,14 +111,14 @@ def _tell(done: client.Reconciliation, *, dry_run: bool, some: bool) -> None:
                 rows.add_row(way, answer.verdict, answer.reason, f"{number:,}", exchange.RULES[answer])
     if rows.row_count:
         people.print(rows)
-    people.print(sentence(done, some=some), markup=False, soft_wrap=True)
+    people.lines(sentence(done, some=some))
 
 
 def sentence(done: client.Reconciliation, *, some: bool = False) -> str:
-    many = f" over {done.connections:,} connections" if done.connections > 1 else ""
-    looked = f"{count(done.rounds, 'round trip')}{many}, {done.bytes_up:,} bytes up, {done.bytes_down:,} down"
+    over = f" over {done.connections:,} connections" if done.connections > 1 else ""
+    looked = f"{many(done.rounds, 'round trip')}{over}, {done.bytes_up:,} bytes up, {done.bytes_down:,} down"
     if done.found.both_ways:
-        looked += f"; {count(done.found.both_ways, 'id')} known to both at two times, and left out"
+        looked += f"; {many(done.found.both_ways, 'id')} known to both at two times, and left out"
     scope = " of that time" if some else ""
     if done.agrees:
         return f"{looked}; nothing differs: both hold {done.here:,}{scope}"
@@ -130,7 +127,7 @@ def sentence(done: client.Reconciliation, *, some: bool = False) -> str:
         return f"{looked}; {apart}; nothing was moved{_why(done)}"
     pulled = done.pulled.count(Verdict.FIRST)
     pushed = done.pushed.count(Verdict.FIRST) + done.pushed.count(Verdict.UNSURE)
-    moved = f"{count(pulled, 'record')} pulled, {pushed:,} pushed"
+    moved = f"{many(pulled, 'record')} pulled, {pushed:,} pushed"
     if done.settled:
         holds = f"both hold {done.here:,}" if done.here == done.there else f"{done.here:,} here, {done.there:,} there"
         return f"{looked}; {moved}; {holds}{scope} now"

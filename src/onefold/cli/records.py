@@ -4,28 +4,25 @@ A record is a line without its newline, byte for byte; an empty line is a record
 is JSON, else 0. Or the line names a record whose bytes are elsewhere: ``timestamp,id in hex``.
 """
 
-from __future__ import annotations
-
-import json
-import os
 import sys
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final, TypeAlias
+from typing import Annotated, Any, BinaryIO, Final
 
 import numpy as np
-import typer
+from typer import Argument, Option
 
-from onefold.cli.options import NewStore, RecordStore, count, file_of, opened_records, read_id, table
-from onefold.cli.output import AsJson, emit_json, fail, one_line, people
+from onefold.cli.options import NewStore, RecordStore, file_of, opened_records, read_id
+from onefold.cli.output import AsJson, emit_json, fail, one_line, people, until_nobody_reads
+from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
 from onefold.reconcile.codec import hashed
 from onefold.reconcile.items import INFINITY
 from onefold.reconcile.records import Record, Records, Snapshot, record
-from onefold.report.text import foreign
+from onefold.report.text import foreign, many, table
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 
@@ -66,8 +63,8 @@ class Form:
         if self.time is None:
             return record(0, line, self.id_size)
         try:
-            document = json.loads(line)
-        except (ValueError, RecursionError):
+            document = read_json(line, "the line")
+        except BadInput:
             raise BadLine("no_json", f"no JSON: {line[:80]!r}") from None
         if not isinstance(document, dict) or self.time not in document:
             raise BadLine("no_time", f"no JSON object with a field {self.time!r}: {line[:80]!r}")
@@ -112,20 +109,20 @@ KNOWN: Final = Answer(Verdict.REPEAT, "known")
 
 def add(
     store: NewStore,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Files; - is standard input.")],
+    files: Annotated[list[Path], Argument(metavar="FILE", help="Files; - is standard input.")],
     time: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="Lines are JSON, and this field is their time. Else it is 0.")
+        str | None, Option(metavar="FIELD", help="Lines are JSON, and this field is their time. Else it is 0.")
     ] = None,
     ids: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--ids",
             help='Lines are "timestamp,id in hex": records whose bytes are elsewhere. The ids must be hashes or '
             "random: of ids that count up, differences are missed.",
         ),
     ] = False,
     id_size: Annotated[
-        int | None, typer.Option(min=8, max=32, help="Of a store that is made: bytes of an id. By default 32.")
+        int | None, Option(min=8, max=32, help="Of a store that is made: bytes of an id. By default 32.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -147,15 +144,15 @@ def add(
                     for _ in adding.read(file):
                         show(f"{file}: {adding.tally.received:,} lines, {adding.tally.count(Verdict.FIRST):,} new")
         except KeyboardInterrupt:
-            return fail(f"interrupted: {count(adding.tally.judged, 'line')} done; to add them again does no harm", 130)
+            return fail(f"interrupted: {many(adding.tally.judged, 'line')} done; to add them again does no harm", 130)
         size = len(records)
     tally = adding.tally.check()
     rejected = tally.count(Verdict.REJECT)
     if rejected > TOLD_MAX:
-        people.print(f"and {count(rejected - TOLD_MAX, 'more line')} that are no records", markup=False)
-    sums = f"{count(tally.count(Verdict.FIRST), 'record')} stored, {tally.count(Verdict.REPEAT):,} known"
-    text = f"{sums}, {count(rejected, 'line')} rejected; {store} holds {size:,} now"
-    people.print(text, markup=False, soft_wrap=True)
+        people.lines(f"and {many(rejected - TOLD_MAX, 'more line')} that are no records")
+    sums = f"{many(tally.count(Verdict.FIRST), 'record')} stored, {tally.count(Verdict.REPEAT):,} known"
+    text = f"{sums}, {many(rejected, 'line')} rejected; {store} holds {size:,} now"
+    people.lines(text)
     if as_json:
         emit_json({"store": store, "records": size, "tally": tally.to_dict(), "rejected": adding.rejected})
     return 1 if rejected else 0
@@ -186,7 +183,7 @@ class Adding:
                 except BadLine as error:
                     self.tally.judge(Answer(Verdict.REJECT, error.reason))
                     if len(self.rejected) < TOLD_MAX:
-                        people.print(foreign(f"{file}:{number}: {error}", 300), soft_wrap=True)
+                        people.lines(foreign(f"{file}:{number}: {error}", 300))
                     if len(self.rejected) < 10 * TOLD_MAX:
                         document = {"file": str(file), "line": number, "reason": error.reason, "text": str(error)}
                         self.rejected.append(document)
@@ -205,31 +202,30 @@ class Adding:
 
 def ls(
     store: RecordStore,
-    limit: Annotated[int, typer.Option(min=0, max=100_000, help="List so many records, the oldest first.")] = 0,
+    limit: Annotated[int, Option(min=0, max=100_000, help="List so many records, the oldest first.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Show how much a store holds. Two stores with the same fingerprint hold the same records."""
     with opened_records(store) as records, closing(records.snapshot()) as snapshot:
-        many = len(snapshot)
-        ends = np.array([0, many - 1]) if many else np.zeros(0, dtype=np.int64)
-        since, until = snapshot.rows(ends)[0].tolist() if many else (None, None)
-        lower, upper = np.array([0]), np.array([many])
+        rows = len(snapshot)
+        ends = np.array([0, rows - 1]) if rows else np.zeros(0, dtype=np.int64)
+        since, until = snapshot.rows(ends)[0].tolist() if rows else (None, None)
+        lower, upper = np.array([0]), np.array([rows])
         fingerprint = hashed(snapshot.sums(lower, upper), upper - lower)[0].tobytes().hex()
         # The file, and what SQLite keeps beside it.
         files = [file_of(store), file_of(store).with_name(file_of(store).name + "-wal")]
         size = sum(path.stat().st_size for path in files if path.exists())
         id_size, listed = records.id_size, _listed(records, snapshot, limit)
     if listed:
-        rows = table(">time", "id", ">bytes")
+        lines = table(">time", "id", ">bytes")
         for each in listed:
-            rows.add_row(str(each["timestamp"]), each["id"], "" if each["bytes"] is None else f"{each['bytes']:,}")
-        people.print(rows)
-    span = f", times {since} to {until}" if many else ""
-    people.print(f"{count(many, 'record')}{span}; the file has {size:,} bytes", markup=False)
-    people.print(f"fingerprint {fingerprint}", markup=False)
+            lines.add_row(str(each["timestamp"]), each["id"], "" if each["bytes"] is None else f"{each['bytes']:,}")
+        people.print(lines)
+    span = f", times {since} to {until}" if rows else ""
+    people.lines(f"{many(rows, 'record')}{span}; the file has {size:,} bytes", f"fingerprint {fingerprint}")
     if as_json:
         document = {
-            "store": store, "bytes": size, "id_size": id_size, "records": many, "since": since, "until": until,
+            "store": store, "bytes": size, "id_size": id_size, "records": rows, "since": since, "until": until,
             "fingerprint": fingerprint,
         }  # fmt: skip
         emit_json({**document, "listed": listed} if limit else document)
@@ -248,7 +244,7 @@ def _listed(records: Records, snapshot: Snapshot, limit: int) -> list[dict[str, 
 
 
 def show(
-    store: RecordStore, id: Annotated[str, typer.Argument(metavar="ID", help="An id, in hex.")], as_json: AsJson = False
+    store: RecordStore, id: Annotated[str, Argument(metavar="ID", help="An id, in hex.")], as_json: AsJson = False
 ) -> int:
     """Write the bytes of a record to standard output, as they are. Exit 1 if they are not there."""
     with opened_records(store) as records:
@@ -267,29 +263,26 @@ def show(
     if each.body is None:
         return fail(f"{store}: of {id} only the time is known, {each.timestamp}; its bytes are elsewhere", 1)
     if not as_json:
-        try:
+        with until_nobody_reads():
             sys.stdout.buffer.write(each.body)
             sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it is flushed once more at the end
     return 0
 
 
-Ids: TypeAlias = Annotated[list[str], typer.Argument(metavar="ID", help="Ids, in hex.")]
-
-
-def rm(store: RecordStore, ids: Ids, as_json: AsJson = False) -> int:
+def rm(
+    store: RecordStore, ids: Annotated[list[str], Argument(metavar="ID", help="Ids, in hex.")], as_json: AsJson = False
+) -> int:
     """Forget records. Exit 1 if one was not there.
 
     A peer that still has them gives them back at the next reconciliation: remove them there too.
     """
     with opened_records(store) as records:
-        wanted: Sequence[bytes] = list(dict.fromkeys(read_id(id, records.id_size) for id in ids))
+        wanted = list(dict.fromkeys(read_id(id, records.id_size) for id in ids))
         removed = records.remove(wanted)
         size = len(records)
     missing = len(wanted) - removed
     rest = f"; {missing:,} {'was' if missing == 1 else 'were'} not there" if missing else ""
-    people.print(f"{count(removed, 'record')} removed{rest}; {store} holds {size:,} now", markup=False, soft_wrap=True)
+    people.lines(f"{many(removed, 'record')} removed{rest}; {store} holds {size:,} now")
     if as_json:
         emit_json({"store": store, "removed": removed, "missing": missing, "records": size})
     return 1 if missing else 0

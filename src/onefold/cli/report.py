@@ -39,6 +39,6 @@ def report(
         emit_json(loaded.document)
     for thing in lines:
         people.print(thing, soft_wrap=isinstance(thing, Text))
-    people.print(f"report: {path.absolute()}", markup=False, highlight=False, soft_wrap=True)
+    people.lines(f"report: {path.absolute()}")
     if show:
         typer.launch(str(path.absolute()))

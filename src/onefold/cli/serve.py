@@ -1,60 +1,52 @@
 """``onefold serve``: what runs until it is told to stop."""
 
-import json as jsons
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
-from onefold.cli.options import TOKEN, make_folder, read_token
-from onefold.cli.output import people
+from onefold.cli.options import AsJson, Host, Port, TokenFile, make_folder, read_token
+from onefold.cli.output import announce
 from onefold.cli.serve_console import console
 from onefold.cli.serve_desk import desk
 from onefold.cli.serve_gateway import gateway
 from onefold.cli.serve_reconcile import reconcile
 from onefold.producers.records import JUMP_MAX
 
-__all__ = ["console", "desk", "gateway", "ingest", "read_token", "reconcile"]
+__all__ = ["console", "desk", "gateway", "ingest", "reconcile"]
 
 
 def ingest(
-    folder: Annotated[Path, typer.Argument(help="Where the topics are kept; made if it is not there.")],
-    host: Annotated[
-        str, typer.Option(help="The address to listen on; more than loopback needs a token.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")] = 7654,
-    token_file: Annotated[
-        Path | None, typer.Option(help=f"A file with the token that clients must send; or the variable {TOKEN}.")
-    ] = None,
-    deduplicate: Annotated[bool, typer.Option(help="Of new topics: store each message once.")] = True,
+    folder: Annotated[Path, Argument(help="Where the topics are kept; made if it is not there.")],
+    host: Host = "127.0.0.1",
+    port: Port = 7654,
+    token_file: TokenFile = None,
+    deduplicate: Annotated[bool, Option(help="Of new topics: store each message once.")] = True,
     memory: Annotated[
         Literal["highest", "gaps"],
-        typer.Option(help="Of new topics: remember the highest sequence of a producer, or also what is missing below."),
+        Option(help="Of new topics: remember the highest sequence of a producer, or also what is missing below."),
     ] = "highest",
     jump_max: Annotated[
-        int, typer.Option(min=0, help="Reject sequences further above their producer's highest; 0: none is too far.")
+        int, Option(min=0, help="Reject sequences further above their producer's highest; 0: none is too far.")
     ] = JUMP_MAX,
-    create: Annotated[bool, typer.Option(help="Make a topic when somebody publishes to it.")] = True,
+    create: Annotated[bool, Option(help="Make a topic when somebody publishes to it.")] = True,
     idle_ms: Annotated[
-        int | None, typer.Option(min=1, help="Forget producers not heard from for so long, down to a floor.")
+        int | None, Option(min=1, help="Forget producers not heard from for so long, down to a floor.")
     ] = None,
-    retain_bytes: Annotated[int | None, typer.Option(min=1, help="Keep about so much of a topic.")] = None,
-    retain_ms: Annotated[int | None, typer.Option(min=1, help="Keep messages for about so long.")] = None,
-    snapshot_entries: Annotated[int, typer.Option(min=1, help="Save what is remembered every so many.")] = 100_000,
-    snapshot_ms: Annotated[int, typer.Option(min=1, help="Save what is remembered at least so often.")] = 60_000,
-    producers_max: Annotated[int, typer.Option(min=1, help="Producers of a topic that are remembered.")] = 100_000,
-    topics_max: Annotated[int, typer.Option(min=1, help="Topics that clients can make.")] = 1_000,
-    connections_max: Annotated[int, typer.Option(min=1, help="Connections at the same time.")] = 1_000,
-    message_bytes_max: Annotated[int, typer.Option(min=1, help="Bytes of one message.")] = 1 << 20,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the address as one line of JSON on standard output, when it is ready.")
-    ] = False,
+    retain_bytes: Annotated[int | None, Option(min=1, help="Keep about so much of a topic.")] = None,
+    retain_ms: Annotated[int | None, Option(min=1, help="Keep messages for about so long.")] = None,
+    snapshot_entries: Annotated[int, Option(min=1, help="Save what is remembered every so many.")] = 100_000,
+    snapshot_ms: Annotated[int, Option(min=1, help="Save what is remembered at least so often.")] = 60_000,
+    producers_max: Annotated[int, Option(min=1, help="Producers of a topic that are remembered.")] = 100_000,
+    topics_max: Annotated[int, Option(min=1, help="Topics that clients can make.")] = 1_000,
+    connections_max: Annotated[int, Option(min=1, help="Connections at the same time.")] = 1_000,
+    message_bytes_max: Annotated[int, Option(min=1, help="Bytes of one message.")] = 1 << 20,
+    json: AsJson = False,
 ) -> None:
     """Take messages over HTTP and websocket, and store each once.
 
     Ctrl-C and SIGTERM stop it: what is in hand is stored and answered. A kill loses nothing that was acknowledged.
     """
-
     from onefold.producers.server import IngestLimits, IngestServer, IngestSettings
     from onefold.producers.topic import Topics, TopicSettings
 
@@ -77,9 +69,5 @@ def ingest(
     make_folder(folder)
     server = IngestServer(topics, where)
 
-    def say(url: str) -> None:
-        people.print(f"taking messages for {folder} at {url}", markup=False, soft_wrap=True)
-        if json:
-            print(jsons.dumps({"url": url, "folder": str(folder), "token": token is not None}), flush=True)
-
-    server.run(say)
+    about = {"folder": str(folder), "token": token is not None}
+    server.run(lambda url: announce(f"taking messages for {folder} at {url}", {"url": url, **about}, json))

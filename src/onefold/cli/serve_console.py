@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json as jsons
 import shlex
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+from typer import Option
 
 from onefold.cli.options import AsJson, Host, Port, TokenFile, read_token
-from onefold.cli.output import people
+from onefold.cli.output import announce
 from onefold.errors import BadInput, Misuse
 
 if TYPE_CHECKING:
     from onefold.report.console.app import ConsoleServer
     from onefold.report.console.watch import Watched
 
-LIMIT = 100
 ROWS_MAX: Final = 50
 """How many rows are looked at; of each reason among them one is given."""
 COLUMNS_MAX: Final = 12
@@ -30,14 +28,14 @@ VERDICT, REASON = "verdict", "reason"
 def console(
     run: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="The folder of a run or a stream, there or not yet; can be given again."),
+        Option(metavar="DIR", help="The folder of a run or a stream, there or not yet; can be given again."),
     ] = None,
     server: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="A server, or a stream with --metrics: http://127.0.0.1:7654; again."),
+        Option(metavar="URL", help="A server, or a stream with --metrics: http://127.0.0.1:7654; again."),
     ] = None,
     server_token_file: Annotated[
-        Path | None, typer.Option(help="A file with the token that these servers want; all get it.")
+        Path | None, Option(help="A file with the token that these servers want; all get it.")
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 7658,
@@ -53,13 +51,8 @@ def console(
         server_token=None if server_token_file is None else read_token(server_token_file),  # not our own variable
     )  # fmt: skip
 
-    def say(url: str) -> None:
-        people.print(f"console: {url}", markup=False, soft_wrap=True)
-        if json:
-            document = {"url": url, "runs": [str(each) for each in run or []], "servers": server or []}
-            print(jsons.dumps({**document, "token": opened.settings.token is not None}), flush=True)
-
-    opened.run(say)
+    about = {"runs": [str(each) for each in run or []], "servers": server or [], "token": opened.token is not None}
+    opened.run(lambda url: announce(f"console: {url}", {"url": url, **about}, json))
 
 
 def opened_console(
@@ -93,7 +86,7 @@ def _explain(folder: Path, words: str) -> dict[str, Any]:
         split = shlex.split(words)
     except ValueError as error:
         raise BadInput(f"words: {error}") from error
-    return explained(str(folder), split, limit=LIMIT)
+    return explained(str(folder), split)
 
 
 def reject_rows(folder: Path) -> list[tuple[str, str]]:

@@ -1,21 +1,11 @@
 """``onefold serve desk``: requests in over HTTP, each handed on once."""
 
-import json as jsons
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
-import typer
+from typer import Option
 
 from onefold.cli.options import AsJson, Host, Plan, Port, Store, TokenFile, Tokens, Transport, check_lasting, read_token
-from onefold.cli.output import people
-
-Queues: TypeAlias = Annotated[
-    str | None, typer.Option(help="The queues that can be asked for, with commas between: orders,refunds. Else all.")
-]
-Name: TypeAlias = Annotated[str, typer.Option(help="Of the desk, and of the queue that answers come by.")]
-Window: TypeAlias = Annotated[
-    float, typer.Option(min=1, max=6 * 86_400, help="How long a request, and its answer, is kept.")
-]
-Wait: TypeAlias = Annotated[float, typer.Option(min=0, max=600, help="How long a client can wait for an answer.")]
+from onefold.cli.output import announce
 
 
 def desk(
@@ -23,10 +13,14 @@ def desk(
     transport: Transport,
     tokens: Tokens = None,
     plan: Plan = None,
-    queues: Queues = None,
-    name: Name = "desk",
-    window_s: Window = 86_400,
-    wait_s_max: Wait = 30,
+    queues: Annotated[
+        str | None, Option(help="The queues that can be asked for, with commas between: orders,refunds. Else all.")
+    ] = None,
+    name: Annotated[str, Option(help="Of the desk, and of the queue that answers come by.")] = "desk",
+    window_s: Annotated[
+        float, Option(min=1, max=6 * 86_400, help="How long a request, and its answer, is kept.")
+    ] = 86_400,
+    wait_s_max: Annotated[float, Option(min=0, max=600, help="How long a client can wait for an answer.")] = 30,
     host: Host = "127.0.0.1",
     port: Port = 7656,
     token_file: TokenFile = None,
@@ -51,11 +45,6 @@ def desk(
         requests.close()
         raise
 
-    def say(url: str) -> None:
-        for_what = "all queues" if allowed is None else ", ".join(allowed)
-        people.print(f"taking requests for {for_what} at {url}", markup=False, soft_wrap=True)
-        if json:
-            line = {"url": url, "queues": allowed, "plan": requests.endpoint.plan, "token": settings.token is not None}
-            print(jsons.dumps(line), flush=True)
-
-    server.run(say)
+    for_what = "all queues" if allowed is None else ", ".join(allowed)
+    about = {"queues": allowed, "plan": requests.endpoint.plan, "token": settings.token is not None}
+    server.run(lambda url: announce(f"taking requests for {for_what} at {url}", {"url": url, **about}, json))

@@ -1,16 +1,15 @@
 """``onefold serve gateway``: radio frames in, each counted once."""
 
 import gc
-import json as jsons
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
-import typer
+from typer import Argument, Option
 
-from onefold.cli.options import TOKEN, make_folder, read_token
-from onefold.cli.output import people
+from onefold.cli.options import VARIABLE, AsJson, Host, Port, TokenFile, make_folder, read_token
+from onefold.cli.output import announce, people
 from onefold.errors import Misuse
 
 if TYPE_CHECKING:
@@ -21,60 +20,48 @@ SWITCH_S: Final = 0.0005
 """How long a thread keeps the interpreter while another wants it. Python's 5 ms, for each turn between the event loop,
 the claims and the log, would be most of what a decision takes."""
 
-Folder: TypeAlias = Annotated[
-    Path, typer.Argument(help="Where uplinks and counters are kept; made if it is not there.")
-]
-Devices: TypeAlias = Annotated[Path, typer.Option(help="The registry: TOML, or SQLite with a table 'devices'.")]
+Folder: TypeAlias = Annotated[Path, Argument(help="Where uplinks and counters are kept; made if it is not there.")]
+Devices: TypeAlias = Annotated[Path, Option(help="The registry: TOML, or SQLite with a table 'devices'.")]
 Name: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="Of this server; a if it is the only one. Those that share a coordinator must differ in it."),
+    Option(help="Of this server; a if it is the only one. Those that share a coordinator must differ in it."),
 ]
 Coordinator: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    Option(
         envvar="ONEFOLD_COORDINATOR",
-        help="What servers share: redis://host:6379/0, sqlite:///file.db. Else this is the only one. "
-        "With a password in it, better the variable: all users of a machine can read the words of a command.",
+        help=f"What servers share: redis://host:6379/0, sqlite:///file.db. Else this is the only one. {VARIABLE}",
     ),
 ]
 WhenDown: TypeAlias = Annotated[
     Literal["park", "unsure"] | None,
-    typer.Option(help="While the coordinator is down frames wait (park, the default), or go up as UNSURE."),
+    Option(help="While the coordinator is down frames wait (park, the default), or go up as UNSURE."),
 ]
-Plan: TypeAlias = Annotated[Literal["EU868", "US915"], typer.Option(help="The radio plan.")]
-SubBand: TypeAlias = Annotated[
-    int | None, typer.Option(min=1, max=8, help="Of US915: which eight channels; 2 unless told.")
-]
-RxDelay: TypeAlias = Annotated[int, typer.Option(min=1, max=15, help="Seconds from an uplink to its answer.")]
-Host: TypeAlias = Annotated[str, typer.Option(help="The address to listen on; more than loopback needs a token.")]
-Port: TypeAlias = Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")]
-TokenFile: TypeAlias = Annotated[
-    Path | None, typer.Option(help=f"A file with the token that stations must send; or the variable {TOKEN}.")
-]
+Plan: TypeAlias = Annotated[Literal["EU868", "US915"], Option(help="The radio plan.")]
+SubBand: TypeAlias = Annotated[int | None, Option(min=1, max=8, help="Of US915: which eight channels; 2 unless told.")]
+RxDelay: TypeAlias = Annotated[int, Option(min=1, max=15, help="Seconds from an uplink to its answer.")]
 PublicUrl: TypeAlias = Annotated[
-    str | None, typer.Option(help="Where stations are sent, if there is a proxy in front: wss://lns.example.")
+    str | None, Option(help="Where stations are sent, if there is a proxy in front: wss://lns.example.")
 ]
 Udp: TypeAlias = Annotated[
-    int | None, typer.Option(min=0, max=65535, help="Also take Semtech's packet forwarder on this UDP port.")
+    int | None, Option(min=0, max=65535, help="Also take Semtech's packet forwarder on this UDP port.")
 ]
-UdpHost: TypeAlias = Annotated[str | None, typer.Option(help="The address for UDP, if it is another one than --host.")]
+UdpHost: TypeAlias = Annotated[str | None, Option(help="The address for UDP, if it is another one than --host.")]
 UdpAllow: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(help="Gateways or networks to believe on UDP; may be repeated. Needed beyond loopback."),
+    list[str] | None, Option(help="Gateways or networks to believe on UDP; may be repeated. Needed beyond loopback.")
 ]
 Mqtt: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    Option(
         envvar="ONEFOLD_MQTT",
-        help="Also take events of ChirpStack's gateway bridge: mqtt://user:password@host. "
-        "With a password in it, better the variable.",
+        help=f"Also take events of ChirpStack's gateway bridge: mqtt://user:password@host. {VARIABLE}",
     ),
 ]
-Expiry: TypeAlias = Annotated[int, typer.Option(min=1, help="How long a frame is remembered.")]
-Fixed: TypeAlias = Annotated[bool, typer.Option("--fixed", help="Count that from the first copy, not from the last.")]
+Expiry: TypeAlias = Annotated[int, Option(min=1, help="How long a frame is remembered.")]
+Fixed: TypeAlias = Annotated[bool, Option("--fixed", help="Count that from the first copy, not from the last.")]
 StrictAdr: TypeAlias = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--strict-adr",
         help="Forget as ADR 007 does: the last frame of a device counts again after the expiry, a DevNonce after five "
         "minutes. Otherwise both are known for ever.",
@@ -82,27 +69,22 @@ StrictAdr: TypeAlias = Annotated[
 ]
 MicFailures: TypeAlias = Annotated[
     int,
-    typer.Option(
+    Option(
         min=1,
         help="Wrong integrity codes from one station for one address in a minute; beyond, its frames for that address "
         "are not looked at until the minute is over.",
     ),
 ]
 Echo: TypeAlias = Annotated[
-    int, typer.Option(min=0, help="Less than this apart, one station's copies are one transmission. 0: off.")
+    int, Option(min=0, help="Less than this apart, one station's copies are one transmission. 0: off.")
 ]
-KeepAll: TypeAlias = Annotated[
-    bool, typer.Option("--keep-all", help="Also store every reception in the topic 'receptions'.")
-]
-RetainBytes: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Keep about so much of a topic.")]
-RetainMs: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Keep records for about so long.")]
-Connections: TypeAlias = Annotated[int, typer.Option(min=1, help="Connections at the same time.")]
-MessageBytes: TypeAlias = Annotated[int, typer.Option(min=1_000, help="Bytes of one message.")]
-InHand: TypeAlias = Annotated[int, typer.Option(min=1, help="Receptions that are not done.")]
-Parked: TypeAlias = Annotated[int, typer.Option(min=1, help="Claims that wait for the coordinator.")]
-AsJson: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print where it listens as one line of JSON, when it is ready.")
-]
+KeepAll: TypeAlias = Annotated[bool, Option("--keep-all", help="Also store every reception in the topic 'receptions'.")]
+RetainBytes: TypeAlias = Annotated[int | None, Option(min=1, help="Keep about so much of a topic.")]
+RetainMs: TypeAlias = Annotated[int | None, Option(min=1, help="Keep records for about so long.")]
+Connections: TypeAlias = Annotated[int, Option(min=1, help="Connections at the same time.")]
+MessageBytes: TypeAlias = Annotated[int, Option(min=1_000, help="Bytes of one message.")]
+InHand: TypeAlias = Annotated[int, Option(min=1, help="Receptions that are not done.")]
+Parked: TypeAlias = Annotated[int, Option(min=1, help="Claims that wait for the coordinator.")]
 
 
 def gateway(
@@ -206,8 +188,7 @@ def _links(
 
 
 def _run(server: "GatewayServer", folder: Path, *, as_json: bool) -> None:
-    for line in server.warnings():
-        people.print(f"warning: {line}", markup=False, soft_wrap=True)
+    people.lines(*(f"warning: {line}" for line in server.warnings()))
     settings = server.settings
     shared = settings.coordinator
     if shared is not None and shared.startswith(("redis://", "rediss://")):
@@ -234,9 +215,7 @@ def _run(server: "GatewayServer", folder: Path, *, as_json: bool) -> None:
             f"server {start['name']}: taking frames of {start['devices']:,} devices for {folder} at "
             f"{', '.join(where)}; {start['region']}; coordinator: {shared or 'none, this is the only server'}"
         )
-        people.print(line, markup=False, soft_wrap=True)
-        if as_json:
-            print(jsons.dumps(start), flush=True)
+        announce(line, start, as_json)
 
     sys.setswitchinterval(SWITCH_S)
     gc.freeze()  # the registry and all code are here to stay: to look for garbage in them would hold up frames

@@ -6,7 +6,7 @@ Those defaults of `onefold.testing.traffic` that are said again here: to import 
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-import typer
+from typer import Argument, Option
 
 from onefold.cli.output import AsJson, emit_json, people
 from onefold.testing.faults import Faults
@@ -16,27 +16,25 @@ USUAL = Faults()
 
 
 def simulate(
-    out: Annotated[Path, typer.Argument(help="A folder that does not exist or is empty.")],
-    rows: Annotated[int, typer.Option(help="How many rows arrive, all kinds together.")] = 10_000,
-    chains: Annotated[int, typer.Option(help="How many chains they belong to.")] = 100,
-    seed: Annotated[int, typer.Option(help="The same seed and settings make the same traffic.")] = 1,
-    format: Annotated[Literal["parquet", "jsonl"], typer.Option(help="How the messages are written.")] = "parquet",
-    files: Annotated[int, typer.Option(help="How many files they are spread over.")] = 1,
-    copies: Annotated[Share, typer.Option(help="Share of messages that are delivered again.")] = USUAL.copies,
-    reorder: Annotated[Share, typer.Option(help="Share of messages that come late.")] = USUAL.reorder,
-    losses: Annotated[Share, typer.Option(help="Share of messages that never arrive.")] = USUAL.losses,
+    out: Annotated[Path, Argument(help="A folder that does not exist or is empty.")],
+    rows: Annotated[int, Option(help="How many rows arrive, all kinds together.")] = 10_000,
+    chains: Annotated[int, Option(help="How many chains they belong to.")] = 100,
+    seed: Annotated[int, Option(help="The same seed and settings make the same traffic.")] = 1,
+    format: Annotated[Literal["parquet", "jsonl"], Option(help="How the messages are written.")] = "parquet",
+    files: Annotated[int, Option(help="How many files they are spread over.")] = 1,
+    copies: Annotated[Share, Option(help="Share of messages that are delivered again.")] = USUAL.copies,
+    reorder: Annotated[Share, Option(help="Share of messages that come late.")] = USUAL.reorder,
+    losses: Annotated[Share, Option(help="Share of messages that never arrive.")] = USUAL.losses,
     late_heads: Annotated[
-        Share, typer.Option(help="Share of chains whose first message comes after its successor.")
+        Share, Option(help="Share of chains whose first message comes after its successor.")
     ] = USUAL.late_heads,
     no_previous: Annotated[
-        Share, typer.Option(help="Share of chains whose messages never name the one before.")
+        Share, Option(help="Share of chains whose messages never name the one before.")
     ] = USUAL.no_previous,
-    poisoned: Annotated[
-        Share, typer.Option(help="Share of chains that get a row from the far future.")
-    ] = USUAL.poisoned,
-    malformed: Annotated[Share, typer.Option(help="Share of rows that are damaged.")] = USUAL.malformed,
-    text_numbers: Annotated[bool, typer.Option("--text-numbers", help="Write numbers as text, as CSV does.")] = False,
-    skew: Annotated[float, typer.Option(help="How unequal the chains are: 0 equal, 1 as words are in a text.")] = 0.0,
+    poisoned: Annotated[Share, Option(help="Share of chains that get a row from the far future.")] = USUAL.poisoned,
+    malformed: Annotated[Share, Option(help="Share of rows that are damaged.")] = USUAL.malformed,
+    text_numbers: Annotated[bool, Option("--text-numbers", help="Write numbers as text, as CSV does.")] = False,
+    skew: Annotated[float, Option(help="How unequal the chains are: 0 equal, 1 as words are in a text.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Make faulty traffic of which the truth is known: OUT/messages is what arrived, OUT/truth what is so."""
@@ -67,13 +65,11 @@ def simulate(
         "lost": len(truth.lost),
         "missing_ranges": len(truth.missing),
     }
-    people.print(
+    people.lines(
         f"{rows:,} rows of {chains:,} chains are in {out / 'messages'} ({format}, files: {files:,})\n"
         f"{summary['originals']:,} originals + {summary['copies']:,} copies + {summary['damaged']:,} damaged;"
         f" {len(truth.lost):,} lost, which leaves {len(truth.missing):,} missing ranges to find\n"
-        f"the truth about them is in {out / 'truth'}",
-        markup=False,
-        soft_wrap=True,
+        f"the truth about them is in {out / 'truth'}"
     )
     if as_json:
         emit_json(summary)

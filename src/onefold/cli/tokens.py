@@ -7,26 +7,26 @@ number is known. Where a limit was reached, that is said, and nothing is conclud
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final
 
-import typer
+from typer import Abort, Argument, Option
 
 from onefold.cli import options
-from onefold.cli.options import MaybeStore, MaybeTransport, Store, Tokens, Transport, age, opened, table
+from onefold.cli.options import MaybeStore, MaybeTransport, Store, Tokens, Transport, age, check_there, opened
 from onefold.cli.output import AsJson, emit_json, people
 from onefold.clock import wall_ms
 from onefold.errors import BadInput, Misuse
 from onefold.outbox.plans import Entry, Message, Removal, check_name, unpack_message
-from onefold.outbox.ports import FOREVER_MS, Buried, EntityStore, Queue, Stranded, Token, TokenStore
-from onefold.report.text import foreign
+from onefold.outbox.ports import FOREVER_MS, Buried, EntityStore, Queue, Stranded, Token, TokenStore, open_queue
+from onefold.report.text import foreign, many, table
 
 LOOKED_MAX: Final = 10_000
 """Outbox entries and dead letters that are read: there are few, or something is very wrong."""
 PAGE: Final = 1_000
 REASON_SHOWN: Final = 300
 UNSEEN: Final = f"there are more than {LOOKED_MAX:,} outbox entries or dead letters, and not all were looked at"
-Name: TypeAlias = Annotated[str, typer.Argument(metavar="TOKEN", help="The token: the name of its message.")]
 
 
 def read_entries(entities: EntityStore | None) -> list[Stranded]:
@@ -114,9 +114,9 @@ def ls(
     store: MaybeStore = None,
     tokens: Tokens = None,
     orphans: Annotated[
-        bool, typer.Option("--orphans", help="Only those that were made for a message whose own token is gone.")
+        bool, Option("--orphans", help="Only those that were made for a message whose own token is gone.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="How many to show.")] = 1_000,
+    limit: Annotated[int, Option(min=1, max=100_000, help="How many to show.")] = 1_000,
     as_json: AsJson = False,
 ) -> None:
     """Show the tokens there are, by name: one for each message that is not processed yet.
@@ -140,12 +140,16 @@ def ls(
         people.print(lines)
     oldest = "" if live.oldest_ms is None else f", the oldest made {age(now - live.oldest_ms)} ago"
     what = "orphans shown; " if orphans else "shown; " if len(listed) < live.tokens else ""
-    many = f"{len(listed):,} {what}" if what else ""
-    people.print(f"{many}{live.tokens:,} tokens{oldest}", markup=False)
+    listing = f"{len(listed):,} {what}" if what else ""
+    people.lines(f"{listing}{live.tokens:,} tokens{oldest}")
 
 
 def show(
-    token: Name, store: Store, tokens: Tokens = None, transport: MaybeTransport = None, as_json: AsJson = False
+    token: Annotated[str, Argument(metavar="TOKEN", help="The token: the name of its message.")],
+    store: Store,
+    tokens: Tokens = None,
+    transport: MaybeTransport = None,
+    as_json: AsJson = False,
 ) -> int:
     """Show one token, what is in an outbox for it, and with --transport its dead letter. Exit 1 if there is nothing."""
     check_name(token, "token")
@@ -167,19 +171,19 @@ def show(
         rows.add_row(name, foreign(value, REASON_SHOWN))
     people.print(rows)
     if not context.all_seen:
-        people.print(UNSEEN, markup=False)
+        people.lines(UNSEEN)
     return 0 if context.token or context.own or context.sender or context.letters else 1
 
 
 def discard(
     store: Store,
     transport: Transport,
-    token: Annotated[str | None, typer.Argument(metavar="[TOKEN]", help="The token: the name of its message.")] = None,
+    token: Annotated[str | None, Argument(metavar="[TOKEN]", help="The token: the name of its message.")] = None,
     tokens: Tokens = None,
     unreadable: Annotated[
-        str | None, typer.Option(metavar="QUEUE", help="Instead, dead letters of a queue that hold no message at all.")
+        str | None, Option(metavar="QUEUE", help="Instead, dead letters of a queue that hold no message at all.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove a token, and its dead letter: the message is never processed.
@@ -199,16 +203,16 @@ def discard(
         if not yes:
             if not sys.stdin.isatty():
                 raise Misuse(f"{what}: would be removed for good, and there is nobody to ask: say --yes")
-            people.print(f"{what}: this cannot be undone", markup=False, soft_wrap=True)
+            people.lines(f"{what}: this cannot be undone")
             if people.input("Remove it? [y/N] ", markup=False).strip().lower() not in ("y", "yes"):
-                raise typer.Abort
+                raise Abort
         # The token first: a dead letter without one does no harm.
         if context.token is not None and stores.queue.waiting().get(context.token.to):
             stores.tokens.discard(context.token.token)  # somebody may be at it, just in time
         elif context.token is not None:  # nothing waits, so nobody can be at it: what was made for it goes with it
             stores.tokens.remove([Removal(context.token.token, "")])
         stores.queue.dig_up([each.buried for each in context.letters], deliver=False)
-    people.print(f"removed: {what}", markup=False, soft_wrap=True)
+    people.lines(f"removed: {what}")
     if as_json:
         emit_json({"token": token, "removed": context.token is not None, "dead_letters": len(context.letters)})
 
@@ -226,21 +230,21 @@ def _check_discard(context: TokenContext, token: str | None, realm: str) -> str:
         raise Misuse(f"{token}: there is no such token, and no dead letter of it" if token else "there is none")
     if any(each.message is not None and each.message.realm not in ("", realm) for each in context.letters):
         raise Misuse(f"{token}: its dead letter belongs to another token store: name that one")
-    parts = ["" if context.token is None else f"the token {token}"]
-    parts += [f"{len(context.letters)} dead letter{'s' * (len(context.letters) > 1)}" if context.letters else ""]
-    return " and ".join(part for part in parts if part)
+    parts = [f"the token {token}"] * (context.token is not None)
+    return " and ".join(parts + [many(len(context.letters), "dead letter")] * bool(context.letters))
 
 
 def revive(
     transport: Transport,
-    token: Annotated[str | None, typer.Argument(metavar="[TOKEN]", help="The token of one dead letter.")] = None,
-    queue: Annotated[str | None, typer.Option(help="All dead letters of a queue instead.")] = None,
+    token: Annotated[str | None, Argument(metavar="[TOKEN]", help="The token of one dead letter.")] = None,
+    queue: Annotated[str | None, Option(help="All dead letters of a queue instead.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Put dead letters back into their queue, as if they were new: their tokens are still there."""
     if (token is None) == (queue is None):
         raise Misuse("name one token, or a queue by --queue: one of them says which dead letters")
-    with options.opened_queue(transport) as there:
+    check_there(transport=transport)
+    with closing(open_queue(transport)) as there:
         seen = letters(there, queue)
         dead = [each.buried for each in seen if token in (None, each.token)]
         if not dead:
@@ -248,7 +252,7 @@ def revive(
             raise Misuse(f"no dead letter {which}" + (f"; {UNSEEN}" if len(seen) == LOOKED_MAX else ""))
         there.dig_up(dead, deliver=True)
     more = "; there may be more: call it again" if len(dead) == LOOKED_MAX else ""
-    people.print(f"{len(dead):,} back in the queue{more}", markup=False)
+    people.lines(f"{len(dead):,} back in the queue{more}")
     if as_json:
         emit_json({"revived": len(dead), "more": len(dead) == LOOKED_MAX})
 
@@ -287,7 +291,5 @@ def _lines(context: TokenContext, name: str, now_ms: int) -> Iterator[tuple[str,
     if (sender := context.sender) is not None:
         yield "to be sent", f"by the outbox of {sender.key}, for {age(now_ms - sender.at_ms)}"
     for letter in context.letters:
-        yield (
-            "dead letter",
-            f"in {letter.buried.queue}, for {age(now_ms - letter.buried.at_ms)}: {letter.buried.reason}",
-        )
+        buried = letter.buried
+        yield "dead letter", f"in {buried.queue}, for {age(now_ms - buried.at_ms)}: {buried.reason}"

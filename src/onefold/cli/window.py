@@ -2,48 +2,44 @@
 
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from onefold.cli.check import format_of, names_of
+from onefold.cli.check import format_of, names_of, refuse_without
 from onefold.cli.output import AsJson, emit_json, people, progress
 from onefold.errors import Misuse
 from onefold.report import advice
 
 
 def window(
-    path: Annotated[str, typer.Argument(help="A file or folder that Spark can read.")],
+    path: Annotated[str, Argument(help="A file or folder that Spark can read.")],
     key: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="The columns of a message's id, with commas. Without: its chain and number, if they have their usual "
             "names or are given; else all columns but the time and the order."
         ),
     ] = None,
     time: Annotated[
         str,
-        typer.Option(
-            help="Column of the time that the window is measured by: whole ms, or a time (timestamp, ISO 8601)."
-        ),
+        Option(help="Column of the time that the window is measured by: whole ms, or a time (timestamp, ISO 8601)."),
     ] = "arrival",
     order: Annotated[
-        str | None,
-        typer.Option(help="Column that says which row came first, if the time does not; tells how late rows are."),
+        str | None, Option(help="Column that says which row came first, if the time does not; tells how late rows are.")
     ] = None,
     quantile: Annotated[
-        list[float] | None,
-        typer.Option(help="Another share of the copies to catch, such as 0.95; may be repeated."),
+        list[float] | None, Option(help="Another share of the copies to catch, such as 0.95; may be repeated.")
     ] = None,
     chain: Annotated[
-        str | None, typer.Option(help="The columns that name a chain of numbered messages, with commas.")
+        str | None, Option(help="The columns that name a chain of numbered messages, with commas.")
     ] = None,
     number: Annotated[
-        str | None, typer.Option(help="Its number: the columns of timestamp and sequence, or one of them.")
+        str | None, Option(help="Its number: the columns of timestamp and sequence, or one of them.")
     ] = None,
-    previous: Annotated[str | None, typer.Option(help="The number before it: as many columns.")] = None,
+    previous: Annotated[str | None, Option(help="The number before it: as many columns.")] = None,
     format: Annotated[
-        str, typer.Option(help='"parquet", "json", "csv", "onefold-log", ...; "auto": by the ending of the names.')
+        str, Option(help='"parquet", "json", "csv", "onefold-log", ...; "auto": by the ending of the names.')
     ] = "auto",
-    master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
+    master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
     json: AsJson = False,
 ) -> None:
     """Measure how long after their firsts copies come, and say which window catches 99, 99.9 and 99.99 % of them.
@@ -71,10 +67,8 @@ def _chains(chain: str | None, number: str | None, previous: str | None) -> Any:
     """The columns of numbered messages, if they are named."""
     from onefold.spark.columns import ChainColumns
 
-    for option, value in (("--number", number), ("--previous", previous)):
-        if chain is None and value is not None:
-            raise Misuse(f"{option} is {value!r}, which needs --chain", option=option)
     if chain is None:
+        refuse_without({"--number": (number, None), "--previous": (previous, None)}, "--chain")
         return None
     usual = ChainColumns(arrival=None)
     own = (usual.timestamp, usual.sequence) if number is None else _pair("--number", number)

@@ -239,22 +239,13 @@ class ClaimDesk:
             devices += batch[-1].devices
         if not batch:
             return True
-
-        def known() -> list[Counters | None]:
-            counters = self._store.known(devices)
-            if len(counters) != len(devices):
-                raise StoreFailed(f"{len(devices)} devices were asked for, {len(counters)} were answered")
-            return counters
-
-        counters = await self._ask_store(known)
+        counters = await self._ask_store(lambda: _all(self._store.known(devices), len(devices), "devices"))
         if counters is None:
             self._lookups.extendleft(reversed(batch))
             return False
-        at = 0
+        rest = iter(counters)
         for lookup in batch:
-            end = at + len(lookup.devices)
-            self._answer(lookup, counters[at:end])
-            at = end
+            self._answer(lookup, list(islice(rest, len(lookup.devices))))
         return True
 
     async def _make(self) -> bool:
@@ -267,15 +258,8 @@ class ClaimDesk:
                 batch[at] = claim._replace(number=self._next_number), reply
                 self._next_number += 1
         claims = [claim for claim, _ in batch]
-
-        def claim_all() -> list[Claimed]:
-            results = self._store.claim(claims, finished)
-            if len(results) != len(claims):
-                raise StoreFailed(f"{len(claims)} claims got {len(results)} answers")
-            return results
-
         self._under_way = len(batch)
-        results = await self._ask_store(claim_all)
+        results = await self._ask_store(lambda: _all(self._store.claim(claims, finished), len(claims), "claims"))
         self._under_way = 0
         if results is None:
             self._claims.extendleft(reversed(batch))
@@ -317,11 +301,10 @@ class ClaimDesk:
 
     def _answer_down(self) -> None:
         """Answer what is too much to wait that nobody knows, the oldest first; all of it, if nothing waits."""
-        if any(lookup.brief for lookup in self._lookups):
-            brief = [lookup for lookup in self._lookups if lookup.brief]
-            self._lookups = deque(lookup for lookup in self._lookups if not lookup.brief)
-            for lookup in brief:
-                self._answer(lookup, None)
+        brief = [lookup for lookup in self._lookups if lookup.brief]
+        for lookup in brief:
+            self._lookups.remove(lookup)
+            self._answer(lookup, None)
         while (self._lookups or self._claims) and (not self._park or self.waiting > self._parked_max):
             if self._lookups:
                 self._answer(self._lookups.popleft(), None)
@@ -332,3 +315,9 @@ class ClaimDesk:
     def _answer(self, lookup: Lookup, counters: Sequence[Counters | None] | None) -> None:
         self._asking -= lookup.waiters
         lookup.resolve(counters)
+
+
+def _all(answers: list[T], count: int, what: str) -> list[T]:
+    if len(answers) != count:
+        raise StoreFailed(f"{count} {what} got {len(answers)} answers")
+    return answers

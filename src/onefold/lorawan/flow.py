@@ -31,6 +31,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import accumulate
 from time import monotonic, monotonic_ns, perf_counter
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -127,11 +128,7 @@ class Latency:
         self.sum_s += seconds
 
     def buckets(self) -> list[tuple[str, int]]:
-        buckets, total = [], 0
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((bound, total))
-        return buckets
+        return list(zip((*map(str, self._bounds), "+Inf"), accumulate(self._counts), strict=True))
 
 
 OUTSTANDING_MAX: Final = 100_000
@@ -155,9 +152,7 @@ class Downlinks:
     """Not sent, for the device does not listen any more."""
     gone: int = 0
     """Not sent, for the station is not there any more."""
-
-    def __post_init__(self) -> None:
-        self._outstanding: OrderedDict[int, int] = OrderedDict()
+    _outstanding: OrderedDict[int, int] = field(default_factory=OrderedDict)
 
     def acknowledge(self, reception: Reception, entry: RegistryEntry, fcnt_down: int, now_ms: int) -> bool:
         """Confirm this uplink; whether a station has it in hand now."""
@@ -239,11 +234,10 @@ _encode: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 def record(server: str, reception: Reception, dev_eui: int | None, judged: Judged) -> bytes:
     """One reception and what became of it; ``dev_eui`` None: it is nobody's that we know."""
     frame, radio = reception.frame, reception.radio
-    name = None if dev_eui is None else f"{dev_eui:016x}"
     row: dict[str, Any] = {"v": FORMAT, "kind": "data", "key": frame.key.hex()}
     if isinstance(frame, DataUp):
         row |= {
-            "dev_eui": name,
+            "dev_eui": None if dev_eui is None else f"{dev_eui:016x}",
             "dev_addr": f"{frame.dev_addr:08x}",
             "fcnt": judged.fcnt,
             "fport": frame.fport,
@@ -379,8 +373,7 @@ class Upstream:
         """The messages that earlier runs have stored since, and some before; at least so many of the last records.
 
         Oldest first. Blocks."""
-        records = self.topic.log
-        start = self._began
+        records, start = self.topic.log, self._began
         if records.start >= start:  # retention has removed all of it
             return
         while start > records.start:
@@ -463,6 +456,7 @@ class RecordName(NamedTuple):
             return None
 
 
+@dataclass(slots=True)
 class Recovery:
     """The bridge between two runs of one server. ``ticks`` is the clock of level 1, which nobody sets.
 
@@ -476,15 +470,14 @@ class Recovery:
     passed over, in the store it stays.
     """
 
-    def __init__(self, sightings: Sightings, uplinks: Upstream, clock: Clock, ticks: Clock) -> None:
-        self.recovered = 0
-        """Records that were won and had not been stored."""
-        self.unreadable = 0
-        """Those that cannot be read, and are still where they were."""
-        self._sightings = sightings
-        self._uplinks = uplinks
-        self._clock = clock
-        self._ticks = ticks
+    _sightings: Sightings
+    _uplinks: Upstream
+    _clock: Clock
+    _ticks: Clock
+    recovered: int = 0
+    """Records that were won and had not been stored."""
+    unreadable: int = 0
+    """Those that cannot be read, and are still where they were."""
 
     def remember(self, since_ms: int) -> None:
         """A frame that was stored since then and comes again is no new one. Blocks."""
@@ -501,10 +494,9 @@ class Recovery:
             keys = {name.key.encode() for name in stored}
             for record in self._uplinks.tail(min(name.received_ms for name in stored) - MARGIN_MS, LEAST):
                 at = record.payload.find(KEY) + len(KEY)
-                if record.payload[at : at + KEY_DIGITS] in keys:  # all others need not be parsed
-                    name_ = RecordName.of(record.payload)
-                    if name_ in stored:
-                        stored[name_].append(record.payload)
+                # All others need not be parsed.
+                if record.payload[at : at + KEY_DIGITS] in keys and (of := RecordName.of(record.payload)) in stored:
+                    stored[of].append(record.payload)
         missing: list[tuple[Unfinished, RecordName]] = []
         for each, name in readable:  # a station may hear one frame twice in a millisecond: which of them is stored?
             body = each.body.encode()
@@ -584,12 +576,11 @@ class GatewayService:
         self._changed = asyncio.Event()
         self._copies: dict[str, Reply[None]] = {}  # of frames whose claim is under way: resolved when it is upstream
         self._uplinks = Upstream(topic(UPLINKS), settings.name, batch_max=limits.batch_max)
-        self._everything: Upstream | None = None
+        self._upstreams, self._everything = [self._uplinks], None
         if settings.keep_all:
-            self._everything = Upstream(
-                topic(RECEPTIONS), settings.name, batch_max=4 * limits.batch_max, queued_max=limits.in_hand_max
-            )
-        self._upstreams = [self._uplinks] if self._everything is None else [self._uplinks, self._everything]
+            batch_max, queued_max = 4 * limits.batch_max, limits.in_hand_max
+            self._everything = Upstream(topic(RECEPTIONS), settings.name, batch_max=batch_max, queued_max=queued_max)
+            self._upstreams.append(self._everything)
         self._sightings = Sightings(expiry_ms=settings.expiry_ms, sliding=settings.sliding)
         self._recovery = Recovery(self._sightings, self._uplinks, clock, ticks)
         self._recovery.remember(clock() - settings.expiry_ms)
@@ -821,7 +812,6 @@ class GatewayService:
     # --- watching and ending ----------------------------------------------------------------------------------------
 
     def figures(self) -> dict[str, int]:
-        """What there is to watch, beside the tally, the statuses, the latency and the downlinks."""
         self.downlinks.expire(self._clock())
         return {
             "in_hand": self.in_hand,

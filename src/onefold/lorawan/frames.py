@@ -46,7 +46,8 @@ def data_key(*, dev_addr: int, mic: int, payload: bytes, fcnt: int) -> bytes:
     try:
         return sha256(_HEAD.pack(dev_addr, mic) + payload + _U16.pack(fcnt)).digest()
     except error:
-        return sha256(_HEAD.pack(_u32("dev_addr", dev_addr), _u32("mic", mic)) + payload + _u16("fcnt", fcnt)).digest()
+        dev_addr, mic = _bits("dev_addr", dev_addr, 32, -(1 << 31)), _bits("mic", mic, 32, -(1 << 31))
+        return sha256(_HEAD.pack(dev_addr, mic) + payload + _U16.pack(_bits("fcnt", fcnt, 16))).digest()
 
 
 def join_key(*, join_eui: int, dev_eui: int, dev_nonce: int) -> bytes:
@@ -58,23 +59,15 @@ def join_key(*, join_eui: int, dev_eui: int, dev_nonce: int) -> bytes:
     try:
         return sha256(_JOIN_LAYOUT.pack(join_eui, dev_eui, dev_nonce)).digest()
     except error:
-        for name, value in (("join_eui", join_eui), ("dev_eui", dev_eui)):
-            if not (type(value) is int and 0 <= value < 1 << 64):
-                raise Misuse(f"{name} is {value!r}, must be a whole number of 64 bits", **{name: value}) from None
-        _u16("dev_nonce", dev_nonce)
+        for name, value, bits in (("join_eui", join_eui, 64), ("dev_eui", dev_eui, 64), ("dev_nonce", dev_nonce, 16)):
+            _bits(name, value, bits)
         raise
 
 
-def _u32(name: str, value: int) -> int:
-    if type(value) is not int or not -(1 << 31) <= value < 1 << 32:
-        raise Misuse(f"{name} is {value!r}, must be a whole number of 32 bits", **{name: value}) from None
-    return value & 0xFFFFFFFF
-
-
-def _u16(name: str, value: int) -> bytes:
-    if type(value) is not int or not 0 <= value < 1 << 16:
-        raise Misuse(f"{name} is {value!r}, must be a whole number of 16 bits", **{name: value}) from None
-    return _U16.pack(value)
+def _bits(name: str, value: int, bits: int, low: int = 0) -> int:
+    if type(value) is not int or not low <= value < 1 << bits:
+        raise Misuse(f"{name} is {value!r}, must be a whole number of {bits} bits", **{name: value}) from None
+    return value & ((1 << bits) - 1)
 
 
 JOIN_REQUEST, UNCONFIRMED_UP, UNCONFIRMED_DOWN, CONFIRMED_UP, CONFIRMED_DOWN = 0x00, 0x40, 0x60, 0x80, 0xA0
@@ -226,8 +219,7 @@ def _data(cls: type[_Data], phy: bytes) -> _Data:
     return cls(mhdr, dev_addr, fctrl, fcnt, bytes(fopts), fport, bytes(payload), mic)
 
 
-LOW_BITS = 16
-EPOCH = 1 << LOW_BITS
+EPOCH = 1 << 16
 COUNTER_MAX = (1 << 32) - 1
 
 
@@ -241,12 +233,8 @@ def candidates(last: int | None, fcnt: int) -> tuple[int, ...]:
     """
     if last is None:
         return (fcnt,)
-    ahead = last - last % EPOCH + fcnt
-    if ahead < last:
-        ahead += EPOCH
-    below = ahead - EPOCH
-    if ahead > COUNTER_MAX:
-        return (below, fcnt) if below != fcnt else (fcnt,)
-    if below < 0:
+    ahead = last + (fcnt - last) % EPOCH
+    if ahead < EPOCH:
         return (ahead,)
-    return (ahead, below, fcnt) if below != fcnt else (ahead, below)
+    below = (ahead - EPOCH,) if ahead - EPOCH == fcnt else (ahead - EPOCH, fcnt)
+    return below if ahead > COUNTER_MAX else (ahead, *below)

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
-from onefold.lorawan.frames import Frame
+from onefold.lorawan.frames import PHY_BYTES_MAX, Frame
 
 
 class Radio(NamedTuple):
@@ -86,8 +86,6 @@ def dashed(eui: int) -> str:
 
 
 SHOWN_MAX: Final = 60
-PHY_BYTES_MAX: Final = 255
-"""The length of a LoRa packet is one byte."""
 FREQUENCY_HZ_MAX: Final = 2**32 - 1
 GPS_EPOCH_MS: Final = 315_964_800_000
 """6 January 1980. Before it no gateway was built: an earlier clock was never set."""
@@ -108,7 +106,7 @@ def shown(value: object) -> str:
     return line if len(line) <= SHOWN_MAX else line[:SHOWN_MAX] + "..."
 
 
-def document(data: bytes, what: str) -> dict[str, Any]:
+def document(data: bytes | str, what: str) -> dict[str, Any]:
     value = read_json(data, what)
     if not isinstance(value, dict):
         raise BadInput(f"{what} is {shown(value)}, must be a JSON object")
@@ -210,8 +208,6 @@ SUB_BAND: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A plan, and what follows from it."""
-
     name: str
     station_name: str
     """What Basics Station calls it."""
@@ -236,6 +232,15 @@ class Region:
         wide = self.rates[data_rate][1] == 500
         channel = round((frequency - 903_000_000) / 1_600_000) if wide else round((frequency - 902_300_000) / 200_000)
         return 923_300_000 + channel % 8 * 600_000, self.rx1_rates[data_rate]
+
+    @property
+    def power_dbm(self) -> int:
+        """How strong to transmit (EIRP), as ChirpStack does: gateways refuse what they cannot, and many cannot do more.
+
+        >>> EU868.power_dbm, region("US915").power_dbm
+        (14, 20)
+        """
+        return min(20, int(self.max_eirp) - 2)
 
     def is_up(self, data_rate: int) -> bool:
         return 0 <= data_rate < len(self.rx1_rates)

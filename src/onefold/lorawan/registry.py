@@ -23,7 +23,7 @@ import os
 import re
 import sqlite3
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -98,22 +98,30 @@ def registry_of(rows: Iterable[Mapping[str, Any]], source: str) -> Registry:
         if (address is None) != (secrets["nwk_skey"] is None):
             raise BadInput(f"{where}: dev_addr and nwk_skey belong together, and one of them is missing")
         if address is None and secrets["app_key"] is None:
-            raise BadInput(
-                f"{where}: has neither dev_addr and nwk_skey nor an app_key, so nothing of it can be checked"
-            )
+            text = "has neither dev_addr and nwk_skey nor an app_key, so nothing of it can be checked"
+            raise BadInput(f"{where}: {text}")
         device = Device(
             dev_eui=fields.number("dev_eui", 8, needed=True) or 0,
             dev_addr=address,
             strategy=Strategy(fields.choice("strategy", "drop", "mark", "none", default="none")),
-            gateway=fields.gateway(),
+            gateway=fields.checked("gateway", _names_a_server, "the name of a server") or None,
             activation=fields.choice("activation", "abp", "otaa", default="abp"),
-            relaxed=fields.flag("relaxed"),
+            relaxed=bool(fields.checked("relaxed", lambda value: value in (True, False), "true or false")),
             device_class=fields.choice("class", "A", "C", default="A"),
         )
         if device.dev_eui in entries:
             raise BadInput(f"{where}: dev_eui is there twice", dev_eui=eui)
-        entries[device.dev_eui] = RegistryEntry(device, **secrets, fcnt_up=fields.counter("fcnt_up"))
+        fcnt_up = fields.checked("fcnt_up", _is_counter, "a whole number, 0 to 4294967295")
+        entries[device.dev_eui] = RegistryEntry(device, **secrets, fcnt_up=fcnt_up)
     return Registry(entries.values())
+
+
+def _names_a_server(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= GATEWAY_CHARACTERS_MAX
+
+
+def _is_counter(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**32
 
 
 class _Row:
@@ -122,10 +130,8 @@ class _Row:
         self.where = where
 
     def wrong(self, name: str, must: str) -> BadInput:
-        return BadInput(
-            f"{self.where}: {name} is {shown(self.values[name]) if name in self.values else 'missing'}, must be {must}",
-            key=name,
-        )
+        value = shown(self.values[name]) if name in self.values else "missing"
+        return BadInput(f"{self.where}: {name} is {value}, must be {must}", key=name)
 
     def number(self, name: str, size: int, *, needed: bool = False) -> int | None:
         value = self.values.get(name)
@@ -153,23 +159,11 @@ class _Row:
                 return option
         raise self.wrong(name, f"one of {', '.join(names)}")
 
-    def flag(self, name: str) -> bool:
-        value = self.values.get(name, False)
-        if value not in (True, False):  # SQLite has 0 and 1
-            raise self.wrong(name, "true or false")
-        return bool(value)
-
-    def counter(self, name: str) -> int | None:
+    def checked(self, name: str, good: Callable[[object], bool], must: str) -> Any:
         value = self.values.get(name)
-        if value is not None and (type(value) is not int or not 0 <= value < 2**32):
-            raise self.wrong(name, "a whole number, 0 to 4294967295")
+        if value is not None and not good(value):
+            raise self.wrong(name, must)
         return value
-
-    def gateway(self) -> str | None:
-        value = self.values.get("gateway", "")
-        if not isinstance(value, str) or len(value) > GATEWAY_CHARACTERS_MAX:
-            raise self.wrong("gateway", "the name of a server")
-        return value or None
 
 
 SQLITE: Final = b"SQLite format 3\0"

@@ -111,8 +111,6 @@ def gateway_metrics(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayServerSettings:
-    """Where it listens, for whom, and what stands behind it."""
-
     host: str = "127.0.0.1"
     port: int = PORT
     """0: any that is free."""
@@ -163,7 +161,6 @@ class GatewayServer(HttpServer):
             return [f"the coordinator is not there: {error}"]
 
     async def serve(self) -> None:
-        """Answer stations until the end; then decide and store what is in hand."""
         settings, limits = self.settings, self.settings.gateway.limits
         service = self.service = GatewayService(
             settings.gateway, self.registry.registry, self._topic, shared=self._shared, local=self._local

@@ -28,12 +28,10 @@ import ipaddress
 import json
 import logging
 import resource
-import signal
 import socket
-import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias
 
@@ -55,7 +53,7 @@ from websockets.http11 import Request
 
 from onefold.errors import BadInput, Busy, Damaged, Misuse, OnefoldError, StaleWrite, StoreFailed
 from onefold.net.limits import HttpLimits
-from onefold.text import printable, without_logins
+from onefold.net.process import on_signals, one_line_errors
 
 if TYPE_CHECKING:
     import h11
@@ -392,33 +390,6 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-@contextlib.contextmanager
-def one_line_errors(names: Sequence[str]) -> Iterator[None]:
-    """Print each error of these loggers as one line on standard error, and nothing else of them."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine("onefold: %(message)s"))
-    handler.setLevel(logging.ERROR)
-    loggers = [logging.getLogger(name) for name in names]
-    for logger in loggers:
-        logger.addHandler(handler)
-        logger.propagate = False
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
-            logger.propagate = True
-
-
-class _OneLine(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        error = record.exc_info[1] if record.exc_info else None
-        record.exc_info, record.exc_text, record.stack_info = None, None, None
-        line = super().format(record)
-        text = " ".join((f"{line}: {type(error).__name__}: {error}" if error else line).split())
-        return printable(without_logins(text))
-
-
 class Budget:
     """The bytes that are in hand, everywhere in a server.
 
@@ -533,18 +504,9 @@ class _Uvicorn(uvicorn.Server):
         await self._drain()
         await super().shutdown(sockets)
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         """As uvicorn's, but a signal that was obeyed is not raised again: the process ends with 0."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return on_signals(self.handle_exit)
 
 
 class _Socket(WebSocketsSansIOProtocol):

@@ -1,7 +1,5 @@
 """What clients may ask of any HTTP server of this package; each server's own limits extend it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

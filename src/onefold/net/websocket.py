@@ -116,11 +116,11 @@ def _connected(url: str, token: str | None, open_s: float) -> tuple[ClientConnec
     except (ConnectionRefusedError, gaierror) as error:  # not even a connection: the server knows nothing of it
         raise ConnectionRefusedError(f"{url}: cannot connect: {error.strerror or error}") from error
     except (OSError, EOFError, AssertionError, WebSocketException) as error:
-        raise ConnectionError(f"{url}: cannot connect: {plain(str(error))}") from error
+        raise ConnectionError(f"{url}: cannot connect: {plain(error)}") from error
 
 
 def _lost(url: str, error: Exception) -> ConnectionError | Misuse:
     close = error.rcvd if isinstance(error, ConnectionClosed) else None
     if close is not None and close.code in NEVER:
         return Misuse(f"{url}: the server closed with {close.code}: {plain(close.reason)}", code=close.code)
-    return ConnectionError(f"{url}: the connection was lost: {plain(str(error))}")
+    return ConnectionError(f"{url}: the connection was lost: {plain(error)}")

@@ -27,7 +27,7 @@ from onefold.errors import BadInput, Misuse
 from onefold.outbox import plans
 from onefold.outbox.plans import Handler, Key, KeyOf, Message, Out, Outcome, Taken, check_queue
 from onefold.outbox.ports import Delivery, EntityStore, Ledger, Queue, TokenStore, open_ledger, open_queue, open_tokens
-from onefold.outbox.runner import Loop, Work, World, attempt, check_plan, raised, run_one
+from onefold.outbox.runner import Loop, Work, World, attempt, raised, run_one
 from onefold.outbox.worker import Consumer, Consuming, Recovered, recover
 from onefold.tally import Tally
 
@@ -53,7 +53,9 @@ class Endpoint:
         tokens: str | TokenStore | None = None, plan: str | None = None, clock_ms: Callable[[], int] = wall_ms,
     ) -> None:  # fmt: skip
         self.name = check_queue(name)  # it is part of the names of marks, which are taken apart again
-        self.plan = check_plan(plan or ("transactional" if tokens is None else "parented"))
+        self.plan = plan or ("transactional" if tokens is None else "parented")
+        if self.plan not in plans.PLANS:
+            raise Misuse(f"plan is {plan!r}, must be one of {', '.join(plans.PLANS)}", plan=plan)
         if self.plan == "transactional" and tokens is not None:
             raise Misuse("the plan 'transactional' keeps tokens in the store: 'tokens' would have no effect")
         needed = "settle" if self.plan == "transactional" else "holds"

@@ -389,39 +389,29 @@ def checkpointed(key: Key, message: Message) -> Attempt:
     entity: Entity = yield Load(key)
     if not (yield Holds(token)):
         return (yield from _tidied(key, token))
-    applied = token not in entity.outbox
-    if applied:
-        done: Handled = yield Handle(entity.state)
-        entity = entity.changed(done.state).keeping(token, Entry(done.outgoing, origin=message.origin))
-        if not (yield Persist(entity)):
-            return Outcome.CONFLICT
-        entity = entity.stored
-    ended = yield from sent(entity, token, guarded=True)
-    if ended is not None:
-        return ended
-    yield Acknowledge()
-    return Outcome.APPLIED if applied else Outcome.RESUMED
+    if token in entity.outbox:
+        return (yield from _delivered(entity, token, Outcome.RESUMED))
+    done: Handled = yield Handle(entity.state)
+    entity = entity.changed(done.state).keeping(token, Entry(done.outgoing, origin=message.origin))
+    if not (yield Persist(entity)):
+        return Outcome.CONFLICT
+    return (yield from _delivered(entity.stored, token, Outcome.APPLIED))
 
 
 def parented(key: Key, message: Message) -> Attempt:
     """For any two stores, in fewer steps: making the tokens is also the look whether ours exists."""
     token = message.token
     entity: Entity = yield Load(key)
-    applied = token not in entity.outbox
-    if applied:
-        done: Handled = yield Handle(entity.state)
-        entry = yield from named(Entry(done.outgoing, origin=message.origin))
-        if not (yield Create(_birth(token, entry, guarded=True))):
-            return (yield from _tidied(key, token))
-        entity = entity.changed(done.state).keeping(token, entry)
-        if not (yield Persist(entity)):
-            return Outcome.CONFLICT
-        entity = entity.stored
-    ended = yield from sent(entity, token, guarded=True)
-    if ended is not None:
-        return ended
-    yield Acknowledge()
-    return Outcome.APPLIED if applied else Outcome.RESUMED
+    if token in entity.outbox:
+        return (yield from _delivered(entity, token, Outcome.RESUMED))
+    done: Handled = yield Handle(entity.state)
+    entry = yield from named(Entry(done.outgoing, origin=message.origin))
+    if not (yield Create(_birth(token, entry, guarded=True))):
+        return (yield from _tidied(key, token))
+    entity = entity.changed(done.state).keeping(token, entry)
+    if not (yield Persist(entity)):
+        return Outcome.CONFLICT
+    return (yield from _delivered(entity.stored, token, Outcome.APPLIED))
 
 
 def transactional(key: Key, message: Message) -> Attempt:
@@ -429,27 +419,20 @@ def transactional(key: Key, message: Message) -> Attempt:
     token = message.token
     opened: OpenedAttempt = yield Open(key, token)
     entity = opened.entity
-    if not opened.has_token:
-        return (yield from sent_again(entity, token))
-    if token in entity.outbox:  # begun by another plan, which removes the token last
-        ended = yield from sent(entity, token, guarded=True, at_once=True)
-        if ended is not None:
-            return ended
+    if not opened.has_token:  # so it was applied; if its entry is left, its messages may never have been sent
+        if (left := entity.outbox.get(token)) is not None:
+            yield Dispatch(left.messages(token))
+            yield Finish(key, token)
         yield Acknowledge()
-        return Outcome.RESUMED
+        return Outcome.DUPLICATE if left is None else Outcome.RESUMED
+    if token in entity.outbox:  # begun by another plan, which removes the token last
+        return (yield from _delivered(entity, token, Outcome.RESUMED, at_once=True))
     done: Handled = yield Handle(entity.state)
-    entry = yield from named(Entry(done.outgoing, origin=message.origin))
-    entity = entity.changed(done.state)
-    if entry.outgoing:
-        entity = entity.keeping(token, entry)
-    settled: Settled = yield Settle(entity, token, token)
-    if settled is not Settled.DONE:  # somebody else was at it
-        return Outcome.CONFLICT
-    if entry.outgoing:
-        yield Dispatch(entry.messages(token))
-        yield Finish(key, token)
-    yield Acknowledge()
-    return Outcome.APPLIED
+    entry = Entry(done.outgoing, origin=message.origin)
+    outcome = yield from _settled(entity.changed(done.state), token, entry, token)
+    if outcome is Outcome.APPLIED:
+        yield Acknowledge()
+    return outcome
 
 
 def resumed(key: Key, name: str) -> Attempt:
@@ -481,6 +464,14 @@ RECOVERIES: Final[Mapping[str, Recovery]] = MappingProxyType(
 )
 
 
+def _delivered(entity: Entity, token: str, outcome: Outcome, *, at_once: bool = False) -> Attempt:
+    """Finish the entry of a message, and acknowledge it."""
+    ended = yield from sent(entity, token, guarded=True, at_once=at_once)
+    if ended is None:
+        yield Acknowledge()
+    return ended or outcome
+
+
 def sent(entity: Entity, name: str, *, guarded: bool, at_once: bool = False) -> Generator[Step, Any, Outcome | None]:
     """From the entry to the end: tokens, messages, removal, and an empty outbox; an outcome if it could not be.
     ``at_once``: in one database, where an entry is cleared alone."""
@@ -501,6 +492,18 @@ def sent(entity: Entity, name: str, *, guarded: bool, at_once: bool = False) -> 
     elif not (yield Persist(entity.without(name))):
         return Outcome.CONFLICT
     return None
+
+
+def _settled(entity: Entity, name: str, entry: Entry, token: str | None) -> Attempt:
+    """In one database: all at once, then the messages; CONFLICT if somebody else was at it."""
+    entry = yield from named(entry)
+    settled: Settled = yield Settle(entity.keeping(name, entry) if entry.outgoing else entity, name, token)
+    if settled is not Settled.DONE:
+        return Outcome.CONFLICT
+    if entry.outgoing:
+        yield Dispatch(entry.messages(name))
+        yield Finish(entity.key, name)
+    return Outcome.APPLIED
 
 
 def named(entry: Entry) -> Generator[Step, Any, Entry]:
@@ -529,16 +532,6 @@ def _tidied(key: Key, token: str) -> Attempt:
             return Outcome.CONFLICT
     yield Acknowledge()
     return Outcome.DUPLICATE if entry is None else Outcome.TIDIED
-
-
-def sent_again(entity: Entity, token: str) -> Attempt:
-    """There is no token, so the message was applied. If its entry is left, its messages may never have been sent."""
-    entry = entity.outbox.get(token)
-    if entry is not None:
-        yield Dispatch(entry.messages(token))
-        yield Finish(entity.key, token)
-    yield Acknowledge()
-    return Outcome.DUPLICATE if entry is None else Outcome.RESUMED
 
 
 MARK: Final = "#"
@@ -571,15 +564,6 @@ class Taken:
         """
         return f"{self.key}{MARK}{self.mark}"
 
-    def is_new(self, entity: Entity) -> bool:
-        return self.mark > mark_of(entity.state) and not (self.known and entity.state is None)
-
-    def is_next(self, entity: Entity) -> bool:
-        return self.after is None or self.after == mark_of(entity.state)
-
-    def advanced(self, entity: Entity) -> Entity:
-        return entity.changed({**(entity.state or {}), **self.also, "mark": self.mark})
-
 
 def mark_of(state: Any) -> int:
     """How far a source was taken; -1 if it never was.
@@ -592,36 +576,30 @@ def mark_of(state: Any) -> int:
 
 def sourced(source: Taken) -> Attempt:
     """For any two stores; ends as APPLIED, RESUMED, DUPLICATE or CONFLICT."""
-    entity: Entity = yield Load(source.key)
-    if not source.is_new(entity):
-        return (yield from _resumed(entity, source.name))
-    if not source.is_next(entity):
-        return Outcome.CONFLICT
-    entity = source.advanced(entity).keeping(source.name, Entry(source.outgoing, origin=source.origin))
-    if not (yield Persist(entity)):
-        return Outcome.CONFLICT
-    ended = yield from sent(entity.stored, source.name, guarded=False)
-    return ended or Outcome.APPLIED
+    return _sourced(source, at_once=False)
 
 
 def sourced_at_once(source: Taken) -> Attempt:
     """For one database; ends as APPLIED, RESUMED, DUPLICATE or CONFLICT."""
+    return _sourced(source, at_once=True)
+
+
+def _sourced(source: Taken, *, at_once: bool) -> Attempt:
     entity: Entity = yield Load(source.key)
-    if not source.is_new(entity):
-        return (yield from _resumed(entity, source.name, at_once=True))
-    if not source.is_next(entity):
+    highest = mark_of(entity.state)
+    if source.mark <= highest or (source.known and entity.state is None):
+        return (yield from _resumed(entity, source.name, at_once=at_once))
+    if source.after not in (None, highest):
         return Outcome.CONFLICT
-    entry = yield from named(Entry(source.outgoing, origin=source.origin))
-    entity = source.advanced(entity)
-    if entry.outgoing:
-        entity = entity.keeping(source.name, entry)
-    settled: Settled = yield Settle(entity, source.name, None)
-    if settled is not Settled.DONE:
+    entity = entity.changed({**(entity.state or {}), **source.also, "mark": source.mark})
+    entry = Entry(source.outgoing, origin=source.origin)
+    if at_once:
+        return (yield from _settled(entity, source.name, entry, None))
+    entity = entity.keeping(source.name, entry)
+    if not (yield Persist(entity)):
         return Outcome.CONFLICT
-    if entry.outgoing:
-        yield Dispatch(entry.messages(source.name))
-        yield Finish(source.key, source.name)
-    return Outcome.APPLIED
+    ended = yield from sent(entity.stored, source.name, guarded=False)
+    return ended or Outcome.APPLIED
 
 
 BODY_BYTES_MAX: Final = 256 * 1024

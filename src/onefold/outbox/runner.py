@@ -7,9 +7,6 @@ messages come again.
 
 Handlers that are coroutines run on one event loop, in a thread of its own: all of a batch are started before the first
 is awaited, so a hundred of them that wait for something wait together.
-
-`process` is the whole of it for those who have a transport of their own: a message, a handler, two stores or one, and
-an outcome. `Endpoint` and the consumer use the same functions.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import inspect
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from secrets import token_hex
@@ -28,7 +24,7 @@ from typing import Any, Final, cast
 
 from onefold.errors import Misuse, OnefoldError
 from onefold.outbox import plans
-from onefold.outbox.plans import PLANS, Attempt, Handled, Handler, Key, KeyOf, Message, Outcome
+from onefold.outbox.plans import PLANS, Attempt, Handled, Handler, Key, Message, Outcome
 from onefold.outbox.ports import Delivery, EntityStore, Ledger, Parcel, Queue, TokenStore
 
 CHANCE_BYTES: Final = 10
@@ -51,7 +47,6 @@ class World:
     entities: EntityStore
     tokens: TokenStore
     queue: Queue
-    fresh: Callable[[int], tuple[str, ...]] = fresh_ids
 
     @property
     def ledger(self) -> Ledger:
@@ -75,7 +70,7 @@ class World:
         if kind is plans.Settle:
             return self.ledger.settle(steps)
         if kind is plans.Fresh:
-            ids = iter(self.fresh(sum(step.many for step in steps)))
+            ids = iter(fresh_ids(sum(step.many for step in steps)))
             return [tuple(islice(ids, step.many)) for step in steps]
         if kind is plans.Remove:
             self.tokens.remove([step.removal for step in steps])
@@ -150,26 +145,19 @@ def run(world: World, jobs: Iterable[Job]) -> list[Outcome | Exception]:
 
 def _call_handlers(group: list[Job]) -> None:
     """All are started before any is awaited: coroutines run side by side."""
-    started: list[tuple[Job, Future[Handled]]] = []
+    started: list[tuple[Job, Handled | Future[Handled]]] = []
     for job in group:
         try:
             if job.handle is None:
                 raise Misuse("this attempt has nothing to handle")
-            answer = job.handle(cast(plans.Handle, job.pending).state)
+            started.append((job, job.handle(cast(plans.Handle, job.pending).state)))
         except Exception as error:
             job.fail(error)
-        else:
-            if isinstance(answer, Future):
-                started.append((job, answer))
-            else:
-                job.go_on(answer)
-    for job, future in started:
+    for job, answer in started:
         try:
-            answer = future.result()
+            job.go_on(answer.result() if isinstance(answer, Future) else answer)
         except Exception as error:
             job.fail(error)
-        else:
-            job.go_on(answer)
 
 
 def run_one(world: World, attempt: Attempt) -> Outcome:
@@ -302,28 +290,3 @@ def attempt(world: World, plan: str, works: Sequence[Work], loop: Loop) -> list[
     for number, outcome in zip(late, run(world, jobs), strict=True):
         ended[number] = outcome
     return ended
-
-
-def check_plan(plan: str) -> str:
-    if plan not in PLANS:
-        raise Misuse(f"plan is {plan!r}, must be one of {', '.join(PLANS)}", plan=plan)
-    return plan
-
-
-def process(
-    message: Message, handler: Handler, *, key: KeyOf, entities: EntityStore, tokens: TokenStore, queue: Queue,
-    plan: str = "transactional", endpoint: str = "default",
-) -> Outcome:  # fmt: skip
-    """Attempt one message, once; to acknowledge its delivery is the caller's business.
-
-    Whatever the outcome is, but CONFLICT, the message need not come again. After CONFLICT or an error it must. What a
-    handler raises is raised here, and nothing was changed. Endpoints that share a store need names of their own.
-    """
-    world = World(entities, tokens, queue)
-    if check_plan(plan) == "transactional":
-        _ = world.ledger  # Misuse if they are two
-    where = Key(plans.check_name(endpoint, "endpoint"), plans.key_of(message, key))
-    plans.check_token(message.token)
-    with closing(Loop()) as loop:
-        (ended,) = attempt(world, plan, [Work(message, where, handler)], loop)
-    return raised(ended)

@@ -211,14 +211,12 @@ class Way:
     def __init__(self, topic: str, at: str | Path | Topics, token: str | None, answer_s: float) -> None:
         """``at``: the address of a server, a folder of topics, or one that is open already."""
         self._topic, self._at, self._token, self._answer_s = topic, at, token, answer_s
-        self._url = isinstance(at, str) and "://" in at
-        self._own: Topics | None = None
-        if isinstance(at, Topics):
-            topic_folder(at.root, topic)
-        elif self._url:
+        self._topics: Topics | None = None
+        if isinstance(at, str) and "://" in at:
             self._address(None)
         else:
-            topic_folder(Path(at), topic)
+            self._topics = at if isinstance(at, Topics) else Topics(at)
+            topic_folder(self._topics.root, topic)
 
     def __str__(self) -> str:
         return f"topic {self._topic!r} at {self._at.root if isinstance(self._at, Topics) else self._at}"
@@ -229,17 +227,13 @@ class Way:
         return topic_url(str(self._at), self._topic, name)
 
     def connect(self, name: str | None) -> ProducerConnection:
-        if self._url:
+        if self._topics is None:
             return Remote(self._address(name), self._token, self._answer_s)
-        if isinstance(self._at, Topics):
-            return Embedded(self._at.topic(self._topic), name)
-        if self._own is None:
-            self._own = Topics(Path(self._at))
-        return Embedded(self._own.topic(self._topic), name)
+        return Embedded(self._topics.topic(self._topic), name)
 
     def close(self) -> None:
-        if self._own is not None:
-            self._own.close()
+        if self._topics is not None and self._topics is not self._at:
+            self._topics.close()
 
 
 TROUBLE: Final = (Busy, StoreFailed, ConnectionError)
@@ -336,12 +330,10 @@ class Sender:
             self._changed.notify_all()
         return item.future
 
-    def unanswered(self) -> list[Future[Receipt]]:
+    def unanswered(self) -> dict[Future[Receipt], QueuedMessage]:
         with self._changed:
-            return [item.future for item in self._unanswered()]
-
-    def _unanswered(self) -> list[QueuedMessage]:
-        return [item for item in chain(*self._outstanding, self._waiting) if not item.future.done()]
+            items = chain(*self._outstanding, self._waiting)
+            return {item.future: item for item in items if not item.future.done()}
 
     def close(self) -> None:
         self._closing.set()
@@ -366,13 +358,13 @@ class Sender:
             self._try(self._converse)
         error = self.dead or Misuse("the producer was closed before the answer: it may or may not be stored")
         with self._changed:
-            unanswered = self._unanswered()
-            self.lost += sum(not item.awaited for item in unanswered)
+            unanswered = self.unanswered()
+            self.lost += sum(not item.awaited for item in unanswered.values())
             self._outstanding.clear()
             self._waiting.clear()
             self._changed.notify_all()
-        for item in unanswered:
-            item.future.set_exception(error)
+        for future in unanswered:
+            future.set_exception(error)
         self._disconnect()
         self._way.close()
 
@@ -574,9 +566,8 @@ class Producer:
             if self._own_ids is not None and self._own_ids != own:
                 raise Misuse("sequence ids: all messages of a producer carry their own, or none does")
             if sequence_id is not None and sequence_id < self._lowest:
-                raise Misuse(
-                    f"sequence id {sequence_id}: must ascend, the next is at least {self._lowest}", sequence=sequence_id
-                )
+                text = f"sequence id {sequence_id}: must ascend, the next is at least {self._lowest}"
+                raise Misuse(text, sequence=sequence_id)
             self._own_ids = own
             sequence = max(self._next, self._sender.claim.floor + 1) if sequence_id is None else sequence_id
             if sequence > SEQUENCE_MAX:

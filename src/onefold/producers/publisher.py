@@ -162,20 +162,16 @@ class FilePublisher:
     def _start(self, file: BinaryIO) -> int:
         last, floor = self._producer.last_sequence_id, self._producer.floor
         if floor > last:
-            text = (
-                f"{self.path}: the topic has forgotten what {self._producer.name!r}, or a name like it, stored up to "
-            )
-            why = f"{floor:,}: publish the file under another name, if none of it is stored"
-            raise Misuse(text + why, floor=floor)
+            text = f"{self.path}: the topic has forgotten what {self._producer.name!r}, or a name like it, stored up"
+            why = f"to {floor:,}: publish the file under another name, if none of it is stored"
+            raise Misuse(f"{text} {why}", floor=floor)
         if last < 0:
             return 0
         size = file.seek(0, os.SEEK_END)
         if (prefix := self._prefix.recall()) is not None and self._prefix.read(file, prefix[0]) != prefix[1]:
-            text = (
-                f"{self.path}: is not the file that was published as {self._producer.name!r}: its first {prefix[0]:,} "
-            )
+            text = f"{self.path}: is not the file that was published as {self._producer.name!r}: its first"
             why = "bytes are not those that were read then; a rotated or rewritten file needs another name (--name)"
-            raise Misuse(text + why, path=str(self.path), size=size)
+            raise Misuse(f"{text} {prefix[0]:,} {why}", path=str(self.path), size=size)
         if last >= size:
             raise self._other(last, f"and the file ends at {size}")
         if last > 0:
@@ -216,11 +212,9 @@ class FilePublisher:
 
     def _short(self, offset: int, line: bytes) -> bytes:
         if len(line) > self._producer.message_bytes_max:
-            text = (
-                f"{self.path}: the line at byte {offset} is longer than the {self._producer.message_bytes_max:,} bytes"
-            )
-            why = "that a message may have; nothing was published from there on"
-            raise Misuse(f"{text} {why}", path=str(self.path), offset=offset)
+            text = f"{self.path}: the line at byte {offset} is longer than the"
+            why = "bytes that a message may have; nothing was published from there on"
+            raise Misuse(f"{text} {self._producer.message_bytes_max:,} {why}", path=str(self.path), offset=offset)
         return line
 
     def _take_answers(self, *, only_done: bool = False) -> None:

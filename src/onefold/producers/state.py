@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import accumulate, islice, pairwise
 from struct import Struct
@@ -35,6 +35,7 @@ from onefold.producers import records
 from onefold.producers.records import Kind, Part, Pushed, SequenceBounds, SequenceEntry, SequenceSettings
 
 
+@dataclass(slots=True)
 class Floors:
     """What is kept of forgotten producers.
 
@@ -49,12 +50,9 @@ class Floors:
     (41, 2, -1)
     """
 
-    __slots__ = ("count", "epochs", "sequences")
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.sequences: dict[int, int] = {}
-        self.epochs: dict[int, int] = {}
+    count: int
+    sequences: dict[int, int] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
 
     def _bucket(self, name: str) -> int:
         return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") % self.count
@@ -74,18 +72,13 @@ class Floors:
         if epoch > self.epochs.get(bucket, 0):
             self.epochs[bucket] = epoch
 
-    def __eq__(self, other: object) -> bool:
-        mine = (self.count, self.sequences, self.epochs)
-        return isinstance(other, Floors) and mine == (other.count, other.sequences, other.epochs)
-
-    __hash__ = None  # type: ignore[assignment] # it changes
-
 
 class StoredKey(NamedTuple):
     time_ms: int
     digest: int
 
 
+@dataclass(slots=True)
 class Keys:
     """The Idempotency-Keys that the log holds and that are not expired.
 
@@ -104,81 +97,44 @@ class Keys:
     (StoredKey(time_ms=5000, digest=7), None)
     """
 
-    __slots__ = ("_stored", "count_max", "ms")
-
-    def __init__(self, count_max: int, ms: int) -> None:
-        self.count_max = count_max
-        self.ms = ms
-        self._stored: OrderedDict[str, StoredKey] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._stored)
-
-    def items(self) -> list[tuple[str, StoredKey]]:
-        return list(self._stored.items())
+    count_max: int = field(compare=False)
+    ms: int = field(compare=False)
+    stored: OrderedDict[str, StoredKey] = field(default_factory=OrderedDict)
 
     def get(self, key: str, now_ms: int) -> StoredKey | None:
-        stored = self._stored.get(key)
+        stored = self.stored.get(key)
         return None if stored is None or stored.time_ms + self.ms <= now_ms else stored
 
     def judge(self, key: str, digest: int, now_ms: int, pending: Mapping[str, int]) -> Pushed:
         """Is a message with this key stored, being written (among ``pending``), or new?"""
         stored = self.get(key, now_ms)
         if stored is not None:
-            return (
-                records.KNOWN_KEY
-                if stored.digest == digest or records.NO_DIGEST in (stored.digest, digest)
-                else records.CONFLICT
-            )
+            same = stored.digest == digest or records.NO_DIGEST in (stored.digest, digest)
+            return records.KNOWN_KEY if same else records.CONFLICT
         if key in pending:
             return records.IN_FLIGHT
-        over = len(self._stored) + len(pending) - self.count_max
+        over = len(self.stored) + len(pending) - self.count_max
         if over < 0:
             return records.NEW
         # So many of the oldest, and one more, must have expired to make room: it is enough to look at the last of them.
-        last = next(islice(self._stored.values(), over, None), None)
+        last = next(islice(self.stored.values(), over, None), None)
         return records.KEYS_FULL if last is None or last.time_ms + self.ms > now_ms else records.NEW
 
     def store(self, key: str, digest: int, time_ms: int) -> None:
-        if self._stored:
-            time_ms = max(time_ms, next(reversed(self._stored.values())).time_ms)
-        self._stored.pop(key, None)
-        while len(self._stored) >= self.count_max and next(iter(self._stored.values())).time_ms + self.ms <= time_ms:
-            self._stored.popitem(last=False)
-        self._stored[key] = StoredKey(time_ms, digest)
+        if self.stored:
+            time_ms = max(time_ms, next(reversed(self.stored.values())).time_ms)
+        self.stored.pop(key, None)
+        while len(self.stored) >= self.count_max and next(iter(self.stored.values())).time_ms + self.ms <= time_ms:
+            self.stored.popitem(last=False)
+        self.stored[key] = StoredKey(time_ms, digest)
 
     def set_clock(self, ahead_ms: int, now_ms: int) -> None:
-        for key, (time_ms, digest) in self._stored.items():
-            self._stored[key] = StoredKey(min(time_ms + ahead_ms, now_ms), digest)
-
-    def restore(self, key: str, digest: int, time_ms: int) -> None:
-        self._stored[key] = StoredKey(time_ms, digest)
-
-    def clear(self) -> None:
-        self._stored.clear()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Keys) and self._stored == other._stored
-
-    __hash__ = None  # type: ignore[assignment] # it changes
+        for key, (time_ms, digest) in self.stored.items():
+            self.stored[key] = StoredKey(min(time_ms + ahead_ms, now_ms), digest)
 
 
 DIGEST: Final = Struct("<qI")
 _MASK: Final = 0xFFFF_FFFF
-
-
-@lru_cache(maxsize=64)
-def _rows(count: int) -> Struct:
-    return Struct("<" + "qI" * count)
-
-
-def _packed(low: int, digests: Sequence[int]) -> bytes:
-    if len(digests) == 1:
-        return DIGEST.pack(low, digests[0] & _MASK)
-    row = [0] * (2 * len(digests))
-    row[::2] = range(low, low + len(digests))
-    row[1::2] = [digest & _MASK for digest in digests]
-    return _rows(len(digests)).pack(*row)
 
 
 class Highest:
@@ -226,8 +182,11 @@ class Highest:
     def note(self, low: int, digests: Sequence[int], count_max: int) -> None:
         """Remember the digests of a run that begins at ``low``; the newest ``count_max`` stay."""
         if count_max:
-            newest = digests[-count_max:]
-            packed = _packed(low + len(digests) - len(newest), newest)
+            if len(digests) == 1:
+                packed = DIGEST.pack(low, digests[0] & _MASK)
+            else:
+                newest, end = [digest & _MASK for digest in digests[-count_max:]], low + len(digests)
+                packed = b"".join(map(DIGEST.pack, range(end - len(newest), end), newest))
             self.digests = (self.digests + packed)[-DIGEST.size * count_max :]
 
     def contradicts(self, low: int, high: int, digests: Sequence[int]) -> bool:
@@ -237,8 +196,6 @@ class Highest:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Highest) and self._state() == other._state()
-
-    __hash__ = None  # type: ignore[assignment] # it changes
 
     def _state(self) -> tuple[object, ...]:
         return self.repeat, self.head, self.forgotten, self.epoch, self.time_ms, self.digests, self.gaps()
@@ -336,7 +293,7 @@ class Memory:
     5
     """
 
-    __slots__ = ("_new", "bounds", "floors", "keys", "on", "producers")
+    __slots__ = ("bounds", "floors", "keys", "new", "on", "producers")
 
     def __init__(self, bounds: SequenceBounds) -> None:
         self.bounds = bounds
@@ -344,11 +301,11 @@ class Memory:
         self.producers: dict[str, Highest] = {}
         self.floors = Floors(bounds.floors_count)
         self.keys = Keys(bounds.keys_max, bounds.keys_ms)
-        self._new = Gapped if bounds.memory == "gaps" else Highest
+        self.new = Gapped if bounds.memory == "gaps" else Highest
 
     def blank(self, producer: str) -> Highest:
         """What is known of a producer of which the memory holds nothing: its floor."""
-        return self._new(self.floors.sequence(producer))
+        return self.new(self.floors.sequence(producer))
 
     def _producer(self, name: str) -> Highest:
         state = self.producers.get(name)
@@ -376,12 +333,12 @@ class Memory:
                 opened = {name: state for name, state in self.producers.items() if state.epoch}
                 self.producers.clear()
                 self.floors.sequences.clear()
-                self.keys.clear()
+                self.keys.stored.clear()
                 for name, state in opened.items():
                     self._open(name, state.epoch, state.time_ms)
         elif kind == _RESET:
             if self.on:  # else nothing is remembered of sequences
-                blank = self._new()  # without the floor of its bucket
+                blank = self.new()  # without the floor of its bucket
                 blank.epoch = self.producers[producer].epoch if producer in self.producers else 0
                 blank.time_ms = time_ms
                 self.producers[producer] = blank
@@ -413,16 +370,10 @@ class Memory:
         state.time_ms = max(state.time_ms, time_ms)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Memory)
-            and self.on == other.on
-            and self.bounds.memory == other.bounds.memory
-            and self.producers == other.producers
-            and self.floors == other.floors
-            and self.keys == other.keys
-        )
+        return isinstance(other, Memory) and self._state() == other._state()
 
-    __hash__ = None  # type: ignore[assignment] # it changes
+    def _state(self) -> tuple[object, ...]:
+        return self.on, self.bounds.memory, self.producers, self.floors, self.keys
 
 
 MAGIC: Final = b"OFP2"
@@ -446,7 +397,7 @@ def encode(memory: Memory) -> bytes:
 
     All integers are little endian.
     """
-    bounds, floors, keys = memory.bounds, memory.floors, memory.keys.items()
+    bounds, floors, keys = memory.bounds, memory.floors, memory.keys.stored
     states = list(memory.producers.values())
     names = [name.encode() for name in memory.producers]
     gaps = [state.gaps() for state in states] if bounds.memory == "gaps" else [[]] * len(states)
@@ -464,10 +415,10 @@ def encode(memory: Memory) -> bytes:
         *(state.digests for state in states),
         _column([bound for of_one in gaps for gap in of_one for bound in gap]),
         *(_column(column) for table in (floors.sequences, floors.epochs) for column in (table, table.values())),
-        _column([stored.time_ms for _, stored in keys]),
-        _column([stored.digest for _, stored in keys]),
-        _column([len(key.encode()) for key, _ in keys], _UINT32),
-        *(key.encode() for key, _ in keys),
+        _column([stored.time_ms for stored in keys.values()]),
+        _column([stored.digest for stored in keys.values()]),
+        _column([len(key.encode()) for key in keys], _UINT32),
+        *(key.encode() for key in keys),
     ]
     body = b"".join(parts)
     return _HEAD.pack(MAGIC, crc32(body)) + body
@@ -495,11 +446,10 @@ def decode(data: bytes, settings: SequenceSettings) -> Memory:
     except Misuse as error:
         raise BadInput(f"snapshot of producers with impossible settings: {error}") from error
     bounds = old._replace(**settings).checked()
-    if numbers[8] + numbers[9] and bounds.floors_count != old.floors_count:
-        raise Misuse(
-            f"floors_count is {bounds.floors_count}, but the snapshot has floors in {old.floors_count} buckets",
-            floors_count=bounds.floors_count,
-        )
+    count = bounds.floors_count
+    if numbers[8] + numbers[9] and count != old.floors_count:
+        text = f"floors_count is {count}, but the snapshot has floors in {old.floors_count} buckets"
+        raise Misuse(text, floors_count=count)
     try:
         memory = Memory(bounds)
         memory.on = bool(on)
@@ -508,8 +458,8 @@ def decode(data: bytes, settings: SequenceSettings) -> Memory:
         memory.floors.sequences = dict(zip(reader.column(numbers[8]), reader.column(numbers[8]), strict=True))
         memory.floors.epochs = dict(zip(reader.column(numbers[9]), reader.column(numbers[9]), strict=True))
         times, digests = reader.column(numbers[10]), reader.column(numbers[10])
-        for key, digest, time_ms in zip(reader.names(reader.column(numbers[10], _UINT32)), digests, times, strict=True):
-            memory.keys.restore(key, digest, time_ms)
+        names = reader.names(reader.column(numbers[10], _UINT32))
+        memory.keys.stored.update(zip(names, map(StoredKey, times, digests), strict=True))
         reader.end()
     except (ValueError, UnicodeDecodeError, OverflowError) as error:
         raise BadInput(f"snapshot of producers that contradicts itself: {error}") from error
@@ -522,13 +472,11 @@ def _read_producers(reader: _Reader, memory: Memory, old: SequenceBounds, count:
     names = reader.names(name_lengths)
     digests = reader.slices(digest_lengths)
     bounds = reader.column(2 * sum(gap_counts))
-    keep = DIGEST.size * memory.bounds.digests_max
-    blank = Gapped if memory.bounds.memory == "gaps" else Highest
-    gap = 0
+    keep, gap = DIGEST.size * memory.bounds.digests_max, 0
     for i, name in enumerate(names):
         if heads[i] < -1 or forgotten[i] < -1 or epochs[i] < 0 or digest_lengths[i] % DIGEST.size:
             raise ValueError(f"producer {name!r} has head {heads[i]}, floor {forgotten[i]}, epoch {epochs[i]}")
-        state = blank(forgotten[i])
+        state = memory.new(forgotten[i])
         state.head, state.epoch, state.time_ms = heads[i], epochs[i], times[i]
         state.digests = digests[i][-keep:] if keep else b""
         gap, start = gap + 2 * gap_counts[i], gap

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +31,7 @@ from onefold.clock import Clock, elapsed_ms, wall_ms
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Busy, Damaged, Misuse, OnefoldError, StoreFailed
 from onefold.producers import records, requests
-from onefold.producers.log.disk import REAL, failing
+from onefold.producers.log.disk import REAL, failing, replace_file
 from onefold.producers.log.segments import SEGMENT_BYTES, SegmentLog
 from onefold.producers.ports import AppendLog, Draft
 from onefold.producers.records import Kind, MemoryKind
@@ -374,9 +375,7 @@ class Topic:
                 answer()
 
     def _commit(self, tickets: list[_Ticket], answers: list[Callable[[], None]]) -> None:
-        drafts: list[Draft] = []
-        for ticket in tickets:
-            drafts += ticket.request.drafts
+        drafts = list(chain.from_iterable(ticket.request.drafts for ticket in tickets))
         end = self.log.end
         try:
             self._set_clock()
@@ -567,14 +566,7 @@ def _make(folder: Path, memory: MemoryKind) -> None:
         raise Damaged(f"{folder}: has a log, and its {FILE} is gone", path=str(folder))
     with failing(str(folder / FILE)):
         REAL.make_folder(str(folder))
-        fresh = REAL.open(str(folder / f"{FILE}.new"), new=True)
-        try:
-            fresh.truncate(0)
-            fresh.write(json.dumps({"format": 1, "memory": memory}).encode() + b"\n", 0)
-            fresh.sync()
-        finally:
-            fresh.close()
-        REAL.rename(str(folder / f"{FILE}.new"), str(folder / FILE))
+        replace_file(REAL, str(folder / FILE), json.dumps({"format": 1, "memory": memory}).encode() + b"\n")
         REAL.sync_folder(str(folder))
 
 

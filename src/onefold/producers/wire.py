@@ -26,6 +26,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from onefold.errors import BadInput, Misuse
 from onefold.producers.records import NAME_BYTES_MAX
+from onefold.producers.requests import Message
 from onefold.verdict import Verdict
 
 CONTENT_TYPE: Final = "application/vnd.onefold.batch"
@@ -44,8 +45,6 @@ _REPLY_MAGIC: Final = b"OFR1"
 _VERDICTS: Final = tuple(Verdict)
 _CODES: Final = {verdict: code for code, verdict in enumerate(Verdict)}
 
-Message: TypeAlias = tuple[int, bytes]
-"""A sequence id and a payload."""
 Judged: TypeAlias = tuple[Verdict, str, int]
 """Verdict, reason, and the offset at which it is stored or -1: a receipt."""
 

@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from onefold.report.text import foreign, many
+from onefold.report.text import SPANS, foreign, many, size, table
 
 WHY: Final = {
     "malformed": "could not be read",
@@ -22,7 +22,6 @@ WHY: Final = {
     "no_order": "no place in the order",
 }
 
-UNITS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000))
 TAIL_TIMES: Final = 10
 """From so many times the window on, it is worth a line that the last copies cost so much."""
 SECONDS_BELOW: Final = 100_000_000_000
@@ -62,20 +61,12 @@ def summary(advice: Mapping[str, Any]) -> Iterator[Text]:
 
 
 def windows(advice: Mapping[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("to catch", "window", "leaks", "ids at once", "state", "watermark", "state"):
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = table(">to catch", ">window", ">leaks", ">ids at once", ">state", ">watermark", ">state", no_wrap=True)
     for row in advice["windows"]:
-        table.add_row(
-            _percent(row["share"]),
-            span(row["window_ms"]),
-            f"{row['leaked']:,}",
-            f"{row['ids']:,}",
-            size(row["bytes"]),
-            span(row["watermark_ms"]),
-            size(row["watermark_bytes"]),
-        )
-    return table
+        window = (span(row["window_ms"]), f"{row['leaked']:,}", f"{row['ids']:,}", size(row["bytes"]))
+        watermark = (span(row["watermark_ms"]), size(row["watermark_bytes"]))
+        rows.add_row(_percent(row["share"]), *window, *watermark)
+    return rows
 
 
 def notes(advice: Mapping[str, Any]) -> Iterator[Text]:
@@ -119,24 +110,8 @@ def span(ms: int) -> str:
     >>> span(950), span(59_983), span(60_000), span(5_400_001), span(0)
     ('950 ms', '59.99 s', '1 min', '1.51 h', '0 ms')
     """
-    for unit, length in UNITS:
-        if ms >= length:
-            return (
-                f"{ceil(100 * ms / length) / 100:g} {unit}" if ms < 10_000 * length else f"{ms // length + 1:,} {unit}"
-            )
-    return f"{ms} ms"
-
-
-def size(count: int) -> str:
-    """How many bytes, in the unit that says it best.
-
-    >>> size(960), size(156_000), size(7_200_000_000)
-    ('960 B', '156.0 kB', '7.2 GB')
-    """
-    for unit, length in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= length:
-            return f"{count / length:,.1f} {unit}"
-    return f"{count} B"
+    unit, length = next((each for each in SPANS if ms >= each[1]), SPANS[-1])
+    return f"{ceil(100 * ms / length) / 100:g} {unit}" if ms < 10_000 * length else f"{ms // length + 1:,} {unit}"
 
 
 def _spread(lags: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ FILE_CHARS_MAX: Final = 500
 """How much of a line about a file is shown: a path may be long."""
 
 SIDES: Final = {"only_a": "only in A", "only_b": "only in B", "differing": "differs"}
-"""What is wrong with a row of two tables, by where a comparison names it."""
+"""What is wrong with a row of two tables, by where a comparison names it; with a peer it is only here, or there."""
 
 KINDS: Final = {
     "missing": "in the source, not published",
@@ -36,10 +36,10 @@ def compared(summary: Mapping[str, Any]) -> Text:
 
 def samples(summary: Mapping[str, Any]) -> Iterator[Text]:
     for kind, rows in summary["shown"].items():
-        for row in rows:
-            yield foreign(f"  {SIDES[kind]}: {row_text(row)}", ROW_CHARS_MAX)
+        side = SIDES.get(kind) or kind.replace("_", " ")
+        yield from (foreign(f"  {side}: {row_text(row)}", ROW_CHARS_MAX) for row in rows)
         if summary[kind] > len(rows):
-            yield Text(f"  {SIDES[kind]}: and {summary[kind] - len(rows):,} more", style="dim")
+            yield Text(f"  {side}: and {summary[kind] - len(rows):,} more", style="dim")
 
 
 def row_text(row: Mapping[str, Any]) -> str:
@@ -66,13 +66,14 @@ def audited(audit: Mapping[str, Any]) -> Iterator[Text]:
         alone = [f"{orphans:,} have no first"] if orphans else []
         if ruled:
             alone.append(f"{ruled:,} have none by the rule of their reason: they may be new, and count nowhere")
+        if audit.get("elsewhere"):
+            alone.append(f"{audit['elsewhere']:,} have their first in earlier versions, which were not looked at")
         if alone:
-            yield Text(f"  {once}; of {repeats} {' and '.join(alone)}", style="yellow")
+            yield Text(f"  {once}; of {repeats} {' and '.join(alone)}", style="yellow" if orphans or ruled else "")
         else:
             yield Text(f"  {once}, and each of {repeats} has its first")
     for kind, rows in audit["shown"].items():
-        for row in rows:
-            yield foreign(f"  {row_text(row)}: {KINDS[kind]}", ROW_CHARS_MAX)
+        yield from (foreign(f"  {row_text(row)}: {KINDS[kind]}", ROW_CHARS_MAX) for row in rows)
         if audit[kind] > len(rows):
             yield Text(f"  and {audit[kind] - len(rows):,} more: {KINDS[kind]}", style="dim")
 

@@ -10,8 +10,6 @@ counters) have an axis of their own per key. A range is drawn at least a hair wi
 still there to be seen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -263,6 +261,15 @@ def span_ticks(highest: float, room: Callable[[float], float], apart: float) -> 
     return chosen
 
 
+def axis(ticks: Iterable[Tick], at: Callable[[float], float], ground: float) -> Markup:
+    """The ticks of an axis with their labels below it."""
+    drawn = []
+    for value, text in ticks:
+        drawn += [line(at(value), ground, at(value), ground + 4, "axis")]
+        drawn += [label(at(value), ground + LABELS, text, "middle")]
+    return Markup("").join(drawn)
+
+
 def law(ledger: VerdictTable, width: float) -> Chart:
     words = ", ".join(
         f"{n:,} {name} ({share(n, ledger.judged)})" for n, name in zip(ledger.totals, VERDICTS, strict=True)
@@ -283,14 +290,12 @@ def timeline(part: ReportPart, width: float) -> Chart:
         for i, counts in enumerate(bins)
     ]
     per_ms = room / max(1, high - low)
+    round_places = ticks(low, high, time, int(width / 110))
     drawn = [
         every.frame("all messages", brief), every.columns(bins, VERDICTS), every.hints(words),
         rest.frame("only what does not count", brief), rest.columns([b[1:] for b in bins], VERDICTS[1:]),
-        rest.hints(words),
+        rest.hints(words), axis(round_places, lambda value: LEFT + (value - low) * per_ms, 286),
     ]  # fmt: skip
-    for value, text in ticks(low, high, time, int(width / 110)):
-        x = LEFT + (value - low) * per_ms
-        drawn += [line(x, 286, x, 290, "axis"), label(x, 286 + LABELS, text, "middle")]
     peak = max(range(len(bins)), key=lambda i: sum(bins[i][1:]), default=0)
     summary = f"From {place(low, time)} to {place(high, time)}{' UTC' if time else ''}. "
     summary += (
@@ -322,11 +327,7 @@ def lags(part: ReportPart, width: float) -> Chart:
         x, strong = at(value), " strong" if kind == "window" else ""
         fits = x + 6 + LETTER * len(words) < width  # else the words stand on the other side of the line
         drawn.append(label(x + 5 if fits else x - 5, 14 + 14 * i, words, f"{'start' if fits else 'end'}{strong}"))
-    for tick, words in span_ticks(highest, at, 52):
-        drawn += [
-            line(at(tick), ground, at(tick), ground + 4, "axis"),
-            label(at(tick), ground + LABELS, words, "middle"),
-        ]
+    drawn.append(axis(span_ticks(highest, at, 52), at, ground))
     words = "; ".join(f"{words} of the copies came within {span(value)}" for value, words in marks)
     return Chart(
         "lags", "Time between a first and its copies", f"{words}.", width, ground + LABELS + 6, Markup("").join(drawn)
@@ -448,10 +449,9 @@ class GapMap:
             drawn.append(label(left + room + 8, 24 * i + 13, words))
         foot = 24 * len(strips)
         if self.shared:
-            scale = room / max(1, self.shared[1] - self.shared[0])
-            for value, words in self.ticks(int(room / 110)):
-                x = left + (value - self.shared[0]) * scale
-                drawn += [line(x, foot, x, foot + 4, "axis"), label(x, foot + LABELS, words, "middle")]
+            low, high = self.shared
+            scale = room / max(1, high - low)
+            drawn.append(axis(self.ticks(int(room / 110)), lambda value: left + (value - low) * scale, foot))
         words = f"The {len(strips)} worst of {many(self.keys, 'key')}: where messages are missing."
         return Chart("gap_map", "Gap map", words, width, foot + LABELS + 6, Markup("").join(drawn))
 

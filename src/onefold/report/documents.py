@@ -17,15 +17,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
-from onefold.report.text import FOREIGN_MAX, foreign
+from onefold.report.text import FOREIGN_MAX
 from onefold.tally import Tally
+from onefold.text import plain
 from onefold.verdict import Answer, Verdict
 from onefold.wording import ENGINES
 
@@ -117,25 +120,15 @@ class ReportPart:
 
     def text(self, most: int = FOREIGN_MAX) -> str:
         """As a short line of harmless text; what is no text as JSON writes it."""
-        return plain(
-            self.value if isinstance(self.value, str) else json.dumps(self.value, ensure_ascii=False, default=str), most
-        )
+        text = isinstance(self.value, str)
+        return plain(self.value if text else json.dumps(self.value, ensure_ascii=False, default=str), most)
 
     def wrong(self, wanted: str) -> NoReturn:
-        value = foreign(repr(self.value)).plain
-        raise BadInput(f"{foreign(self.where or 'the document').plain}: is {value}, must be {wanted}", where=self.where)
+        where, value = plain(self.where or "the document", FOREIGN_MAX), plain(repr(self.value), FOREIGN_MAX)
+        raise BadInput(f"{where}: is {value}, must be {wanted}", where=self.where)
 
     def _table(self) -> dict[str, Any]:
         return self.value if isinstance(self.value, dict) else self.wrong("a table")
-
-
-def plain(value: object, most: int = FOREIGN_MAX) -> str:
-    """A foreign value as one short line: control signs and those that turn the direction of writing become "?".
-
-    >>> plain("a\\u202eb\\x00c" + "x" * 100, 12)
-    'a?b?cxxxx...'
-    """
-    return foreign(value, most).plain
 
 
 def named(key: ReportPart, most: int = FOREIGN_MAX) -> list[tuple[str, str]]:
@@ -192,7 +185,7 @@ def read_ledger(document: ReportPart) -> VerdictTable:
                 answer = Answer(Verdict(verdict.upper()), str(line["reason"].value))
                 lines.append(Line(verdict, line["reason"].text(), line["count"].count(), _rule(engine, answer)))
         return VerdictTable(books["in"].count(), (first, repeat, unsure, reject), lines, plain(error, 200))
-    lines = [Line(a.verdict.lower(), plain(a.reason), n, _rule(engine, a)) for a, n in tally]
+    lines = [Line(a.verdict.lower(), plain(a.reason, FOREIGN_MAX), n, _rule(engine, a)) for a, n in tally]
     first, repeat, unsure, reject = (tally.count(verdict) for verdict in Verdict)
     return VerdictTable(tally.received, (first, repeat, unsure, reject), lines[:LINES_MAX])
 
@@ -235,27 +228,36 @@ def read_document(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def _object(path: Path, *needs: str) -> dict[str, Any]:
-    if path.stat().st_size > BYTES_MAX:
-        raise BadInput(f"{path}: has {path.stat().st_size:,} bytes, at most {BYTES_MAX:,} are read", path=str(path))
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise BadInput(f"{path}: not JSON: {foreign(error).plain}", path=str(path)) from error
+    document = read_document_file(path, BYTES_MAX)
     if not isinstance(document, dict) or document.keys().isdisjoint(needs):
         raise BadInput(f"{path}: not the document of a run: it has no {needs[0]}", path=str(path))
     return document
 
 
+def read_document_file(path: Path, bytes_max: int) -> Any:
+    """The JSON in a file that is ours. A run may have written NaN: Python reads it again."""
+    with path.open("rb") as file:
+        data = file.read(bytes_max + 1)
+    if len(data) > bytes_max:
+        raise BadInput(f"{path}: has more than the {bytes_max:,} bytes that are read", path=str(path))
+    try:
+        return json.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        raise BadInput(f"{path}: not JSON: {plain(error, FOREIGN_MAX)}", path=str(path)) from error
+
+
+def json_objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The objects in lines of JSON; one that is torn, or no object, is passed over."""
+    for line in lines:
+        with suppress(BadInput):
+            if isinstance(document := read_json(line, "the line"), dict):
+                yield document
+
+
 def _stream(path: Path) -> dict[str, Any]:
-    lines: dict[int, dict[str, Any]] = {}  # the newest of each batch; a torn last one is passed over
     progress = path / PROGRESS
-    for text in progress.read_text(encoding="utf-8", errors="replace").splitlines() if progress.exists() else []:
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict) and type(line.get("batch")) is int:
-            lines[line["batch"]] = line
+    told = json_objects(progress.read_bytes().splitlines() if progress.exists() else [])
+    lines = {line["batch"]: line for line in told if type(line.get("batch")) is int}  # the newest of each batch
     total, batches = Tally(), []
     for folder in sorted((path / BATCHES).glob(NUMBERED)):
         tally = Tally.from_dict(_object(folder / TALLY, "reasons"))

@@ -1,7 +1,5 @@
 """What became of a message, a chain, a device or a producer, as a person reads it. Input is the plain form, as JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,7 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from onefold.report.text import COLOURS, foreign, many, moment, ranges, span
+from onefold.report.text import COLOURS, foreign, many, moment, ranges, span, table
 from onefold.verdict import Answer, Verdict
 from onefold.wording import ENGINES
 
@@ -54,18 +52,18 @@ def lines(document: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield foreign(f"each word must equal a value of {columns}; COLUMN=VALUE names any column", 200)
         return
     if document["shown"]:
-        table = Table(box=None, pad_edge=False, header_style="dim")
+        shown = table()
         sourced = any(row["source"] is not None for row in document["shown"])
         for name in ["message", "arrived", *(["through"] if sourced else []), "verdict", "reason", "in"]:
-            table.add_column(name, no_wrap=name in ("verdict", "arrived"))
+            shown.add_column(name, no_wrap=name in ("verdict", "arrived"))
         for row in document["shown"]:
             cells = {**row["key"], **row["message"]} if row["key"] or row["message"] else row["more"]
             message = foreign(" ".join("null" if value is None else str(value) for value in cells.values()))
             verdict = Text(str(row["verdict"]), style=COLOURS.get(row["verdict"], ""))
             through = [foreign(row["source"])] if sourced else []
-            table.add_row(message, foreign(row["arrived"]), *through, verdict, foreign(row["reason"]),
+            shown.add_row(message, foreign(row["arrived"]), *through, verdict, foreign(row["reason"]),
                           foreign(row["found_in"]))  # fmt: skip
-        yield table
+        yield shown
         if document["rows"] > len(document["shown"]):
             yield Text(f"and {document['rows'] - len(document['shown']):,} more rows", style="dim")
         rules = Table(box=None, pad_edge=False, show_header=False)

@@ -102,7 +102,8 @@ def gateways(document: Mapping[str, Any]) -> RenderableType:
         ("gateway", "heard twice", "within 1 s", "later", "by its own clock", "clock not believed", "off by at most"),
         (
             (text.foreign(row["station"], NAME_MAX), *_whole(row, "repeated_uplinks", "echoes", "resubmissions"),
-             *_whole(row, "own_clock", "clock_not_believed"), _span(row["clock_off_max_ms"]))
+             *_whole(row, "own_clock", "clock_not_believed"), 
+             "-" if row["clock_off_max_ms"] is None else text.span(row["clock_off_max_ms"]))
             for row in rows
         ),
     )  # fmt: skip
@@ -135,9 +136,9 @@ def suspects(document: Mapping[str, Any]) -> RenderableType:
 
 def windows(document: Mapping[str, Any]) -> RenderableType:
     chosen = document["settings"]["expiry_ms"]
-    cells = [
+    cells: list[Cells] = [
         (
-            f"[bold]{_seconds(row['window_ms'])}[/]" if row["window_ms"] == chosen else _seconds(row["window_ms"]),
+            Text(f"{row['window_ms'] / 1000:g} s", style="bold" if row["window_ms"] == chosen else ""),
             *_whole(row, "uplinks", "repeats", "uplinks_own_clock"),
         )
         for row in document["windows"]
@@ -154,10 +155,8 @@ def _part(title: str, content: RenderableType) -> tuple[RenderableType, ...]:
 
 
 def _table(names: Sequence[str], rows: Iterable[Cells]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for number, name in enumerate(names):
-        is_text = number == 0 or name in ("time", "because")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+    is_text = (names[0], "time", "because")
+    table = text.table(*(name if name in is_text else f">{name}" for name in names), no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table
@@ -177,14 +176,3 @@ def _percent(share: float | None) -> str:
 
 def _note(words: str) -> Text:
     return Text(words, style="dim")
-
-
-def _span(ms: int | None) -> str:
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
-        if ms is not None and ms >= size:
-            return f"{ms / size:,.1f} {unit}"
-    return "-" if ms is None else f"{ms} ms"
-
-
-def _seconds(ms: int) -> str:
-    return f"{ms / 1000:g} s"

@@ -31,6 +31,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.resources import files
 from os import PathLike
 from typing import Any, Final, Literal, TypeAlias
 
@@ -42,9 +43,10 @@ from rich.text import Text
 from onefold.errors import BadInput
 from onefold.report import agreement, charts, documents, text
 from onefold.report.charts import NARROW, WIDE, Chart, label, path, read_gap_map
-from onefold.report.documents import VERDICTS, ReportPart, VerdictTable, engine_of, key_word, named, plain, read_ledger
-from onefold.report.text import many, share, size, span, without_secrets
+from onefold.report.documents import VERDICTS, ReportPart, VerdictTable, engine_of, key_word, named, read_ledger
+from onefold.report.text import FOREIGN_MAX, many, share, size, span, without_secrets
 from onefold.tally import Tally
+from onefold.text import plain
 from onefold.wording import ENGINES
 
 OLD: Final = "This run did not keep the figures for it."
@@ -336,7 +338,7 @@ def rejects(document: ReportPart, ledger: VerdictTable) -> Section:
         cells = [[row[name].text(CELL_CHARS_MAX) for name in names] for row in rows]
         reason = group["reason"].text()
         groups.append({"reason": reason, "count": group["count"].count(), "rule": rules.get(reason, ""),
-                       "names": [plain(name) for name in names], "rows": cells})  # fmt: skip
+                       "names": [plain(name, FOREIGN_MAX) for name in names], "rows": cells})  # fmt: skip
     return Section(
         "rejects", title, "", f"{many(ledger['reject'], 'row')} changed nothing. Some of each kind:", {"groups": groups}
     )
@@ -383,11 +385,11 @@ def comparison(document: ReportPart) -> Section:
 
 def about(document: ReportPart) -> Section:
     settings = [(table, list(_flat(part, ""))) for table, part in document["settings"].fields(20)]
-    versions = [(plain(name), part.text()) for name, part in document["figures"]["versions"].fields(20)]
+    versions = [(plain(name, FOREIGN_MAX), part.text()) for name, part in document["figures"]["versions"].fields(20)]
     engine = engine_of(document)
     of_engine = ENGINES[engine].promises if engine in ENGINES else ()
     promises = COMPARISON if is_diff(document) else (*of_engine, *EVERYWHERE)
-    tables = [(plain(table), keys[:SETTINGS_MAX]) for table, keys in settings if keys]
+    tables = [(plain(table, FOREIGN_MAX), keys[:SETTINGS_MAX]) for table, keys in settings if keys]
     values = {"settings": tables, "versions": versions, "promises": promises}
     return Section("about", "About", "", "", values)
 
@@ -398,9 +400,12 @@ def _flat(part: ReportPart, name: str) -> Iterator[tuple[str, str]]:
         for key, inner in part.fields(SETTINGS_MAX):
             yield from _flat(inner, f"{name}.{key}" if name else key)
     elif isinstance(part.value, list):
-        yield plain(name), plain(", ".join(str(entry.value) for entry in part.each(SETTINGS_MAX)), CELL_CHARS_MAX)
+        yield (
+            plain(name, FOREIGN_MAX),
+            plain(", ".join(str(entry.value) for entry in part.each(SETTINGS_MAX)), CELL_CHARS_MAX),
+        )
     elif name:
-        yield plain(name), "none" if part.value is None else part.text(CELL_CHARS_MAX)
+        yield plain(name, FOREIGN_MAX), "none" if part.value is None else part.text(CELL_CHARS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -551,6 +556,9 @@ def _orphans(audit: ReportPart) -> Iterator[Check]:
             f"Not known of {by_rule:,} of {repeats:,}: by the rule of their reason they are repeats without a first."
         )
         yield Check("warn", question, f"{answer} They may be new, and count nowhere.")
+    elif elsewhere := audit["elsewhere"].count():
+        known = f"{repeats - elsewhere:,} of {many(repeats, 'repeat')} have their first in this version"
+        yield Check("ok", question, f"{known}, the others in earlier ones; `onefold audit` looks through all of them.")
     elif repeats:
         yield Check("ok", question, f"Yes: each of {many(repeats, 'repeat')} has its first.")
 
@@ -659,15 +667,27 @@ def _run_values(part: ReportPart, ledger: VerdictTable) -> dict[str, Any]:
 
 @cache
 def _look() -> tuple[Environment, Markup, str]:
-    loader = PackageLoader("onefold.report")
-    templates = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    templates = environment("onefold.report")
     templates.filters["thousands"] = "{:,}".format
     templates.globals |= {"share": share, "many": many, "words": WORDS}
-    source, *_ = loader.get_source(templates, "page.css")
-    style = Markup(charts.palette() + source)  # noqa: S704  # our own files
-    return templates, style, base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    style = Markup(charts.palette()) + template_file("onefold.report", "page.css")  # noqa: S704  # our own file
+    return templates, style, digest(style)
+
+
+def environment(package: str) -> Environment:
+    """The templates of a package, all that they are given escaped."""
+    return Environment(
+        loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+
+
+def template_file(package: str, name: str) -> Markup:
+    return Markup((files(package) / "templates" / name).read_text(encoding="utf-8"))  # noqa: S704  # our own files
+
+
+def digest(text: str) -> str:
+    """The hash by which a content security policy names a style or a script."""
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 class RunReport:
@@ -718,7 +738,7 @@ class RunReport:
         try:
             yield from self._diff_lines() if is_diff(self._part) else self._run_lines()
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise BadInput(f"not the document of a run: {text.foreign(repr(error)).plain}") from error
+            raise BadInput(f"not the document of a run: {plain(repr(error), FOREIGN_MAX)}") from error
 
     def _run_lines(self) -> Iterator[RenderableType]:
         ledger = read_ledger(self._part)

@@ -9,18 +9,18 @@ options of readers, are neither shown nor kept (`without_secrets`).
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from onefold.tally import Tally
+from onefold.text import plain
 from onefold.verdict import Verdict
 from onefold.wording import ENGINES
 
 COLOURS = {Verdict.FIRST: "green", Verdict.REPEAT: "cyan", Verdict.UNSURE: "yellow", Verdict.REJECT: "red"}
-
 
 FOREIGN_MAX: Final = 80
 LINE_MAX: Final = 400
@@ -41,22 +41,28 @@ _PAIR: Final = re.compile(rf"""((?:{_WORDS})[\w.-]{{0,40}}\s?=\s?)("[^"]*"|'[^']
 
 def foreign(value: object, most: int = FOREIGN_MAX) -> Text:
     """A value from the data as nothing but text: no markup, no line breaks, nothing that a terminal obeys, not long."""
-    words = str(value)
-    words = words if len(words) <= most else words[: most - 3] + "..."
-    return Text("".join(sign if sign.isprintable() else "?" for sign in words))
+    return Text(plain(value, most))
+
+
+def table(*columns: str, no_wrap: bool = False) -> Table:
+    """An empty table; a column whose name begins with ``>`` is one of numbers."""
+    rows = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
+        overflow: Literal["ellipsis", "fold"] = "ellipsis" if no_wrap else "fold"
+        rows.add_column(column.lstrip(">"), justify=justify, no_wrap=no_wrap, overflow=overflow)
+    return rows
 
 
 def books(tally: Tally, engine: str = "chains") -> Table:
     rules = ENGINES[engine].rules if engine in ENGINES else {}
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name, justify in (("verdict", "left"), ("reason", "left"), ("messages", "right"), ("share", "right")):
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("because", style="dim")
+    rows = table("verdict", "reason", ">messages", ">share", no_wrap=True)
+    rows.add_column("because", style="dim")
     for answer, count in tally:
         verdict = f"[{COLOURS[answer.verdict]}]{answer.verdict}[/]"
         share = f"{100 * count / max(1, tally.judged):.2f} %"
-        table.add_row(verdict, foreign(answer.reason), f"{count:,}", share, rules.get(answer, ""))
-    return table
+        rows.add_row(verdict, foreign(answer.reason), f"{count:,}", share, rules.get(answer, ""))
+    return rows
 
 
 def banner(tally: Tally) -> Text:
@@ -73,15 +79,15 @@ def ranges(run: Mapping[str, Any]) -> RenderableType:
         return Text("nothing is known to be missing", style="green")
     lower, upper = ([name for name in samples[0] if name in ends] for ends in (LOWER, UPPER))
     keys = [name for name in samples[0] if name not in (*lower, *upper)]
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    rows = table()
     for name in (*keys, "missing after", "up to"):
-        table.add_column(foreign(name), no_wrap=True)
+        rows.add_column(foreign(name), no_wrap=True)
     for row in samples:
         after = "the beginning" if row[lower[0]] is None else "|".join(str(row[name]) for name in lower)
         upto = "|".join(str(row[name]) for name in upper)
-        table.add_row(*(foreign(row[key]) for key in keys), foreign(after), foreign(upto))
+        rows.add_row(*(foreign(row[key]) for key in keys), foreign(after), foreign(upto))
     more = run["missing_ranges"] - len(samples)
-    return Group(table, Text(f"and {more:,} more", style="dim")) if more > 0 else table
+    return Group(rows, Text(f"and {more:,} more", style="dim")) if more > 0 else rows
 
 
 def findings(run: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,5 @@
 """Stores by address: ``memory://``, ``sqlite:///x.db``, ``redis://host:6379/0``; what all openers share."""
 
-from __future__ import annotations
-
 import re
 from typing import Final
 from urllib.parse import unquote

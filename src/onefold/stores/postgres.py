@@ -16,8 +16,6 @@ What fails is `StoreFailed`, and whether it was done is not known. There is one 
 server for certain, so `run` makes the call again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

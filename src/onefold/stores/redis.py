@@ -9,8 +9,6 @@ is taken for new.
 Hosted servers often forbid CONFIG; then INFO tells half of it, and what cannot be seen is named, not assumed.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
 

@@ -10,8 +10,6 @@ waits longer than ``busy_s`` gives up with `StoreFailed`. SQLite's locks belong 
 with it, also at ``kill -9``: no lock here can run out while its owner still works.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

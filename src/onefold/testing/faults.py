@@ -15,8 +15,11 @@ for a lost message takes no row.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, TypeAlias
 
 from onefold.errors import Misuse
@@ -79,6 +82,19 @@ def check(settings: object, ranges: Mapping[str, Range]) -> None:
         if type(value) not in kinds or math.isnan(value) or not low <= value <= high:
             whole = "a whole number " if kinds == (int,) else ""
             raise Misuse(f"{name} is {value!r}, must be {whole}between {low} and {high}", **{name: value})
+
+
+@contextmanager
+def whole_folder(path: Path, name: str) -> Iterator[Path]:
+    """A new folder to write into, renamed to ``path`` when all is written; that must not exist, or be empty."""
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise Misuse(f"{name} is {str(path)!r}, which exists and is not an empty directory", **{name: str(path)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
+        whole = Path(temporary) / path.name  # one level down: the temporary directory itself is for our eyes only
+        whole.mkdir()
+        yield whole
+        whole.rename(path)
 
 
 NONE: Final = Faults(copies=0, reorder=0, losses=0, late_heads=0)

@@ -367,8 +367,7 @@ def _replays(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld, up: _
     could = np.flatnonzero(fixed & (up.ordinal < up.count - 1))
     count = min(round(plan.replays * plan.frames), len(could))
     chosen = rng.choice(could, count, replace=False)
-    up.sure[chosen] = True  # who replays it has heard it, and so has the network
-    up.sure[chosen + 1] = True
+    up.sure[chosen] = up.sure[chosen + 1] = True  # who replays it has heard it, and so has the network
     later = plan.quiet_ms + rng.exponential(plan.interval_ms, count).astype(np.int64)
     return chosen, up.time_ms[chosen + 1] + later
 
@@ -377,13 +376,11 @@ def _joins(rng: np.random.Generator, world: RadioWorld, up: _Uplinks) -> tuple[I
     """Who asks to join, with which nonce, and when: once or twice before its first uplink."""
     first_ms = up.time_ms[up.ordinal == 0]
     joining = np.flatnonzero([d.joins for d in world.devices])
-    twice = joining[rng.random(len(joining)) < 0.3]
+    twice = rng.random(len(joining)) < 0.3
     nonce = rng.integers(0, 65_000, len(joining))
-    devices = np.concatenate([joining, twice])
-    second = np.isin(joining, twice)
-    nonces = np.concatenate([nonce, nonce[second] + 1])
-    before = np.concatenate([np.full(len(joining), 2), np.full(len(twice), 1)]) * JOIN_MS
-    return devices, nonces, first_ms[devices] - before
+    devices = np.concatenate([joining, joining[twice]])
+    before = np.repeat([2, 1], [len(joining), int(np.sum(twice))]) * JOIN_MS
+    return devices, np.concatenate([nonce, nonce[twice] + 1]), first_ms[devices] - before
 
 
 CHANNELS_HZ: Final = (868_100_000, 868_300_000, 868_500_000)
@@ -517,17 +514,15 @@ class RadioTruth:
 
 def tell(world: RadioWorld, air: Air, heard: RadioReceptions) -> RadioTruth:
     frame = air.frame[heard.transmission]
-    genuine = (air.sent[heard.transmission] != SentFrame.REPLAY) & np.isin(
-        air.kind[frame], (Frames.UPLINK, Frames.JOIN)
-    )
+    replayed = air.sent[heard.transmission] == SentFrame.REPLAY
+    lines = np.flatnonzero(~replayed & np.isin(air.kind[frame], (Frames.UPLINK, Frames.JOIN)))
     first = np.full(len(air.kind), len(frame))
-    lines = np.flatnonzero(genuine)
     np.minimum.at(first, frame[lines], lines)
     of_first = np.append(heard.transmission, -1)[first[frame]]
     conditions = {
         FrameKind.FORGED: air.kind[frame] == Frames.FORGED,
         FrameKind.FOREIGN: air.kind[frame] == Frames.FOREIGN,
-        FrameKind.REPLAY: air.sent[heard.transmission] == SentFrame.REPLAY,
+        FrameKind.REPLAY: replayed,
         FrameKind.FIRST: np.arange(len(frame)) == first[frame],
         FrameKind.MIRROR: heard.mirror,
         FrameKind.OTHER_GATEWAY: heard.transmission == of_first,

@@ -19,15 +19,13 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 from onefold.errors import BadInput, Misuse
 from onefold.lorawan.frames import DataUp, Frame
 from onefold.lorawan.radio import dashed
+from onefold.testing.faults import whole_folder
 from onefold.testing.radio import FrameKind, Frames, RadioTraffic, SimDevice
-
-KINDS = {kind.name.lower(): kind for kind in FrameKind}
 
 
 class TruthLine(NamedTuple):
@@ -59,10 +57,8 @@ def truth_lines(traffic: RadioTraffic) -> Iterator[TruthLine]:
     owners, counters = (column.tolist() for column in (traffic.air.device, traffic.air.counter))
     joins = [not hasattr(frame, "fcnt") for frame in traffic.frames]
     kinds = list(FrameKind)
-    rows = zip(
-        *(c.tolist() for c in (traffic.receptions.gateway, traffic.truth.kind, traffic.truth.frame)), strict=True
-    )
-    for gateway, kind, frame in rows:
+    columns = (traffic.receptions.gateway, traffic.truth.kind, traffic.truth.frame)
+    for gateway, kind, frame in zip(*(column.tolist() for column in columns), strict=True):
         station, device = traffic.world.gateways[gateway], names[owners[frame]]
         yield TruthLine(station, keys[frame], kinds[kind], frame, device, counters[frame], joins[frame])
 
@@ -72,19 +68,6 @@ def as_json(line: TruthLine) -> str:
         f'{{"station":"{line.station}","key":"{line.key}","kind":"{line.kind.name.lower()}","frame":{line.frame},'
         f'"device":"{line.device}","counter":{line.counter},"join":{str(line.join).lower()}}}\n'
     )
-
-
-def read_truth(file: Path) -> list[TruthLine]:
-    lines = []
-    with file.open(encoding="utf-8") as opened:
-        for number, text in enumerate(opened, 1):
-            try:
-                fields = json.loads(text)
-                fields["kind"] = KINDS[fields["kind"]]
-                lines.append(TruthLine(**fields))
-            except (ValueError, TypeError, KeyError) as error:
-                raise BadInput(f"{file}:{number}: is no line of a truth: {text[:80]!r}") from error
-    return lines
 
 
 def registry(traffic: RadioTraffic) -> Iterator[str]:
@@ -169,13 +152,8 @@ LINE_BYTES_MAX: Final = 16_384
 
 def write(traffic: RadioTraffic, folder: str | Path) -> None:
     """Write traffic, registry and truth into a folder that must not exist or be empty."""
-    folder = Path(folder)
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise Misuse(f"folder is {str(folder)!r}, which exists and is not an empty directory", folder=str(folder))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
-        whole = Path(temporary) / folder.name
-        (whole / "truth").mkdir(parents=True)
+    with whole_folder(Path(folder), "folder") as whole:
+        (whole / "truth").mkdir()
         lines = heard(traffic)
         _write(whole / RECEPTIONS, (f'{{"station":"{s}","at_ms":{at},"message":{text}}}\n' for s, at, text, _ in lines))
         _write(whole / DEVICES, registry(traffic))
@@ -183,7 +161,6 @@ def write(traffic: RadioTraffic, folder: str | Path) -> None:
         devices = ({**row._asdict(), "dev_eui": f"{row.dev_eui:016x}"} for row in traffic.truth.devices)
         _write(whole / "truth/devices.jsonl", (json.dumps(row) + "\n" for row in devices))
         _write(whole / "truth/plan.json", [json.dumps(asdict(traffic.plan), indent=2), "\n"])
-        whole.rename(folder)
 
 
 def read(folder: str | Path) -> Iterator[HeardFrame]:

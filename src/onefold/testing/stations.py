@@ -142,10 +142,9 @@ class Station:
         self._sent: OrderedDict[int, tuple[str, float]] = OrderedDict()
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, *, again: bool = True) -> None:
+    async def start(self) -> None:
         """Connect and wait until the server has said what to do; then go on in the background."""
-        socket = await self._connected()
-        self._task = asyncio.create_task(self._live(socket, again))
+        self._task = asyncio.create_task(self._live(await self._connected()))
 
     @property
     def connected(self) -> bool:
@@ -164,11 +163,6 @@ class Station:
             return False
         return True
 
-    async def gone(self) -> None:
-        """Wait until the server has closed the connection: nothing more will come."""
-        if self._task is not None:
-            await self._task
-
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -178,16 +172,12 @@ class Station:
             await self._socket.close()
             self._socket = None
 
-    async def _live(self, socket: ClientConnection, again: bool) -> None:
+    async def _live(self, socket: ClientConnection) -> None:
         while True:
-            try:
+            with suppress(ConnectionClosed):
                 async for text in socket:
                     await self._receive(socket, text)
-            except ConnectionClosed:
-                pass
             self._socket = None
-            if not again:
-                return
             while self._socket is None:
                 try:
                     socket = await self._connected()
@@ -258,15 +248,14 @@ class Station:
 class Fleet:
     """All stations of some traffic. Use it as ``async with``."""
 
-    def __init__(self, places: Mapping[str, str], ring: Ring, *, token: str | None = None, again: bool = True) -> None:
-        """Which station (hex id) goes to which server (``ws://host:port``); ``again``: they connect again and again."""
+    def __init__(self, places: Mapping[str, str], ring: Ring, *, token: str | None = None) -> None:
+        """Which station (hex id) goes to which server (``ws://host:port``)."""
         self.counts = Counts()
-        self._again = again
         self.stations = {eui: Station(eui, at, ring, self.counts, token=token) for eui, at in places.items()}
 
     async def __aenter__(self) -> Fleet:
         try:
-            await asyncio.gather(*(station.start(again=self._again) for station in self.stations.values()))
+            await asyncio.gather(*(station.start() for station in self.stations.values()))
         except BaseException:
             await self.close()
             raise
@@ -305,9 +294,6 @@ class Fleet:
         while seen != self.counts.received:
             seen = self.counts.received
             await asyncio.sleep(seconds)
-
-    async def gone(self) -> None:
-        await asyncio.gather(*(station.gone() for station in self.stations.values()))
 
     async def close(self) -> None:
         await asyncio.gather(*(station.close() for station in self.stations.values()))

@@ -31,7 +31,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -42,7 +41,7 @@ import pyarrow.parquet as pq
 
 from onefold.chains import rules
 from onefold.errors import Misuse
-from onefold.testing.faults import DAY_MS, Faults, Plan, Range, check, plan
+from onefold.testing.faults import DAY_MS, Faults, Plan, Range, check, plan, whole_folder
 from onefold.verdict import Answer, Verdict
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -438,22 +437,16 @@ def make(traffic: Traffic) -> Made:
 def write(made: Made, path: str | Path, format: Format = "parquet", files: int = 1) -> None:
     """Write traffic and truth below ``path``, which must not exist or be empty: whole, or not at all.
 
-        path/messages/part-00000.parquet ...   or .jsonl, one object per line; in arrival order over all files
-        path/truth/rows.parquet  lost.parquet  missing.parquet  traffic.json
-
-    All is written into a temporary directory beside ``path``, which is then renamed.
+    path/messages/part-00000.parquet ...   or .jsonl, one object per line; in arrival order over all files
+    path/truth/rows.parquet  lost.parquet  missing.parquet  traffic.json
     """
     path, formats = Path(path), get_args(Format)
     if format not in formats:
         raise Misuse(f"format is {format!r}, must be one of {', '.join(formats)}", format=format)
     if type(files) is not int or not 1 <= files <= FILE_COUNT_MAX:
         raise Misuse(f"files is {files!r}, must be a whole number between 1 and {FILE_COUNT_MAX}", files=files)
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise Misuse(f"path is {str(path)!r}, which exists and is not an empty directory", path=str(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
-        whole = Path(temporary) / path.name  # one level down: the temporary directory itself is for our eyes only
-        (whole / "messages").mkdir(parents=True)
+    with whole_folder(path, "path") as whole:
+        (whole / "messages").mkdir()
         (whole / "truth").mkdir()
         for i in range(files):
             begin, end = (len(made.messages) * n // files for n in (i, i + 1))
@@ -465,7 +458,6 @@ def write(made: Made, path: str | Path, format: Format = "parquet", files: int =
         for name in ("rows", "lost", "missing"):
             pq.write_table(getattr(made.truth, name), whole / "truth" / f"{name}.parquet")
         (whole / "truth" / "traffic.json").write_text(json.dumps(asdict(made.traffic), indent=2) + "\n")
-        whole.rename(path)
 
 
 def write_jsonl(table: pa.Table, file: Path) -> None:

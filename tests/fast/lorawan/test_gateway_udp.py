@@ -225,11 +225,10 @@ def test_a_gateway_that_will_not_transmit_is_asked_for_the_second_window_once():
 
 
 def test_a_device_of_class_c_is_sent_its_second_try_at_once():
-    at = wire.window(ANSWER._replace(device_class="C"), 5, second=True)
-    assert at == wire.TransmitTime(None, 869_525_000, 0)
-    sent = wire.transmit(2, b"ab", b"x", at, EU868, 14)
-    assert json.loads(sent[4:])["txpk"]["imme"] is True
-    assert "tmst" not in json.loads(sent[4:])["txpk"]
+    sent = wire.transmit(2, b"ab", ANSWER._replace(device_class="C"), 5, EU868, second=True)
+    packet = json.loads(sent[4:])["txpk"]
+    assert (packet["freq"], packet["datr"], packet["imme"]) == (869.525, "SF12BW125", True)
+    assert "tmst" not in packet
 
 
 def test_without_a_poll_there_is_no_way_back():
@@ -268,7 +267,7 @@ def test_another_host_cannot_take_over_a_gateway_that_polls():
 
 
 def test_gateways_are_bounded_and_forgotten_when_they_are_silent():
-    gateways = Gateways(gateways_max=2, silent_s=30, expiry_s=60)
+    gateways = Gateways(UdpLimits(gateways_max=2))
     one, other = ("10.0.0.1", 5), ("10.0.0.2", 5)
     assert [gateways.poll(eui, one, 2, 0.0) for eui in (1, 2, 3)] == [None, None, "full"]
     assert gateways.poll(1, ("10.0.0.1", 6), 2, 20.0) is None
@@ -325,7 +324,8 @@ def test_a_time_that_cannot_be_read_is_no_time_and_the_packet_counts(time, tmms)
 
 
 def test_a_down_frame_in_fsk_has_its_crc():
-    sent = json.loads(wire.transmit(2, b"ab", b"x", wire.TransmitTime(1, 868_800_000, 7), EU868, 14)[4:])["txpk"]
+    downlink = ANSWER._replace(rx1=(868_800_000, 7))
+    sent = json.loads(wire.transmit(2, b"ab", downlink, 1, EU868, second=False)[4:])["txpk"]
     assert (sent["modu"], sent["datr"], sent["fdev"]) == ("FSK", 50_000, 25_000)
     assert "ncrc" not in sent
 
@@ -335,7 +335,7 @@ def test_the_data_rates_of_the_region_count():
     got = wire.read_heard({**PACKET, "datr": "SF8BW500"}, us915)
     assert got is not None
     assert got.radio.data_rate == 4
-    sent = wire.transmit(2, b"ab", b"x", wire.TransmitTime(1, 923_300_000, 8), us915, 20)
+    sent = wire.transmit(2, b"ab", ANSWER._replace(rx1=(923_300_000, 8)), 1, us915, second=False)
     assert json.loads(sent[4:])["txpk"]["datr"] == "SF12BW500"
 
 

@@ -187,7 +187,7 @@ def test_the_command_explores_the_shipped_plans(capsys):
         (["--shipped", "--crashes", "2"], "--crashes needs a TARGET"),
         (["--specimen", "x"], "--specimen is 'x', must be one of evicted, remade"),
         (["nocolon"], "the target is 'nocolon', must be like shop.handlers:pay"),
-        (["nowhere_at_all:x"], "there is no module 'nowhere_at_all' here"),
+        (["nowhere_at_all:x"], "no module 'nowhere_at_all' in"),
         (["json:nothing"], "json has no 'nothing'"),
         (["json:loads", "--message", "{"], "--message is '{', must be JSON"),
     ],

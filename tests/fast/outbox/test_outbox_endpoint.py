@@ -7,7 +7,7 @@ import onefold
 from onefold import Endpoint, Message, Out, Outcome
 from onefold.errors import BadInput, Misuse, StoreFailed
 from onefold.outbox.plans import Birth
-from onefold.outbox.runner import process
+from onefold.outbox.runner import World
 from onefold.outbox.stores.memory import MemoryLedger, MemoryQueue
 
 PLANS = ["transactional", "checkpointed", "parented"]
@@ -226,27 +226,28 @@ def test_a_plan_finishes_what_another_plan_was_cut_off_at(before, after, by_the_
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_process_is_all_that_is_needed_for_one_message(plan):
+def test_a_handler_that_is_a_coroutine_is_waited_for_under_every_plan(plan):
     ledger, queue = MemoryLedger(), MemoryQueue()
 
-    async def pay(state, message):
-        return (state or 0) + message["n"], [Out("shipping", {})]
+    with Endpoint("shop", store=ledger, transport=queue, plan=plan) as app:
 
-    message = with_token(ledger, "t1", {"order": 7, "n": 2})
+        @app.handler("orders", key="order")
+        async def pay(state, message):
+            return (state or 0) + message["n"], [Out("shipping", {})]
 
-    def once() -> Outcome:
-        return process(message, pay, key="order", entities=ledger, tokens=ledger, queue=queue, plan=plan, endpoint="e")
-
-    assert [once(), once()] == [Outcome.APPLIED, Outcome.DUPLICATE]
+        message = with_token(ledger, "t1", {"order": 7, "n": 2})
+        assert [app.process(message), app.process(message)] == [Outcome.APPLIED, Outcome.DUPLICATE]
     assert queue.waiting() == {"shipping": 1}
 
 
-def test_process_says_what_cannot_be():
+def test_what_cannot_be_processed_is_told():
     one, two, queue = MemoryLedger(), MemoryLedger(), MemoryQueue()
     with pytest.raises(Misuse, match="in one database: these are two"):
-        process(Message("t", "orders", {"k": 1}), count, key="k", entities=one, tokens=two, queue=queue)
+        _ = World(one, two, queue).ledger
+    app = Endpoint("shop", store=one, transport=queue)
+    app.handler("orders", key="k")(count)
     with pytest.raises(Misuse, match="belongs to the marks of sources"):
-        process(Message("t#1", "orders", {"k": 1}), count, key="k", entities=one, tokens=one, queue=queue)
+        app.process(Message("t#1", "orders", {"k": 1}))
 
 
 def test_the_public_names_are_there():

@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from onefold.errors import Damaged, Misuse, StoreFailed
 from onefold.outbox.ports import Buried, Delivery, Parcel
-from onefold.outbox.stores.memory import MemoryQueue
 from onefold.outbox.stores.sqlite import SqliteQueue
 from onefold.stores.sqlite import Database
 from tests.lib.commands import lines_after_kill
+from tests.lib.dict_queue import DictQueue
 from tests.lib.examples import examples
 
 LONG_MS = 60_000
@@ -287,7 +287,7 @@ NAMES = st.sampled_from(["b", "a"])
 MS = st.sampled_from([5, 10, 20])
 
 
-class SqliteIsLikeMemory(RuleBasedStateMachine):
+class SqliteIsLikeDicts(RuleBasedStateMachine):
     """Whatever is done to both, both say the same; the receipts are the same too, for positions and loans are.
 
     Leases have no limit here: of more that came back than are wanted, SQLite takes those that came first, not the
@@ -301,7 +301,7 @@ class SqliteIsLikeMemory(RuleBasedStateMachine):
         self.sqlite = SqliteQueue(Path(self.folder.name) / "q.db", self.clock)
         with self.sqlite._database.reading() as db:
             db.execute("pragma synchronous=off")  # the power stays on here
-        self.queues = (MemoryQueue(self.clock), self.sqlite)
+        self.queues = (DictQueue(self.clock), self.sqlite)
         self.has_token: list[Delivery] = []
         self.letters: list[Buried] = []
 
@@ -366,5 +366,5 @@ class SqliteIsLikeMemory(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-SqliteIsLikeMemory.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
-test_sqlite_and_memory_always_say_the_same = SqliteIsLikeMemory.TestCase
+SqliteIsLikeDicts.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=40, deadline=None)
+test_sqlite_and_dicts_always_say_the_same = SqliteIsLikeDicts.TestCase

@@ -11,8 +11,8 @@ import threading
 import pytest
 from websockets.exceptions import WebSocketException
 
-from onefold.cli import serve
 from onefold.cli.main import main
+from onefold.cli.options import read_token
 from onefold.producers.client import Producer
 from onefold.producers.wire import CONTENT_TYPE, WireStatus, decode_reply, encode_request
 from onefold.verdict import Verdict
@@ -176,7 +176,7 @@ def test_a_token_comes_from_a_file_or_the_environment(tmp_path, capsys, monkeypa
     file = tmp_path / "token"
     file.write_text("s3cret\n")
     monkeypatch.setenv("ONEFOLD_TOKEN", "other")
-    assert (serve.read_token(file), serve.read_token(None)) == ("s3cret", "other")
+    assert (read_token(file), read_token(None)) == ("s3cret", "other")
     for wrong in ("", "  \n", "two words", "é", "x" * 5_000):
         file.write_text(wrong)
         assert main(["serve", "ingest", str(tmp_path), "--token-file", str(file)]) == 2

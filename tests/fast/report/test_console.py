@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -80,7 +81,7 @@ def test_a_file_that_is_not_ours_is_shown_not_raised(tmp_path, text):
     assert Folder(tmp_path).look().state in ("trouble", "waiting")
     (tmp_path / "progress.jsonl").unlink()
     (tmp_path / "run.json").write_text(text)
-    json.dumps(Folder(tmp_path).look().to_dict(), allow_nan=False)
+    json.dumps(asdict(Folder(tmp_path).look()), allow_nan=False)
     (tmp_path / "progress.json").write_text(text)
     assert Folder(tmp_path).look().state == "trouble"
 

@@ -80,7 +80,7 @@ def test_gateways_are_a_line_each_and_foreign_names_are_only_text():
         "first: how often none was sooner, then how far behind the first it was; only among those with a clock",
         "",
         "gateway               heard twice  within 1 s  later  by its own clock  clock not believed  off by at most",
-        "0016c001ff10a235              600         598      2                 0                   7           1.2 h",
+        "0016c001ff10a235              600         598      2                 0                   7          1.19 h",
         "[red]xxxxxxxxxxxx...          600         598      2                 0                   7               -",
         "within 1 s: a second antenna or a mirror frequency; later: the device sent it again",
     ]

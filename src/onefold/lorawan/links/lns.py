@@ -36,7 +36,7 @@ from onefold.decoding import read_json
 from onefold.errors import BadInput, Busy
 from onefold.lorawan import radio
 from onefold.lorawan.flow import GatewayLimits, GatewayService
-from onefold.lorawan.frames import CONFIRMED_UP, UNCONFIRMED_UP, DataUp, JoinRequest
+from onefold.lorawan.frames import CONFIRMED_UP, DATA_BYTES_MIN, PHY_BYTES_MAX, UNCONFIRMED_UP, DataUp, JoinRequest
 from onefold.lorawan.links.receiving import Complaints
 from onefold.lorawan.radio import Downlink, Radio, Reception, Region, dashed, shown, station_name
 from onefold.lorawan.rules import BUSY, MALFORMED
@@ -99,15 +99,11 @@ def id6(eui: int) -> str:
     return ":".join(f"{group:x}" for group in groups)
 
 
-FIXED_BYTES: Final = 12
-"""Of a data frame without FOpts, FPort and FRMPayload."""
 INT64: Final = 2**63
 
 
 def read_message(text: str) -> tuple[str, dict[str, Any]]:
-    fields = read_json(text, "the message")
-    if type(fields) is not dict:
-        raise BadInput(f"the message is {shown(fields)}, must be a JSON object")
+    fields = radio.document(text, "the message")
     kind = fields.get("msgtype")
     if type(kind) is not str:
         raise BadInput(f"msgtype is {_shown(fields, 'msgtype')}, must be a text")
@@ -126,31 +122,21 @@ def data_up(fields: Mapping[str, Any]) -> DataUp:
     payload = octets(fields, "FRMPayload")
     if port < 0 and payload:
         raise BadInput(f"FPort is -1 with an FRMPayload of {len(payload)} bytes, must be empty")
-    if FIXED_BYTES + len(fopts) + (port >= 0) + len(payload) > radio.PHY_BYTES_MAX:
-        raise BadInput(f"FRMPayload has {len(payload)} bytes: no frame is longer than {radio.PHY_BYTES_MAX}")
-    return DataUp(
-        mhdr,
-        whole(fields, "DevAddr", -(2**31), 2**32 - 1) & 0xFFFFFFFF,
-        fctrl,
-        whole(fields, "FCnt", 0, 0xFFFF),
-        fopts,
-        None if port < 0 else port,
-        payload,
-        whole(fields, "MIC", -(2**31), 2**32 - 1) & 0xFFFFFFFF,
-    )
+    if DATA_BYTES_MIN + len(fopts) + (port >= 0) + len(payload) > PHY_BYTES_MAX:
+        raise BadInput(f"FRMPayload has {len(payload)} bytes: no frame is longer than {PHY_BYTES_MAX}")
+    dev_addr = whole(fields, "DevAddr", -(2**31), 2**32 - 1) & 0xFFFFFFFF
+    fcnt = whole(fields, "FCnt", 0, 0xFFFF)
+    mic = whole(fields, "MIC", -(2**31), 2**32 - 1) & 0xFFFFFFFF
+    return DataUp(mhdr, dev_addr, fctrl, fcnt, fopts, None if port < 0 else port, payload, mic)
 
 
 def join_request(fields: Mapping[str, Any]) -> JoinRequest:
     mhdr = whole(fields, "MHdr", 0, 255)
     if mhdr != 0:
         raise BadInput(f"MHdr is {mhdr}, must be 0 for a join request")
-    return JoinRequest(
-        mhdr,
-        parse_dashed(fields.get("JoinEui"), "JoinEui"),
-        parse_dashed(fields.get("DevEui"), "DevEui"),
-        whole(fields, "DevNonce", 0, 0xFFFF),
-        whole(fields, "MIC", -(2**31), 2**32 - 1) & 0xFFFFFFFF,
-    )
+    join_eui, dev_eui = (parse_dashed(fields.get(name), name) for name in ("JoinEui", "DevEui"))
+    nonce, mic = whole(fields, "DevNonce", 0, 0xFFFF), whole(fields, "MIC", -(2**31), 2**32 - 1) & 0xFFFFFFFF
+    return JoinRequest(mhdr, join_eui, dev_eui, nonce, mic)
 
 
 def read_radio(fields: Mapping[str, Any], region: Region) -> tuple[Radio, int, int]:
@@ -182,12 +168,12 @@ def whole(fields: Mapping[str, Any], name: str, low: int, high: int) -> int:
 
 def octets(fields: Mapping[str, Any], name: str) -> bytes:
     value = fields.get(name)
-    if type(value) is str and len(value) <= 2 * radio.PHY_BYTES_MAX and " " not in value:
+    if type(value) is str and len(value) <= 2 * PHY_BYTES_MAX and " " not in value:
         try:
             return bytes.fromhex(value)
         except ValueError:
             pass
-    must = f"must be the hex digits of up to {radio.PHY_BYTES_MAX} bytes"
+    must = f"must be the hex digits of up to {PHY_BYTES_MAX} bytes"
     raise BadInput(f"{name} is {_shown(fields, name)}, {must}", field=name)
 
 
@@ -410,13 +396,13 @@ class StationConnection:
                 production = isinstance(features, str) and "prod" in features.split()
                 self.send(_encode(self._service.region.router_config(mux_time=time(), production=production)))
             elif kind == "timesync":
-                txtime = whole(fields, "txtime", -(2**63), 2**63 - 1)
+                txtime = whole(fields, "txtime", -INT64, INT64 - 1)
                 now = time()
                 gps_us = round(now * 1e6) - 1_000 * (radio.GPS_EPOCH_MS - radio.GPS_LEAP_MS)
                 self.send(_encode({"msgtype": kind, "txtime": txtime, "gpstime": gps_us, "MuxTime": now}))
             elif kind == "dntxed":
                 name = "diid" if "diid" in fields else "seqno"  # the older name
-                self._service.transmitted(whole(fields, name, -(2**63), 2**63 - 1))
+                self._service.transmitted(whole(fields, name, -INT64, INT64 - 1))
         except BadInput as error:
             self._complaints.tell(self.station, f"{kind}: {error}")
 

@@ -38,13 +38,12 @@ from urllib.parse import unquote, urlsplit
 
 import aiomqtt
 
-from onefold.clock import wall_ms
+from onefold.clock import Clock, wall_ms
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.lorawan import radio
 from onefold.lorawan.frames import Frame, parse
-from onefold.lorawan.links.receiving import Complaints, Receiver, power_dbm
+from onefold.lorawan.links.receiving import CountingLink, Receiver
 from onefold.lorawan.radio import Downlink, Radio, Reception, Region
-from onefold.lorawan.rules import BUSY, MALFORMED
 
 STATION: Final = re.compile(r"[0-9a-fA-F]{16}")
 FSK_BITS_PER_S: Final = 50_000
@@ -64,8 +63,6 @@ class MqttTopic(NamedTuple):
 
 
 class UplinkEvent(NamedTuple):
-    """One uplink, and what the way back needs to know of it."""
-
     frame: Frame
     radio: Radio
     version: int
@@ -160,14 +157,14 @@ def outcome(payload: bytes) -> tuple[int | None, bool]:
     return named, any(item.get("status") in ("OK", 1) for item in items)
 
 
-def command(station: str, uplink: UplinkEvent, downlink: Downlink, region: Region, power_dbm: int) -> bytes:
+def command(station: str, uplink: UplinkEvent, downlink: Downlink, region: Region) -> bytes:
     """``command/down``: both windows, in the version of the uplink; one of class C need not wait for its second."""
     old, delay_s = uplink.version == 3, downlink.rx_delay_s
     windows = [(downlink.rx1, delay_s), (downlink.rx2, None if downlink.device_class == "C" else delay_s + 1)]
     items = []
     for (frequency, data_rate), after_s in windows:
         spreading, bandwidth_khz = region.modulation(data_rate)
-        tx: dict[str, Any] = {"frequency": frequency, "power": power_dbm}
+        tx: dict[str, Any] = {"frequency": frequency, "power": region.power_dbm}
         if spreading:
             how: dict[str, Any] = {"bandwidth": bandwidth_khz * (1 if old else 1_000), "spreadingFactor": spreading}
             how |= {"codeRate": "4/5" if old else "CR_4_5", "polarizationInversion": True}
@@ -323,34 +320,25 @@ FIGURES: Final = (
 log: Final = logging.getLogger("onefold.gateway")
 
 
-class ChirpstackMqtt:
+class ChirpstackMqtt(CountingLink):
     """The link: ``await start()``, then it runs by itself until ``await stop()``, broker or no broker."""
 
     def __init__(
         self, receiver: Receiver, region: Region, url: str, *, limits: MqttLimits | None = None,
-        clock_ms: Callable[[], int] = wall_ms,
+        clock_ms: Clock = wall_ms,
     ) -> None:  # fmt: skip
+        super().__init__(receiver, region, clock_ms, FIGURES)
         self.address = parse_address(url)
-        self.problem: str | None = None
-        """Why it is not connected; None: it is, or was not started."""
-        self.connected = asyncio.Event()
-        self._receiver = receiver
-        self._region = region
+        self.connected = asyncio.Event()  # while there is a broker
         self._limits = limits or MqttLimits()
-        self._power_dbm = power_dbm(region)
-        self._clock_ms = clock_ms
-        self._complaints = Complaints()
         self._outstanding: OrderedDict[int, int] = OrderedDict()  # the numbers of downlinks, by what the gateway says
         self._commands: asyncio.Queue[tuple[str, bytes, float]] = asyncio.Queue(self._limits.commands_max)
-        self._counts = dict.fromkeys(FIGURES, 0)
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to connect; `connected` is set while there is a broker."""
         self._running = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Disconnect; what was taken is with the receiver."""
         if self._running is not None:
             self._running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -358,7 +346,6 @@ class ChirpstackMqtt:
             self._running = None
 
     def figures(self) -> dict[str, int]:
-        """What happened so far, by name, and whether there is a broker now."""
         return {**self._counts, "connected": int(self.connected.is_set())}
 
     def transmit(self, topic: MqttTopic, uplink: UplinkEvent, heard_s: float, downlink: Downlink) -> bool:
@@ -366,7 +353,7 @@ class ChirpstackMqtt:
         try:
             if not self.connected.is_set():
                 raise Busy("no broker")
-            payload = command(topic.station, uplink, downlink, self._region, self._power_dbm)
+            payload = command(topic.station, uplink, downlink, self._region)
             until_s = heard_s + downlink.rx_delay_s + 1
             self._commands.put_nowait((f"{topic.root}/command/down", payload, until_s))
         except (BadInput, Busy, asyncio.QueueFull):
@@ -412,8 +399,7 @@ class ChirpstackMqtt:
                 try:
                     await self._take(str(message.topic), message)
                 except Exception as error:  # the next event is another one
-                    self._count("failed")
-                    self._complaints.tell(str(message.topic)[:100], f"unexpected: {type(error).__name__}: {error}")
+                    self._fail(str(message.topic)[:100], error)
         finally:
             self.connected.clear()
             for sender in senders:
@@ -470,25 +456,13 @@ class ChirpstackMqtt:
         while True:
             try:
                 self._receiver.hear(reception)
-            except Busy as busy:
-                try:
-                    if time.monotonic() < deadline:
-                        await asyncio.sleep(BUSY_STEP_S)
-                        continue
-                except asyncio.CancelledError:  # the server ends
-                    self._receiver.refuse(topic.station, BUSY, str(busy))
-                    raise
-                self._count("busy")
-                self._receiver.refuse(topic.station, BUSY, str(busy))
-            else:
                 self._count("frames")
-            return
-
-    def _refuse(self, station: str, error: BadInput) -> None:
-        self._count("malformed")
-        self._complaints.tell(station, str(error))
-        self._receiver.arrive()
-        self._receiver.refuse(station, MALFORMED, str(error))
-
-    def _count(self, name: str) -> None:
-        self._counts[name] += 1
+                return
+            except Busy as busy:
+                if time.monotonic() >= deadline:
+                    return self._busy(topic.station, busy)
+                try:
+                    await asyncio.sleep(BUSY_STEP_S)
+                except asyncio.CancelledError:  # the server ends
+                    self._busy(topic.station, busy)
+                    raise

@@ -1,10 +1,14 @@
-"""What a link needs of the service, somebody who takes what it hears; and what the operator is told by a link."""
+"""What a link needs of the service, somebody who takes what it hears; and what links have in common."""
 
 import logging
 import time
+from collections.abc import Iterable
 from typing import Final, Protocol
 
+from onefold.clock import Clock
+from onefold.errors import BadInput
 from onefold.lorawan.radio import Reception, Region
+from onefold.lorawan.rules import BUSY, MALFORMED
 from onefold.verdict import Answer
 
 TELL_S: Final = 10.0
@@ -23,23 +27,9 @@ class Receiver(Protocol):
         """Take it, at once; `Busy`: the queue is full, and nothing was taken."""
         ...
 
-    def refuse(self, station: str, answer: Answer, problem: str) -> None:
-        """Something came from this station that is not a reception."""
-        ...
+    def refuse(self, station: str, answer: Answer, problem: str) -> None: ...
 
-    def transmitted(self, number: int) -> None:
-        """A station says that it transmits the downlink of this number."""
-        ...
-
-
-def power_dbm(region: Region) -> int:
-    """How strong to transmit (EIRP), as ChirpStack does: gateways refuse what they cannot, and many cannot do more.
-
-    >>> from onefold.lorawan.radio import EU868, region
-    >>> power_dbm(EU868), power_dbm(region("US915"))
-    (14, 20)
-    """
-    return min(20, int(region.max_eirp) - 2)
+    def transmitted(self, number: int) -> None: ...
 
 
 class Complaints:
@@ -53,3 +43,31 @@ class Complaints:
         if now_s >= self._next_s:
             self._next_s = now_s + TELL_S
             log.error("station %s: %s", station, problem)
+
+
+class CountingLink:
+    """A link that counts what happens, by name."""
+
+    def __init__(self, receiver: Receiver, region: Region, clock_ms: Clock, figures: Iterable[str]) -> None:
+        self.problem: str | None = None
+        """Why it brings nothing in; None: it can, as far as it knows."""
+        self._receiver, self._region, self._clock_ms = receiver, region, clock_ms
+        self._complaints = Complaints()
+        self._counts = dict.fromkeys(figures, 0)
+
+    def _count(self, name: str) -> None:
+        self._counts[name] += 1
+
+    def _busy(self, station: str, busy: Exception) -> None:
+        self._count("busy")
+        self._receiver.refuse(station, BUSY, str(busy))
+
+    def _refuse(self, station: str, error: BadInput) -> None:
+        self._count("malformed")
+        self._complaints.tell(station, str(error))
+        self._receiver.arrive()
+        self._receiver.refuse(station, MALFORMED, str(error))
+
+    def _fail(self, who: str, error: Exception) -> None:
+        self._count("failed")
+        self._complaints.tell(who, f"unexpected: {type(error).__name__}: {error}")

@@ -28,18 +28,17 @@ import secrets
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
-from onefold.clock import wall_ms
+from onefold.clock import Clock, wall_ms
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.lorawan import radio
-from onefold.lorawan.frames import Frame, parse
-from onefold.lorawan.links.receiving import Complaints, Receiver, power_dbm
+from onefold.lorawan.frames import PHY_BYTES_MAX, Frame, parse
+from onefold.lorawan.links.receiving import CountingLink, Receiver
 from onefold.lorawan.radio import Downlink, Radio, Reception, Region, station_name
-from onefold.lorawan.rules import BUSY, MALFORMED
 from onefold.net.http import is_loopback
 
 VERSIONS: Final = frozenset({1, 2})
@@ -67,14 +66,6 @@ class Rxpk(NamedTuple):
     frame: Frame
     radio: Radio
     ticks: int
-
-
-class TransmitTime(NamedTuple):
-    """When to transmit: at a tick of the concentrator's clock, or (None) at once; and how."""
-
-    ticks: int | None
-    frequency_hz: int
-    data_rate: int
 
 
 def read(data: bytes) -> Datagram:
@@ -135,7 +126,7 @@ def read_heard(packet: object, region: Region) -> Rxpk | None:
     else:
         raise BadInput(f"rsig is {radio.shown(antennas)}, must be an array of objects")
     phy = radio.octets(packet, "data")
-    if "size" in packet and radio.integer(packet, "size", 0, radio.PHY_BYTES_MAX) != len(phy):
+    if "size" in packet and radio.integer(packet, "size", 0, PHY_BYTES_MAX) != len(phy):
         raise BadInput(f"size is {packet['size']}, but data has {len(phy)} bytes", size=packet["size"])
     time_ms = radio.moment_ms(packet, "time")
     if time_ms is None:
@@ -154,29 +145,25 @@ def failure(ack: Datagram) -> str | None:
     return None if error == "NONE" else error
 
 
-def window(downlink: Downlink, ticks: int, *, second: bool) -> TransmitTime:
-    """The first or the second receive window after an uplink that ended at this tick.
+def transmit(version: int, token: bytes, downlink: Downlink, ticks: int, region: Region, *, second: bool) -> bytes:
+    """PULL_RESP: transmit this in the first or the second receive window after an uplink that ended at this tick.
 
-    One of class C listens to its second window all the time, so that need not be waited for.
+    A downlink in LoRa has inverted polarity and no CRC: no gateway hears it.
     """
-    if second and downlink.device_class == "C":
-        return TransmitTime(None, *downlink.rx2)
-    delay_s = downlink.rx_delay_s + second
-    return TransmitTime((ticks + delay_s * 1_000_000) % TICKS, *(downlink.rx2 if second else downlink.rx1))
-
-
-def transmit(version: int, token: bytes, pdu: bytes, at: TransmitTime, region: Region, power_dbm: int) -> bytes:
-    """PULL_RESP: transmit this, then. A downlink in LoRa has inverted polarity and no CRC: no gateway hears it."""
-    spreading, bandwidth_khz = region.modulation(at.data_rate)
-    when = {"imme": True} if at.ticks is None else {"imme": False, "tmst": at.ticks}
+    frequency_hz, data_rate = downlink.rx2 if second else downlink.rx1
+    spreading, bandwidth_khz = region.modulation(data_rate)
+    after_us = (downlink.rx_delay_s + second) * 1_000_000
+    when = {"imme": False, "tmst": (ticks + after_us) % TICKS}
+    if second and downlink.device_class == "C":  # it listens to its second window all the time
+        when = {"imme": True}
     if spreading:
         rate = f"SF{spreading}BW{bandwidth_khz}"
         how = {"modu": "LORA", "datr": rate, "codr": "4/5", "ipol": True, "ncrc": True}
     else:
         how = {"modu": "FSK", "datr": FSK_BITS_PER_S, "fdev": FSK_BITS_PER_S // 2}
     packet = {
-        **when, "freq": round(at.frequency_hz / 1e6, 6), "rfch": 0, "powe": power_dbm, **how, "size": len(pdu),
-        "data": base64.b64encode(pdu).decode(),
+        **when, "freq": round(frequency_hz / 1e6, 6), "rfch": 0, "powe": region.power_dbm, **how,
+        "size": len(downlink.pdu), "data": base64.b64encode(downlink.pdu).decode(),
     }  # fmt: skip
     head = bytes([version]) + (token if version > 1 else b"\0\0") + bytes([PULL_RESP])
     return head + json.dumps({"txpk": packet}, separators=(",", ":")).encode()
@@ -254,58 +241,6 @@ class Gateway(NamedTuple):
     last_s: float
 
 
-class Gateways:
-    """Where the gateways are, as far as their PULL_DATA says: the way back through whatever NAT lies between.
-
-    Each polls every few seconds (10 by default, the forwarder calls it the keepalive); the last address is where its
-    downlinks go. Nobody proves who he is, so the first comer is believed while he goes on polling: another *host* with
-    the same EUI gets nothing until the first was silent for ``silent_s``. Another port of the same host is a NAT that
-    moved, or a restart. Bounded: when it is full a new one is not taken while all others are alive.
-    """
-
-    def __init__(self, *, gateways_max: int = 1_000, silent_s: float = 30, expiry_s: float = 60) -> None:
-        self._gateways_max = gateways_max
-        self._silent_s = silent_s
-        self._expiry_s = expiry_s
-        self._known: OrderedDict[int, Gateway] = OrderedDict()  # who polled last comes last
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def poll(self, eui: int, peer: tuple[str | int, ...], version: int, now_s: float) -> str | None:
-        """This gateway polled from there; None: noted, else why not: ``moved`` or ``full``."""
-        self._expire(now_s)
-        gateway = self._known.get(eui)
-        if gateway is None and len(self._known) >= self._gateways_max:
-            return "full"
-        if gateway is not None and not _same_host(gateway.peer, peer) and now_s - gateway.last_s < self._silent_s:
-            return "moved"
-        self._known[eui] = Gateway(peer, version, now_s)
-        self._known.move_to_end(eui)
-        return None
-
-    def find(self, eui: int, now_s: float) -> Gateway | None:
-        """Where this gateway is; None: it never polled, or not for so long that the way is closed."""
-        self._expire(now_s)
-        return self._known.get(eui)
-
-    def is_at(self, eui: int, peer: tuple[str | int, ...], now_s: float) -> bool:
-        """Does this come from the host that polls for it?"""
-        gateway = self.find(eui, now_s)
-        return gateway is not None and _same_host(gateway.peer, peer)
-
-    def _expire(self, now_s: float) -> None:
-        while self._known:
-            eui, oldest = next(iter(self._known.items()))
-            if now_s - oldest.last_s < self._expiry_s:
-                return
-            del self._known[eui]
-
-
-def _same_host(one: tuple[str | int, ...], other: tuple[str | int, ...]) -> bool:
-    return one[0] == other[0] or address(str(one[0])) == address(str(other[0]))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UdpLimits:
     datagram_bytes_max: int = 65_507
@@ -322,6 +257,53 @@ class UdpLimits:
     unanswered_s: float = 15
 
 
+class Gateways:
+    """Where the gateways are, as far as their PULL_DATA says: the way back through whatever NAT lies between.
+
+    Each polls every few seconds (10 by default, the forwarder calls it the keepalive); the last address is where its
+    downlinks go. Nobody proves who he is, so the first comer is believed while he goes on polling: another *host* with
+    the same EUI gets nothing until the first was silent for ``silent_s``. Another port of the same host is a NAT that
+    moved, or a restart. Bounded: when it is full a new one is not taken while all others are alive.
+    """
+
+    def __init__(self, limits: UdpLimits) -> None:
+        self._limits = limits
+        self._known: OrderedDict[int, Gateway] = OrderedDict()  # who polled last comes last
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def poll(self, eui: int, peer: tuple[str | int, ...], version: int, now_s: float) -> str | None:
+        """This gateway polled from there; None: noted, else why not: ``moved`` or ``full``."""
+        self._expire(now_s)
+        gateway = self._known.get(eui)
+        if gateway is None and len(self._known) >= self._limits.gateways_max:
+            return "full"
+        if gateway and not _same_host(gateway.peer, peer) and now_s - gateway.last_s < self._limits.silent_s:
+            return "moved"
+        self._known[eui] = Gateway(peer, version, now_s)
+        self._known.move_to_end(eui)
+        return None
+
+    def find(self, eui: int, now_s: float) -> Gateway | None:
+        """Where this gateway is; None: it never polled, or not for so long that the way is closed."""
+        self._expire(now_s)
+        return self._known.get(eui)
+
+    def is_at(self, eui: int, peer: tuple[str | int, ...], now_s: float) -> bool:
+        """Does this come from the host that polls for it?"""
+        gateway = self.find(eui, now_s)
+        return gateway is not None and _same_host(gateway.peer, peer)
+
+    def _expire(self, now_s: float) -> None:
+        while self._known and now_s - next(iter(self._known.values())).last_s >= self._limits.expiry_s:
+            self._known.popitem(last=False)
+
+
+def _same_host(one: tuple[str | int, ...], other: tuple[str | int, ...]) -> bool:
+    return one[0] == other[0] or address(str(one[0])) == address(str(other[0]))
+
+
 PORT: Final = 1700
 """What packet forwarders are configured for when they leave the factory."""
 BURST_BYTES: Final = 1 << 20
@@ -332,32 +314,23 @@ FIGURES: Final = (
 )  # fmt: skip
 
 
-class SemtechUdp(asyncio.DatagramProtocol):
+class SemtechUdp(CountingLink, asyncio.DatagramProtocol):
     """The link: ``await start()``, then it runs by itself until ``await stop()``."""
 
     def __init__(
         self, receiver: Receiver, region: Region, *, host: str = "127.0.0.1", port: int = PORT,
-        allow: Iterable[str] = (), limits: UdpLimits | None = None, clock_ms: Callable[[], int] = wall_ms,
+        allow: Iterable[str] = (), limits: UdpLimits | None = None, clock_ms: Clock = wall_ms,
     ) -> None:  # fmt: skip
-        self.problem: str | None = None
-        """There is none that it would know of."""
+        super().__init__(receiver, region, clock_ms, FIGURES)
         self._allow = Allow(allow)
         if not self._allow and not is_loopback(host):
             needs = "to listen on more than loopback needs a list of gateways or networks to believe"
             raise Misuse(f"host is {host!r}: UDP has no token, so {needs}", host=host)
-        self._receiver = receiver
-        self._region = region
         self._where = (host, port)
         self._limits = limits or UdpLimits()
-        self._power_dbm = power_dbm(region)
-        self._clock_ms = clock_ms
-        self._complaints = Complaints()
-        self._gateways = Gateways(
-            gateways_max=self._limits.gateways_max, silent_s=self._limits.silent_s, expiry_s=self._limits.expiry_s
-        )
+        self._gateways = Gateways(self._limits)
         # To try the second window if the gateway refuses; what waits too long, or is too much, waits no more.
         self._unanswered: OrderedDict[tuple[int, bytes], SentDownlink] = OrderedDict()  # by gateway and token
-        self._counts = dict.fromkeys(FIGURES, 0)
         self._transport: asyncio.DatagramTransport | None = None
         self._held_up = False
         self._closed: asyncio.Future[None] | None = None
@@ -370,7 +343,6 @@ class SemtechUdp(asyncio.DatagramProtocol):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BURST_BYTES)
 
     async def stop(self) -> None:
-        """Listen no more; what was taken is with the receiver."""
         if self._transport is not None and self._closed is not None:
             self._transport.close()
             await self._closed
@@ -382,7 +354,6 @@ class SemtechUdp(asyncio.DatagramProtocol):
         return int(self._transport.get_extra_info("sockname")[1])
 
     def figures(self) -> dict[str, int]:
-        """What happened so far, by name, and how many gateways poll now."""
         return {**self._counts, "gateways": len(self._gateways)}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -454,8 +425,7 @@ class SemtechUdp(asyncio.DatagramProtocol):
             except BadInput as error:
                 self._refuse(station, error)
             except Busy as busy:
-                self._count("busy")
-                self._receiver.refuse(station, BUSY, str(busy))
+                self._busy(station, busy)
             except Exception as error:  # the other packets of the datagram are none the worse
                 self._fail(station, error)
 
@@ -481,12 +451,11 @@ class SemtechUdp(asyncio.DatagramProtocol):
         """Ask the gateway to transmit, in the first or second window after an uplink that ended at this tick."""
         now_s = time.monotonic()
         gateway = self._gateways.find(eui, now_s)
-        waiting, token = self._unanswered, secrets.token_bytes(2)  # which nobody can guess
-        while (eui, token) in waiting:
-            token = secrets.token_bytes(2)
+        waiting = self._unanswered
+        while (eui, token := secrets.token_bytes(2)) in waiting:  # which nobody can guess
+            pass
         try:
-            at = window(downlink, ticks, second=second)
-            data = transmit(gateway.version if gateway else 2, token, downlink.pdu, at, self._region, self._power_dbm)
+            data = transmit(gateway.version if gateway else 2, token, downlink, ticks, self._region, second=second)
         except BadInput:
             gateway = None
         if gateway is None or not self._send(data, gateway.peer):
@@ -508,16 +477,3 @@ class SemtechUdp(asyncio.DatagramProtocol):
             return False
         transport.sendto(data, peer)
         return True
-
-    def _refuse(self, station: str, error: BadInput) -> None:
-        self._count("malformed")
-        self._complaints.tell(station, str(error))
-        self._receiver.arrive()
-        self._receiver.refuse(station, MALFORMED, str(error))
-
-    def _fail(self, who: str, error: Exception) -> None:
-        self._count("failed")
-        self._complaints.tell(who, f"unexpected: {type(error).__name__}: {error}")
-
-    def _count(self, name: str) -> None:
-        self._counts[name] += 1

@@ -34,6 +34,7 @@ from redis.retry import Retry
 
 from onefold.errors import Misuse, StoreFailed
 from onefold.lorawan.rules import Claim, Claimed, Counters, Finished, Unfinished
+from onefold.stores.addresses import check_timeout
 from onefold.stores.redis import TIMEOUT_S, concerns, shown
 
 PREFIX = "onefold:lorawan:"
@@ -60,13 +61,11 @@ class RedisCounters:
         names: ``rediss://host?ssl_ca_certs=ca.pem``.
         """
         self.url = shown(url)
-        if not timeout_s > 0:
-            raise Misuse(f"{self.url}: timeout_s is {timeout_s}, must be more than 0", timeout_s=timeout_s)
         if replicas_min < 0:
             raise Misuse(f"{self.url}: replicas_min is {replicas_min}, must be 0 or more", replicas_min=replicas_min)
         self._prefix = prefix
         self._replicas_min = replicas_min
-        self._timeout_s = timeout_s
+        self._timeout_s = check_timeout(self.url, timeout_s)
         try:
             self._client = redis.Redis.from_url(
                 url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0),

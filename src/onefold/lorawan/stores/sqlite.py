@@ -15,7 +15,8 @@ again its last frame is not known.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from threading import Lock
 
@@ -87,19 +88,20 @@ class SqliteCounters:
 
     def __init__(self, path: str | PathLike[str], clock_ms: Callable[[], int], *, busy_s: float = BUSY_S) -> None:
         """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
-        self._clock_ms = clock_ms
-        self._database = Database(path, SCHEMA, busy_s=busy_s)
-        self._lock = Lock()  # one connection, one transaction at a time
-        self._open = True
+        self._begin(Database(path, SCHEMA, busy_s=busy_s), clock_ms)
         if not self._has_frames():
             with self._database.writing() as db:
                 if not self._has_frames():  # of two that open it at once, one adds it
                     db.execute(_ADD_FRAME)
 
+    def _begin(self, database: Database, clock_ms: Callable[[], int]) -> None:
+        self._database, self._clock_ms = database, clock_ms
+        self._lock = Lock()  # one connection, one transaction at a time
+        self._open = True
+
     def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
         """Let go of what is finished, and judge the claims, in this order: one transaction, durable when it returns."""
-        with self._lock:
-            self._check_open()
+        with self._alone():
             if not claims and not finished:
                 return []
             with self._database.writing() as db:
@@ -109,15 +111,12 @@ class SqliteCounters:
                 return [_claim(db, claim, now_ms) for claim in claims]
 
     def unfinished(self, server: str) -> list[Unfinished]:
-        with self._lock:
-            self._check_open()
-            with self._database.reading() as db:
-                return [Unfinished(*row) for row in db.execute(_UNFINISHED, [server])]
+        with self._alone(), self._database.reading() as db:
+            return [Unfinished(*row) for row in db.execute(_UNFINISHED, [server])]
 
     def known(self, devices: Sequence[str]) -> list[Counters | None]:
         counters: dict[str, Counters] = {}
-        with self._lock:
-            self._check_open()
+        with self._alone():
             now_ms = self._clock_ms()
             for at in range(0, len(devices), KNOWN_MAX):
                 part = devices[at : at + KNOWN_MAX]
@@ -127,11 +126,9 @@ class SqliteCounters:
         return [counters.get(device) for device in devices]
 
     def forget(self, device: str) -> None:
-        with self._lock:
-            self._check_open()
-            with self._database.writing() as db:
-                db.execute("delete from lorawan_counters where device = ?", [device])
-                db.execute("delete from lorawan_nonces where device = ?", [device])
+        with self._alone(), self._database.writing() as db:
+            db.execute("delete from lorawan_counters where device = ?", [device])
+            db.execute("delete from lorawan_nonces where device = ?", [device])
 
     def close(self) -> None:
         with self._lock:
@@ -142,9 +139,12 @@ class SqliteCounters:
         with self._database.reading() as db:
             return any(name == "frame" for (name,) in db.execute(_COLUMNS))
 
-    def _check_open(self) -> None:
-        if not self._open:
-            raise Misuse(f"{self._database.path}: these counters were closed")
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self._lock:
+            if not self._open:
+                raise Misuse(f"{self._database.path}: these counters were closed")
+            yield
 
 
 def _claim(db: sqlite3.Connection, claim: Claim, now_ms: int) -> Claimed:

@@ -80,16 +80,7 @@ def _called(system: System, before: State, move: Move) -> str:
     if move.action.what != "step" or worker is None:
         return ""
     called = system.worlds.stepped(before[WORLD], worker.position).called
-    return system.positions.jobs[worker.position].name if called else ""
-
-
-class Trail(NamedTuple):
-    """A way through the states: the first of them, then each move with the state that it leads to."""
-
-    first: State
-    moves: tuple[tuple[Move, State], ...]
-    again: int = 0
-    """From which move on it goes round, if it does."""
+    return system.positions[worker.position].job.name if called else ""
 
 
 STATES_MAX: Final = 200_000
@@ -186,8 +177,7 @@ class _Search:
             longest = rounds(system)
             if longest.circle:
                 again = longest.circle.index(longest.circle[-1]) + 1
-                trail = Trail(longest.circle[0], tuple(self._moves(longest.circle)), again)
-                self._convict(Offence(Wrong.CIRCLE, "it can go round like this for ever."), trail)
+                self._convict(Offence(Wrong.CIRCLE, "it can go round like this for ever."), longest.circle, again)
             calls = longest.calls_max
         return Exploration(
             system.algorithm.name,
@@ -216,41 +206,33 @@ class _Search:
                     following.append(after)
                     offence = offences[after[WORLD]]
                     if offence is not None:
-                        self._convict(offence, self._trail(after))
+                        self._convict(offence, self._way(after))
         except HandlerRaised as error:
-            self._convict(Offence(Wrong.HANDLER, f"{error}."), self._trail(state))
+            self._convict(Offence(Wrong.HANDLER, f"{error}."), self._way(state))
         if self.system.resting(state):
             self.rests += 1
             offence = self.system.worlds.at_rest(state[WORLD])
         else:
             offence = Offence(Wrong.STUCK, "nobody can go on, and it is not finished.") if stuck else None
         if offence is not None:
-            self._convict(offence, self._trail(state))
+            self._convict(offence, self._way(state))
 
-    def _trail(self, state: State) -> Trail:
+    def _way(self, state: State) -> list[State]:
         way = [state]
         while (before := self.parents[way[-1]]) is not None:
             way.append(before)
-        return Trail(way[-1], tuple(self._moves(way[::-1])))
+        return way[::-1]
 
-    def _moves(self, way: Sequence[State]) -> Iterator[tuple[Move, State]]:
-        for before, after in pairwise(way):
-            yield next((move, state) for state, move in self.system.moves(before) if state == after)
-
-    def _convict(self, offence: Offence, trail: Trail) -> NoReturn:
-        lines = history(self.system, trail, offence)
-        raise Convicted(self.system.algorithm.name, offence, lines, len(self.parents))
-
-
-def history(system: System, trail: Trail, offence: Offence) -> str:
-    teller = _Teller(system)
-    states = [trail.first, *(after for _, after in trail.moves)]
-    lines = [teller.line(move, before, after) for before, (move, after) in zip(states, trail.moves, strict=False)]
-    width = len(str(len(lines)))
-    numbered = [f"{number:{width}}. {line}" for number, line in enumerate(lines, 1)]
-    if trail.again:
-        numbered.append(f"... and again from {trail.again} on.")
-    return "\n".join([*numbered, f"Wrong: {offence.text}"])
+    def _convict(self, offence: Offence, way: Sequence[State], again: int = 0) -> NoReturn:
+        """Tell the history of these states; ``again``: from which move on it goes round."""
+        teller, lines, width = _Teller(self.system), [], len(str(len(way) - 1))
+        for number, (before, after) in enumerate(pairwise(way), 1):
+            move = next(move for state, move in self.system.moves(before) if state == after)
+            lines.append(f"{number:{width}}. {teller.line(move, before, after)}")
+        if again:
+            lines.append(f"... and again from {again} on.")
+        history = "\n".join([*lines, f"Wrong: {offence.text}"])
+        raise Convicted(self.system.algorithm.name, offence, history, len(self.parents))
 
 
 class _Teller:
@@ -262,7 +244,7 @@ class _Teller:
 
     def line(self, move: Move, before: State, after: State) -> str:
         if move.group < 0:
-            return f"the transport delivers a copy of {self.system.payloads[move.parcel].label}"
+            return f"the transport delivers a copy of {self.system.payloads[move.parcel].jobs[0].label}"
         slots, action = self.slots[move.group], move.action
         slot = slots.index(action.worker)
         group = self.system.groups.groups[move.group]
@@ -287,7 +269,7 @@ class _Teller:
         number = action.after if action.what in ("lease", "begin") else action.worker
         worker = system.groups.workers[number]
         assert worker is not None
-        label = system.positions.jobs[worker.position].label
+        label = system.positions[worker.position].job.label
         if action.what == "lease":
             return f"{who} leases {label}"
         if action.what == "begin":
@@ -299,24 +281,23 @@ class _Teller:
         if action.what == "die":
             return f"{who} dies"
         if action.what.startswith("die "):
-            messages = system.positions.steps[worker.position].messages
+            messages = system.positions[worker.position].step.messages
             part = [messages[int(number)].token for number in action.what.split()[1:]]
             return f"{who} dies while it sends: only {', '.join(part)} is sent"
         return f"{who} {self._step(worker.position, before[WORLD], worker.leased)}"
 
     def _step(self, position: int, world: int, leased: bool) -> str:
-        positions = self.system.positions
         result = self.system.worlds.stepped(world, position)
-        step, job = positions.steps[position], positions.jobs[position]
-        answer = positions.answers[result.position][len(positions.answers[position])]
+        before, after = self.system.positions[position], self.system.positions[result.position]
+        step, job = before.step, before.job
+        answer = after.answers[len(before.answers)]
         late = "" if leased else ", late"
         text = f"acknowledges {job.label}{late}" if isinstance(step, plans.Acknowledge) else _describe(step, answer)
-        is_written = positions.carries[position] and not positions.carries[result.position]
-        if is_written and type(step) not in (plans.Load, plans.Open):
+        if before.carries and not after.carries and type(step) not in (plans.Load, plans.Open):
             text += f": {job.name} is applied"
         if result.called:
             text += f", and calls the handler for {job.label}"
-        if positions.outcomes[result.position] is Outcome.CONFLICT:
+        if after.outcome is Outcome.CONFLICT:
             text += f", and gives {job.label} back" if leased else ", and gives up"
         return text
 

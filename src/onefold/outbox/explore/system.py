@@ -24,18 +24,18 @@ number per group of workers. Two histories that lead to equal numbers lead to th
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import json
 import re
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import combinations
 from math import prod
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 from onefold.errors import Misuse
@@ -43,7 +43,7 @@ from onefold.outbox import plans
 from onefold.outbox.explore.topology import Algorithm, Chore, Content, Handling, Offence, Stage, Topology, Wrong, read
 from onefold.outbox.plans import MARK, Attempt, Handled, Handler, Key, Message, Outcome, Outgoing, pack
 from onefold.outbox.ports import Parcel, Queue
-from onefold.outbox.runner import World
+from onefold.outbox.runner import HandlerFailed, Loop, World, calling
 from onefold.outbox.stores.sqlite import SqliteLedger
 
 FINDINGS_MAX: Final = 5
@@ -78,16 +78,6 @@ class Numbered(list[T]):
         return number
 
 
-class _Outbound:
-    """Where the transport would be: keeps what it is given until somebody takes it."""
-
-    def __init__(self) -> None:
-        self.parcels: list[Parcel] = []
-
-    def send(self, parcels: Sequence[Parcel]) -> None:
-        self.parcels += parcels
-
-
 class StoreSnapshots:
     """All contents so far, by number; the first is number 0."""
 
@@ -102,8 +92,9 @@ class StoreSnapshots:
             db.execute(statement)
         self._ledger = SqliteLedger.over(db, lambda: 0)  # the clock stands: time is no part of a state
         self.realm = self._ledger.realm
-        self._outbound = _Outbound()
-        self._world = World(self._ledger, self._ledger, cast(Queue, self._outbound))
+        self._sent: list[Parcel] = []
+        transport = SimpleNamespace(send=self._sent.extend)
+        self._world = World(self._ledger, self._ledger, cast(Queue, transport))
         names = db.execute("select name from sqlite_master where type = 'table' order by name").fetchall()
         self._reads = [(name, f'select * from "{name}"') for (name,) in names]  # noqa: S608 # names of our own schema
         self._ledger.create(first)
@@ -113,7 +104,9 @@ class StoreSnapshots:
         self._connection.close()
 
     def perform(self, content: int, step: Any) -> tuple[int, Any, list[Parcel]]:
+        """The content after a step, what it is answered with, and what was sent by it."""
         self.performed += 1
+        self._sent.clear()
         if self._here != content:
             self._connection.deserialize(self._snapshots[content])
             self._here = content
@@ -123,8 +116,7 @@ class StoreSnapshots:
             (answer,) = self._world.perform(type(step), [step])
         if type(step) in _WRITES or isinstance(step, OwnStep):
             self._here = self._number()
-        parcels, self._outbound.parcels = self._outbound.parcels, []
-        return self._here, answer, parcels
+        return self._here, answer, list(self._sent)
 
     def _number(self) -> int:
         execute = self._connection.execute
@@ -141,8 +133,7 @@ class StoreSnapshots:
 class HandlerRaised(Exception):
     """The handler did not answer, or answered what cannot be kept."""
 
-    def __init__(self, message: Message, state: Any, error: Exception) -> None:
-        self.message, self.state, self.error = message, state, error
+    def __init__(self, message: Message, state: Any, error: BaseException | None) -> None:
         text = str(error) if type(error).__module__.startswith("onefold") else f"{type(error).__name__}: {error}"
         super().__init__(f"the handler fails on {pack(message.body)} with the state {pack(state)}: {text}")
 
@@ -171,17 +162,11 @@ class Handlers:
 def _call(call: Handler, state: Any, message: Message) -> Handled:
     copy = message._replace(body=json.loads(pack(message.body)))
     try:
-        answer = call(state, copy)
-        if inspect.isawaitable(answer):
-
-            async def waited(work: Any = answer) -> Any:
-                return await work
-
-            with ThreadPoolExecutor(1) as thread:  # of its own: whoever explores may have a loop running
-                answer = thread.submit(asyncio.run, waited()).result()
-        return plans.handled(answer, message)
-    except Exception as error:
-        raise HandlerRaised(message, state, error) from error
+        with closing(Loop()) as loop:
+            answer = calling(call, copy, loop)(state)
+            return answer.result() if isinstance(answer, Future) else answer
+    except HandlerFailed as failed:
+        raise HandlerRaised(message, state, failed.__cause__) from failed.__cause__
 
 
 def _describe(answer: Handled) -> str:
@@ -278,7 +263,7 @@ def _named(name: str, outgoing: tuple[Outgoing, ...]) -> frozenset[tuple[str, st
     return frozenset((f"{name}.{position}", out.to, plain(pack(out.body))) for position, out in enumerate(outgoing, 1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ExplorerJob:
     name: str
     label: str
@@ -297,10 +282,6 @@ class Payload:
     jobs: tuple[ExplorerJob, ...]
     """What a worker can do with it: one per plan."""
     message: Message | None
-
-    @property
-    def label(self) -> str:
-        return self.jobs[0].label if self.message is None else self.message.token
 
 
 def name_of(token: str) -> str:
@@ -376,39 +357,39 @@ class Payloads(list[Payload]):
         return self._numbers[payload]
 
 
-class Positions:
-    """All positions so far, by number: one list per thing that is known of each."""
+class Position(NamedTuple):
+    job: ExplorerJob
+    answers: tuple[Any, ...]
+    step: Any
+    """What is asked for; None: it has ended."""
+    step_number: int
+    """Equal steps have equal numbers."""
+    outcome: Outcome | None
+    carries: bool
+    """The handler was called, and what it made is not written yet."""
+    called: bool
+    """The handler was called on the way from the position before."""
+
+
+class Positions(list[Position]):
+    """All positions so far, by number."""
 
     def __init__(self) -> None:
-        self.jobs: list[ExplorerJob] = []
-        self.answers: list[tuple[Any, ...]] = []
-        self.steps: list[Any] = []
-        """What is asked for; None: it has ended."""
-        self.step_numbers: list[int] = []
-        """Equal steps have equal numbers."""
-        self.outcomes: list[Outcome | None] = []
-        self.carries: list[bool] = []
-        """The handler was called, and what it made is not written yet."""
-        self.called: list[bool] = []
-        """The handler was called on the way from the position before."""
-        self._begun: dict[int, int] = {}
+        super().__init__()
+        self.begin = cache(self._add)
+        """Where a job begins."""
         self._after: dict[tuple[int, str], int] = {}
-        self._numbers: dict[str, int] = {}
-
-    def begin(self, job: ExplorerJob) -> int:
-        if id(job) not in self._begun:
-            self._begun[id(job)] = self._add(job, (), False)
-        return self._begun[id(job)]
+        self._steps: Numbered[str] = Numbered()
 
     def after(self, position: int, answer: Any, *, written: bool = False) -> int:
         """Where this answer leads; ``written``: with it, what the handler made is in the store."""
         key = (position, repr(answer))
         if key not in self._after:
-            carries = self.carries[position] and not written
-            self._after[key] = self._add(self.jobs[position], (*self.answers[position], answer), carries)
+            job, answers, *_ = before = self[position]
+            self._after[key] = self._add(job, (*answers, answer), before.carries and not written)
         return self._after[key]
 
-    def _add(self, job: ExplorerJob, answers: tuple[Any, ...], carries: bool) -> int:
+    def _add(self, job: ExplorerJob, answers: tuple[Any, ...] = (), carries: bool = False) -> int:
         attempt, called = job.begin(), False
         step: Any = None
         outcome: Outcome | None = None
@@ -424,14 +405,9 @@ class Positions:
         except StopIteration as stop:
             step, outcome = None, stop.value
         attempt.close()
-        self.jobs.append(job)
-        self.answers.append(answers)
-        self.steps.append(step)
-        self.step_numbers.append(self._numbers.setdefault(f"{type(step).__name__} {step!r}", len(self._numbers)))
-        self.outcomes.append(outcome)
-        self.carries.append(carries)
-        self.called.append(called)
-        return len(self.jobs) - 1
+        number = self._steps.number(f"{type(step).__name__} {step!r}")
+        self.append(Position(job, answers, step, number, outcome, carries, called))
+        return len(self) - 1
 
 
 Invariant = Callable[[Mapping[str, Any]], object]
@@ -469,22 +445,21 @@ class Worlds:
         self._endings, self._algorithm, self._invariant = endings, algorithm, invariant
         self._numbers: dict[tuple[int, WorldBooks, str], int] = {}
         self._performed: dict[tuple[int, int], tuple[int, Any, tuple[int, ...]]] = {}
-        self._stepped: dict[tuple[int, int], StepResult] = {}
-        self._rests: dict[int, Offence | None] = {}
+        self.stepped = cache(self._stepped)
+        """What comes of the next step of a worker at a position."""
+        self.at_rest = cache(self._at_rest)
+        """What is wrong when nothing is on its way and nobody is at work."""
 
     def first(self, payloads: list[int]) -> int:
         return self._number(0, WorldBooks(frozenset(), frozenset(payloads), frozenset(), ()))
 
-    def stepped(self, world: int, position: int) -> StepResult:
-        result = self._stepped.get((world, position))
-        if result is None:
-            result = self._stepped[world, position] = self._step(world, position, self._positions.steps[position])
-        return result
+    def _stepped(self, world: int, position: int) -> StepResult:
+        return self._step(world, position, self._positions[position].step)
 
     def cut_off(self, world: int, position: int, many: tuple[int, ...]) -> StepResult:
         """A worker that dies while it sends: only these of its messages are taken."""
-        step = self._positions.steps[position]
-        return self._step(world, position, plans.Dispatch(tuple(step.messages[number] for number in many)))
+        messages = self._positions[position].step.messages
+        return self._step(world, position, plans.Dispatch(tuple(messages[number] for number in many)))
 
     def _step(self, world: int, position: int, step: Any) -> StepResult:
         content, books, offence = self.contents[world], self.books[world], None
@@ -501,32 +476,31 @@ class Worlds:
             if after != content:
                 removed = self._snapshots.contents[content].tokens - self._snapshots.contents[after].tokens
                 books = books._replace(dead=books.dead | removed) if removed else books
-            name = self._positions.jobs[position].name
-            if written and self._positions.carries[position]:
+            name = self._positions[position].job.name
+            if written and self._positions[position].carries:
                 if name in books.applied:
                     offence = Offence(Wrong.APPLIED_TWICE, f"{name} is applied twice: it counts double.")
                 books = books._replace(applied=books.applied | {name})
         # What was made before a new look at the entity is put aside: it will not be written.
         position = self._positions.after(position, answer, written=written or type(step) in (plans.Load, plans.Open))
-        called = self._positions.called[position]
-        while isinstance(named := self._positions.steps[position], plans.Fresh):
+        called = self._positions[position].called
+        while isinstance(named := self._positions[position].step, plans.Fresh):
             books, answer = self._fresh(books, position, named)
             position = self._positions.after(position, answer)
-            called = called or self._positions.called[position]
-        job, outcome = self._positions.jobs[position], self._positions.outcomes[position]
+            called = called or self._positions[position].called
+        job, outcome = self._positions[position].job, self._positions[position].outcome
         ended = not job.acknowledges and outcome not in (None, Outcome.CONFLICT)
         acknowledged = isinstance(step, plans.Acknowledge) or ended
-        then = job.then
-        if acknowledged and then >= 0 and then not in books.sent:
-            arrivals = (*arrivals, then)
+        if acknowledged and job.then >= 0 and job.then not in books.sent:
+            arrivals = (*arrivals, job.then)
         if arrivals:
             books = books._replace(sent=books.sent | set(arrivals))
             arrivals = tuple(payload for payload in arrivals if self._payloads[payload].group >= 0)
         return StepResult(self._number(after, books, offence), position, arrivals, acknowledged, called)
 
     def _perform(self, content: int, position: int, step: Any) -> tuple[int, Any, tuple[int, ...]]:
-        key = (content, self._positions.step_numbers[position])
-        is_whole = step is self._positions.steps[position]  # a part of it is not kept
+        key = (content, self._positions[position].step_number)
+        is_whole = step is self._positions[position].step  # a part of it is not kept
         if is_whole and key in self._performed:
             return self._performed[key]
         after, answer, parcels = self._snapshots.perform(content, step)
@@ -537,7 +511,7 @@ class Worlds:
 
     def _fresh(self, books: WorldBooks, position: int, step: plans.Fresh) -> tuple[WorldBooks, tuple[str, ...]]:
         """Ids that nobody has seen: numbered by message and attempt, so that equal histories have equal ids."""
-        name = self._positions.jobs[position].name
+        name = self._positions[position].job.name
         attempts = dict(books.attempts)
         attempts[name] = attempts.get(name, 0) + 1
         return books._replace(attempts=tuple(sorted(attempts.items()))), fresh(name, attempts[name], step.many)
@@ -578,13 +552,7 @@ class Worlds:
             holds, why = False, f" ({str(error).splitlines()[0]})" if str(error) else ""
         return None if holds else Offence(Wrong.INVARIANT, f"the invariant does not hold for {pack(values)}{why}.")
 
-    def at_rest(self, world: int) -> Offence | None:
-        """What must hold when nothing is on its way and nobody is at work."""
-        if world not in self._rests:
-            self._rests[world] = self._rest(world)
-        return self._rests[world]
-
-    def _rest(self, world: int) -> Offence | None:
+    def _at_rest(self, world: int) -> Offence | None:
         content, books = self._snapshots.contents[self.contents[world]], self.books[world]
         outside = [m for n in books.sent if self._payloads[n].group < 0 and (m := self._payloads[n].message)]
         messages = frozenset((name_of(m.token), m.to, plain(pack(m.body))) for m in outside)
@@ -651,8 +619,7 @@ class Action(NamedTuple):
     after: int
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerGroup:
+class WorkerGroup(NamedTuple):
     title: str
     size: int
     chore: Chore | None = None
@@ -670,31 +637,27 @@ class WorkerGroups:
         self.members: Numbered[tuple[int, tuple[int, ...]]] = Numbered()
         """Which group, and its workers, sorted."""
         self._snapshots, self._positions, self._worlds = snapshots, positions, worlds
-        self._actions: dict[tuple[int, int], list[Action]] = {}
-        self._replaced: dict[tuple[int, int, int], int] = {}
-        self._chores: dict[tuple[int, str], ExplorerJob] = {}
+        self.actions = cache(lambda world, group: list(self._actions(world, group)))
+        """All that the workers of a group can do in a world."""
+        self._with = cache(self._replaced)
+        self._chore = cache(self._chore_of)
         self.idle = [self.members.number((which, (IDLE,) * group.size)) for which, group in enumerate(groups)]
 
-    def actions(self, world: int, group: int) -> list[Action]:
-        actions = self._actions.get((world, group))
-        if actions is not None:
-            return actions
-        actions = []
+    def _actions(self, world: int, group: int) -> Iterator[Action]:
         which, workers = self.members[group]
         for number in sorted(set(workers)):
             if (worker := self.workers[number]) is not None:
-                actions += self._at_work(world, group, number, worker)
-        chore, cost = self.groups[which].chore, self.groups[which].cost
-        content = self._snapshots.contents[self._worlds.contents[world]]
-        for offer in () if chore is None or workers[0] != IDLE else chore.offers(content):
-            assert chore is not None
-            label = offer.rpartition("\t")[2]
-            begin = partial(chore.begin, offer)
-            job = self._chores.setdefault((which, offer), ExplorerJob(name_of(label), label, begin, acknowledges=False))
-            after = self.workers.number(Worker(self._positions.begin(job), NO_PARCEL, False))
-            actions.append(Action(cost, world, self._with(group, IDLE, after), None, "begin", IDLE, after))
-        self._actions[world, group] = actions
-        return actions
+                yield from self._at_work(world, group, number, worker)
+        _, _, chore, cost = self.groups[which]
+        if chore is not None and workers[0] == IDLE:
+            for offer in chore.offers(self._snapshots.contents[self._worlds.contents[world]]):
+                position = self._positions.begin(self._chore(chore, offer))
+                after = self.workers.number(Worker(position, NO_PARCEL, False))
+                yield Action(cost, world, self._with(group, IDLE, after), None, "begin", IDLE, after)
+
+    def _chore_of(self, chore: Chore, offer: str) -> ExplorerJob:
+        label = offer.rpartition("\t")[2]
+        return ExplorerJob(name_of(label), label, partial(chore.begin, offer), acknowledges=False)
 
     def taking(self, group: int, job: ExplorerJob, parcel: int) -> tuple[int, int]:
         """The group when an idle worker of it has leased this parcel, and that worker; (-1, 0) if all are busy."""
@@ -711,11 +674,11 @@ class WorkerGroups:
         """What a busy worker can do: its next step, die, or lose its lease."""
         yield self._step(world, group, number, worker)
         back = worker.parcel if worker.leased else NO_PARCEL
-        if self._positions.answers[worker.position]:  # one that did nothing yet can as well not have begun
+        if self._positions[worker.position].answers:  # one that did nothing yet can as well not have begun
             shift = Shift(back) if worker.leased else None
             idle = self._with(group, number, IDLE)
             yield Action(CRASH, world, idle, shift, "die", number, IDLE)
-            step = self._positions.steps[worker.position]
+            step = self._positions[worker.position].step
             many = range(len(step.messages)) if isinstance(step, plans.Dispatch) else range(0)
             for part in (part for size in range(1, len(many)) for part in combinations(many, size)):
                 result = self._worlds.cut_off(world, worker.position, part)
@@ -735,7 +698,7 @@ class WorkerGroups:
                 if late is not None and late.parcel == acknowledged and late.leased:
                     group = self._with(group, other, self.workers.number(late._replace(leased=False)))
                     break
-        if self._positions.outcomes[result.position] is None:
+        if self._positions[result.position].outcome is None:
             back, after = NO_PARCEL, self.workers.number(Worker(result.position, worker.parcel, leased))
         else:
             back, after = worker.parcel if leased else NO_PARCEL, IDLE
@@ -743,30 +706,15 @@ class WorkerGroups:
         moved = None if shift == Shift() else shift
         return Action(FREE, result.world, self._with(group, number, after), moved, "step", number, after)
 
-    def _with(self, group: int, before: int, after: int) -> int:
-        key = (group, before, after)
-        number = self._replaced.get(key)
-        if number is None:
-            which, workers = self.members[group]
-            changed = list(workers)
-            changed[changed.index(before)] = after
-            number = self._replaced[key] = self.members.number((which, tuple(sorted(changed))))
-        return number
+    def _replaced(self, group: int, before: int, after: int) -> int:
+        which, workers = self.members[group]
+        changed = list(workers)
+        changed[changed.index(before)] = after
+        return self.members.number((which, tuple(sorted(changed))))
 
 
-def chores_of(topology: Topology, algorithm: Algorithm) -> list[Chore]:
-    chores = list(algorithm.chores)
-    if topology.pumps and algorithm.recovery is not None:
-        chores.append(pump(topology, algorithm))
-    if topology.pumps and topology.source is not None and algorithm.sourced is plans.sourced:
-        chores.append(sweeper(topology))
-    return chores
-
-
-def pump(topology: Topology, algorithm: Algorithm) -> Chore:
+def pump(times: int, recovery: plans.Recovery) -> Chore:
     """Finishes outbox entries, by the recovery of the plan: also the young ones, which it leaves alone in life."""
-    recovery = algorithm.recovery
-    assert recovery is not None
 
     def offers(content: Content) -> Sequence[str]:
         return ["\t".join((*key, name)) for key, name in content.entries]
@@ -775,7 +723,7 @@ def pump(topology: Topology, algorithm: Algorithm) -> Chore:
         endpoint, name, entry = offer.split("\t")
         return recovery(Key(endpoint, name), entry)
 
-    return Chore("the pump", topology.pumps, offers, begin, "takes up the outbox entry of")
+    return Chore("the pump", times, offers, begin, "takes up the outbox entry of")
 
 
 class Discard(NamedTuple):
@@ -791,10 +739,8 @@ class Discard(NamedTuple):
         return f"discards the token {self.token}" if answer else f"finds the token {self.token} gone"
 
 
-def sweeper(topology: Topology) -> Chore:
+def sweeper(times: int, key: Key) -> Chore:
     """Sweeps tokens of a source whose outbox entry is gone: read the token first, then look for the entry."""
-    assert topology.source is not None
-    key = Key(topology.source.endpoint, topology.source.name)
 
     def offers(content: Content) -> Sequence[str]:
         return [token for token, parent in sorted(content.parents.items()) if MARK in parent]
@@ -807,7 +753,7 @@ def sweeper(topology: Topology) -> Chore:
             yield Discard(token, parent)
         return Outcome.TIDIED
 
-    return Chore("the sweeper", topology.pumps, offers, begin, "looks at the token")
+    return Chore("the sweeper", times, offers, begin, "looks at the token")
 
 
 class Transport:
@@ -817,33 +763,29 @@ class Transport:
         self.free: Numbered[tuple[int, ...]] = Numbered(())
         self.parcels: Numbered[tuple[int, int]] = Numbered()
         """Of each parcel: the payload, and which copy it is."""
-        self._changed: dict[tuple[int, int, bool], int] = {}
+        self.change = cache(self._changed)
+        """The free parcels with one more, or with one less."""
 
     def arrive(self, free: int, payload: int, in_use: set[int]) -> int:
         """With a new parcel that holds this; ``in_use`` are those that workers hold or know of."""
         copy = 0
         while (parcel := self.parcels.number((payload, copy))) in in_use or parcel in self.free[free]:
             copy += 1
-        return self.change(free, parcel, there=True)
+        return self.change(free, parcel, True)
 
     def shifted(self, free: int, shift: Shift, in_use: Callable[[int], set[int]]) -> int:
         """After what a worker did; ``in_use`` are the parcels that workers know of, for a payload."""
         if shift.acknowledged != NO_PARCEL:
-            free = self.change(free, shift.acknowledged, there=False)
+            free = self.change(free, shift.acknowledged, False)
         if shift.back != NO_PARCEL:
-            free = self.change(free, shift.back, there=True)
+            free = self.change(free, shift.back, True)
         for payload in shift.arrivals:
             free = self.arrive(free, payload, in_use(payload))
         return free
 
-    def change(self, free: int, parcel: int, *, there: bool) -> int:
-        key = (free, parcel, there)
-        number = self._changed.get(key)
-        if number is None:
-            others: Sequence[int] = [each for each in self.free[free] if each != parcel]
-            number = self.free.number(tuple(sorted([*others, parcel] if there else others)))
-            self._changed[key] = number
-        return number
+    def _changed(self, free: int, parcel: int, there: bool) -> int:
+        others = [each for each in self.free[free] if each != parcel]
+        return self.free.number(tuple(sorted([*others, parcel] if there else others)))
 
 
 State = tuple[int, ...]
@@ -873,10 +815,14 @@ class System:
         self.positions = Positions()
         self.worlds = Worlds(self.snapshots, self.payloads, self.positions, self.endings, algorithm, invariant)
         self.transport = Transport()
-        chores = chores_of(topology, algorithm)
+        chores = list(algorithm.chores)
+        if topology.pumps and algorithm.recovery is not None:
+            chores.append(pump(topology.pumps, algorithm.recovery))
         groups = [WorkerGroup(stage.endpoint, stage.workers) for stage in topology.stages]
-        if topology.source is not None:
-            groups.append(WorkerGroup(topology.source.endpoint, topology.source.workers))
+        if (source := topology.source) is not None:
+            groups.append(WorkerGroup(source.endpoint, source.workers))
+            if topology.pumps and algorithm.sourced is plans.sourced:
+                chores.append(sweeper(topology.pumps, Key(source.endpoint, source.name)))
         groups += [WorkerGroup(chore.who, 1, chore, CHORE + number) for number, chore in enumerate(chores)]
         self.groups = WorkerGroups(groups, self.snapshots, self.positions, self.worlds)
         # By cost and number of budgets: the number of what is left then, or -1.
@@ -888,7 +834,7 @@ class System:
         for size in sizes:
             self._spend.append([number - weight if number // weight % size else -1 for number in range(total)])
             weight *= size
-        self._leases: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._leasable = cache(self._leasable_by)
         payloads, free = self.payloads.first(topology, self.snapshots.realm), 0
         for payload in payloads:
             free = self.transport.arrive(free, payload, set())
@@ -930,14 +876,11 @@ class System:
     def _in_use(self, state: State, payload: int) -> set[int]:
         return self.groups.parcels(state[GROUPS + self.payloads[payload].group])
 
-    def _leasable(self, free: int, which: int) -> list[tuple[int, int]]:
+    def _leasable_by(self, free: int, which: int) -> list[tuple[int, int]]:
         """The parcels that a group can lease, each with what is left then."""
-        parcels = self._leases.get((free, which))
-        if parcels is None:
-            transport = self.transport
-            mine = [n for n in transport.free[free] if self.payloads[transport.parcels[n][0]].group == which]
-            parcels = self._leases[free, which] = [(n, transport.change(free, n, there=False)) for n in mine]
-        return parcels
+        transport = self.transport
+        mine = [n for n in transport.free[free] if self.payloads[transport.parcels[n][0]].group == which]
+        return [(n, transport.change(free, n, False)) for n in mine]
 
 
 assert (CRASH, EXPIRY, COPY, CHORE) == (1, 2, 3, 4), "the order of the budgets in System"

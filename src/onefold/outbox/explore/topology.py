@@ -199,24 +199,16 @@ MIXED: Final = replace(
 """All plans side by side, on one database."""
 
 
-def order(state: Any, message: Message) -> Any:
-    """Keeps which orders it saw, and asks for the payment of each."""
-    return [*(state or []), message["n"]], [Out("payment", {"n": message["n"]})]
+def sending(*queues: str) -> Handler:
+    """Keeps which numbers it saw, and sends each to all these queues; nobody handles ``told``."""
+
+    def handler(state: Any, message: Message) -> Any:
+        return [*(state or []), message["n"]], [Out(queues, {"n": message["n"]})] if queues else []
+
+    return handler
 
 
-def pay(state: Any, message: Message) -> Any:
-    """Keeps which payments it saw; sends nothing."""
-    return [*(state or []), message["n"]], []
-
-
-def tell(state: Any, message: Message) -> Any:
-    """Keeps which payments it saw, and tells a queue that nobody handles here."""
-    return [*(state or []), message["n"]], [Out("told", {"n": message["n"]})]
-
-
-def announce(state: Any, message: Message) -> Any:
-    """Sends to two queues at once."""
-    return [*(state or []), message["n"]], [Out(("payment", "told"), {"n": message["n"]})]
+order, pay, tell, announce = sending("payment"), sending(), sending("told"), sending("payment", "told")
 
 
 def close(state: Any, message: Message) -> Any:
@@ -274,43 +266,25 @@ _WORLDS: Final = [
 TOPOLOGIES: Final[Mapping[str, Topology]] = {each.name: each for each in _WORLDS}
 
 
-class Seen(NamedTuple):
+class Inbox(NamedTuple):
+    """A step that looks into the inbox of `evicted`, or changes it: nobody can remember everything."""
+
+    verb: str
     message: str
 
     def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> bool:
-        return connection.execute("select 1 from inbox where message = ?", [self.message]).fetchone() is not None
+        return connection.execute(_INBOX_STEPS[self.verb], [self.message]).fetchone() is not None
 
     def describe(self, answer: bool) -> str:
-        return f"looks whether {self.message} was processed: {'yes' if answer else 'no'}"
-
-
-class Remember(NamedTuple):
-    message: str
-
-    def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> None:
-        connection.execute("insert or ignore into inbox values (?)", [self.message])
-
-    def describe(self, answer: None) -> str:
-        return f"remembers that {self.message} was processed"
-
-
-class Forget(NamedTuple):
-    """Nobody can remember everything."""
-
-    message: str
-
-    def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> None:
-        connection.execute("delete from inbox where message = ?", [self.message])
-
-    def describe(self, answer: None) -> str:
-        return f"forgets that {self.message} was processed"
+        text = f"{self.verb} {self.message} was processed"
+        return text if self.verb != "looks whether" else f"{text}: {'yes' if answer else 'no'}"
 
 
 def evicted(key: Key, message: Message) -> Generator[Any, Any, Outcome]:
     """The positive check: what is not known as processed is processed. Ids of messages are fixed."""
     name = message.token
     entity: plans.Entity = yield plans.Load(key)
-    if (yield Seen(name)):
+    if (yield Inbox("looks whether", name)):
         yield plans.Acknowledge()
         return Outcome.DUPLICATE
     if name not in entity.outbox:
@@ -321,7 +295,7 @@ def evicted(key: Key, message: Message) -> Generator[Any, Any, Outcome]:
             return Outcome.CONFLICT
         entity = entity.stored
     yield plans.Dispatch(entity.outbox[name].messages(name))
-    yield Remember(name)
+    yield Inbox("remembers that", name)
     if not (yield plans.Persist(entity.without(name))):
         return Outcome.CONFLICT
     yield plans.Acknowledge()
@@ -355,7 +329,7 @@ def remade(key: Key, message: Message) -> Attempt:
 
 
 def _forget(message: str) -> Generator[Any, Any, Outcome]:
-    yield Forget(message)
+    yield Inbox("forgets that", message)
     return Outcome.TIDIED
 
 
@@ -376,6 +350,11 @@ class Specimen(NamedTuple):
 
 
 _INBOX: Final = "create table inbox (message text primary key) without rowid"
+_INBOX_STEPS: Final = {
+    "looks whether": "select 1 from inbox where message = ?",
+    "remembers that": "insert or ignore into inbox values (?)",
+    "forgets that": "delete from inbox where message = ?",
+}
 
 SPECIMENS: Final[Mapping[str, Specimen]] = {
     "evicted": Specimen(

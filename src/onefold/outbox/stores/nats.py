@@ -379,13 +379,16 @@ async def pull(client: Client, stream: str, wanted: Mapping[str, int], wait_s: f
     """So many parcels of each consumer at most, and the consumers that had no more; all at once, over one inbox.
     Without a wait: what they have now. With one: until the first parcel is there or the time is up. Answers to a pull
     are parcels, and at the end a word (404: no more, 408: the time is up). With the first parcel nobody wants the other
-    pulls any more: the inbox is given up, and one more round trip shows that the server knows it. So no parcel is on
-    loan to nobody."""
+    pulls any more, but a pull cannot be taken back: the server may have sent its parcel already when it hears that the
+    inbox is gone. So the inbox stays until each pull has ended, and gives back at once what comes late: no parcel is
+    on loan to nobody."""
     parcels: list[Msg] = []
     emptied: set[str] = set()
     missing = dict(wanted)
     consumers = list(wanted)
     enough: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    answered = False
     inbox = client.new_inbox()
 
     async def take(msg: Msg) -> None:
@@ -403,13 +406,23 @@ async def pull(client: Client, stream: str, wanted: Mapping[str, int], wait_s: f
                 enough.set_exception(error)
             missing.pop(consumer, None)
         else:
-            parcels.append(msg)
+            if answered:
+                await client.publish(msg.reply, b"-NAK")
+            else:
+                parcels.append(msg)
             consumer = NatsReceipt.parse(msg.reply).consumer
             missing[consumer] -= 1
             if missing[consumer] == 0:
                 del missing[consumer]
         if not enough.done() and (not missing or (wait_s and parcels)):
             enough.set_result(None)
+        if not over.done() and not missing:
+            over.set_result(None)
+
+    async def leave() -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(over, wait_s + TIMEOUT_S)
+        await subscription.unsubscribe()
 
     subscription = await client.subscribe(
         f"{inbox}.*", cb=take, pending_msgs_limit=_UNLIMITED, pending_bytes_limit=_UNLIMITED
@@ -422,15 +435,16 @@ async def pull(client: Client, stream: str, wanted: Mapping[str, int], wait_s: f
             await client.publish(subject, request, reply=f"{inbox}.{number}")
         await enough
     finally:
-        if missing:
-            await subscription.drain()  # type: ignore[no-untyped-call]
-        else:
-            await subscription.unsubscribe()
+        answered = True
+        leaving = asyncio.ensure_future(leave())
+        _LEAVING.add(leaving)
+        leaving.add_done_callback(_LEAVING.discard)
     return parcels, emptied
 
 
+_LEAVING: set[asyncio.Future[None]] = set()  # the loop alone would not keep them alive
 TURN_S = 0.1
-"""How long some queues are waited for before others are, when there are more queues than parcels wanted."""
+"""How long a pull of several queues waits: pulls that nobody wants any more end as soon."""
 
 
 class Loans:
@@ -469,9 +483,8 @@ class Loans:
             parcels = await self._pull_now(client, consumers, limit)
             while not parcels and (rest_s := deadline - monotonic()) > 0:
                 first = dict.fromkeys(self._in_turn(consumers)[:limit], 1)  # one each: no more can come than are wanted
-                parcels, _ = await pull(
-                    client, stream, first, rest_s if len(first) == len(consumers) else min(rest_s, TURN_S)
-                )
+                round_s = rest_s if len(consumers) == 1 else min(rest_s, TURN_S)
+                parcels, _ = await pull(client, stream, first, round_s)
                 if parcels and len(parcels) < limit:  # it seldom comes alone
                     parcels += await self._pull_now(client, consumers, limit - len(parcels))
         except ConsumerGone:

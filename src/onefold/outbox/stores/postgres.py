@@ -473,16 +473,9 @@ def _apart(steps: Sequence[Step], touched: Sequence[set[Any]]) -> Iterator[list[
 
 def _create(db: Connection, births: Sequence[plans.Birth], now_ms: int) -> list[bool]:
     """Make them, in one statement unless one birth is the parent of another: it would not be seen."""
-    rounds: list[list[plans.Birth]] = [[]]
-    born: set[str] = set()
-    for birth in births:
-        if birth.guarded and birth.parent in born:
-            rounds.append([])
-            born.clear()
-        rounds[-1].append(birth)
-        born.update(token for token, _ in birth.tokens)
     answers = []
-    for together in rounds:
+    touched = [{*dict(birth.tokens), *([birth.parent] if birth.guarded else [])} for birth in births]
+    for together in _apart(births, touched):
         children = [(n, *token) for n, birth in enumerate(together, 1) for token in birth.tokens]
         arguments = {
             "guards": [birth.parent for birth in together if birth.guarded],

@@ -75,14 +75,6 @@ LEDGER_SCHEMA: Final = (
     "create table if not exists outbox_realm (realm text primary key) without rowid",
 )
 
-_LOAD: Final = """
-    select version, state, (
-        select json_group_object(entry_name, entry) from outbox_entries as x
-        where x.endpoint = e.endpoint and x.name = e.name
-    )
-    from outbox_entities as e where endpoint = ? and name = ?
-"""
-_NEVER: Final = (None, None, "{}")
 _OPEN: Final = """
     select exists (select 1 from outbox_tokens where token = ?), version, state, (
         select json_group_object(entry_name, entry) from outbox_entries as x
@@ -135,6 +127,7 @@ _ORPHANS: Final = """
     order by token limit ?
 """
 _LIVE: Final = "select count(*), min(at_ms) from outbox_tokens"
+_NAME_REALM: Final = "insert into outbox_realm select ? where not exists (select 1 from outbox_realm)"
 
 
 class LedgerFile(Database):
@@ -161,8 +154,9 @@ class LedgerFile(Database):
 class Borrowed(LedgerFile):
     """A connection that somebody else opened, and will close: whether it is durable is theirs to know."""
 
+    path = "a borrowed connection"
+
     def __init__(self, connection: sqlite3.Connection, schema: Sequence[str]) -> None:
-        self.path = "a borrowed connection"
         self._connection = connection
         with self.writing() as db:
             for statement in schema:
@@ -193,16 +187,14 @@ class SqliteLedger:
         ledger._begin(Borrowed(connection, LEDGER_SCHEMA), clock_ms)
         return ledger
 
-    def _begin(self, database: LedgerFile, clock_ms: Callable[[], int]) -> None:
+    def _begin(self, database: LedgerFile, clock_ms: Callable[[], int], realm: str | None = None) -> None:
         self._database = database
         self._clock_ms = clock_ms
         self._lock = Lock()  # one connection, one transaction at a time
         self._open = True
         try:
             with database.writing() as db:
-                db.execute(
-                    "insert into outbox_realm select ? where not exists (select 1 from outbox_realm)", [token_hex(8)]
-                )
+                db.execute(_NAME_REALM, [realm or token_hex(8)])
                 (self._realm,) = db.execute("select realm from outbox_realm").fetchone()
         except BaseException:
             database.close()
@@ -214,9 +206,7 @@ class SqliteLedger:
         return str(self._realm)
 
     def load(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
-        with self._reading(many=len(keys) > 1) as db:
-            ask = db.cursor().execute
-            return [_entity(key, *(ask(_LOAD, key).fetchone() or _NEVER)) for key in keys]
+        return [opened.entity for opened in self.open([plans.Open(key, "") for key in keys])]
 
     def persist(self, entities: Sequence[plans.Entity]) -> list[bool]:
         if not entities:
@@ -224,7 +214,8 @@ class SqliteLedger:
         written = []
         with self._writing() as (db, now_ms):
             for entity in entities:
-                written.append(_write(db, entity, now_ms))
+                changed = db.execute(_UPDATE if entity.version else _INSERT, _row(entity, now_ms)).rowcount
+                written.append(changed == 1)
                 if not written[-1]:
                     continue
                 outbox = entity.packed_outbox
@@ -298,7 +289,9 @@ class SqliteLedger:
             ask = db.cursor().execute
             for key, token in steps:
                 has_token, version, state, entries = ask(_OPEN, (token, *key)).fetchone()
-                opened.append(plans.OpenedAttempt(_entity(key, version, state, entries), has_token == 1))
+                outbox = {} if entries == "{}" else json.loads(entries)
+                entity = plans.Entity.unpacked(key, version or 0, state, outbox)
+                opened.append(plans.OpenedAttempt(entity, has_token == 1))
         return opened
 
     def settle(self, steps: Sequence[plans.Settle]) -> list[plans.Settled]:
@@ -308,9 +301,15 @@ class SqliteLedger:
         if not steps:
             return []
         with self._writing() as (db, now_ms):
-            if len(steps) > 1 and _settled_at_once(db, steps, now_ms):
+            if _settled(db, steps, now_ms):
                 return [plans.Settled.DONE] * len(steps)
-            return [_settled(db, step, now_ms) for step in steps]
+            answers = []
+            for step in steps:
+                if step.token is not None and not _holds(db, [step.token])[0]:
+                    answers.append(plans.Settled.NO_TOKEN)
+                else:
+                    answers.append(plans.Settled.DONE if _settled(db, [step], now_ms) else plans.Settled.STALE)
+            return answers
 
     def finish(self, steps: Sequence[plans.Finish]) -> None:
         """Not synced: an entry that a power cut brings back is sent once more, and nobody has a token for it."""
@@ -355,17 +354,6 @@ class SqliteLedger:
             raise Misuse(f"{self._database.path}: this ledger was closed")
 
 
-def _entity(key: plans.Key, version: int | None, state: str | None, entries: str) -> plans.Entity:
-    if version is None:
-        return plans.Entity(key)
-    return plans.Entity.unpacked(key, version, state, {} if entries == "{}" else json.loads(entries))
-
-
-def _write(db: sqlite3.Connection, entity: plans.Entity, now_ms: int) -> bool:
-    """Write the entity without its outbox, if the version is right."""
-    return db.execute(_UPDATE if entity.version else _INSERT, _row(entity, now_ms)).rowcount == 1
-
-
 def _row(entity: plans.Entity, now_ms: int) -> tuple[Any, ...]:
     """What `_UPDATE` or, for a new one, `_INSERT` takes."""
     return entity.packed_state, now_ms, entity.version, *entity.key
@@ -376,13 +364,13 @@ def _holds(db: sqlite3.Connection, tokens: Sequence[str]) -> list[bool]:
     return [ask(_HOLDS, (token,)).fetchone() is not None for token in tokens]
 
 
-def _settled_at_once(db: sqlite3.Connection, steps: Sequence[plans.Settle], now_ms: int) -> bool:
+def _settled(db: sqlite3.Connection, steps: Sequence[plans.Settle], now_ms: int) -> bool:
     """Whether all was in order; if not, nothing is changed."""
     sending = [(step, entry) for step in steps if (entry := step.entry)]
     spent = [(step.token,) for step in steps if step.token is not None]
     born = {(out.token,) for _, entry in sending for out in entry.outgoing}
     keys = {step.entity.key for step in steps}
-    if len(keys) < len(steps) or len(set(spent)) < len(spent) or not born.isdisjoint(spent):
+    if len(steps) > 1 and (len(keys) < len(steps) or len(set(spent)) < len(spent) or not born.isdisjoint(spent)):
         return False  # a step needs what another one changes: their order makes a difference
     old = [_row(step.entity, now_ms) for step in steps if step.entity.version]
     new = [_row(step.entity, now_ms) for step in steps if not step.entity.version]
@@ -395,31 +383,12 @@ def _settled_at_once(db: sqlite3.Connection, steps: Sequence[plans.Settle], now_
     if not done:
         db.execute("rollback to settle")
     elif sending:
-        db.executemany(_KEEP, [_entry_row(step, entry, now_ms) for step, entry in sending])
-        db.executemany(_CREATE, [row for _, entry in sending for row in _token_rows(entry, now_ms)])
+        entries = [(*step.entity.key, step.name, plans.pack_entry(entry), now_ms) for step, entry in sending]
+        db.executemany(_KEEP, entries)
+        tokens = [(out.token, out.to, "", entry.attempt, now_ms) for _, entry in sending for out in entry.outgoing]
+        db.executemany(_CREATE, tokens)
     db.execute("release settle")
     return done
-
-
-def _settled(db: sqlite3.Connection, step: plans.Settle, now_ms: int) -> plans.Settled:
-    if step.token is not None and not _holds(db, [step.token])[0]:
-        return plans.Settled.NO_TOKEN
-    if not _write(db, step.entity, now_ms):
-        return plans.Settled.STALE
-    if step.token is not None:
-        db.execute(_REMOVE, (step.token,))
-    if (entry := step.entry) is not None:
-        db.execute(_KEEP, _entry_row(step, entry, now_ms))
-        db.executemany(_CREATE, _token_rows(entry, now_ms))
-    return plans.Settled.DONE
-
-
-def _entry_row(step: plans.Settle, entry: plans.Entry, now_ms: int) -> tuple[Any, ...]:
-    return *step.entity.key, step.name, plans.pack_entry(entry), now_ms
-
-
-def _token_rows(entry: plans.Entry, now_ms: int) -> list[tuple[Any, ...]]:
-    return [(out.token, out.to, "", entry.attempt, now_ms) for out in entry.outgoing]
 
 
 POLL_S = 0.02
@@ -507,15 +476,16 @@ class SqliteQueue:
         """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
         if not poll_s > 0:
             raise Misuse(f"poll_s is {poll_s}, must be more than 0", poll_s=poll_s)
-        self._clock_ms = clock_ms
-        self._poll_s = poll_s
-        self._database = Database(path, QUEUE_SCHEMA, busy_s=busy_s)
+        self._begin(Database(path, QUEUE_SCHEMA, busy_s=busy_s), clock_ms, poll_s)
         with self._database.reading() as db:
             has_span = _has_span(db)
         if not has_span:  # a file of an earlier version
             with self._database.writing() as db:
                 if not _has_span(db):  # nobody else was faster
                     db.execute(f"alter table outbox_queue add column span_ms integer not null default {SPAN_MS}")
+
+    def _begin(self, database: Database, clock_ms: Callable[[], int], poll_s: float) -> None:
+        self._database, self._clock_ms, self._poll_s = database, clock_ms, poll_s
         self._changed = Condition()  # its lock guards the connection: one transaction at a time
         self._changes = 0
         self._open = True

@@ -1,6 +1,5 @@
 """The append-only log in segment files: one writer, any number of readers, nothing acknowledged before it is durable.
 
-port.py       AppendLog, what a topic asks of a log; a record
 segments.py   SegmentLog, the writer: group commit, rolling, repair, opening, retention
 reader.py     LogReader, for any process: by offset, by time, in parts; the index of a segment
 frames.py     records as bytes; going through a segment; torn or damaged?

@@ -174,6 +174,7 @@ REAL = RealFiles()
 
 SEGMENT, INDEX, SNAPSHOT, TORN = ".log", ".index", ".snap", ".bytes"
 MARK, START, LOCK, SNAPSHOTS_FOLDER, TORN_FOLDER = "durable", "start", "lock", "snapshots", "torn"
+_PART = ".part"
 
 
 def name(number: int, kind: str) -> str:
@@ -203,9 +204,22 @@ def write_file(files: Files, path: str, data: bytes) -> None:
     file = files.open(path, new=True)
     try:
         file.write(data, 0)
+        file.truncate(len(data))
         file.sync()
     finally:
         file.close()
+
+
+def replace_file(files: Files, path: str, data: bytes) -> None:
+    """Write a file beside its place, sync it, and put it there; that is durable after ``sync_folder``."""
+    part = path + _PART
+    try:
+        write_file(files, part, data)
+    except OSError:
+        with suppress(OSError):
+            files.unlink(part)
+        raise
+    files.rename(part, path)
 
 
 def write_start(files: Files, folder: str, offset: int) -> None:
@@ -244,7 +258,6 @@ def damaged(path: str, position: int, offset: int, why: str) -> NoReturn:
 MAGIC = b"OFS1"
 _HEADER = struct.Struct("<4sIQQ")
 _CHECKED_FROM = 8  # the magic and the crc itself are not in the crc
-_PART = ".part"
 
 
 def pack(snapshot: SequencesSnapshot) -> bytes:
@@ -312,35 +325,20 @@ class Snapshots:
         """Durable when it returns; then the oldest beyond the kept number are removed."""
         path = self._path(snapshot.position)
         with failing(path):
-            self._write(path, pack(snapshot))
+            replaces = snapshot.position in self.positions()
+            replace_file(self._files, path, pack(snapshot))
+            try:
+                self._files.sync_folder(self._folder)
+            except OSError:
+                # A power cut may take it back, so nothing may rely on it: neither retention nor the removal of older
+                # ones. In the place of another it stays: one of the two is there in any case.
+                if not replaces:
+                    with suppress(OSError):
+                        self._files.unlink(path)
+                raise
         with suppress(OSError):  # nor does it matter whether this is durable: an old snapshot too many does no harm
             for position in self.positions()[: -self._kept]:
                 self._files.unlink(self._path(position))
-
-    def _write(self, path: str, data: bytes) -> None:
-        part = path + _PART
-        file = self._files.open(part, new=True)
-        try:
-            file.truncate(0)
-            file.write(data, 0)
-            file.sync()
-        except OSError:
-            with suppress(OSError):
-                self._files.unlink(part)
-            raise
-        finally:
-            file.close()
-        replaces = path.rpartition("/")[2] in self._files.list(self._folder)
-        self._files.rename(part, path)
-        try:
-            self._files.sync_folder(self._folder)
-        except OSError:
-            # A power cut may take it back, so nothing may rely on it: neither retention nor the removal of older ones.
-            # In the place of another it stays: one of the two is there in any case.
-            if not replaces:
-                with suppress(OSError):
-                    self._files.unlink(path)
-            raise
 
     def _path(self, position: int) -> str:
         return f"{self._folder}/{name(position, SNAPSHOT)}"

@@ -179,15 +179,6 @@ def header(data: bytes, at: int, position: int, base: int) -> Header | None:
     return Header(length, offset, group)
 
 
-def search(data: bytes, at: int, position: int, base: int) -> tuple[int, Header] | None:
-    while (at := data.find(MAGIC, at)) >= 0:
-        head = header(data, at, position, base)
-        if head is not None:
-            return at, head
-        at += 1
-    return None
-
-
 def _seed(base: int, position: int) -> int:
     return base * _SPREAD + position & _MASK
 
@@ -228,10 +219,10 @@ def headers(files: Files, path: str, base: int, position: int) -> Iterator[tuple
     """All true headers at or behind a position, with their positions, whatever lies between them."""
     while True:
         data = files.read(path, position, CHUNK_BYTES + HEAD_BYTES_MAX)
-        at = 0
-        while (hit := search(data, at, position, base)) is not None and hit[0] < CHUNK_BYTES:
-            yield position + hit[0], hit[1]
-            at = hit[0] + 1
+        at = -1
+        while 0 <= (at := data.find(MAGIC, at + 1)) < CHUNK_BYTES:
+            if (head := header(data, at, position, base)) is not None:
+                yield position + at, head
         if len(data) <= CHUNK_BYTES:
             return
         position += CHUNK_BYTES

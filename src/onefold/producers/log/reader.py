@@ -55,9 +55,8 @@ def load(files: Files, path: str, base: int) -> list[IndexEntry]:
         return entries
     for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size):
         offset, position, latest, crc = _ENTRY.unpack_from(data, at)
-        if crc32(data[at : at + _ENTRY.size - 4]) != crc:
-            break
-        if offset <= entries[-1].offset or position <= entries[-1].position:
+        rises = offset > entries[-1].offset and position > entries[-1].position
+        if not rises or crc32(data[at : at + _ENTRY.size - 4]) != crc:
             break
         entries.append(IndexEntry(offset, position, latest))
     return entries
@@ -85,17 +84,16 @@ class IndexWriter:
         if entry.position <= self.entries[-1].position:
             return
         self.entries.append(entry)
-        with suppress(OSError):
-            if self._file is None:
-                self._file = self._files.open(self._path, new=True)
-            self._file.write(pack(entry), (len(self.entries) - 2) * _ENTRY.size)
+        self._write(pack(entry), (len(self.entries) - 2) * _ENTRY.size)
 
     def rewrite(self) -> None:
+        self._write(b"".join(map(pack, self.entries[1:])), 0)
+
+    def _write(self, data: bytes, at: int) -> None:
         with suppress(OSError):
-            if self._file is None:
-                self._file = self._files.open(self._path, new=True)
-            self._file.truncate(0)
-            self._file.write(b"".join(map(pack, self.entries[1:])), 0)
+            self._file = self._file or self._files.open(self._path, new=True)
+            self._file.truncate(at)
+            self._file.write(data, at)
 
     def close(self) -> None:
         file, self._file = self._file, None
@@ -137,8 +135,7 @@ class LogReader:
             return self._durable()
         with disk.failing(self._folder):
             for _ in range(3):  # a mark is twelve bytes: one that is read while it is written is whole the next time
-                mark = disk.read_mark(self._files, self._folder)
-                if mark is not None:
+                if (mark := disk.read_mark(self._files, self._folder)) is not None:
                     return mark
         path = f"{self._folder}/{disk.MARK}"
         why = "the mark is missing or torn; opening the log for writing makes a new one"
@@ -213,12 +210,10 @@ class LogReader:
         self._check(start, end)
         if parts < 1:
             raise Misuse(f"parts is {parts}, must be at least 1", parts=parts)
-        offsets, sizes, total = [start], [0], 0
-        offset = start
+        offsets, sizes, total, offset = [start], [0], 0, start
         while offset < end:
             base, until = self._segment(offset, end)
-            entries = self._index(base)
-            for entry, following in pairwise(entries):
+            for entry, following in pairwise(self._index(base)):
                 if offset <= entry.offset < until:
                     offsets.append(entry.offset)
                     sizes.append(total)
@@ -226,8 +221,7 @@ class LogReader:
                     total += following.position - entry.position
             offset = until
         cuts = {offsets[bisect_right(sizes, total * k // parts) - 1] for k in range(1, parts)}
-        borders = sorted({start, *cuts, end})
-        return list(pairwise(borders))
+        return list(pairwise(sorted({start, *cuts, end})))
 
     def offset_at(self, time_ms: int) -> int:
         """The first offset whose record is of that time or later; ``end`` if there is none.

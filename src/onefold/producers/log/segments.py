@@ -70,11 +70,9 @@ def find_end(files: Files, folder: str, bases: list[int], start: int, mark: int)
             path = disk.segment(folder, base)
             disk.damaged(path, tail.position, tail.end, "the record is missing or not as it was written")
     tail = _follow(files, folder, bases[-1], max(bases[-1], start), END)
-    path = disk.segment(folder, tail.base)
-    if tail.end < max(mark, start):
-        disk.damaged(
-            path, tail.position, tail.end, f"records up to {max(mark, start)} were acknowledged and are not there"
-        )
+    path, known = disk.segment(folder, tail.base), max(mark, start)
+    if tail.end < known:
+        disk.damaged(path, tail.position, tail.end, f"records up to {known} were acknowledged and are not there")
     if was_durable(files, path, tail.base, tail.position):
         disk.damaged(path, tail.position, tail.end, "the record is not as it was written, and later ones are")
     stray = header(files.read(path, tail.position, HEAD_BYTES_MAX), 0, tail.position, tail.base)
@@ -361,11 +359,10 @@ class SegmentLog:
     def save(self, snapshot: SequencesSnapshot) -> None:
         """Keep a snapshot; durable when it returns. A position beyond ``end`` or before ``start`` is `Misuse`."""
         self._check_open()
-        if not self.start <= snapshot.position <= self._end:
-            raise Misuse(
-                f"a snapshot at {snapshot.position} of a log that holds [{self.start}, {self._end})",
-                position=snapshot.position,
-            )
+        position = snapshot.position
+        if not self.start <= position <= self._end:
+            text = f"a snapshot at {position} of a log that holds [{self.start}, {self._end})"
+            raise Misuse(text, position=position)
         self._index.add(self._group)  # where the next opening begins to check
         self._snapshots.save(snapshot)
 
@@ -382,11 +379,8 @@ class SegmentLog:
         return self.start
 
     def retain(self, *, bytes: int | None = None, before_ms: int | None = None) -> int:
-        """Remove old segments, while all together have more than ``bytes`` or a whole one is older than ``before_ms``.
-
-        What the kept snapshots need stays, and the segment that is being written; but one that begins with a record
-        older than ``before_ms`` is closed now, so that it can go when all of it is. Returns the new ``start``.
-        """
+        """As `AppendLog` has it. The segment that is being written stays; but one that begins with a record older than
+        ``before_ms`` is closed now, so that it can go when all of it is."""
         self._check_open()
         with disk.failing(self._folder):
             if before_ms is not None and self._end > self._base and not self._broken:

@@ -16,25 +16,19 @@ foreign words as text and never as mark-up; and should one still get through, th
 run but this one, by its hash, and no request go elsewhere.
 """
 
-from __future__ import annotations
-
 import asyncio
-import base64
-import hashlib
 import hmac
 import json
 import os
 import secrets
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -44,11 +38,13 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 from starlette.types import Scope
 
+from onefold.clock import wall_ms
 from onefold.errors import BadInput, Busy
 from onefold.net.http import Admission, HttpServer, answer
 from onefold.net.limits import HttpLimits
 from onefold.report.charts import palette
-from onefold.report.console.watch import REPORT, Folder, View, Watch, Watched, now_ms
+from onefold.report.console.watch import REPORT, Folder, View, Watch, Watched
+from onefold.report.page import digest, environment, template_file
 from onefold.verdict import Verdict
 
 FORM_BYTES_MAX: Final = 16 << 10
@@ -78,14 +74,13 @@ class Entrance(Admission):
 
     def __init__(self, token: str | None, host: str, port: int) -> None:
         super().__init__(token, host)
-        self._token_text = token
         self._word = secrets.token_urlsafe(32)
         self._name = f"onefold_console_{port}"  # a cookie is of a host, not of a port
 
     def check(self, scope: Scope) -> None:
         """Raise the answer for the one who may not. Of other sites only a link to the page itself is followed."""
         path, headers = scope["path"], HTTPConnection(scope).headers
-        locked = self._token_text is not None
+        locked = self._token is not None
         if path == "/login" and locked:
             return
         if headers.get("sec-fetch-site", "none") not in OURS and path != "/":
@@ -98,7 +93,7 @@ class Entrance(Admission):
         """The header Set-Cookie for a form with the right token; None for a wrong one."""
         fields = parse_qs(form.decode("utf-8", errors="replace"))  # which is short
         token = fields.get("token", [""])[0].strip()
-        if self._token_text is None or not hmac.compare_digest(token.encode(), self._token_text.encode()):
+        if self._token is None or not hmac.compare_digest(token.encode(), self._token):
             return None
         return f"{self._name}={self._word}; Path=/; HttpOnly; SameSite=Strict"
 
@@ -123,21 +118,12 @@ def console_metrics(views: Sequence[View]) -> Iterator[Metric]:
 @cache
 def page(name: str) -> str:
     """A page of a template, with the look of the report; ``console.html.j2`` or ``login.html.j2``."""
-
-    def file(package: str, name: str) -> Markup:
-        return Markup((files(package) / "templates" / name).read_text(encoding="utf-8"))  # noqa: S704  # our own files
-
-    def digest(text: str) -> str:
-        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-    style = Markup(palette()) + file("onefold.report", "page.css") + file(__package__, "console.css")  # noqa: S704
-    script = file(__package__, "console.js")
-    loader = PackageLoader(__package__)
-    templates = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return templates.get_template(name).render(
-        style=style, style_hash=digest(style), script=script, script_hash=digest(script)
+    report_style, own_style = template_file("onefold.report", "page.css"), template_file(__package__, "console.css")
+    style, script = Markup(palette()) + report_style + own_style, template_file(__package__, "console.js")  # noqa: S704
+    return (
+        environment(__package__)
+        .get_template(name)
+        .render(style=style, style_hash=digest(style), script=script, script_hash=digest(script))
     )
 
 
@@ -233,8 +219,10 @@ class ConsoleServer(HttpServer):
         return StreamingResponse(events(), media_type="text/event-stream")
 
     def _view(self, i: int) -> dict[str, Any]:
-        view = self._watch.views[i].to_dict()
-        return {"number": i, "now_ms": now_ms(), **view, "explains": view["explains"] and self._explain is not None}
+        view = self._watch.views[i]
+        # Pages tell ages by the time of this machine, whatever their own clock says.
+        of_here = {"number": i, "now_ms": wall_ms(), "explains": view.explains and self._explain is not None}
+        return {**asdict(view), **of_here}
 
     async def views(self, request: Request) -> Response:
         return answer({"views": [self._view(i) for i in range(len(self._watch.views))]})

@@ -13,11 +13,8 @@ A `View` is plain and bounded, and of foreign texts nothing but text. A listener
 words in between, never the last, so nothing piles up for it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import http.client
-import json
 import os
 import socket
 import threading
@@ -27,6 +24,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias
@@ -37,7 +35,9 @@ from prometheus_client.samples import Sample
 
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse, OnefoldError
+from onefold.report.documents import json_objects, read_document_file
 from onefold.tally import Tally
+from onefold.text import plain
 from onefold.verdict import Verdict
 
 Kind: TypeAlias = Literal["stream", "run", "server"]
@@ -48,6 +48,7 @@ Counts: TypeAlias = tuple[int, int, int, int]
 """In the order of the law: first, repeat, unsure, reject."""
 
 TEXT_CHARS_MAX: Final = 120
+shown: Final = partial(plain, most=TEXT_CHARS_MAX)
 POINTS_MAX: Final = 150
 REJECTS_MAX: Final = 6
 WHOLE_MAX: Final = 2**53
@@ -140,10 +141,6 @@ class View:
     report: bool = False
     explains: bool = False
 
-    def to_dict(self) -> dict[str, Any]:
-        rejects = [{name: getattr(each, name) for name in each.__slots__} for each in self.rejects]
-        return {**{name: getattr(self, name) for name in self.__slots__}, "rejects": rejects}
-
 
 class Watched(Protocol):
     """Something that can be looked at again and again, from one thread at a time."""
@@ -157,17 +154,6 @@ class Watched(Protocol):
     def look(self) -> View:
         """How it stands now; what is wrong with it is in the view, not raised."""
         ...
-
-
-def shown(value: object, most: int = TEXT_CHARS_MAX) -> str:
-    """A foreign value as a short line of text.
-
-    >>> shown("a\\x00b\\u202ec" + "d" * 200, 10)
-    'a?b?cdd...'
-    """
-    words = str(value)
-    words = words if len(words) <= most else words[: most - 3] + "..."
-    return "".join(sign if sign.isprintable() else "?" for sign in words)
 
 
 def finite(value: Any) -> float:
@@ -232,7 +218,7 @@ def _rejects(
         samples = dict(reversed(rejected(line["batch"]))) if any(more.values()) and not rejects else {}
         rejects += [
             Rejected(reason=shown(answer.reason), count=count, where=f"batch {line['batch']:,}",
-                     row=shown(samples.get(answer.reason, ""), 300))
+                     row=plain(samples.get(answer.reason, ""), 300))
             for answer, count in more.items()
             if count > 0
         ]  # fmt: skip
@@ -304,7 +290,7 @@ class Folder:
         )  # fmt: skip
         samples = dict(reversed(self._rejected(self.path) if tally.count(Verdict.REJECT) else ()))
         rejects = tuple(
-            Rejected(reason=shown(answer.reason), count=count, row=shown(samples.get(answer.reason, ""), 300))
+            Rejected(reason=shown(answer.reason), count=count, row=plain(samples.get(answer.reason, ""), 300))
             for answer, count in tally
             if answer.verdict is Verdict.REJECT
         )
@@ -324,31 +310,17 @@ class Folder:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        text = file.read(DOCUMENT_BYTES_MAX + 1)
-    if len(text) > DOCUMENT_BYTES_MAX:
-        raise ValueError(f"{path.name} has more than {DOCUMENT_BYTES_MAX:,} bytes")
-    document = json.loads(text)
+    document = read_document_file(path, DOCUMENT_BYTES_MAX)
     if not isinstance(document, dict):
         raise ValueError(f"{path.name} is no JSON object")
     return document
 
 
 def _tail(path: Path) -> list[dict[str, Any]]:
-    """The last lines; one that is torn, or no object, is passed over."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TAIL_BYTES))
-        lines = file.read(TAIL_BYTES).splitlines()[1 if size > TAIL_BYTES else 0 :][-TAIL_LINES:]
-    documents = []
-    for line in lines:
-        try:
-            document = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(document, dict):
-            documents.append(document)
-    return documents
+        return [*json_objects(file.read(TAIL_BYTES).splitlines()[1 if size > TAIL_BYTES else 0 :][-TAIL_LINES:])]
 
 
 class WatchedServer:
@@ -527,8 +499,3 @@ class Watch:
 
     def end(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def now_ms() -> int:
-    """The time of this machine: pages tell ages by it, whatever their own clock says."""
-    return round(time.time() * 1000)

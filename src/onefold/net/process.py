@@ -1,0 +1,64 @@
+"""What every process that runs until it is stopped has in common: the signals that end it, and its errors as lines."""
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any
+
+from onefold.text import printable, without_logins
+
+
+@contextmanager
+def on_signals(act: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM call this; outside of the main thread, which alone hears them, nothing is changed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, act) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stopped_by_signals(stop: threading.Event) -> AbstractContextManager[None]:
+    """The first signal asks it to end when what is in hand is done; a second one ends it at once."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    return on_signals(ask)
+
+
+@contextmanager
+def one_line_errors(names: Sequence[str], level: int = logging.ERROR) -> Iterator[None]:
+    """Print each error of these loggers as one line on standard error, and nothing else of them."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("onefold: %(message)s"))
+    handler.setLevel(level)
+    loggers = [logging.getLogger(name) for name in names]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+            logger.propagate = True
+
+
+class _OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        error = record.exc_info[1] if record.exc_info else None
+        record.exc_info, record.exc_text, record.stack_info = None, None, None
+        line = super().format(record)
+        text = " ".join((f"{line}: {type(error).__name__}: {error}" if error else line).split())
+        return printable(without_logins(text))
