@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -272,3 +273,24 @@ def test_bounds_that_cannot_be_are_refused():
     with pytest.raises(Misuse, match="bins_max is 0, must be at least 1"):
         Figures(bins_max=0)
     assert Figures(samples_max=0).samples_max == 0
+
+
+def test_a_run_whose_tasks_noted_nothing_tells_the_same(spark, published):
+    document, _, gaps, _, folder = published
+    source = SourceSpec(path=str(folder / "t" / "messages"))
+    sorted_on_disk = replace(OPEN, rows_in_memory_max=100)
+    again = jobs.run(
+        spark, source, sorted_on_disk, str(folder / "again"), figures=Figures(strips_max=7, ranges_max=2),
+        say=lambda step: None,
+    )  # fmt: skip
+    names = ("keys", "missing_ranges", "missing_ranges_shown")
+    assert {name: again.to_dict()[name] for name in names} == {name: document[name] for name in names}
+    assert sorted(map(str, table(folder / "again" / "gaps"))) == sorted(map(str, gaps))
+    figures = json.loads(json.dumps(again.figures))
+    for name in ("timeline", "lags", "rejects"):
+        assert figures[name] == document["figures"][name]
+    # Of keys that are equally bad, a task decides by their hashes and Spark by their names.
+    rank = {"worst_keys": lambda line: sum(line["counts"][1:]), "strips": lambda strip: strip["missing"]}
+    for name, badness in rank.items():
+        lines = [of["rows"] if name == "strips" else of for of in (figures[name], document["figures"][name])]
+        assert [badness(line) for line in lines[0]] == [badness(line) for line in lines[1]]

@@ -293,7 +293,7 @@ class TableDetector:
         if not len(rows):
             return codes
         begins = np.concatenate(([True], rank[rows[1:]] != rank[rows[:-1]]))
-        order, _ = _in_chain_order(Rows(begins, previous[rows], number[rows]))
+        order, _ = in_chain_order(Rows(begins, previous[rows], number[rows]))
         by_number = np.argsort(order, kind="stable")
         in_order = order[by_number]
         again = np.zeros(len(order), np.bool_)  # a row of the same chain before it has its number
@@ -312,7 +312,7 @@ def _left_open(previous: Int64s, codes: Codes) -> Bools:
 def classify(rows: Rows, jump_max_ms: int | None = None) -> tuple[Codes, Int64s]:
     """The codes of all rows that one comparison decides, and the newest number up to and with each row."""
     begins, previous, number = rows
-    order, number_of = _in_chain_order(rows)
+    order, number_of = in_chain_order(rows)
     top = np.maximum.accumulate(order)
     newest = number_of(top)
     ahead = np.concatenate(([True], order[1:] > top[:-1]))  # of all rows of their chain before them
@@ -381,7 +381,7 @@ def _first_rows(starts: Int64s, rows: Int64s) -> Int64s:
     return starts[np.searchsorted(starts, rows, "right") - 1]
 
 
-def _in_chain_order(rows: Rows) -> tuple[Order, Callable[[Order], Int64s]]:
+def in_chain_order(rows: Rows) -> tuple[Order, Callable[[Order], Int64s]]:
     """One integer per row that rises from chain to chain, and within a chain as the number does; and the way back."""
     rank = np.cumsum(rows.begins)
     rank_bits = int(rank[-1]).bit_length()

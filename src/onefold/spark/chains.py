@@ -17,15 +17,16 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from onefold.chains.columns import ChainBank, ChainMessages, Chains, GapRows, TableDetector
-from onefold.chains.rules import ANSWERS, GAP_COUNT_MAX, ChainSettings, Floor
+from onefold.chains.rules import ANSWERS, GAP_COUNT_MAX, NEW_CHAIN, SEQUENCE_BITS, ChainSettings, Floor
 from onefold.errors import Misuse
 from onefold.spark import host, in_order
-from onefold.spark.columns import WHOLE, ChainColumns, packed, quoted, readings
+from onefold.spark.columns import WHOLE, ChainColumns, packed, quoted, readings, unit_of
 from onefold.spark.engine import Engine, Identity, Subject, Untold, named_like
-from onefold.spark.gaps import CHAINS, missing_ranges, open_ranges
+from onefold.spark.gaps import CHAINS, missing_ranges, named_ranges
 from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, MemoryOptions, Transform
 from onefold.spark.meaning import Meaning, of_columns
-from onefold.spark.memory import BUCKETS, FORMAT, Bucket, ItemLists, KeyRecords, MemoryFolder
+from onefold.spark.memory import BUCKETS, FORMAT, Bucket, ItemLists, KeyRecords
+from onefold.spark.notes import NoteRules
 
 if TYPE_CHECKING:
     from onefold.settings import Judge
@@ -161,8 +162,22 @@ class ChainsEngine(Engine):
     def missing(self, firsts: DataFrame) -> DataFrame:
         return missing_ranges(firsts, self.columns, floor=self.floor)
 
-    def still_missing(self, rows: DataFrame, memory: MemoryFolder, below: int, *more: DataFrame) -> DataFrame:
-        return open_ranges(rows, self.columns, memory, below, *more, floor=self.floor)
+    def naming(self, rows: DataFrame) -> DataFrame:
+        return rows.where((F.col(host.REASON) == NEW_CHAIN.reason) | (F.col(host.VERDICT) == "REJECT"))
+
+    def named_gaps(self, rows: DataFrame, gaps: DataFrame) -> DataFrame:
+        return named_ranges(rows, self.columns, gaps, floor=self.floor)
+
+    def note_rules(self, df: DataFrame) -> NoteRules:
+        names = self.columns
+        return NoteRules(
+            answers=self.answers,
+            claims=None if names.previous_timestamp is None else "previous",
+            is_floor_open=self.floor == "open",
+            ms_bits=SEQUENCE_BITS,
+            is_time=True,
+            arrival=None if names.arrival is None else unit_of(df, names.arrival),
+        )
 
     def keys(self, rows: DataFrame) -> int:
         return rows.where(F.col(host.REASON) == "new_chain").count()

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from operator import or_
-from typing import Any, ClassVar, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -316,6 +316,12 @@ def in_order(df: DataFrame, name: str) -> Column:
     spread = _within(ms, most) + 999 * _within(ms, TIMESTAMP_MAX)
     micros = F.when(ms.between(-TIMESTAMP_MAX, TIMESTAMP_MAX - 1), F.call_function("div", below, F.lit(1000)))
     return F.when(ms.isNotNull(), spread + F.coalesce(micros, F.lit(0).cast("long")))
+
+
+def unit_of(df: DataFrame, name: str) -> Literal["ms", "us", "text"]:
+    """What `in_order` makes of the times of a column: milliseconds, microseconds, or either as a text tells."""
+    kind = df.schema[name].dataType
+    return "us" if isinstance(kind, STAMPS) else "text" if isinstance(kind, TEXT) else "ms"
 
 
 def no_time(df: DataFrame, name: str) -> Column | None:

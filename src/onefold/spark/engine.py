@@ -24,7 +24,8 @@ from onefold.spark import host
 from onefold.spark.columns import RANGE_ENDS, moment, quoted
 from onefold.spark.host import Codes, Integers, KeyColumns, MemoryOptions, Transform
 from onefold.spark.meaning import Meaning
-from onefold.spark.memory import Bucket, KeyRecords, MemoryFolder
+from onefold.spark.memory import Bucket, KeyRecords
+from onefold.spark.notes import NoteRules
 from onefold.verdict import Answer
 
 if TYPE_CHECKING:
@@ -211,15 +212,23 @@ class Engine(ABC):
         """The step that judges a stream and gives the messages of each key out in order."""
         raise Misuse(f"order_wait_ms is {options.ordered_wait_ms}, but only chains can be put in order")
 
+    def note_rules(self, df: DataFrame) -> NoteRules | None:
+        """How its tasks are to note what they see in passing; None: they do not."""
+        return None
+
     @abstractmethod
     def missing(self, firsts: DataFrame) -> DataFrame:
         """The ranges that are known to be missing: the key, lower ends (seen; null: before all), upper ends."""
 
-    def still_missing(self, rows: DataFrame, memory: MemoryFolder, below: int, *more: DataFrame) -> DataFrame | None:
-        """The same, of all that a memory knows below a version; the rows, and ``more``, name the keys. None: it is not
-        in the memory.
+    def naming(self, rows: DataFrame) -> DataFrame:
+        """Of the judged rows of a table as few as have every key among them."""
+        return rows
+
+    def named_gaps(self, rows: DataFrame, gaps: DataFrame) -> DataFrame:
+        """The same, from ranges as its tasks note them or its memory knows them, beside the columns of their keys
+        (`gaps`); ``rows`` has the types.
         """
-        return None
+        raise TypeError(f"{self.name} notes no missing ranges")
 
     def keys(self, rows: DataFrame) -> int:
         """How many chains, producers or devices there are among judged rows: who has a message that counts."""

@@ -15,15 +15,15 @@ comes back is bounded, whatever the run: below a megabyte as JSON, in `run.json`
     rejects      some rows of each reason, those with the lowest hash: the same in every run, and not all from one key
     phases       where the time went
 
-Cost: two passes over a few columns of the judged rows, side by side: one counts by key, and by stretch of time in
-passing; one finds the firsts of copies, which are sent to every task if they are not too many. Rejected rows are read
-once more. The axis is seen by the judgement in passing. What there is nothing of costs nothing.
+Cost: what the tasks noted while they judged (`notes`) costs nothing: keys, strips and lags; the timeline is a pass over
+two columns. Without notes, two passes over a few columns of the judged rows, side by side: one counts by key, and by
+stretch of time in passing; one finds the firsts of copies. Rejected rows are read once more.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from time import monotonic
@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from pyspark import inheritable_thread_target
-from pyspark.sql import Column, DataFrame, Row, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from onefold import __version__
@@ -39,9 +39,11 @@ from onefold.errors import Misuse
 from onefold.spark.columns import WHOLE, cut_text, milliseconds, quoted
 from onefold.spark.engine import Engine, Identity, Subject
 from onefold.spark.fingerprints import Counts, hashable
+from onefold.spark.gaps import NAME
 from onefold.spark.host import REASON, VERDICT
+from onefold.spark.notes import DIGITS, KEYS_MAX, RANGES_MAX, STRIPS_MAX, Lags, Notes
 from onefold.spark.session import believed_bytes, java_version
-from onefold.spark.window import DIGITS, Distribution, rank_of
+from onefold.spark.window import Distribution, bins, rank_of
 from onefold.tally import Tally
 from onefold.verdict import Verdict
 
@@ -55,11 +57,11 @@ class Figures:
 
     bins_max: int = 60
     """Of the timeline."""
-    keys_max: int = 20
+    keys_max: int = KEYS_MAX
     """How many of the worst keys are listed."""
-    strips_max: int = 300
+    strips_max: int = STRIPS_MAX
     """For how many keys the missing ranges are listed."""
-    ranges_max: int = 40
+    ranges_max: int = RANGES_MAX
     """How many ranges of a key are listed: the widest."""
     samples_max: int = 5
     """How many rows of each reason to reject are shown; 0: a report then holds no row."""
@@ -70,24 +72,35 @@ class Figures:
             if value < least:
                 raise Misuse(f"{field.name} is {value}, must be at least {least}", **{field.name: value})
 
+    @property
+    def are_noted(self) -> bool:
+        """Whether the notes of tasks hold as much as this."""
+        return self.keys_max <= KEYS_MAX and self.strips_max <= STRIPS_MAX and self.ranges_max <= RANGES_MAX
+
     def take(
-        self, rows: DataFrame, gaps: DataFrame, judging: Engine, tally: Tally, keys: int, span: Span | None = None
-    ) -> dict[str, Any]:
-        """The figures of judged rows of so many keys, and of the ranges that are missing among them; ``span``: of the
-        firsts on the axis of time, if it was seen in passing.
+        self, rows: DataFrame, gaps: DataFrame, judging: Engine, tally: Tally, keys: int, span: Span | None = None,
+        notes: Notes | None = None, names: DataFrame | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """The figures of judged rows of so many keys, and of the ranges that are missing among them.
+
+        ``span``: of the firsts on the axis of time, if it was seen in passing. ``notes``: of the tasks that judged
+        them; ``names``: the keys that those name by their hashes.
         """
         subject = judging.subject(rows)
 
         def by_key_and_time() -> tuple[Any, Any, Any]:
             over_time = Timeline.of(rows, subject, tally, self, span)
+            if notes is not None and names is not None and self.are_noted:
+                worst, strips = noted_keys(notes, names, subject, self)
+                return worst, strips, None if over_time is None else over_time.figure(rows)
             needed = rows.select(VERDICT, REASON, *(F.col(quoted(name)) for name in subject.columns))
-            watched = rows if over_time is None or not subject.key else over_time.watch(needed)
+            watched = rows if over_time is None or not subject.key else over_time.counts.watch(needed)
             worst, strips = keys_and_strips(watched, gaps, subject, self)
-            return worst, strips, None if over_time is None else over_time.figure(rows, watched is not rows)
+            return worst, strips, None if over_time is None else over_time.figure(rows)
 
         figures: list[Callable[[], Any]] = [
             by_key_and_time,
-            lambda: lags(rows, subject, copies=tally.count(Verdict.REPEAT)),
+            lambda: lags(rows, subject, tally.count(Verdict.REPEAT), None if notes is None else notes.lags),
             lambda: reject_samples(rows, subject, tally, self),
         ]
         # All at once: of a small run most of the time is planning, in which the cores have nothing to do.
@@ -115,7 +128,7 @@ def cell(df: DataFrame, name: str, chars_max: int) -> Column:
 
 KEY_CHARS_MAX: Final = 60
 KEY_COLUMNS_MAX: Final = 8
-RANGES_MAX: Final = 6_000
+ALL_RANGES_MAX: Final = 6_000
 """Of all strips together: what a document holds beside the rest."""
 
 _KEY = "_onefold_key"
@@ -155,14 +168,48 @@ def keys_and_strips(
     strips = F.max_by(F.when(is_missing, line), rank, limits.strips_max)
     lines, drawn = keys.agg(worst, strips).collect()[0]
     worst_keys = [
-        {"key": _key(row, subject), "counts": [row[verdict] for verdict in VERDICTS]} for row in lines or []
+        {"key": _key(row[_KEY], subject), "counts": [row[verdict] for verdict in VERDICTS]} for row in lines or []
     ]  # fmt: skip
-    if not drawn:
-        return worst_keys, None
-    total = sum(len(row[_SHOWN]) for row in drawn)
-    most = total if total <= RANGES_MAX else RANGES_MAX // len(drawn)
-    strip_rows = [_strip(row, subject, most) for row in drawn]
-    return worst_keys, {"column": subject.number, "time": subject.number_is_time, "rows": strip_rows}
+    strip_rows = [
+        {
+            "key": row[_KEY],
+            "share": row[_SHARE],
+            "ranges": row[_RANGES],
+            "from": row[_SEEN_FROM],
+            "to": row[_SEEN_TO],
+            "forgotten": row[_FORGOTTEN],
+            "shown": row[_SHOWN],
+        }
+        for row in drawn or []
+    ]
+    return worst_keys, _strips(strip_rows, subject)
+
+
+def noted_keys(
+    notes: Notes, names: DataFrame, subject: Subject, limits: Figures
+) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:
+    """The same, as the tasks noted it. Cost: looking up some hundred names."""
+    worst, strips = notes.worst[: limits.keys_max], notes.strips[: limits.strips_max]
+    wanted = [F.struct(*(F.lit(half) for half in name)) for name in notes.names]
+    cells = [cell(names, name, KEY_CHARS_MAX) for name in subject.key[:KEY_COLUMNS_MAX]]
+    listed = names.where(F.struct(*NAME).isin(*wanted)).select(*NAME, F.struct(*cells)).collect() if wanted else []
+    keys = {(first, check): values for first, check, values in listed}
+    worst_keys = [
+        {"key": _key(keys[tuple(entry["name"])], subject), "counts": entry["counts"]} for entry in worst
+    ]  # fmt: skip
+    rows = [
+        {**strip, "key": keys[tuple(strip["name"])], "shown": strip["shown"][: limits.ranges_max]} for strip in strips
+    ]
+    return worst_keys, _strips(rows, subject)
+
+
+def _strips(rows: Sequence[Mapping[str, Any]], subject: Subject) -> dict[str, Any] | None:
+    if not rows:
+        return None
+    total = sum(len(row["shown"]) for row in rows)
+    most = total if total <= ALL_RANGES_MAX else ALL_RANGES_MAX // len(rows)
+    strips = [_strip(row, subject, most) for row in rows]
+    return {"column": subject.number, "time": subject.number_is_time, "rows": strips}
 
 
 def counted_by_key(rows: DataFrame, key: Sequence[Column], subject: Subject) -> DataFrame:
@@ -190,25 +237,25 @@ def widest_ranges(gaps: DataFrame, key: Sequence[Column], subject: Subject, rang
     )
 
 
-def _key(row: Row, subject: Subject) -> dict[str, Any]:
-    return dict(zip(subject.key, row[_KEY], strict=False))  # of very many columns the first
+def _key(values: Iterable[Any], subject: Subject) -> dict[str, Any]:
+    return dict(zip(subject.key, values, strict=False))  # of very many columns the first
 
 
-def _strip(row: Row, subject: Subject, most: int) -> dict[str, Any]:
-    widest = sorted(row[_SHOWN], key=lambda gap: -gap[_WIDTH])[:most]
-    ranges = sorted(((gap[_LOWER], gap[_UPPER]) for gap in widest), key=lambda ends: ends[1])
+def _strip(row: Mapping[str, Any], subject: Subject, most: int) -> dict[str, Any]:
+    widest = sorted(row["shown"], key=lambda gap: -gap[0])[:most]
+    ranges = sorted(((lower, upper) for _, lower, upper in widest), key=lambda ends: ends[1])
     before = [upper if subject.least is None else subject.least for lower, upper in ranges if lower is None]
-    mark, lines = row[_FORGOTTEN], []
+    mark, lines = row["forgotten"], []
     for lower, upper in ranges:
         is_missing = mark is None or (lower is not None and lower >= mark)
         lines.append([lower, upper, "missing" if is_missing else "forgotten"])
     return {
-        "key": _key(row, subject),
-        "from": min([row[_SEEN_FROM], *before]),
-        "to": max([row[_SEEN_TO], *(upper for _, upper in ranges)]),
-        "ranges": row[_RANGES],
+        "key": _key(row["key"], subject),
+        "from": min([row["from"], *before]),
+        "to": max([row["to"], *(upper for _, upper in ranges)]),
+        "ranges": row["ranges"],
         "shown": lines,
-        "missing": round(row[_SHARE], 4),
+        "missing": round(row["share"], 4),
     }
 
 
@@ -219,11 +266,12 @@ SENT_MAX: Final = 2_000_000
 _ID, _AT, _FIRST, _AGAIN, _LAG = "_onefold_id", "_onefold_at", "_onefold_first", "_onefold_again", "_onefold_lag"
 
 
-def lags(rows: DataFrame, subject: Subject, *, copies: int) -> dict[str, Any]:
-    """The lags of all copies, or why there are none to tell.
+def lags(rows: DataFrame, subject: Subject, copies: int, noted: Lags | None = None) -> dict[str, Any]:
+    """The lags of all copies, or why there are none to tell; ``noted``: as the tasks saw them.
 
-    Cost: one job, with one shuffle of (hash of the id, arrival), or none if the copies are not too many. Joins and
-    sorts are Spark's own, which spill: an id with a million copies is a longer task, not a larger one.
+    Cost: nothing if they were noted; else one job, with one shuffle of (hash of the id, arrival), or none if the copies
+    are not too many. Joins and sorts are Spark's own, which spill: an id with a million copies is a longer task, not a
+    larger one.
     """
     if subject.arrival is None or subject.identity is None:
         return {"why_not": subject.no_arrival}
@@ -236,7 +284,11 @@ def lags(rows: DataFrame, subject: Subject, *, copies: int) -> dict[str, Any]:
     }
     if not copies:
         return figure
-    lag = Distribution.of(since_first(rows, subject.identity, subject.arrival, is_few=copies <= SENT_MAX), _LAG)
+    lag: Lags | Distribution
+    if noted is None:
+        lag = Distribution.of(since_first(rows, subject.identity, subject.arrival, is_few=copies <= SENT_MAX), _LAG)
+    else:
+        lag = noted
     if not lag.total:
         return figure
     upto, quantiles = np.cumsum(lag.count), {}
@@ -244,7 +296,12 @@ def lags(rows: DataFrame, subject: Subject, *, copies: int) -> dict[str, Any]:
         lower = int(lag.lower[np.searchsorted(upto, rank_of(share, lag.total))])
         end = lower + (1 << max(0, lower.bit_length() - DIGITS)) - 1
         quantiles[f"{share:g}"] = min(end, lag.most)
-    return {**figure, "count": lag.total, "bins": [list(entry) for entry in lag.bins()], "quantiles": quantiles}
+    return {
+        **figure,
+        "count": lag.total,
+        "bins": [list(entry) for entry in bins(lag.lower, lag.count)],
+        "quantiles": quantiles,
+    }
 
 
 def since_first(rows: DataFrame, identity: Identity, arrival: str, *, is_few: bool) -> DataFrame:
@@ -389,12 +446,9 @@ class Timeline:
         counts = Counts(number, (axis.bins + 1) * len(VERDICTS), called="onefold_timeline")
         return cls(subject.axis, subject.axis_is_time, axis, counts, number)
 
-    def watch(self, rows: DataFrame) -> DataFrame:
-        return self.counts.watch(rows)
-
-    def figure(self, rows: DataFrame, watched: bool) -> dict[str, Any]:
+    def figure(self, rows: DataFrame) -> dict[str, Any]:
         """The counts that were seen in passing; if they were forgotten, or nobody watched, one job."""
-        numbers = self.counts.counts if watched else None
+        numbers = self.counts.counts
         if numbers is None:
             numbers = {row[0]: row[1] for row in rows.groupBy(self.number.alias(_BIN)).count().collect()}
         width = len(VERDICTS)

@@ -298,15 +298,17 @@ class Counts:
     def __init__(self, number: Column, values_max: int, *, called: str) -> None:
         self._seen = Observation(called)
         self._cell = F.histogram_numeric(number, F.lit(2 * values_max))
+        self.is_watching = False
 
     def watch(self, df: DataFrame, **more: Column) -> DataFrame:
         """The same table, counted when it is read; ``more``: other aggregates to see by the way."""
+        self.is_watching = True
         return df.observe(self._seen, self._cell.alias("counts"), *(cell.alias(name) for name, cell in more.items()))
 
     @property
     def counts(self) -> dict[int, int] | None:
-        """How often each number was seen; None if it was forgotten."""
-        figures = _observed(self._seen)
+        """How often each number was seen; None if it was forgotten, or nothing was watched."""
+        figures = _observed(self._seen) if self.is_watching else {}
         if not figures:
             return None
         counts = Counter[int]()

@@ -4,7 +4,8 @@ Between two neighbours ``a < b`` of a chain something is missing exactly if ``b`
 then ``(a, previous of b]`` was never seen. That is the state the engine ends with, gaps it had to forget included, so a
 window over the firsts finds all of it in the JVM, in one narrow shuffle.
 
-A memory has the gaps that are open, by the hashes of their keys. The keys themselves are in the rows.
+The tasks that judge note them too (`notes`), and a memory has those that are open; both by the hashes of their keys.
+The keys themselves are in the rows.
 """
 
 from collections.abc import Sequence
@@ -12,18 +13,19 @@ from functools import reduce
 
 import numpy as np
 import pandas as pd
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from onefold.chains.columns import START
 from onefold.chains.rules import SEQUENCE_BITS, SEQUENCE_MAX, Floor
 from onefold.spark.columns import RANGE_ENDS, TIME, ChainColumns, ProducerColumns, as_time, moment, quoted, whole
 from onefold.spark.memory import MemoryFolder
+from onefold.spark.notes import GAP_COLUMNS
 
 LOWER, UPPER = RANGE_ENDS[:2], RANGE_ENDS[2:]
 
 _NUMBER, _PREVIOUS, _BEFORE = "_onefold_number", "_onefold_previous", "_onefold_before"
-_NAME = "_onefold_key", "_onefold_check"
+NAME = GAP_COLUMNS[:2]
 CHAINS = "chains"
 """The table of a memory that holds heads and gaps, of chains and of producers."""
 
@@ -75,52 +77,53 @@ def missing_sequences(firsts: DataFrame, columns: ProducerColumns | None = None)
     return missing.select(*key, F.col(_BEFORE).alias(LOWER[1]), (F.col(_NUMBER) - 1).alias(UPPER[1]))
 
 
-def open_gaps(
-    tables: Sequence[DataFrame], key: Sequence[str], memory: MemoryFolder, below: int, least: int
-) -> DataFrame:
-    """The gaps that a memory has open below a version, with their keys as these tables name them: the key columns, and
-    the ends as they are remembered. Those whose lower end is below ``least`` are left out.
-    """
+_SCHEMA = ", ".join(f"{name} long" for name in GAP_COLUMNS)
+
+
+def noted_gaps(spark: SparkSession, files: Sequence[str]) -> DataFrame:
+    """The missing ranges that tasks noted in these files: `GAP_COLUMNS`."""
+    return spark.read.schema(_SCHEMA).parquet(*files) if files else spark.createDataFrame([], _SCHEMA)
+
+
+def remembered_gaps(spark: SparkSession, memory: MemoryFolder, below: int) -> DataFrame:
+    """The gaps that a memory has open below a version: `GAP_COLUMNS`."""
     parts = []
     for _, records in memory.table(CHAINS, below):
-        counts, (lower, upper) = records.lists["gaps"]
-        owners = (np.repeat(half, counts) for half in (records.key, records.check))
-        parts.append(np.stack((*owners, lower, upper))[:, lower >= least])
+        counts, ends = records.lists["gaps"]
+        parts.append(np.stack((*(np.repeat(half, counts) for half in (records.key, records.check)), *ends)))
     columns = np.concatenate(parts, axis=1) if parts else np.empty((4, 0), np.int64)
-    frame = pd.DataFrame(dict(zip((*_NAME, _BEFORE, _PREVIOUS), columns, strict=True)))
-    schema = ", ".join(f"{name} long" for name in frame)
-    gaps = tables[0].sparkSession.createDataFrame(frame, schema)
+    frame = pd.DataFrame(dict(zip(GAP_COLUMNS, columns, strict=True)))
+    return spark.createDataFrame(frame, _SCHEMA)
+
+
+def key_names(tables: Sequence[DataFrame], key: Sequence[str], wanted: DataFrame) -> DataFrame:
+    """Of the keys in these tables those that are wanted by their hashes, once each: the key columns and the hashes."""
     cells = [F.col(quoted(name)) for name in key]
     hashes = F.xxhash64(*cells), F.xxhash64(F.lit(1), *cells)  # as the engines name their keys
-    names = [half.alias(name) for half, name in zip(hashes, _NAME, strict=True)]
-    named = reduce(DataFrame.unionByName, (table.select(*cells, *names) for table in tables))
-    wanted = F.broadcast(gaps.select(*_NAME).distinct())
-    return named.join(wanted, [*_NAME], "left_semi").dropDuplicates([*_NAME]).join(gaps, [*_NAME])
+    names = [half.alias(name) for half, name in zip(hashes, NAME, strict=True)]
+    every = reduce(DataFrame.unionByName, (table.select(*cells, *names) for table in tables))
+    few = F.broadcast(wanted.select(*NAME).distinct())
+    return every.join(few, [*NAME], "left_semi").dropDuplicates([*NAME])
 
 
-def open_ranges(
-    rows: DataFrame, columns: ChainColumns, memory: MemoryFolder, below: int, *more: DataFrame, floor: Floor = "first"
-) -> DataFrame:
-    """What `missing_ranges` tells, from a memory of chains; the rows, and ``more``, say which keys there are."""
-    names = columns.of(rows)
-    gaps = open_gaps([rows, *more], names.key, memory, below, START if floor == "open" else 0)
-    seen = F.when(F.col(_BEFORE) >= 0, F.col(_BEFORE))
+def named_ranges(rows: DataFrame, columns: ChainColumns, gaps: DataFrame, *, floor: Floor = "first") -> DataFrame:
+    """What `missing_ranges` tells, from gaps beside their keys; ``rows`` has the types of the columns."""
+    names, (lower, upper) = columns.of(rows), map(F.col, GAP_COLUMNS[2:])
+    seen = F.when(lower >= 0, lower)
     ends = [
         end
-        for packed, to in ((seen, LOWER), (F.col(_PREVIOUS), UPPER))
+        for packed, to in ((seen, LOWER), (upper, UPPER))
         for end in range_end(rows, names, F.shiftright(packed, SEQUENCE_BITS), packed.bitwiseAND(SEQUENCE_MAX), to)
     ]
-    return gaps.select(*(F.col(quoted(name)) for name in names.key), *ends)
+    key = (F.col(quoted(name)) for name in names.key)
+    return gaps.where(lower >= (START if floor == "open" else 0)).select(*key, *ends)
 
 
-def open_sequences(
-    rows: DataFrame, columns: ProducerColumns, memory: MemoryFolder, below: int, *more: DataFrame
-) -> DataFrame:
-    """What `missing_sequences` tells, from a memory of producers, which counts sequences from 1."""
-    gaps = open_gaps([rows, *more], columns.producer, memory, below, 0)
-    lower = F.when(F.col(_BEFORE) > 0, F.col(_BEFORE) - 1)
-    key = (F.col(quoted(name)) for name in columns.producer)
-    return gaps.select(*key, lower.alias(LOWER[1]), (F.col(_PREVIOUS) - 1).alias(UPPER[1]))
+def named_sequences(columns: ProducerColumns, gaps: DataFrame) -> DataFrame:
+    """What `missing_sequences` tells, from gaps beside their keys, whose ends are sequences counted from 1."""
+    lower, upper = map(F.col, GAP_COLUMNS[2:])
+    ends = F.when(lower > 0, lower - 1).alias(LOWER[1]), (upper - 1).alias(UPPER[1])
+    return gaps.where(lower >= -1).select(*(F.col(quoted(name)) for name in columns.producer), *ends)
 
 
 def _number(df: DataFrame, timestamp: str, sequence: str | None) -> Column:

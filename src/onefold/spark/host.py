@@ -44,6 +44,7 @@ from onefold.errors import Misuse
 from onefold.spark.columns import quoted, refuse_ours
 from onefold.spark.meaning import Meaning
 from onefold.spark.memory import BUCKETS, KEEP, Bucket, KeyRecords, MemoryFolder
+from onefold.spark.notes import Watcher
 from onefold.spark.session import believed_bytes, cores, ship
 
 if TYPE_CHECKING:
@@ -318,6 +319,7 @@ class MemoryOptions:
     """How many keys a bucket remembers; messages of new ones beyond that are UNSURE."""
     buckets: int = BUCKETS
     keep: int = KEEP
+    notes: str | None = None  # a folder for what the tasks see in passing, see `notes`; None: they do not look
     ordered_wait_ms: int | None = None
     """None: messages come out as they come. Else per chain in order: what comes too early is held back so long."""
 
@@ -369,13 +371,21 @@ def with_verdict(df: DataFrame, engine: Engine, options: MemoryOptions) -> DataF
     if timed := memory is not None and options.now_ms is None and (engine.timed or options.idle_ms is not None):
         columns.append(F.unix_millis(F.current_timestamp()))  # of a batch: the same when it is tried again
 
+    rules = None if options.notes is None else engine.note_rules(df)
+
     def judge(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        arrays = ([column.to_numpy(zero_copy_only=False) for column in batch] for batch in batches)
+        arrays: Iterator[Sequence[Int64s]] = (
+            [column.to_numpy(zero_copy_only=False) for column in batch] for batch in batches
+        )
+        notes = None
+        if rules is not None and options.notes is not None:
+            notes = Watcher(rules, options.notes, engine.rows_in_memory_max)
+            arrays = notes.watch_rows(arrays)
         if memory is None:
             codes = engine.judge_partition(map(KeyColumns.of, arrays))
         else:
             codes = Remembering(engine, memory, options).judge_partition(arrays, timed=timed)
-        for part in codes:
+        for part in codes if notes is None else notes.watch_codes(codes):
             yield pa.array(part)
         settle()
 

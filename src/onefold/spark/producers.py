@@ -51,13 +51,15 @@ from onefold.spark.columns import (
     no_time,
     quoted,
     readings,
+    unit_of,
     whole,
 )
 from onefold.spark.engine import Engine, Identity, Subject, Untold, named_like
-from onefold.spark.gaps import missing_sequences, open_sequences
+from onefold.spark.gaps import missing_sequences, named_sequences
 from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, MemoryOptions, Transform
 from onefold.spark.meaning import Meaning, of_columns
-from onefold.spark.memory import BUCKETS, FORMAT, Bucket, ItemLists, KeyRecords, MemoryFolder
+from onefold.spark.memory import BUCKETS, FORMAT, Bucket, ItemLists, KeyRecords
+from onefold.spark.notes import NoteRules
 
 if TYPE_CHECKING:
     from onefold.settings import Judge
@@ -489,10 +491,20 @@ class ProducersEngine(Engine):
         missing = missing_sequences(firsts, self.columns)
         return missing if self.memory == "gaps" else missing.limit(0)
 
-    def still_missing(self, rows: DataFrame, memory: MemoryFolder, below: int, *more: DataFrame) -> DataFrame:
-        if self.memory != "gaps":
-            return self.missing(rows)
-        return open_sequences(rows, self.columns, memory, below, *more)
+    def named_gaps(self, rows: DataFrame, gaps: DataFrame) -> DataFrame:
+        missing = named_sequences(self.columns, gaps)
+        return missing if self.memory == "gaps" else missing.limit(0)
+
+    def note_rules(self, df: DataFrame) -> NoteRules:
+        order = self.subject(df).arrival
+        return NoteRules(
+            answers=self.answers,
+            claims="one_below" if self.memory == "gaps" else None,
+            is_floor_open=True,
+            ms_bits=0,
+            is_time=False,
+            arrival=None if order is None else unit_of(df, order),
+        )
 
     def cannot_tell(self) -> Sequence[Untold]:
         if self.memory == "gaps":

@@ -30,9 +30,11 @@ from onefold.spark.engine import Engine, Untold
 from onefold.spark.figures import Figures, Phases, Span, circumstances
 from onefold.spark.files import NAMED_MAX, Manifest, Place, located, naming_files
 from onefold.spark.fingerprints import Passing
+from onefold.spark.gaps import NAME, key_names, noted_gaps, remembered_gaps
 from onefold.spark.host import VERDICT, MemoryOptions
 from onefold.spark.ingest import OpenSource, SourceSpec, listed, open_source
 from onefold.spark.memory import MemoryFolder
+from onefold.spark.notes import Notes
 from onefold.spark.signature import locked, refuse_inside, refuse_overlap
 from onefold.spark.sinks import Format, Sink, open_sink
 from onefold.spark.sinks.parquet import ParquetSink
@@ -42,6 +44,7 @@ from onefold.tally import Tally
 Say: TypeAlias = Callable[[str], None]
 
 FORMAT = 1
+NOTES = "_notes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +112,7 @@ def run(
         engine, messages = read.engine, read.messages
         passing = Passing(comparable(messages))
         judged = _judge(
-            read, messages, output.staging, strategy, ranges_max, phases.begin, passing, going,
-            is_spanned=figures is not None,
+            read, messages, output.staging, strategy, ranges_max, phases.begin, passing, going, figures
         )  # fmt: skip
         result, rows, gaps = judged.result, judged.rows, judged.gaps
         extras = engine.extras(rows) if format == "parquet" else {}
@@ -120,7 +122,10 @@ def run(
         pictures = None
         if figures is not None:
             phases.begin("taking figures")
-            pictures = figures.take(rows, gaps, engine, result["tally"], result["keys"], judged.span)
+            seen = judged.span, judged.notes, judged.names
+            pictures = figures.take(rows, gaps, engine, result["tally"], result["keys"], *seen)
+        if judged.names is not None:
+            judged.names.unpersist()
         phases.begin("publishing")
         output.commit(publish.staged(output.staging, rows, strategy, _columns(messages), extras=extras))
         phases.begin("auditing")
@@ -185,16 +190,15 @@ class GoingOn:
     before: Sequence[Place]  # what the version before left: its missing ranges; none: it is the first
     published: Place | None  # where all versions lie, if in files
 
-    def missing(self, rows: DataFrame) -> DataFrame:
-        """What is missing by now: of the memory, whose keys are named by these rows or by what was missing before."""
-        spark, engine = rows.sparkSession, self.read.engine
-        listed = [spark.read.parquet(str(gaps)) for gaps in self.before if gaps.exists()]
-        found = engine.still_missing(rows, self.memory, self.version.number + 1, *listed)
-        if found is not None:
-            return found
+    def listed(self, spark: SparkSession) -> list[DataFrame]:
+        """What was missing before, if anything was: it names keys that this version has no row of."""
+        return [spark.read.parquet(str(gaps)) for gaps in self.before if gaps.exists()]
+
+    def firsts(self, rows: DataFrame) -> DataFrame:
+        """All that counts by now."""
         if self.published is not None and self.version.number:
-            rows = rows.unionByName(published(spark, self.published))
-        return engine.missing(rows.where(F.col(VERDICT) == "FIRST"))
+            rows = rows.unionByName(published(rows.sparkSession, self.published))
+        return rows.where(F.col(VERDICT) == "FIRST")
 
     def keys(self) -> int:
         newest = self.memory.newest(self.version.number + 1).values()
@@ -291,18 +295,21 @@ class _Judged(NamedTuple):
     rows: DataFrame
     gaps: DataFrame  # the missing ranges
     span: Span | None  # of the firsts on the axis of time
+    notes: Notes | None  # of the tasks; None: they saw less than all
+    names: DataFrame | None  # the keys that notes and gaps know by their hashes; cached
 
 
 def _judge(
     read: _Messages, messages: DataFrame, staging: Place, strategy: publish.Strategy, ranges_max: int, say: Say,
-    passing: Passing, going: GoingOn | None = None, *, is_spanned: bool = False,
+    passing: Passing, going: GoingOn | None = None, figures: Figures | None = None,
 ) -> _Judged:  # fmt: skip
     """Judge the messages and write them to the staging folder; ``passing`` sees each message before it is judged."""
-    engine, opened = read.engine, read.opened
+    engine, opened, spark = read.engine, read.opened, messages.sparkSession
     say("judging")
-    books = publish.Books(engine.answers)
-    judged = messages.transform(passing.watch).transform(engine.step(None if going is None else going.options))
-    span = Span.firsts(judged, engine.subject(judged)) if is_spanned else {}
+    books, folder = publish.Books(engine.answers), str(staging / NOTES)
+    options = replace(MemoryOptions() if going is None else going.options, notes=folder)
+    judged = messages.transform(passing.watch).transform(engine.step(options))
+    span = {} if figures is None else Span.firsts(judged, engine.subject(judged))
     rows = publish.stage(judged.transform(books.watch, **span), staging, strategy)
     say("keeping the books")
     received = _believed(opened, (read.reader or passing).rows)
@@ -311,16 +318,33 @@ def _judge(
         tally = publish.books(rows, messages.count())
     tally.check()
     say("finding what is missing")
+    rules = engine.note_rules(messages)
+    notes = None if rules is None else Notes.read(folder, rules, tally)
+    names = None
+    if rules is None or (going is None and notes is None):
+        firsts = rows.where(F.col(VERDICT) == "FIRST") if going is None else going.firsts(rows)
+        missing = engine.missing(firsts)
+    else:
+        if going is not None:
+            open_gaps = remembered_gaps(spark, going.memory, going.version.number + 1)
+        else:
+            open_gaps = noted_gaps(spark, notes.gaps if notes is not None else ())
+        wanted = open_gaps.select(*NAME)
+        if notes is not None and figures is not None:
+            wanted = wanted.union(spark.createDataFrame(notes.names, wanted.schema))
+        tables = [engine.naming(rows)] if going is None else [rows, *going.listed(spark)]
+        names = key_names(tables, engine.key, wanted).persist()
+        missing = engine.named_gaps(rows, names.join(open_gaps, [*NAME]))
     gaps_path, watched = str(staging / publish.GAPS), Passing(called="onefold_gaps")
-    missing = engine.missing(rows.where(F.col(VERDICT) == "FIRST")) if going is None else going.missing(rows)
     missing.transform(watched.watch).write.parquet(gaps_path)
-    gaps = messages.sparkSession.read.parquet(gaps_path)
+    gaps = spark.read.parquet(gaps_path)
     first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
     ranges = [row.asDict() for row in first.collect()]
+    keys = going.keys() if going is not None else _keys(engine, rows, tally) if notes is None else notes.keys
     result = {
         "tally": tally,
         "engine": engine.name,
-        "keys": _keys(engine, rows, tally) if going is None else going.keys(),
+        "keys": keys,
         "gaps": len(ranges) if len(ranges) < ranges_max else watched.rows or gaps.count(),
         "ranges": ranges,
         "cannot_tell": engine.cannot_tell(),
@@ -329,7 +353,8 @@ def _judge(
         "changed": opened.changed(),
         **({} if going is None else {"version": going.version.number, "left": going.version.left}),
     }
-    return _Judged(result, rows, gaps, Span(*map(books.seen, Span._fields)) if span else None)
+    axis = Span(*map(books.seen, Span._fields)) if span else None
+    return _Judged(result, rows, gaps, axis, notes, names)
 
 
 def _keys(engine: Engine, rows: DataFrame, tally: Tally) -> int:

@@ -31,6 +31,7 @@ on the disks of Spark's storage meanwhile.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -49,6 +50,7 @@ from onefold.errors import Misuse
 from onefold.spark.columns import CORRUPT, ChainColumns, RoleColumns, in_order, milliseconds, packed, quoted
 from onefold.spark.fingerprints import hashable, null_masks
 from onefold.spark.gaps import missing_ranges
+from onefold.spark.notes import DIGITS
 from onefold.spark.session import cores
 
 FIRST, LAG = "first_ms", "lag_ms"
@@ -199,10 +201,8 @@ def lateness(rows: DataFrame) -> DataFrame:
     return slotted.join(earlier, _SLOT).select((latest - F.col(AT)).alias(LATE))
 
 
-DIGITS: Final = 12
-"""By so many binary digits values are bucketed in the first pass: to 1 in 2,048."""
 FINER: Final = 16
-"""By so many more in each pass after it."""
+"""The first pass buckets values by ``DIGITS`` binary digits, to 1 in 2,048; each pass after it by so many more."""
 
 _LOWER, _COUNT = "lower", "count"
 
@@ -276,13 +276,6 @@ class Distribution:
     def total(self) -> int:
         return int(self.count.sum())
 
-    def bins(self) -> list[tuple[int, int, int]]:
-        """How many values there are from one power of two up to the next: (from, below, count)."""
-        counted: dict[int, int] = {}
-        for lower, count in zip(self.lower.tolist(), self.count.tolist(), strict=True):
-            counted[lower.bit_length()] = counted.get(lower.bit_length(), 0) + count
-        return [(1 << bits >> 1, 1 << bits, count) for bits, count in sorted(counted.items())]
-
     def quantiles(self, shares: Iterable[float]) -> dict[float, Quantile]:
         """The exact quantiles of these shares, each above 0 and at most 1; nothing if there is no value."""
         ranks = {share: rank_of(share, self.total) for share in shares} if self.total else {}
@@ -306,7 +299,20 @@ class Distribution:
     def to_dict(self, quantiles: Mapping[float, Quantile]) -> dict[str, Any]:
         """Count, maximum, quantiles and bins, for JSON."""
         values = {f"{share:.15g}": quantile.value for share, quantile in sorted(quantiles.items())}
-        return {"count": self.total, "most_ms": max(0, self.most), "quantiles": values, "bins": self.bins()}
+        return {
+            "count": self.total,
+            "most_ms": max(0, self.most),
+            "quantiles": values,
+            "bins": bins(self.lower, self.count),
+        }
+
+
+def bins(lower: NDArray[np.int64], count: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """How many values there are from one power of two up to the next: (from, below, count)."""
+    counts = Counter[int]()
+    for start, here in zip(lower.tolist(), count.tolist(), strict=True):
+        counts[start.bit_length()] += here
+    return [(1 << bits >> 1, 1 << bits, here) for bits, here in sorted(counts.items())]
 
 
 def rank_of(share: float, total: int) -> int:
