@@ -252,11 +252,11 @@ class Memory(Table):
 class Report(Table):
     """What is shown at the end."""
 
-    ranges_max: Annotated[int, Field(ge=0), BATCH] = 20
-    """Of a batch run: how many of the missing ranges are shown; the output always has all of them."""
-    page: Annotated[Literal["samples", "figures", "off"], BATCH] = "samples"
-    """Of a batch run: "samples": it leaves report.html, a page with all figures and some of the rejected rows.
-    "figures": without those rows. "off": no page, and no figures for one, which saves a few seconds."""
+    ranges_max: Annotated[int, Field(ge=0)] = 20
+    """How many of the missing ranges are shown; the output of a batch run has all of them."""
+    page: Literal["samples", "figures", "off"] = "samples"
+    """"samples": report.html is left, a page with all figures and some of the rejected rows. "figures": without those
+    rows. "off": no page, and no figures for one, which saves a few seconds (a stream leaves one with its books)."""
 
 
 class Spark(Table):

@@ -265,8 +265,8 @@ def test_settings_need_no_spark():
         ("[judge]\nidle_ms = 5", 'judge.idle_ms: is 5, which needs source.mode = "stream" or memory.path'),
         ("[spark]\nbuckets = 7", 'spark.buckets: is 7, which needs source.mode = "stream" or memory.path'),
         (
-            '[source]\npath = "in"\nmode = "stream"\n[report]\nranges_max = 3',
-            'report.ranges_max: is 3, which needs source.mode = "batch"',
+            '[source]\npath = "in"\nmode = "stream"\n[memory]\npath = "m"',
+            'memory.path: is "m", which needs source.mode = "batch"',
         ),
     ],
 )

@@ -47,7 +47,14 @@ def test_a_start_goes_on_where_the_last_one_ended_and_a_lost_checkpoint_is_refus
     told = [json.loads(line) for line in (folder / "out" / "progress.jsonl").read_text().splitlines()]
     assert [line["event"] for line in told] == ["batch", "end"]
     assert told[0]["tally"] == end["tally"]
-    assert "2,000" in (folder / "out" / "report.html").read_text()
+    page = (folder / "out" / "report.html").read_text()
+    assert "2,000" in page
+    assert "A stream counts what is missing" not in page  # it has a gap map, as the page of a table has
+    drawn = json.loads((folder / "out" / "figures.json").read_text())
+    assert drawn["missing_ranges"] == end["gaps"] > 0
+    assert set(drawn["missing_ranges_shown"][0]) > {"stream", "lower_timestamp", "upper_timestamp"}
+    assert sum(map(sum, [*drawn["figures"]["timeline"]["bins"], drawn["figures"]["timeline"]["outside"]])) == 2_000
+    assert drawn["figures"]["lags"]["count"] == end["tally"]["repeat"]
 
     again = run(folder, "--strict")
     assert again.returncode == 1, again.stderr  # there are rejects

@@ -7,6 +7,7 @@ from typing import Any
 from onefold.errors import Misuse
 from onefold.settings import Settings
 from onefold.spark.engine import Engine, engine_class
+from onefold.spark.figures import Figures
 from onefold.spark.host import MemoryOptions
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.session import session
@@ -56,6 +57,11 @@ def memory_of(settings: Settings, version: int | None = None) -> MemoryOptions |
         state_rows_max=None if judge.state_rows_max == "off" else int(judge.state_rows_max),
         buckets=settings.spark.buckets,
     )
+
+
+def figures_of(settings: Settings) -> Figures:
+    """How much of each figure a page shows."""
+    return Figures() if settings.report.page == "samples" else Figures(samples_max=0)
 
 
 def format_of(settings: Settings, engine: Engine) -> str:

@@ -108,9 +108,8 @@ def _tell(settings: Settings, result: dict[str, Any], *, strict: bool, json: boo
 
 def execute(settings: Settings, version: int | None = None) -> dict[str, Any]:
     """Run the pipeline of these settings, showing progress, and leave its page; its figures, and where the page is."""
-    from onefold.cli.pipeline import columns_in_toml, memory_of, opened
+    from onefold.cli.pipeline import columns_in_toml, figures_of, memory_of, opened
     from onefold.spark import run as jobs
-    from onefold.spark.figures import Figures
     from onefold.spark.files import Place
     from onefold.spark.signature import refuse_overlap
     from onefold.spark.versions import NothingNew
@@ -119,7 +118,6 @@ def execute(settings: Settings, version: int | None = None) -> dict[str, Any]:
     writes += [] if settings.memory.path is None else [("memory.path", settings.memory.path)]
     refuse_overlap([("source.path", settings.source.path)], writes)
     page = settings.report.page
-    samples = {} if page == "samples" else {"samples_max": 0}
     with progress(people) as say, steps_told(local_folder(settings.publish.path), say) as begin:
         say("starting Spark")
         spark, source, engine = opened(settings)
@@ -129,7 +127,7 @@ def execute(settings: Settings, version: int | None = None) -> dict[str, Any]:
             with columns_in_toml():
                 result = jobs.run(
                     spark, source, engine, settings.publish.path, strategy=settings.publish.strategy, settings=public,
-                    ranges_max=settings.report.ranges_max, figures=None if page == "off" else Figures(**samples),
+                    ranges_max=settings.report.ranges_max, figures=None if page == "off" else figures_of(settings),
                     say=begin, memory=memory_of(settings, version), format=settings.publish.format,
                 ).to_dict()  # fmt: skip
         except NothingNew as nothing:

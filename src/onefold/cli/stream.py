@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
@@ -52,12 +53,16 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
         people.lines(text.foreign(line, 500).plain, style="yellow")
     untold = [untold._asdict() for untold in engine_of(settings).cannot_tell()]
     people.lines(*text.cannot_tell({"cannot_tell": untold}, toml=True))
-    _leave_page(settings)
+    _leave_page(settings, last)
     unsure = last.tally.count(Verdict.UNSURE) or last.tally.count(Verdict.REJECT)
     return 1 if last.set_aside or (strict and (unsure or last.gaps or last.changed)) else 0
 
 
-def _leave_page(settings: Settings) -> None:
+ROWS_DRAWN_MAX = 20_000_000
+"""Of a stream that published more than this, the page has the books alone: drawing it reads all rows once."""
+
+
+def _leave_page(settings: Settings, last: Progress) -> None:
     """Write the page of a stream beside its batches, from which it is made, if they are in a folder of this machine."""
     from onefold.cli.report import PAGE
     from onefold.report.documents import STREAM
@@ -67,11 +72,32 @@ def _leave_page(settings: Settings) -> None:
     if folder is None or not (folder / STREAM).exists():
         return
     try:
+        if settings.report.page != "off" and last.batch >= 0 and last.tally.received <= ROWS_DRAWN_MAX:
+            _leave_figures(settings, folder, last)
         replace_file(folder / PAGE, RunReport.load(folder).html().encode())
     except OSError as error:  # every batch is published, and the page can be made again
         people.lines(f"no page: {error}; `onefold report` makes one", style="yellow")
         return
     people.lines(f"report: {(folder / PAGE).absolute()}")
+
+
+def _leave_figures(settings: Settings, folder: Path, last: Progress) -> None:
+    """What the page draws besides the books, taken from all that was published; where it says verdicts."""
+    from onefold.cli.pipeline import figures_of, opened
+    from onefold.spark.figures import stream_document
+    from onefold.spark.publish import FIGURES
+
+    spark, _, engine = opened(settings)
+    memory, most = f"{checkpoint_of(settings)}/memory", settings.report.ranges_max
+    document = stream_document(spark, engine, memory, str(folder), figures_of(settings), most)
+    if document is not None:
+        own = {"batch": last.batch, "engine": settings.judge.engine, **document}
+        replace_file(folder / FIGURES, json_text(own).encode())
+
+
+def checkpoint_of(settings: Settings) -> str:
+    publish = settings.publish
+    return f"{publish.path}.checkpoint" if publish.checkpoint == "auto" else publish.checkpoint
 
 
 def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], Any]) -> Progress:
@@ -82,7 +108,7 @@ def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], A
     judge, publish = settings.judge, settings.publish
     if publish.checkpoint == "auto" and publish.format == "postgres":
         raise Misuse('publish.checkpoint: is "auto", must be a folder: a database has no place for it')
-    checkpoint = f"{publish.path}.checkpoint" if publish.checkpoint == "auto" else publish.checkpoint
+    checkpoint = checkpoint_of(settings)
     output = [] if publish.format == "postgres" else [("publish.path", publish.path)]
     refuse_overlap([("source.path", settings.source.path)], [("publish.checkpoint", checkpoint), *output])
     spark, source, engine = opened(settings)

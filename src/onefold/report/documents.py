@@ -48,6 +48,9 @@ OF_A_RUN: Final = ("tally", "rows_a", "rows_peer")
 NUMBERED: Final = "[0-9]" * 12
 """What a batch is called; nothing else in its folder is one."""
 BATCHES_SHOWN_MAX: Final = 500
+FIGURES: Final = "figures.json"
+OF_FIGURES: Final = ("figures", "keys", "missing_ranges", "missing_ranges_shown")
+"""What a stream leaves besides its batches when it ends."""
 UNCOUNTED: Final = "a stream does not count its files"
 FAR: Final = re.compile(r"[a-z][a-z0-9+.-]+:/", re.I)
 BYTES_MAX: Final = 64 << 20
@@ -266,6 +269,10 @@ def _stream(path: Path) -> dict[str, Any]:
         seconds, state = line.get("seconds"), line.get("state_bytes")
         batches.append([int(folder.name), tally.received, seconds, state, [counts[name] for name in VERDICTS]])
     document: dict[str, Any] = {"tally": total.to_dict(), "batches": batches[-BATCHES_SHOWN_MAX:], "path": str(path)}
+    if (path / FIGURES).exists():
+        figures = _object(path / FIGURES, "figures")
+        if figures.get("batch") == (batches[-1][0] if batches else None):  # else they are of fewer batches
+            document |= {name: figures.get(name) for name in ("engine", *OF_FIGURES)}
     last = lines[max(lines)] if lines else {}
     if last.get("set_aside") or last.get("changed"):
         files: dict[str, Any] = {"set_aside": last.get("set_aside") or [], "changed": last.get("changed") or []}

@@ -31,16 +31,19 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from pyspark import inheritable_thread_target
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from onefold import __version__
 from onefold.errors import Misuse
-from onefold.spark.columns import WHOLE, cut_text, milliseconds, quoted
+from onefold.spark.audits import books, published
+from onefold.spark.columns import WHOLE, cut_text, milliseconds, quoted, told
 from onefold.spark.engine import Engine, Identity, Subject
+from onefold.spark.files import Place
 from onefold.spark.fingerprints import Counts, hashable
-from onefold.spark.gaps import NAME
+from onefold.spark.gaps import NAME, key_names, remembered_gaps
 from onefold.spark.host import REASON, VERDICT
+from onefold.spark.memory import ALL, MemoryFolder
 from onefold.spark.notes import DIGITS, KEYS_MAX, RANGES_MAX, STRIPS_MAX, Lags, Notes
 from onefold.spark.session import believed_bytes, java_version
 from onefold.spark.window import Distribution, bins, rank_of
@@ -486,3 +489,35 @@ def circumstances(source: DataFrame, phases: Phases) -> dict[str, Any]:
     versions = {"onefold": __version__, "python": platform.python_version(), "spark": spark.version}
     versions["java"] = java_version(spark)
     return {"phases": [list(phase) for phase in phases.lasted()], "bytes_in": size, "versions": versions}
+
+
+def stream_document(
+    spark: SparkSession, engine: Engine, memory: str, output: str, figures: Figures, ranges_max: int = 20
+) -> dict[str, Any] | None:
+    """What a page tells of a stream besides its books: its figures, and what is missing by now, as its memory knows.
+
+    None: what was published does not say how it was judged. Cost: as of a table that nobody noted.
+    """
+    rows = published(spark, Place(spark, output))
+    if VERDICT not in rows.columns:
+        return None
+    tally, engine = books(spark, Place(spark, output)), engine.fitted(rows)
+    folder = MemoryFolder.anywhere(memory)
+    if engine.note_rules(rows) is None:
+        missing = engine.missing(rows.where(has("FIRST")))
+    else:
+        gaps = remembered_gaps(spark, folder, ALL)
+        missing = engine.named_gaps(rows, key_names([rows], engine.key, gaps).join(gaps, [*NAME]))
+    missing = missing.persist()
+    try:
+        keys = sum(int(run.header["figures"].get("keys", 0)) for run in folder.newest().values())
+        cells = [F.col(quoted(name)) for name in missing.columns]
+        first = missing.orderBy(*cells).limit(ranges_max).select(*(told(missing, name) for name in missing.columns))
+        return {
+            "figures": figures.take(rows, missing, engine, tally, keys),
+            "keys": keys,
+            "missing_ranges": missing.count(),
+            "missing_ranges_shown": [row.asDict() for row in first.collect()],
+        }
+    finally:
+        missing.unpersist()

@@ -38,10 +38,10 @@ MESSAGES, GAPS, STAGING, TALLY, RUN = "messages", "gaps", "_staging", "tally.jso
 EXTRAS = ("uplinks",)
 AUDIT = "audit"
 """Where a run whose audit failed keeps the rows that are wrong."""
-PROGRESS, REPORT = "progress.json", "report.html"
+PROGRESS, REPORT, FIGURES = "progress.json", "report.html", "figures.json"
 MANIFEST = "manifest.jsonl"
 """The files of the source, a line each: size, time, and rows as they were counted without the reader."""
-FILES = {name + end for name in (TALLY, RUN, PROGRESS, REPORT, MANIFEST) for end in ("", ".new")}
+FILES = {name + end for name in (TALLY, RUN, PROGRESS, REPORT, FIGURES, MANIFEST) for end in ("", ".new")}
 ROWS = "rows"
 
 _FOLDER = "_onefold_folder"

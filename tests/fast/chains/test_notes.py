@@ -1,4 +1,6 @@
 from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -20,20 +22,23 @@ ROW = st.tuples(
 
 
 def rules(**changes):
-    usual = {"answers": ANSWERS, "claims": "previous", "is_floor_open": False, "ms_bits": 0, "is_time": True}
-    return NoteRules(**(usual | {"arrival": "ms"} | changes))
+    usual = NoteRules(answers=ANSWERS, claims="previous", is_floor_open=False, ms_bits=0, is_time=True, arrival="ms")
+    return replace(usual, **changes)
 
 
 def judged(rows, floor="first", gap_count_max=3):
     columns = KeyColumns(*np.array(rows, np.int64).reshape(-1, 6).T)
     table = TableDetector(ChainSettings(gap_count_max, floor))
-    review = {"review": table.review, "review_due": lambda: table.due}
-    return columns.flat, np.concatenate(list(judge_partition(iter([columns]), table.judge, 1_000, **review)))
+    codes = judge_partition(iter([columns]), table.judge, 1_000, review=table.review, review_due=lambda: table.due)
+    return columns.flat, np.concatenate(list(codes))
 
 
 def naive(rows, codes, is_floor_open, one_below):
     """Missing ranges, counts by key and lags, row by row."""
-    firsts, arrivals, counts, lags = defaultdict(dict), {}, defaultdict(lambda: [0, 0, 0, 0]), Counter()
+    firsts: dict[Any, Any] = defaultdict(dict)
+    arrivals: dict[Any, int] = {}
+    counts: dict[Any, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    lags = Counter[int]()
     for (key, check, arrival, previous, number, _), code in zip(rows, codes, strict=True):
         verdict = VERDICTS.index(ANSWERS[code].verdict)
         counts[key, check][verdict] += 1
