@@ -73,6 +73,10 @@ class RoleColumns:
     """The role whose columns stand beside the ends of missing ranges."""
 
     def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]
+            if isinstance(each.default, tuple) and not isinstance(names := getattr(self, each.name), tuple):
+                # One name alone, or a list of them, is what everybody writes first.
+                object.__setattr__(self, each.name, (names,) if isinstance(names, str) else tuple(names))
         if not getattr(self, self.key_role):
             raise Misuse(f"{self.key_role} is empty, must name at least one column", **{self.key_role: ()})
 
@@ -118,7 +122,7 @@ class RoleColumns:
 class ChainColumns(RoleColumns):
     """The names of the columns; None says that there is no such column, and so does a default that a table lacks.
 
-    >>> ChainColumns(key=("device",), timestamp="ts", sequence=None, arrival="received").key
+    >>> ChainColumns(key="device", timestamp="ts", sequence=None, arrival="received").key
     ('device',)
     """
 
