@@ -1,6 +1,6 @@
 """./run soak kills: kill -9 of a streaming pipeline at random moments, again and again; then count.
 
-With ``--executors`` it is the executors of a local cluster that die, while the driver goes on.
+With ``--executors`` it is the executors of a local cluster that die, while the driver goes on. Speculation is on.
 
 The pipeline is ``onefold run`` with micro-batches of one file. Each start is killed, with all its processes, after a
 random time from its first sign of life in the output; when enough have died, one may finish. Then every row must be in
@@ -21,6 +21,14 @@ from time import monotonic, sleep
 from typing import Any
 
 FILES = 40
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "50ms",
+    "spark.speculation.quantile": "0.25",
+    "spark.speculation.multiplier": "1.05",
+    "spark.speculation.minTaskRuntime": "0ms",
+}
+"""Second attempts beside the first, as eagerly as Spark makes them; on a local cluster they run at the same time."""
 START_S_MAX = 120
 
 
@@ -100,6 +108,8 @@ def prepare(folder: Path, rows: int, files: int, master: str = "local[2]") -> Pa
     pipeline.write_text(text + '[publish]\npath = "out"\n[spark]\n')
     with pipeline.open("a") as more:
         more.write(f'master = "{master}"\nmemory = "1g"\nbuckets = 4\nconfig."spark.executor.memory" = "700m"\n')
+        for name, value in SPECULATION.items():
+            more.write(f'config."{name}" = "{value}"\n')
     return pipeline
 
 
