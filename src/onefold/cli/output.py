@@ -23,7 +23,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
@@ -94,6 +94,13 @@ def emit_json(document: Any) -> None:
     """Print the document, and nothing else ever, on standard output."""
     with until_nobody_reads():
         print(json_text(document, indent=2), flush=True)
+
+
+def tell(lines: Iterable[RenderableType] | str, document: Any, as_json: bool) -> None:
+    """Give a result: a line or lines for people, and if that is wanted a document for programs."""
+    if as_json:
+        emit_json(document)
+    people.lines(*([lines] if isinstance(lines, str) else lines))
 
 
 def announce(line: str, document: Any, as_json: bool) -> None:

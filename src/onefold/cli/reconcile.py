@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from typer import Argument, Option
 
-from onefold.cli.options import STORE, TOKEN, file_of, opened_records, read_token
+from onefold.cli.options import STORE, ServerToken, file_of, opened_records, read_token
 from onefold.cli.output import AsJson, emit_json, fail, one_line, people
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.reconcile import client, exchange
@@ -30,10 +30,7 @@ def reconcile(
     wire: Annotated[
         Literal["v1", "xor"], Option(help="v1: as spoken today. xor: for ids of other sizes, and trusted peers.")
     ] = "v1",
-    token_file: Annotated[
-        Path | None,
-        Option(exists=True, dir_okay=False, help=f"A file with the server's token; or the variable {TOKEN}."),
-    ] = None,
+    token_file: ServerToken = None,
     tries: Annotated[int, Option(min=1, help="Give up after so many in a row that moved nothing.")] = 5,
     as_json: AsJson = False,
 ) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 from typer import Argument, Option
 
-from onefold.cli.options import VARIABLE, AsJson, Host, Port, TokenFile, make_folder, read_token
+from onefold.cli import options
 from onefold.cli.output import announce, people
 from onefold.errors import Misuse
 
@@ -20,33 +20,26 @@ SWITCH_S: Final = 0.0005
 """How long a thread keeps the interpreter while another wants it. Python's 5 ms, for each turn between the event loop,
 the claims and the log, would be most of what a decision takes."""
 
-Folder: TypeAlias = Annotated[Path, Argument(help="Where uplinks and counters are kept; made if it is not there.")]
-Devices: TypeAlias = Annotated[Path, Option(help="The registry: TOML, or SQLite with a table 'devices'.")]
 Name: TypeAlias = Annotated[
-    str | None,
-    Option(help="Of this server; a if it is the only one. Those that share a coordinator must differ in it."),
+    str | None, Option(help="This server's name, unique among those that share a coordinator. Alone, by default: a.")
 ]
 Coordinator: TypeAlias = Annotated[
     str | None,
     Option(
         envvar="ONEFOLD_COORDINATOR",
-        help=f"What servers share: redis://host:6379/0, sqlite:///file.db. Else this is the only one. {VARIABLE}",
+        help=f"What servers share: redis://host:6379/0, sqlite:///file.db. By default it is alone. {options.VARIABLE}",
     ),
 ]
 WhenDown: TypeAlias = Annotated[
     Literal["park", "unsure"] | None,
     Option(help="While the coordinator is down frames wait (park, the default), or go up as UNSURE."),
 ]
-Plan: TypeAlias = Annotated[Literal["EU868", "US915"], Option(help="The radio plan.")]
-SubBand: TypeAlias = Annotated[int | None, Option(min=1, max=8, help="Of US915: which eight channels; 2 unless told.")]
-RxDelay: TypeAlias = Annotated[int, Option(min=1, max=15, help="Seconds from an uplink to its answer.")]
 PublicUrl: TypeAlias = Annotated[
     str | None, Option(help="Where stations are sent, if there is a proxy in front: wss://lns.example.")
 ]
 Udp: TypeAlias = Annotated[
     int | None, Option(min=0, max=65535, help="Also take Semtech's packet forwarder on this UDP port.")
 ]
-UdpHost: TypeAlias = Annotated[str | None, Option(help="The address for UDP, if it is another one than --host.")]
 UdpAllow: TypeAlias = Annotated[
     list[str] | None, Option(help="Gateways or networks to believe on UDP; may be repeated. Needed beyond loopback.")
 ]
@@ -54,18 +47,11 @@ Mqtt: TypeAlias = Annotated[
     str | None,
     Option(
         envvar="ONEFOLD_MQTT",
-        help=f"Also take events of ChirpStack's gateway bridge: mqtt://user:password@host. {VARIABLE}",
+        help=f"Also take events of ChirpStack's gateway bridge: mqtt://user:password@host. {options.VARIABLE}",
     ),
 ]
-Expiry: TypeAlias = Annotated[int, Option(min=1, help="How long a frame is remembered.")]
-Fixed: TypeAlias = Annotated[bool, Option("--fixed", help="Count that from the first copy, not from the last.")]
-StrictAdr: TypeAlias = Annotated[
-    bool,
-    Option(
-        "--strict-adr",
-        help="Forget as ADR 007 does: the last frame of a device counts again after the expiry, a DevNonce after five "
-        "minutes. Otherwise both are known for ever.",
-    ),
+Echo: TypeAlias = Annotated[
+    int, Option(min=0, help="One station's copies less than so many ms apart are one transmission. 0: off.")
 ]
 MicFailures: TypeAlias = Annotated[
     int,
@@ -75,48 +61,38 @@ MicFailures: TypeAlias = Annotated[
         "are not looked at until the minute is over.",
     ),
 ]
-Echo: TypeAlias = Annotated[
-    int, Option(min=0, help="Less than this apart, one station's copies are one transmission. 0: off.")
-]
-KeepAll: TypeAlias = Annotated[bool, Option("--keep-all", help="Also store every reception in the topic 'receptions'.")]
-RetainBytes: TypeAlias = Annotated[int | None, Option(min=1, help="Keep about so much of a topic.")]
-RetainMs: TypeAlias = Annotated[int | None, Option(min=1, help="Keep records for about so long.")]
-Connections: TypeAlias = Annotated[int, Option(min=1, help="Connections at the same time.")]
-MessageBytes: TypeAlias = Annotated[int, Option(min=1_000, help="Bytes of one message.")]
-InHand: TypeAlias = Annotated[int, Option(min=1, help="Receptions that are not done.")]
-Parked: TypeAlias = Annotated[int, Option(min=1, help="Claims that wait for the coordinator.")]
 
 
 def gateway(
-    folder: Folder,
-    devices: Devices,
+    folder: Annotated[Path, Argument(help="Where uplinks and counters are kept; made if it is not there.")],
+    devices: Annotated[Path, Option(help="The registry: TOML, or SQLite with a table 'devices'.")],
     name: Name = None,
     coordinator: Coordinator = None,
     when_down: WhenDown = None,
-    region: Plan = "EU868",
-    sub_band: SubBand = None,
-    rx_delay: RxDelay = 1,
-    host: Host = "127.0.0.1",
-    port: Port = 7655,
-    token_file: TokenFile = None,
+    region: Annotated[Literal["EU868", "US915"], Option(help="The radio plan.")] = "EU868",
+    sub_band: Annotated[int | None, Option(min=1, max=8, help="Of US915: which eight channels; by default 2.")] = None,
+    rx_delay: Annotated[int, Option(min=1, max=15, help="Seconds from an uplink to its answer.")] = 1,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 7655,
+    token_file: options.TokenFile = None,
     public_url: PublicUrl = None,
     udp: Udp = None,
-    udp_host: UdpHost = None,
+    udp_host: Annotated[str | None, Option(help="The address for UDP; by default that of --host.")] = None,
     udp_allow: UdpAllow = None,
     mqtt: Mqtt = None,
-    expiry_ms: Expiry = 60_000,
-    fixed: Fixed = False,
-    strict_adr: StrictAdr = False,
+    expiry_ms: options.Expiry = 60_000,
+    fixed: options.Fixed = False,
+    strict_adr: options.StrictAdr = False,
     echo_ms: Echo = 0,
-    keep_all: KeepAll = False,
-    retain_bytes: RetainBytes = None,
-    retain_ms: RetainMs = None,
-    connections_max: Connections = 1_000,
-    message_bytes_max: MessageBytes = 16 << 10,
-    in_hand_max: InHand = 20_000,
-    parked_max: Parked = 10_000,
+    keep_all: Annotated[bool, Option("--keep-all", help="Also store all receptions, in the topic receptions.")] = False,
+    retain_bytes: options.RetainBytes = None,
+    retain_ms: options.RetainMs = None,
+    connections_max: options.Connections = 1_000,
+    message_bytes_max: Annotated[int, Option(min=1_000, help="Bytes of one message.")] = 16 << 10,
+    in_hand_max: Annotated[int, Option(min=1, help="Receptions that are not done.")] = 20_000,
+    parked_max: Annotated[int, Option(min=1, help="Claims that wait for the coordinator.")] = 10_000,
     mic_failures_max: MicFailures = 100_000,
-    json: AsJson = False,
+    json: options.AsJson = False,
 ) -> None:
     """Take radio frames from gateways, count each once, and acknowledge it once.
 
@@ -142,10 +118,10 @@ def gateway(
             in_hand_max=in_hand_max, parked_max=min(parked_max, in_hand_max), mic_failures_max=mic_failures_max),
     )  # fmt: skip
     settings = GatewayServerSettings(
-        host=host, port=port, token=read_token(token_file), coordinator=coordinator, gateway=judging,
+        host=host, port=port, token=options.read_token(token_file), coordinator=coordinator, gateway=judging,
         public_url=None if public_url is None else public_url.rstrip("/"),
     )  # fmt: skip
-    make_folder(folder)
+    options.make_folder(folder)
     with Topics(folder, TopicSettings(retain_bytes=retain_bytes, retain_ms=retain_ms)) as topics:
         server = GatewayServer(
             folder, devices, topics.topic, settings,
@@ -154,10 +130,8 @@ def gateway(
         _run(server, folder, as_json=json)
 
 
-def _check(
-    name: str | None, coordinator: str | None, mqtt: str | None, *options: tuple[str, object, str, bool]
-) -> None:
-    """Refuse what cannot be right before anything is opened; ``options``: option, value, what it needs, is that so?"""
+def _check(name: str | None, coordinator: str | None, mqtt: str | None, *needs: tuple[str, object, str, bool]) -> None:
+    """Refuse what cannot be right before anything is opened; ``needs``: option, value, what it needs, is that so?"""
     if coordinator is not None and name is None:
         raise Misuse(
             "--coordinator needs a --name: of two servers with one name each takes what the other has won for its own, "
@@ -167,7 +141,7 @@ def _check(
         from onefold.lorawan.links.mqtt import parse_address
 
         parse_address(mqtt)
-    for option, value, other, is_there in options:
+    for option, value, other, is_there in needs:
         if value and not is_there:
             raise Misuse(f"{option} is {value}, but without {other} it has no effect")
 
@@ -197,6 +171,7 @@ def _run(server: "GatewayServer", folder: Path, *, as_json: bool) -> None:
         shared = shown(shared)  # the address without what may be secret in it
 
     def ready(url: str) -> None:
+        udp, mqtt = getattr(server.links.get("udp"), "port", None), getattr(server.links.get("mqtt"), "address", None)
         start = {
             "url": url,
             "folder": str(folder),
@@ -204,16 +179,16 @@ def _run(server: "GatewayServer", folder: Path, *, as_json: bool) -> None:
             "region": settings.gateway.region.name,
             "coordinator": shared,
             "devices": len(server.registry.registry),
-            "udp": getattr(server.links.get("udp"), "port", None),
-            "mqtt": str(address) if (address := getattr(server.links.get("mqtt"), "address", None)) else None,
+            "udp": udp,
+            "mqtt": None if mqtt is None else str(mqtt),
             "token": settings.token is not None,
         }
-        where = [f"{url} (Basics Station: {url.replace('http', 'ws', 1)})"]
-        where += [f"UDP port {start['udp']}"] * (start["udp"] is not None)
-        where += [f"{start['mqtt']}"] * (start["mqtt"] is not None)
+        links = "" if udp is None else f", UDP port {udp}"
+        links += "" if mqtt is None else f", {mqtt}"
         line = (
-            f"server {start['name']}: taking frames of {start['devices']:,} devices for {folder} at "
-            f"{', '.join(where)}; {start['region']}; coordinator: {shared or 'none, this is the only server'}"
+            f"server {start['name']}: taking frames of {start['devices']:,} devices for {folder} at {url} (Basics "
+            f"Station: {url.replace('http', 'ws', 1)}){links}; {start['region']}; coordinator: "
+            f"{shared or 'none, this is the only server'}"
         )
         announce(line, start, as_json)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Option
 
+from onefold.cli import options
 from onefold.cli.check import names_of
-from onefold.cli.diff import ReaderOption, table_at
-from onefold.cli.options import AsJson, Host, NewStore, Port, TokenFile, file_of, read_token, refuse
+from onefold.cli.diff import table_at
 from onefold.cli.output import announce, people
 from onefold.errors import Misuse
 from onefold.reconcile.records import Records, open_records
@@ -16,80 +16,41 @@ from onefold.reconcile.records import Records, open_records
 if TYPE_CHECKING:
     from onefold.spark.diff_files import DiffTable
 
-Spark: TypeAlias = Annotated[
-    bool, Option("--spark", help="STORE is a table that Spark can read; its rows are records without bodies.")
-]
-Format: TypeAlias = Annotated[
-    str, Option(help='With --spark: "parquet", "json", ...; "auto": by the ending of the names.')
-]
-Key: TypeAlias = Annotated[
-    str | None, Option(help="With --spark: the columns that ids are made of, with commas. Without: all.")
-]
-Time: TypeAlias = Annotated[
-    str | None, Option(help="With --spark: the column that records are sorted by. Without: by their ids.")
-]
-Index: TypeAlias = Annotated[
-    str | None, Option(help="With --spark: where the index is kept. Without: beside it: .TABLE.onefold-index.")
-]
-RowsMax: TypeAlias = Annotated[
-    int | None, Option(min=1, help="With --spark: rows that a session may read, 72 bytes each; else a million.")
-]
 IDLE_S: Final = 60.0
 RECORD_BYTES_MAX: Final = 512 << 10
 MASTER: Final = "local[*]"
 
 
-def open_table(
-    table: DiffTable, key: str | None, time: str | None, folder: str | None, rows_max: int | None, master: str
-) -> Records:
-    """The table as a store, its index up to date."""
-    from onefold.spark.peer.index import ROWS_MAX, TableIndex
-    from onefold.spark.peer.naming import Naming
-    from onefold.spark.peer.records import TableRecords
-    from onefold.spark.session import session
-
-    naming = Naming(columns=None if key is None else names_of(key), time=time)
-    people.print("starting Spark ...")
-    records = TableRecords(TableIndex(session(master), table, naming, folder=folder), rows_max=rows_max or ROWS_MAX)
-    people.print("bringing the index up to date ...")
-    len(records)
-    return records
-
-
-def open_store(path: str, read_only: bool) -> Records:
-    file = file_of(path)  # which refuses what is no file
-    if read_only and not file.exists():
-        raise Misuse(f"{file}: there is no such store, and --read-only would leave a new one empty")
-    return open_records(path, make=not read_only)
-
-
 def reconcile(
-    path: NewStore,
-    host: Host = "127.0.0.1",
-    port: Port = 7657,
-    token_file: TokenFile = None,
+    path: options.NewStore,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 7657,
+    token_file: options.TokenFile = None,
     read_only: Annotated[bool, Option("--read-only", help="Give records, and take none.")] = False,
-    connections_max: Annotated[int, Option(min=1, help="Connections at the same time.")] = 256,
+    connections_max: options.Connections = 256,
     sessions_max: Annotated[int, Option(min=1, help="Sessions at the same time.")] = 64,
-    session_s: Annotated[
-        float, Option(min=1, help="Seconds a session may wait for its peer, in all, to find what differs.")
-    ] = 600,
+    session_s: Annotated[float, Option(min=1, help="Seconds a session may wait for its peer, in all.")] = 600,
     work_s: Annotated[float, Option(min=1, help="Seconds of CPU a session may take to find what differs.")] = 60,
     record_bytes_max: Annotated[int, Option(min=1, help="Bytes of a record that is taken.")] = RECORD_BYTES_MAX,
-    spark: Spark = False,
-    format: Format = "auto",
-    option: ReaderOption = None,
-    key: Key = None,
-    time: Time = None,
-    index: Index = None,
-    rows_max: RowsMax = None,
-    master: Annotated[str, Option(help="With --spark: where Spark runs.")] = MASTER,
-    json: AsJson = False,
+    spark: Annotated[bool, Option("--spark", help="STORE is a table; its rows are records without bodies.")] = False,
+    format: options.Format = "auto",
+    option: options.ReaderOption = None,
+    key: Annotated[str | None, Option(help="The columns that ids are made of, with commas. Without: all.")] = None,
+    time: Annotated[str | None, Option(help="The column that records are sorted by. Without: by their ids.")] = None,
+    index: Annotated[
+        str | None, Option(help="Where its index is kept. Without: .TABLE.onefold-index beside it.")
+    ] = None,
+    rows_max: Annotated[
+        int | None, Option(min=1, help="Rows, of 72 bytes, a session may read; else a million.")
+    ] = None,
+    master: Annotated[str, Option(help="Where Spark runs.")] = MASTER,
+    json: options.AsJson = False,
 ) -> None:
     """Let others find what they and a store lack of each other, and exchange it.
 
     They do so with `onefold reconcile STORE ws://HOST:PORT`, `onefold diff TABLE ws://HOST:PORT`, or as clients of
-    NIP-77. Ctrl-C and SIGTERM stop it.
+    NIP-77. With --spark the store is a table that Spark can read; the options from --format on are for tables. Ctrl-C
+    and SIGTERM stop it.
     """
     from onefold.net.http import check_host
     from onefold.reconcile.peer import ReconcileLimits
@@ -102,18 +63,18 @@ def reconcile(
     )  # fmt: skip
     writable = not read_only and not spark
     settings = ReconcileSettings(
-        host=host, port=port, token=read_token(token_file), writable=writable, bodies=not spark, limits=limits
+        host=host, port=port, token=options.read_token(token_file), writable=writable, bodies=not spark, limits=limits
     )  # fmt: skip
     check_host(host, settings.token)  # before a file is made for a server that cannot be
     if spark:
         of_stores = {"--read-only": read_only, "--record-bytes-max": record_bytes_max != RECORD_BYTES_MAX}
-        refuse(of_stores, "is not for --spark: a table is always read, and never written")
-        records = open_table(table_at(path, format, option), key, time, index, rows_max, master)
+        options.refuse(of_stores, "is not for --spark: a table is always read, and never written")
+        records = _open_table(table_at(path, format, option), key, time, index, rows_max, master)
     else:
         names = {"--option": option, "--key": key, "--time": time, "--index": index, "--rows-max": rows_max}
         of_tables = {"--format": format != "auto", **names, "--master": master != MASTER}
-        refuse(of_tables, "is for tables: it needs --spark")
-        records = open_store(path, read_only)
+        options.refuse(of_tables, "is for tables: it needs --spark")
+        records = _open_store(path, read_only)
     try:
         size = len(records)
         server = ReconcileServer(records, settings)
@@ -129,3 +90,27 @@ def reconcile(
         announce(f"{ways} {path} at {url}", {"url": url, **about}, json)
 
     server.run(say)
+
+
+def _open_store(path: str, read_only: bool) -> Records:
+    file = options.file_of(path)  # which refuses what is no file
+    if read_only and not file.exists():
+        raise Misuse(f"{file}: there is no such store, and --read-only would leave a new one empty")
+    return open_records(path, make=not read_only)
+
+
+def _open_table(
+    table: DiffTable, key: str | None, time: str | None, folder: str | None, rows_max: int | None, master: str
+) -> Records:
+    """The table as a store, its index up to date."""
+    from onefold.spark.peer.index import ROWS_MAX, TableIndex
+    from onefold.spark.peer.naming import Naming
+    from onefold.spark.peer.records import TableRecords
+    from onefold.spark.session import session
+
+    naming = Naming(columns=None if key is None else names_of(key), time=time)
+    people.print("starting Spark ...")
+    records = TableRecords(TableIndex(session(master), table, naming, folder=folder), rows_max=rows_max or ROWS_MAX)
+    people.print("bringing the index up to date ...")
+    len(records)
+    return records

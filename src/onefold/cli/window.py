@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from onefold.cli.check import format_of, names_of, refuse_without
+from onefold.cli.options import Format
 from onefold.cli.output import AsJson, emit_json, people, progress
 from onefold.errors import Misuse
 from onefold.report import advice
@@ -36,9 +37,7 @@ def window(
         str | None, Option(help="Its number: the columns of timestamp and sequence, or one of them.")
     ] = None,
     previous: Annotated[str | None, Option(help="The number before it: as many columns.")] = None,
-    format: Annotated[
-        str, Option(help='"parquet", "json", "csv", "onefold-log", ...; "auto": by the ending of the names.')
-    ] = "auto",
+    format: Format = "auto",
     master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
     json: AsJson = False,
 ) -> None:
