@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from typer import Argument, Option
 
 from onefold.cli.options import STORE, ServerToken, file_of, opened_records, read_token
-from onefold.cli.output import AsJson, emit_json, fail, one_line, people
+from onefold.cli.output import AsJson, fail, one_line, people, tell
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.reconcile import client, exchange
 from onefold.reconcile.records import Channel
@@ -39,7 +39,7 @@ def reconcile(
     Exit 0 if both hold the same now, 1 if something still differs, 3 if the peer was not reached or it could not be
     finished. What was moved by then is kept: start it again, and it goes on.
     """
-    first, last = 0 if since is None else since, client.EVER if until is None else until
+    first, last = since or 0, client.EVER if until is None else until
     if not 0 <= first <= last <= client.EVER:
         raise Misuse(f"--since is {first} and --until {last}: must be 0 <= since <= until < 2^64 - 1")
     if dry_run and not (pull and push):
@@ -68,9 +68,9 @@ def reconcile(
         return fail(f"{error}{_kept(moved)}", 3)
     except BadInput as error:
         return fail(f"{peer}: {error}", 3)
-    _tell(done, dry_run=dry_run, some=(first, last) != (0, client.EVER))
-    if as_json:
-        emit_json({"store": store, "peer": peer, "wire": wire, "dry_run": dry_run, **_document(done)})
+    _show_tables(done, dry_run=dry_run)
+    document = {"store": store, "peer": peer, "wire": wire, "dry_run": dry_run, **_document(done)}
+    tell(sentence(done, some=(first, last) != (0, client.EVER)), document, as_json)
     return 0 if done.settled else 1
 
 
@@ -92,7 +92,7 @@ def _reaching(peer: str, store: str, token_file: Path | None) -> Iterator[tuple[
         yield client.beside(records), records.id_size
 
 
-def _tell(done: client.Reconciliation, *, dry_run: bool, some: bool) -> None:
+def _show_tables(done: client.Reconciliation, *, dry_run: bool) -> None:
     if dry_run and not done.settled:
         rows = table("", "id")
         for where, ids in (("only here", done.found.have), ("only there", done.found.need)):
@@ -108,7 +108,6 @@ def _tell(done: client.Reconciliation, *, dry_run: bool, some: bool) -> None:
                 rows.add_row(way, answer.verdict, answer.reason, f"{number:,}", exchange.RULES[answer])
     if rows.row_count:
         people.print(rows)
-    people.lines(sentence(done, some=some))
 
 
 def sentence(done: client.Reconciliation, *, some: bool = False) -> str:
@@ -132,12 +131,9 @@ def sentence(done: client.Reconciliation, *, some: bool = False) -> str:
 
 
 def _why(done: client.Reconciliation) -> str:
-    opened = done.found.opened
-    if done.unpulled and not opened.bodies:
+    if done.unpulled and not done.found.opened.bodies:
         return "; the peer knows ids alone, so there is nothing to pull"
-    if done.unpushed and not opened.writable:
-        return "; the peer takes no records"
-    return ""
+    return "; the peer takes no records" if done.unpushed and not done.found.opened.writable else ""
 
 
 def _document(done: client.Reconciliation) -> dict[str, Any]:

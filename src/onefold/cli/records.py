@@ -16,7 +16,7 @@ import numpy as np
 from typer import Argument, Option
 
 from onefold.cli.options import NewStore, RecordStore, file_of, opened_records, read_id
-from onefold.cli.output import AsJson, emit_json, fail, one_line, people, until_nobody_reads
+from onefold.cli.output import AsJson, emit_json, fail, one_line, people, tell, until_nobody_reads
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
 from onefold.reconcile.codec import hashed
@@ -91,18 +91,16 @@ def lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     number = 0
     while line := file.readline(LINE_BYTES_MAX + 2):
         number += 1
-        whole = line.endswith(b"\n")
-        yield number, line[:-1] if whole else line
-        while not whole and len(line) == LINE_BYTES_MAX + 2:  # the rest of it
+        yield number, line.removesuffix(b"\n")
+        while len(line) == LINE_BYTES_MAX + 2 and not line.endswith(b"\n"):  # the rest of it
             line = file.readline(LINE_BYTES_MAX + 2)
-            whole = line.endswith(b"\n")
 
 
 BATCH_RECORDS: Final = 10_000
 BATCH_BYTES: Final = 16 << 20
 """Of one transaction: large enough to be fast, small enough to be held twice."""
-TOLD_MAX: Final = 20
-"""Bad lines that are told one by one; ten times as many in JSON."""
+SHOWN_MAX: Final = 20
+"""Bad lines that are shown one by one; ten times as many in JSON."""
 STORED: Final = Answer(Verdict.FIRST, "stored")
 KNOWN: Final = Answer(Verdict.REPEAT, "known")
 
@@ -110,9 +108,7 @@ KNOWN: Final = Answer(Verdict.REPEAT, "known")
 def add(
     store: NewStore,
     files: Annotated[list[Path], Argument(metavar="FILE", help="Files; - is standard input.")],
-    time: Annotated[
-        str | None, Option(metavar="FIELD", help="Lines are JSON, and this field is their time. Else it is 0.")
-    ] = None,
+    time: Annotated[str | None, Option(metavar="FIELD", help="Lines are JSON, and this is their time; else 0.")] = None,
     ids: Annotated[
         bool,
         Option(
@@ -121,9 +117,7 @@ def add(
             "random: of ids that count up, differences are missed.",
         ),
     ] = False,
-    id_size: Annotated[
-        int | None, Option(min=8, max=32, help="Of a store that is made: bytes of an id. By default 32.")
-    ] = None,
+    id_size: Annotated[int | None, Option(min=8, max=32, help="Of a new store: bytes of an id. By default 32.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Keep every line of these files as a record. A line that is there already is not kept twice.
@@ -148,13 +142,11 @@ def add(
         size = len(records)
     tally = adding.tally.check()
     rejected = tally.count(Verdict.REJECT)
-    if rejected > TOLD_MAX:
-        people.lines(f"and {many(rejected - TOLD_MAX, 'more line')} that are no records")
+    if rejected > SHOWN_MAX:
+        people.lines(f"and {many(rejected - SHOWN_MAX, 'more line')} that are no records")
     sums = f"{many(tally.count(Verdict.FIRST), 'record')} stored, {tally.count(Verdict.REPEAT):,} known"
     text = f"{sums}, {many(rejected, 'line')} rejected; {store} holds {size:,} now"
-    people.lines(text)
-    if as_json:
-        emit_json({"store": store, "records": size, "tally": tally.to_dict(), "rejected": adding.rejected})
+    tell(text, {"store": store, "records": size, "tally": tally.to_dict(), "rejected": adding.rejected}, as_json)
     return 1 if rejected else 0
 
 
@@ -182,9 +174,9 @@ class Adding:
                     self._bytes += len(record.body or b"")
                 except BadLine as error:
                     self.tally.judge(Answer(Verdict.REJECT, error.reason))
-                    if len(self.rejected) < TOLD_MAX:
+                    if len(self.rejected) < SHOWN_MAX:
                         people.lines(foreign(f"{file}:{number}: {error}", 300))
-                    if len(self.rejected) < 10 * TOLD_MAX:
+                    if len(self.rejected) < 10 * SHOWN_MAX:
                         document = {"file": str(file), "line": number, "reason": error.reason, "text": str(error)}
                         self.rejected.append(document)
                 if len(self._batch) >= BATCH_RECORDS or self._bytes >= BATCH_BYTES:
@@ -208,8 +200,7 @@ def ls(
     """Show how much a store holds. Two stores with the same fingerprint hold the same records."""
     with opened_records(store) as records, closing(records.snapshot()) as snapshot:
         rows = len(snapshot)
-        ends = np.array([0, rows - 1]) if rows else np.zeros(0, dtype=np.int64)
-        since, until = snapshot.rows(ends)[0].tolist() if rows else (None, None)
+        since, until = snapshot.rows(np.array([0, rows - 1]))[0].tolist() if rows else (None, None)
         lower, upper = np.array([0]), np.array([rows])
         fingerprint = hashed(snapshot.sums(lower, upper), upper - lower)[0].tobytes().hex()
         # The file, and what SQLite keeps beside it.
@@ -222,13 +213,9 @@ def ls(
             lines.add_row(str(each["timestamp"]), each["id"], "" if each["bytes"] is None else f"{each['bytes']:,}")
         people.print(lines)
     span = f", times {since} to {until}" if rows else ""
-    people.lines(f"{many(rows, 'record')}{span}; the file has {size:,} bytes", f"fingerprint {fingerprint}")
-    if as_json:
-        document = {
-            "store": store, "bytes": size, "id_size": id_size, "records": rows, "since": since, "until": until,
-            "fingerprint": fingerprint,
-        }  # fmt: skip
-        emit_json({**document, "listed": listed} if limit else document)
+    text = [f"{many(rows, 'record')}{span}; the file has {size:,} bytes", f"fingerprint {fingerprint}"]
+    figures = {"id_size": id_size, "records": rows, "since": since, "until": until, "fingerprint": fingerprint}
+    tell(text, {"store": store, "bytes": size, **figures, **({"listed": listed} if limit else {})}, as_json)
 
 
 def _listed(records: Records, snapshot: Snapshot, limit: int) -> list[dict[str, Any]]:
@@ -282,7 +269,6 @@ def rm(
         size = len(records)
     missing = len(wanted) - removed
     rest = f"; {missing:,} {'was' if missing == 1 else 'were'} not there" if missing else ""
-    people.lines(f"{many(removed, 'record')} removed{rest}; {store} holds {size:,} now")
-    if as_json:
-        emit_json({"store": store, "removed": removed, "missing": missing, "records": size})
+    text = f"{many(removed, 'record')} removed{rest}; {store} holds {size:,} now"
+    tell(text, {"store": store, "removed": removed, "missing": missing, "records": size}, as_json)
     return 1 if missing else 0
