@@ -85,22 +85,16 @@ def diff(
     option_b: ReaderOption = None,
     key: Annotated[str | None, Option(help="The columns that name a row, with commas. Without: all.")] = None,
     columns: Annotated[str | None, Option(help="What else must agree, with commas. Without: all.")] = None,
-    hash: Annotated[
-        Literal["xxhash64", "sha256"], Option(help='"sha256": where somebody may want to hide a difference.')
-    ] = "xxhash64",
+    hash: Annotated[Literal["xxhash64", "sha256"], Option(help="sha256: against deliberate collisions.")] = "xxhash64",
     out: Annotated[
         str | None, Option(help="A folder for have/ (only in A), need/ (only in B) and differing/, as parquet.")
     ] = None,
-    repair: Annotated[
-        bool, Option("--repair", help="Append to B the rows whose key it lacks, then look again.")
-    ] = False,
+    repair: Annotated[bool, Option("--repair", help="Append to B the rows whose key it lacks; look again.")] = False,
     master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
     samples: Annotated[int, Option(min=0, help="How many rows of each kind to show.")] = 10,
-    time: Annotated[
-        str | None, Option(help="With a peer: the column that records are sorted by. Without: by their ids.")
-    ] = None,
+    time: Annotated[str | None, Option(help="With a peer: column that records are sorted by; else their ids.")] = None,
     index: Annotated[
-        str | None, Option(help="With a peer: where the index is kept. Without: beside A, in .A.onefold-index.")
+        str | None, Option(help="With a peer: where its index is; else beside A: .A.onefold-index.")
     ] = None,
     token_file: ServerToken = None,
     json: AsJson = False,

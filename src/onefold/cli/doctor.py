@@ -33,7 +33,7 @@ from rich.text import Text
 from typer import Context, Option
 
 from onefold import __version__
-from onefold.cli.options import VARIABLE, Tokens, age, opened
+from onefold.cli.options import MaybeStore, MaybeTransport, Tokens, age, opened
 from onefold.cli.output import AsJson, people, tell
 from onefold.cli.tokens import LOOKED_MAX, DeadLetter, all_tokens, letters, read_entries
 from onefold.clock import wall_ms
@@ -70,14 +70,9 @@ PACKAGES: Final = {"pyspark": ((4, 3), (4, 4)), "pyarrow": ((26,), None), "panda
 
 def doctor(
     context: Context,
-    store: Annotated[
-        str | None,
-        Option(envvar="ONEFOLD_STORE", help=f"Look at this store of an outbox, not at the machine. {VARIABLE}"),
-    ] = None,
+    store: MaybeStore = None,
     tokens: Tokens = None,
-    transport: Annotated[
-        str | None, Option(envvar="ONEFOLD_TRANSPORT", help="With --store: where its messages go.")
-    ] = None,
+    transport: MaybeTransport = None,
     older_than_s: Annotated[
         float | None, Option(min=0, help="With --store: what is younger is still under way. By default 600.")
     ] = None,

@@ -25,9 +25,7 @@ def explain(
             "device, a chain, a number (1700000000000, or with its sequence 1700000000000|3).",
         ),
     ] = None,
-    key: Annotated[
-        list[str] | None, Option(metavar="COL=VALUE", help="The value of one column; can be given again.")
-    ] = None,
+    key: Annotated[list[str] | None, Option(metavar="COL=VALUE", help="A column's value; may be repeated.")] = None,
     limit: Annotated[int, Option(min=1, max=10_000, help="How many rows, and missing ranges, are shown.")] = 100,
     json: AsJson = False,
 ) -> None:

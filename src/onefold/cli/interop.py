@@ -24,9 +24,7 @@ LINE_MAX: Final = 1 << 28
 
 
 def negentropy(
-    wire: Annotated[
-        Literal["v1", "xor"], Option(help="v1: as spoken today. xor: the older one, for trusted peers.")
-    ] = "v1",
+    wire: Annotated[Literal["v1", "xor"], Option(help="v1: of today. xor: the older one, for trusted peers.")] = "v1",
     id_size: Annotated[
         int | None, Option(min=8, max=32, help="Bytes of an id; longer ids are cut. xor: by default 16. v1: 32.")
     ] = None,

@@ -66,9 +66,7 @@ def tail(
     topic: Folder,
     start: Annotated[int | None, Option("--from", min=0, help="First offset; by default near the end.")] = None,
     since: Annotated[datetime | None, Option(help="First time, in UTC, such as 2026-01-31T12:00:00.")] = None,
-    count_max: Annotated[
-        int | None, Option("--max", min=1, help="How many to show; by default 10, or all from --from on.")
-    ] = None,
+    count_max: Annotated[int | None, Option("--max", min=1, help="Show so many; else 10, or all from --from.")] = None,
     follow: Annotated[bool, Option("--follow", help="Wait for more; Ctrl-C ends it.")] = False,
     everything: Annotated[
         bool, Option("--all", help="Also what the topic notes for itself: openings, conflicts, purges, switches.")

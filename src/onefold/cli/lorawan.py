@@ -125,9 +125,7 @@ def play(
     servers: Annotated[list[str], Argument(metavar="SERVER...", help="ws://HOST:PORT; several share the stations.")],
     token_file: ServerToken = None,
     rate: Annotated[float | None, Option(min=0.001, help="Messages a second; as fast as it goes else.")] = None,
-    quiet_s: Annotated[
-        float, Option(min=0, help="Go when the servers have said nothing for so long, after the last message.")
-    ] = 1.0,
+    quiet_s: Annotated[float, Option(min=0, help="End after so many seconds without a word from the servers.")] = 1.0,
     as_json: AsJson = False,
 ) -> int:
     """Be the stations: send simulated traffic to servers that speak the Basics Station protocol, and take the answers.
@@ -201,9 +199,7 @@ def report(
     expiry_ms: Expiry = 60_000,
     fixed: Fixed = False,
     strict_adr: StrictAdr = False,
-    strategy: Annotated[
-        Literal["drop", "mark", "none"], Option(help="What the devices want done with duplicates.")
-    ] = "none",
+    strategy: Annotated[Literal["drop", "mark", "none"], Option(help="What devices want with duplicates.")] = "none",
     clock_off_ms: Annotated[
         int,
         Option(

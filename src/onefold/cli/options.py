@@ -42,12 +42,8 @@ Plan: TypeAlias = Annotated[
 ]
 Host: TypeAlias = Annotated[str, Option(help="The address to listen on; more than loopback needs a token.")]
 Port: TypeAlias = Annotated[int, Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")]
-TokenFile: TypeAlias = Annotated[
-    Path | None, Option(help=f"A file with the token that clients must send; or the variable {TOKEN}.")
-]
-AsJson: TypeAlias = Annotated[
-    bool, Option("--json", help="Print the address as one line of JSON on standard output, when it is ready.")
-]
+TokenFile: TypeAlias = Annotated[Path | None, Option(help=f"A file with the token that clients must send; or {TOKEN}.")]
+AsJson: TypeAlias = Annotated[bool, Option("--json", help="When ready, print the address as one line of JSON.")]
 Connections: TypeAlias = Annotated[int, Option(min=1, help="Connections at the same time.")]
 RetainBytes: TypeAlias = Annotated[int | None, Option(min=1, help="Keep about so much of a topic.")]
 RetainMs: TypeAlias = Annotated[int | None, Option(min=1, help="Keep records for about so long.")]
@@ -57,9 +53,7 @@ ServerToken: TypeAlias = Annotated[
 Format: TypeAlias = Annotated[
     str, Option(help='"parquet", "json", "csv", "onefold-log", ...; "auto": by the ending of the names.')
 ]
-ReaderOption: TypeAlias = Annotated[
-    list[str] | None, Option(help="An option of Spark's reader, NAME=VALUE; may be repeated.")
-]
+ReaderOption: TypeAlias = Annotated[list[str] | None, Option(help="NAME=VALUE for Spark's reader; may be repeated.")]
 Expiry: TypeAlias = Annotated[int, Option(min=1, help="How long a frame is remembered, in milliseconds.")]
 Fixed: TypeAlias = Annotated[bool, Option("--fixed", help="Count that from the first copy, not from the last.")]
 StrictAdr: TypeAlias = Annotated[

@@ -126,9 +126,7 @@ def recover(
     transport: Transport,
     tokens: Tokens = None,
     endpoint: Of = None,
-    older_than_s: Annotated[
-        float, Option(min=0, help="Leave what is younger to whoever is at it; it would do no harm.")
-    ] = 60,
+    older_than_s: Annotated[float, Option(min=0, help="Seconds; what is younger is left to whoever is at it.")] = 60,
     as_json: AsJson = False,
 ) -> int:
     """Finish what is left in outboxes: send what is to be sent, once, and remove tokens that were made for nothing.

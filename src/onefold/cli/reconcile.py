@@ -27,9 +27,7 @@ def reconcile(
     dry_run: Annotated[bool, Option("--dry-run", help="Move nothing: only tell what differs.")] = False,
     since: Annotated[int | None, Option(metavar="TIME", help="Only records of this time or later.")] = None,
     until: Annotated[int | None, Option(metavar="TIME", help="Only records of this time or earlier.")] = None,
-    wire: Annotated[
-        Literal["v1", "xor"], Option(help="v1: as spoken today. xor: for ids of other sizes, and trusted peers.")
-    ] = "v1",
+    wire: Annotated[Literal["v1", "xor"], Option(help="v1: of today. xor: ids of other sizes, trusted peers.")] = "v1",
     token_file: ServerToken = None,
     tries: Annotated[int, Option(min=1, help="Give up after so many in a row that moved nothing.")] = 5,
     as_json: AsJson = False,

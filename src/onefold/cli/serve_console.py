@@ -26,17 +26,12 @@ VERDICT, REASON = "verdict", "reason"
 
 
 def console(
-    run: Annotated[
-        list[Path] | None,
-        Option(metavar="DIR", help="The folder of a run or a stream, there or not yet; can be given again."),
-    ] = None,
+    run: Annotated[list[Path] | None, Option(metavar="DIR", help="Folder of a run or stream; may be repeated.")] = None,
     server: Annotated[
         list[str] | None,
         Option(metavar="URL", help="A server, or a stream with --metrics: http://127.0.0.1:7654; again."),
     ] = None,
-    server_token_file: Annotated[
-        Path | None, Option(help="A file with the token that these servers want; all get it.")
-    ] = None,
+    server_token_file: Annotated[Path | None, Option(help="A file with the token that these servers want.")] = None,
     host: Host = "127.0.0.1",
     port: Port = 7658,
     token_file: TokenFile = None,
@@ -44,7 +39,7 @@ def console(
 ) -> None:
     """Show running pipelines and servers in a browser: rates, open gaps, state, what was rejected, and reports.
 
-    It only reads, and can be started and stopped at any time. Ctrl-C and SIGTERM stop it.
+    It only reads, and can be started and stopped at any time, also before what it shows. Ctrl-C and SIGTERM stop it.
     """
     opened = opened_console(
         run or [], server or [], host=host, port=port, token=read_token(token_file),

@@ -34,12 +34,6 @@ WhenDown: TypeAlias = Annotated[
     Literal["park", "unsure"] | None,
     Option(help="While the coordinator is down frames wait (park, the default), or go up as UNSURE."),
 ]
-PublicUrl: TypeAlias = Annotated[
-    str | None, Option(help="Where stations are sent, if there is a proxy in front: wss://lns.example.")
-]
-Udp: TypeAlias = Annotated[
-    int | None, Option(min=0, max=65535, help="Also take Semtech's packet forwarder on this UDP port.")
-]
 UdpAllow: TypeAlias = Annotated[
     list[str] | None, Option(help="Gateways or networks to believe on UDP; may be repeated. Needed beyond loopback.")
 ]
@@ -49,9 +43,6 @@ Mqtt: TypeAlias = Annotated[
         envvar="ONEFOLD_MQTT",
         help=f"Also take events of ChirpStack's gateway bridge: mqtt://user:password@host. {options.VARIABLE}",
     ),
-]
-Echo: TypeAlias = Annotated[
-    int, Option(min=0, help="One station's copies less than so many ms apart are one transmission. 0: off.")
 ]
 MicFailures: TypeAlias = Annotated[
     int,
@@ -75,15 +66,15 @@ def gateway(
     host: options.Host = "127.0.0.1",
     port: options.Port = 7655,
     token_file: options.TokenFile = None,
-    public_url: PublicUrl = None,
-    udp: Udp = None,
+    public_url: Annotated[str | None, Option(help="Where a proxy in front takes stations: wss://lns.example.")] = None,
+    udp: Annotated[int | None, Option(min=0, max=65535, help="UDP port for Semtech's packet forwarder.")] = None,
     udp_host: Annotated[str | None, Option(help="The address for UDP; by default that of --host.")] = None,
     udp_allow: UdpAllow = None,
     mqtt: Mqtt = None,
     expiry_ms: options.Expiry = 60_000,
     fixed: options.Fixed = False,
     strict_adr: options.StrictAdr = False,
-    echo_ms: Echo = 0,
+    echo_ms: Annotated[int, Option(min=0, help="A station's copies less ms apart are one transmission. 0: off.")] = 0,
     keep_all: Annotated[bool, Option("--keep-all", help="Also store all receptions, in the topic receptions.")] = False,
     retain_bytes: options.RetainBytes = None,
     retain_ms: options.RetainMs = None,

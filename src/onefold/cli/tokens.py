@@ -113,9 +113,7 @@ def entry_document(entry: Stranded, now_ms: int) -> dict[str, Any]:
 def ls(
     store: MaybeStore = None,
     tokens: Tokens = None,
-    orphans: Annotated[
-        bool, Option("--orphans", help="Only those that were made for a message whose own token is gone.")
-    ] = False,
+    orphans: Annotated[bool, Option("--orphans", help="Only those made for a message whose token is gone.")] = False,
     limit: Annotated[int, Option(min=1, max=100_000, help="How many to show.")] = 1_000,
     as_json: AsJson = False,
 ) -> None:

@@ -30,12 +30,8 @@ def window(
     quantile: Annotated[
         list[float] | None, Option(help="Another share of the copies to catch, such as 0.95; may be repeated.")
     ] = None,
-    chain: Annotated[
-        str | None, Option(help="The columns that name a chain of numbered messages, with commas.")
-    ] = None,
-    number: Annotated[
-        str | None, Option(help="Its number: the columns of timestamp and sequence, or one of them.")
-    ] = None,
+    chain: Annotated[str | None, Option(help="The columns that name a chain of numbered messages.")] = None,
+    number: Annotated[str | None, Option(help="Its number: the columns of timestamp and sequence, or one.")] = None,
     previous: Annotated[str | None, Option(help="The number before it: as many columns.")] = None,
     format: Format = "auto",
     master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",

@@ -176,12 +176,12 @@ def stream_view(
     text = f"{how}; batch {last['batch']:,}" if how else f"batch {last['batch']:,}"
     if not tally.balanced:
         state, text = "trouble", f"THE BOOKS DO NOT BALANCE: {tally}"
-    figures = ReportPart({**last, "held": last.get("held") or None})  # what is held back is told only if there is any
+    facts = ReportPart({**last, "held": last.get("held") or None})  # what is held back is told only if there is any
     points = tuple((whole(line["at_ms"]), *counts_of(tally)) for line, tally in zip(batches, tallies, strict=True))
     return View(
         kind="stream", state=state, told=text, at_ms=whole(lines[-1]["at_ms"]), counts=counts_of(tally),
         balanced=tally.balanced, points=points[-POINTS_MAX:], rejects=_rejects(batches, tallies, rejected),
-        facts=tuple((label, figures[name].real(), unit) for name, (label, unit) in BATCH_FACTS.items() if figures[name]),
+        facts=tuple((label, facts[name].real(), unit) for name, (label, unit) in BATCH_FACTS.items() if facts[name]),
         **more,
     )  # fmt: skip
 
