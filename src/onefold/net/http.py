@@ -32,6 +32,7 @@ import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias
 
@@ -181,12 +182,12 @@ class HttpServer(ABC):
         own = [Route("/healthz", healthz, methods=["GET"]), Route("/metrics", figures, methods=["GET"])]
         router = Router([*own, *routes], redirect_slashes=False)
         limits, files = self.limits, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        room = limits.connections_max
+        room = (
+            limits.connections_max if files == resource.RLIM_INFINITY else min(limits.connections_max, files * 3 // 4)
+        )
         config = uvicorn.Config(
             Guard(router, self, admission or Admission(self.token, self.host)),
-            http=type("Bounded", (_Bounded,), {
-                "bounds": limits, "room": room if files == resource.RLIM_INFINITY else min(room, files * 3 // 4)
-            }),
+            http=type("Bounded", (_Bounded,), {"bounds": limits, "room": room}),
             ws="none" if message_bytes_max is None else _Socket,
             ws_max_size=message_bytes_max or 1,
             ws_per_message_deflate=False,  # a small frame must not become a large message
@@ -200,7 +201,7 @@ class HttpServer(ABC):
             timeout_keep_alive=max(1, round(limits.keep_alive_s)),
             timeout_graceful_shutdown=max(1, round(limits.grace_s)),
             h11_max_incomplete_event_size=limits.head_bytes_max,
-        )  # fmt: skip
+        )
         self._uvicorn = _Uvicorn(config, ready, end)
         tasks = [asyncio.create_task(work) for work in beside]
         try:
@@ -218,18 +219,17 @@ class HttpServer(ABC):
         """Called for each answer over HTTP; for a server that counts them."""
 
 
+@dataclass(frozen=True, slots=True)
 class Guard:
     """The outermost layer, an ASGI app around the routes: who may ask, how much, and what an error becomes."""
 
-    def __init__(self, app: ASGIApp, server: HttpServer, admission: Admission) -> None:
-        self._app = app
-        self._server = server
-        self._admission = admission
+    app: ASGIApp
+    server: HttpServer
+    admission: Admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server = self._server
-        refused = _refused_head(scope, server.limits.head_bytes_max)
-        if refused is not None:
+        server = self.server
+        if refused := _refused_head(scope, server.limits.head_bytes_max):
             status, text = refused
             await answer({"error": text}, status, {"connection": "close"})(scope, receive, send)
             return
@@ -249,8 +249,8 @@ class Guard:
 
         try:
             if scope["path"] not in server.open_paths or scope.get("method") not in READING:
-                self._admission.check(scope)
-            await self._app(scope, body.receive if is_http else receive, sending)
+                self.admission.check(scope)
+            await self.app(scope, body.receive if is_http else receive, sending)
         except (ClientDisconnect, WebSocketDisconnect):
             pass
         except Exception as error:
@@ -310,9 +310,6 @@ def exposition(metrics: Callable[[], Iterable[Metric]]) -> bytes:
     class Families(Collector):
         def collect(self) -> Iterable[Metric]:
             return metrics()
-
-        def describe(self) -> Iterable[Metric]:
-            return []  # else they would be collected once more, to learn their names
 
     registry = CollectorRegistry()
     registry.register(Families())
@@ -462,7 +459,6 @@ class Body:
 
     def close(self) -> None:
         self._budget.give(self._counted)
-        self._counted = 0
 
     async def _next(self) -> Message:
         message = await self._receive()
