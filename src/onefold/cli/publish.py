@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from onefold.cli.options import read_token
-from onefold.cli.output import AsJson, fail, one_line, people, tell
+from onefold.cli.output import AsJson, fail, people, progress, tell
 from onefold.producers.client import Producer
 from onefold.producers.publisher import FilePublisher, producer_name, state_file
 from onefold.text import without_logins
@@ -40,7 +40,7 @@ def publish(
     try:
         with (
             Producer(topic, at=to, name=name, token=token, retry_s=retry_s) as producer,
-            one_line(people, "connecting") as show,
+            progress(people, "connecting", spark=False) as show,
         ):
 
             def show_share(publisher: FilePublisher) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 from typer import Argument, Option
 
 from onefold.cli.options import STORE, ServerToken, file_of, opened_records, read_token
-from onefold.cli.output import AsJson, fail, one_line, people, tell
+from onefold.cli.output import AsJson, fail, people, progress, tell
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.reconcile import client, exchange
 from onefold.reconcile.records import Channel
@@ -54,7 +54,7 @@ def reconcile(
         with (
             _reaching(peer, store, token_file) as (connect, id_size),
             opened_records(store, make=pull, id_size=id_size) as records,
-            one_line(people, f"connecting to {peer}") as show,
+            progress(people, f"connecting to {peer}", spark=False) as show,
         ):
             done = client.reconcile(
                 records, connect, wire=wire, pull=pull, push=push, since=first, until=last, say=heard,

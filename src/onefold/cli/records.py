@@ -16,7 +16,7 @@ import numpy as np
 from typer import Argument, Option
 
 from onefold.cli.options import NewStore, RecordStore, file_of, opened_records, read_id
-from onefold.cli.output import AsJson, emit_json, fail, one_line, people, tell, until_nobody_reads
+from onefold.cli.output import AsJson, emit_json, fail, people, progress, tell, until_nobody_reads
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
 from onefold.reconcile.codec import hashed
@@ -30,23 +30,15 @@ LINE_BYTES_MAX: Final = 512 << 10
 """As much as a server takes as one record, unless it is told otherwise: longer ones could not be exchanged."""
 
 
-class BadLine(BadInput):
-    """A line that is no record; ``reason`` is short, and one of a few."""
-
-    def __init__(self, reason: str, text: str) -> None:
-        super().__init__(text)
-        self.reason = reason
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a line is read.
+    """How a line is read; `BadInput` with a ``reason``, one of a few, if it is no record.
 
     >>> Form(32, time="at").read(b'{"at": 5, "what": "coffee"}').timestamp
     5
     >>> Form(32, time="at").read(b'{"at": "noon"}')
     Traceback (most recent call last):
-    onefold.cli.records.BadLine: at is 'noon', must be a whole number from 0 to 2^64 - 2
+    onefold.errors.BadInput: at is 'noon', must be a whole number from 0 to 2^64 - 2
     """
 
     id_size: int
@@ -57,7 +49,7 @@ class Form:
 
     def read(self, line: bytes) -> Record:
         if len(line) > LINE_BYTES_MAX:
-            raise BadLine("too_long", f"more than {LINE_BYTES_MAX:,} bytes")
+            raise BadInput(f"more than {LINE_BYTES_MAX:,} bytes", reason="too_long")
         if self.ids:
             return self._named(line)
         if self.time is None:
@@ -65,25 +57,24 @@ class Form:
         try:
             document = read_json(line, "the line")
         except BadInput:
-            raise BadLine("no_json", f"no JSON: {line[:80]!r}") from None
+            raise BadInput(f"no JSON: {line[:80]!r}", reason="no_json") from None
         if not isinstance(document, dict) or self.time not in document:
-            raise BadLine("no_time", f"no JSON object with a field {self.time!r}: {line[:80]!r}")
+            raise BadInput(f"no JSON object with a field {self.time!r}: {line[:80]!r}", reason="no_time")
         value = document[self.time]
         if type(value) is not int or not 0 <= value < INFINITY:
-            raise BadLine("bad_time", f"{self.time} is {value!r:.80}, must be a whole number from 0 to 2^64 - 2")
+            wrong = f"{self.time} is {value!r:.80}, must be a whole number from 0 to 2^64 - 2"
+            raise BadInput(wrong, reason="bad_time")
         return record(value, line, self.id_size)
 
     def _named(self, line: bytes) -> Record:
         stamp, comma, id = line.rstrip(b"\r").partition(b",")
         if not comma or not stamp.isdigit() or len(stamp) > 20 or int(stamp) >= INFINITY:
-            raise BadLine("bad_time", f"{line[:80]!r} begins with no whole number from 0 to 2^64 - 2 and a comma")
+            wrong = f"{line[:80]!r} begins with no whole number from 0 to 2^64 - 2 and a comma"
+            raise BadInput(wrong, reason="bad_time")
         try:
-            whole = bytes.fromhex(id.decode("ascii"))
-        except ValueError:
-            raise BadLine("bad_id", f"{id[:80]!r} is no id in hex") from None
-        if len(whole) != self.id_size:
-            raise BadLine("bad_id", f"{id[:80]!r} has {len(whole)} bytes; the ids of this store have {self.id_size}")
-        return Record(int(stamp), whole)
+            return Record(int(stamp), read_id(id.decode("ascii", "replace"), self.id_size))
+        except Misuse as error:
+            raise BadInput(str(error), reason="bad_id") from None
 
 
 def lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -133,7 +124,7 @@ def add(
     with opened_records(store, make=True, id_size=id_size) as records:
         adding = Adding(records, Form(records.id_size, time, ids))
         try:
-            with one_line(people, "reading") as show:
+            with progress(people, "reading", spark=False) as show:
                 for file in files:
                     for _ in adding.read(file):
                         show(f"{file}: {adding.tally.received:,} lines, {adding.tally.count(Verdict.FIRST):,} new")
@@ -168,16 +159,17 @@ class Adding:
                     first = self._batch.setdefault(record.id, record)
                     if first.timestamp != record.timestamp:
                         times = f"the time {record.timestamp} here, and {first.timestamp} before"
-                        raise BadLine("other_time", f"id {record.id.hex()} has {times}")
+                        raise BadInput(f"id {record.id.hex()} has {times}", reason="other_time")
                     if first is not record:
                         self._again += 1
                     self._bytes += len(record.body or b"")
-                except BadLine as error:
-                    self.tally.judge(Answer(Verdict.REJECT, error.reason))
+                except BadInput as error:
+                    reason = error.values["reason"]
+                    self.tally.judge(Answer(Verdict.REJECT, reason))
                     if len(self.rejected) < SHOWN_MAX:
                         people.lines(foreign(f"{file}:{number}: {error}", 300))
                     if len(self.rejected) < 10 * SHOWN_MAX:
-                        document = {"file": str(file), "line": number, "reason": error.reason, "text": str(error)}
+                        document = {"file": str(file), "line": number, "reason": reason, "text": str(error)}
                         self.rejected.append(document)
                 if len(self._batch) >= BATCH_RECORDS or self._bytes >= BATCH_BYTES:
                     self._store()

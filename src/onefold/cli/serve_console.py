@@ -55,7 +55,7 @@ def opened_console(
     token: str | None = None, server_token: str | None = None,
 ) -> ConsoleServer:  # fmt: skip
     """The server of a console, with rejected rows from the files and answers from Spark, where that is installed."""
-    from onefold.report.console.app import ConsoleServer, ConsoleSettings
+    from onefold.report.console.app import ConsoleServer
     from onefold.report.console.watch import Folder, WatchedServer
     from onefold.report.documents import FAR
 
@@ -70,8 +70,7 @@ def opened_console(
         *(Folder(folder, reject_rows) for folder in runs),
         *(WatchedServer(url, server_token) for url in servers),
     ]
-    settings = ConsoleSettings(host=host, port=port, token=token)
-    return ConsoleServer(watched, settings, _explain if find_spec("pyspark") else None)
+    return ConsoleServer(watched, _explain if find_spec("pyspark") else None, host=host, port=port, token=token)
 
 
 def _explain(folder: Path, words: str) -> dict[str, Any]:
