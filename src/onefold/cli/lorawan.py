@@ -178,17 +178,6 @@ def play(
     return 1 if counts.problems or twice or counts.unsent else 0
 
 
-Devices: TypeAlias = Annotated[
-    Path | None,
-    Option(
-        exists=True,
-        dir_okay=False,
-        help="The registry of our devices: only their losses and suspects are told. A device that joins over the "
-        "air needs its current dev_addr there, where receptions name no DevEUI.",
-    ),
-]
-
-
 def report(
     path: Annotated[str, Argument(help="A file or folder: JSON lines (also packed), Parquet, a topic's folder.")],
     format: Format = "auto",
@@ -202,18 +191,20 @@ def report(
     strategy: Annotated[Literal["drop", "mark", "none"], Option(help="What devices want with duplicates.")] = "none",
     clock_off_ms: Annotated[
         int,
-        Option(
-            min=0,
-            help="A gateway's clock that is further ahead of the server's than this is not believed; nor is one that "
-            "is behind it by more than an hour (or this, if it is more): a gateway may keep what it hears so long.",
-        ),
+        Option(min=0, help="Ignore a gateway's clock that is further ahead; or behind by so much, at least an hour."),
     ] = 30_000,
-    devices: Devices = None,
+    devices: Annotated[
+        Path | None,
+        Option(exists=True, dir_okay=False, help="The registry of our devices: only their losses and suspects count."),
+    ] = None,
     top: Annotated[int, Option(min=0, help="How many devices, gateways and suspects to show.")] = 20,
     master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
     json: AsJson = False,
 ) -> None:
-    """Loss, overlap, delays, replays, other windows. Exit 1 if frames were lost, may be replayed or cannot be read."""
+    """Loss, overlap, delays, replays, other windows. Exit 1 if frames were lost, may be replayed or cannot be read.
+
+    A device that joins over the air needs its current dev_addr in --devices, where receptions name no DevEUI.
+    """
     from onefold.spark.receptions.report import report as reception_report
     from onefold.spark.session import session
 

@@ -90,24 +90,17 @@ def until_nobody_reads() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def emit_json(document: Any) -> None:
+def emit_json(document: Any, indent: int | None = 2) -> None:
     """Print the document, and nothing else ever, on standard output."""
     with until_nobody_reads():
-        print(json_text(document, indent=2), flush=True)
+        print(json_text(document, indent=indent), flush=True)
 
 
-def tell(lines: Iterable[RenderableType] | str, document: Any, as_json: bool) -> None:
+def tell(lines: Iterable[RenderableType] | str, document: Any, as_json: bool, indent: int | None = 2) -> None:
     """Give a result: a line or lines for people, and if that is wanted a document for programs."""
-    if as_json:
-        emit_json(document)
     people.lines(*([lines] if isinstance(lines, str) else lines))
-
-
-def announce(line: str, document: Any, as_json: bool) -> None:
-    """Say that a server is ready: a line for people, and if that is wanted one of JSON for programs."""
-    people.lines(line)
     if as_json:
-        print(json_text(document), flush=True)
+        emit_json(document, indent)
 
 
 def json_text(document: Any, indent: int | None = None) -> str:

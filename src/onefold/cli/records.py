@@ -103,9 +103,7 @@ def add(
     ids: Annotated[
         bool,
         Option(
-            "--ids",
-            help='Lines are "timestamp,id in hex": records whose bytes are elsewhere. The ids must be hashes or '
-            "random: of ids that count up, differences are missed.",
+            "--ids", help='Lines are "timestamp,id in hex". Ids that are no hashes and not random hide differences.'
         ),
     ] = False,
     id_size: Annotated[int | None, Option(min=8, max=32, help="Of a new store: bytes of an id. By default 32.")] = None,

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from typer import Argument, Option
 
 from onefold.cli import options
-from onefold.cli.output import announce
+from onefold.cli.output import tell
 from onefold.cli.serve_console import console
 from onefold.cli.serve_gateway import gateway
 from onefold.cli.serve_reconcile import reconcile
@@ -65,7 +65,7 @@ def ingest(
     server = IngestServer(topics, where)
 
     about = {"folder": str(folder), "token": token is not None}
-    server.run(lambda url: announce(f"taking messages for {folder} at {url}", {"url": url, **about}, json))
+    server.run(lambda url: tell(f"taking messages for {folder} at {url}", {"url": url, **about}, json, indent=None))
 
 
 def desk(
@@ -103,4 +103,4 @@ def desk(
 
     for_what = "all queues" if allowed is None else ", ".join(allowed)
     about = {"queues": allowed, "plan": requests.endpoint.plan, "token": settings.token is not None}
-    server.run(lambda url: announce(f"taking requests for {for_what} at {url}", {"url": url, **about}, json))
+    server.run(lambda url: tell(f"taking requests for {for_what} at {url}", {"url": url, **about}, json, indent=None))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from typer import Option
 
 from onefold.cli.options import AsJson, Host, Port, TokenFile, read_token
-from onefold.cli.output import announce
+from onefold.cli.output import tell
 from onefold.errors import BadInput, Misuse
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def console(
     )  # fmt: skip
 
     about = {"runs": [str(each) for each in run or []], "servers": server or [], "token": opened.token is not None}
-    opened.run(lambda url: announce(f"console: {url}", {"url": url, **about}, json))
+    opened.run(lambda url: tell(f"console: {url}", {"url": url, **about}, json, indent=None))
 
 
 def opened_console(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 from typer import Argument, Option
 
 from onefold.cli import options
-from onefold.cli.output import announce, people
+from onefold.cli.output import people, tell
 from onefold.errors import Misuse
 
 if TYPE_CHECKING:
@@ -20,15 +20,9 @@ SWITCH_S: Final = 0.0005
 """How long a thread keeps the interpreter while another wants it. Python's 5 ms, for each turn between the event loop,
 the claims and the log, would be most of what a decision takes."""
 
-Name: TypeAlias = Annotated[
-    str | None, Option(help="This server's name, unique among those that share a coordinator. Alone, by default: a.")
-]
 Coordinator: TypeAlias = Annotated[
     str | None,
-    Option(
-        envvar="ONEFOLD_COORDINATOR",
-        help=f"What servers share: redis://host:6379/0, sqlite:///file.db. By default it is alone. {options.VARIABLE}",
-    ),
+    Option(envvar="ONEFOLD_COORDINATOR", help=f"What servers share: redis://..., sqlite:///... {options.VARIABLE}"),
 ]
 WhenDown: TypeAlias = Annotated[
     Literal["park", "unsure"] | None,
@@ -39,25 +33,17 @@ UdpAllow: TypeAlias = Annotated[
 ]
 Mqtt: TypeAlias = Annotated[
     str | None,
-    Option(
-        envvar="ONEFOLD_MQTT",
-        help=f"Also take events of ChirpStack's gateway bridge: mqtt://user:password@host. {options.VARIABLE}",
-    ),
+    Option(envvar="ONEFOLD_MQTT", help=f"ChirpStack's bridge: mqtt://user:password@host. {options.VARIABLE}"),
 ]
 MicFailures: TypeAlias = Annotated[
-    int,
-    Option(
-        min=1,
-        help="Wrong integrity codes from one station for one address in a minute; beyond, its frames for that address "
-        "are not looked at until the minute is over.",
-    ),
+    int, Option(min=1, help="Wrong integrity codes of a station for an address in a minute; more are not looked at.")
 ]
 
 
 def gateway(
     folder: Annotated[Path, Argument(help="Where uplinks and counters are kept; made if it is not there.")],
     devices: Annotated[Path, Option(help="The registry: TOML, or SQLite with a table 'devices'.")],
-    name: Name = None,
+    name: Annotated[str | None, Option(help="Unique among the servers of a coordinator; alone: a.")] = None,
     coordinator: Coordinator = None,
     when_down: WhenDown = None,
     region: Annotated[Literal["EU868", "US915"], Option(help="The radio plan.")] = "EU868",
@@ -181,7 +167,7 @@ def _run(server: "GatewayServer", folder: Path, *, as_json: bool) -> None:
             f"Station: {url.replace('http', 'ws', 1)}){links}; {start['region']}; coordinator: "
             f"{shared or 'none, this is the only server'}"
         )
-        announce(line, start, as_json)
+        tell(line, start, as_json, indent=None)
 
     sys.setswitchinterval(SWITCH_S)
     gc.freeze()  # the registry and all code are here to stay: to look for garbage in them would hold up frames

@@ -9,7 +9,7 @@ from typer import Option
 from onefold.cli import options
 from onefold.cli.check import names_of
 from onefold.cli.diff import table_at
-from onefold.cli.output import announce, people
+from onefold.cli.output import people, tell
 from onefold.errors import Misuse
 from onefold.reconcile.records import Records, open_records
 
@@ -87,7 +87,7 @@ def reconcile(
 
     def say(url: str) -> None:
         url = url.replace("http", "ws", 1)  # what a client connects to; the pages beside it are at http://
-        announce(f"{ways} {path} at {url}", {"url": url, **about}, json)
+        tell(f"{ways} {path} at {url}", {"url": url, **about}, json, indent=None)
 
     server.run(say)
 

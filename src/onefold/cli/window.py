@@ -15,21 +15,11 @@ def window(
     path: Annotated[str, Argument(help="A file or folder that Spark can read.")],
     key: Annotated[
         str | None,
-        Option(
-            help="The columns of a message's id, with commas. Without: its chain and number, if they have their usual "
-            "names or are given; else all columns but the time and the order."
-        ),
+        Option(help="Columns of the id. Without: chain and number, where known; else all but time and order."),
     ] = None,
-    time: Annotated[
-        str,
-        Option(help="Column of the time that the window is measured by: whole ms, or a time (timestamp, ISO 8601)."),
-    ] = "arrival",
-    order: Annotated[
-        str | None, Option(help="Column that says which row came first, if the time does not; tells how late rows are.")
-    ] = None,
-    quantile: Annotated[
-        list[float] | None, Option(help="Another share of the copies to catch, such as 0.95; may be repeated.")
-    ] = None,
+    time: Annotated[str, Option(help="Column of the time: whole ms, or a time (timestamp, ISO 8601).")] = "arrival",
+    order: Annotated[str | None, Option(help="Column of the order of arrival; tells how late rows are.")] = None,
+    quantile: Annotated[list[float] | None, Option(help="Also catch this share, like 0.95; may be repeated.")] = None,
     chain: Annotated[str | None, Option(help="The columns that name a chain of numbered messages.")] = None,
     number: Annotated[str | None, Option(help="Its number: the columns of timestamp and sequence, or one.")] = None,
     previous: Annotated[str | None, Option(help="The number before it: as many columns.")] = None,
