@@ -22,7 +22,6 @@ ROWS_MAX: Final = 50
 """How many rows are looked at; of each reason among them one is given."""
 COLUMNS_MAX: Final = 12
 CELL_CHARS_MAX: Final = 60
-VERDICT, REASON = "verdict", "reason"
 
 
 def console(
@@ -90,24 +89,21 @@ def reject_rows(folder: Path) -> list[tuple[str, str]]:
     import pyarrow as pa
     import pyarrow.dataset as ds
 
-    if (folder / "rejects").is_dir():
-        path, wanted = folder / "rejects", None
-    elif (folder / "messages").is_dir():
-        path, wanted = folder / "messages", ds.field(VERDICT) == "REJECT"
-    else:
-        return []
+    marked = not (folder / "rejects").is_dir()  # then the rejected rows are among the others
     samples: dict[str, str] = {}
     try:
-        rows = ds.dataset(path, format="parquet")
-        if REASON not in rows.schema.names:
-            return []
-        names = [name for name in rows.schema.names if name not in (VERDICT, REASON)][:COLUMNS_MAX]
+        rows = ds.dataset(folder / ("messages" if marked else "rejects"), format="parquet")
+        names = [name for name in rows.schema.names if name not in ("verdict", "reason")][:COLUMNS_MAX]
         head = rows.head(
-            ROWS_MAX, columns=[*names, REASON], filter=wanted, batch_size=ROWS_MAX, batch_readahead=1,
+            ROWS_MAX,
+            columns=[*names, "reason"],
+            filter=ds.field("verdict") == "REJECT" if marked else None,
+            batch_size=ROWS_MAX,
+            batch_readahead=1,
             fragment_readahead=1,
-        )  # fmt: skip
+        )
         for row in head.to_pylist():
-            reason = str(row.pop(REASON))
+            reason = str(row.pop("reason"))
             cells = (f"{name} {'null' if cell is None else str(cell)[:CELL_CHARS_MAX]}" for name, cell in row.items())
             samples.setdefault(reason, ", ".join(cells))
     except (OSError, ValueError, OverflowError, pa.ArrowException):  # a date that Python has none for, too

@@ -27,6 +27,7 @@ import hmac
 import ipaddress
 import json
 import logging
+import os
 import resource
 import socket
 import threading
@@ -372,19 +373,13 @@ def _addresses(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens there; port 0: any that is free."""
-    family, kind, protocol, _, address = _addresses(host, port)[0]
-    # The protocol must be named: asyncio turns Nagle's delay off only where it reads TCP there, and answers took 40 ms.
-    listener = socket.socket(family, kind, protocol)
+    family, *_, address = _addresses(host, port)[0]
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind(address)
-        listener.listen(512)
+        listener = socket.create_server(address, family=family, backlog=512)
     except OSError as error:
-        listener.close()
-        raise OSError(error.errno, error.strerror, f"{host}:{port}") from error
-    return listener
+        raise OSError(error.errno, os.strerror(error.errno or 0), f"{host}:{port}") from error
+    # The protocol must be named: asyncio turns Nagle's delay off only where it reads TCP there, and answers took 40 ms.
+    return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, listener.detach())
 
 
 class Budget:
