@@ -11,7 +11,7 @@ from typer import Argument, Exit, Option
 
 from onefold.cli.check import format_of, names_of
 from onefold.cli.options import Format, ReaderOption, ServerToken, read_token, refuse
-from onefold.cli.output import AsJson, emit_json, people, progress
+from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import agreement
 from onefold.report.text import many
@@ -135,11 +135,8 @@ def diff(
 
 
 def _show(document: dict[str, Any], line: Text, json: bool) -> None:
-    if json:
-        emit_json(document)
-    if document.get("copied"):
-        people.lines(f"repaired: {document['copied']:,} rows were appended to B")
-    people.lines(line, *agreement.samples(document))
+    repaired = [f"repaired: {document['copied']:,} rows were appended to B"] if document.get("copied") else []
+    tell([*repaired, line, *agreement.samples(document)], document, json)
     if not document["equal"]:
         raise Exit(1)
 

@@ -114,7 +114,16 @@ def examine() -> Iterator[Finding]:
     python = ".".join(map(str, sys.version_info[:3]))
     advice = "" if sys.version_info >= (3, 11) else "install 3.11 or newer"
     yield Finding("Python", f"{python} at {sys.executable}", advice)
-    yield from (_package(name, *wanted) for name, wanted in PACKAGES.items())
+    for name, (least, below) in PACKAGES.items():
+        start, end = (".".join(map(str, numbers)) for numbers in (least, below or ()))
+        advice = f"pip install 'onefold[spark]' (needs {start} or newer{f', below {end}' if end else ''})"
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            yield Finding(name, "not installed", advice)
+            continue
+        numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
+        yield Finding(name, installed, "" if least <= numbers and (below is None or numbers < below) else advice)
     try:
         jdk = java.find()
         yield Finding("Java", str(jdk), notes=tuple(f"passed over {note}" for note in jdk.notes))
@@ -132,21 +141,6 @@ def examine() -> Iterator[Finding]:
     more = "free some, or point TMPDIR and SPARK_LOCAL_DIRS to another disk"
     yield _disk("disk for Spark", lambda: Path(temporary or tempfile.gettempdir()), more)
     yield _disk("disk here", Path.cwd, "free some, or let publish.path point to another disk")
-
-
-def _package(name: str, least: tuple[int, ...], below: tuple[int, ...] | None) -> Finding:
-    wanted = f"{_dotted(least)} or newer" + (f", below {_dotted(below)}" if below else "")
-    advice = f"pip install 'onefold[spark]' (needs {wanted})"
-    try:
-        installed = version(name)
-    except PackageNotFoundError:
-        return Finding(name, "not installed", advice)
-    numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
-    return Finding(name, installed, "" if least <= numbers and (below is None or numbers < below) else advice)
-
-
-def _dotted(numbers: tuple[int, ...]) -> str:
-    return ".".join(map(str, numbers))
 
 
 def _disk(name: str, folder: Callable[[], Path], advice: str) -> Finding:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import ValidationError
 from typer import Argument, Exit, Option
 
-from onefold.cli.output import AsJson, emit_json, people, progress
+from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import explanation
 from onefold.settings import Settings
@@ -22,7 +22,7 @@ def explain(
         Argument(metavar="ID...", help="Values that name a message, all of which must match: device, chain, number."),
     ] = None,
     key: Annotated[list[str] | None, Option(metavar="COL=VALUE", help="A column's value; may be repeated.")] = None,
-    limit: Annotated[int, Option(min=1, max=10_000, help="How many rows, and missing ranges, are shown.")] = 100,
+    limit: Annotated[int, Option(min=1, max=10_000, help="How many rows, and missing ranges, are shown.")] = LIMIT,
     json: AsJson = False,
 ) -> None:
     """Show every copy of a message, or all of a chain, a device or a producer: when it came, what was said of it, why.
@@ -33,9 +33,7 @@ def explain(
     """
     with progress(people) as say:
         document = explained(run, words or [], pairs=pairs_of(key or []), limit=limit, say=say)
-    if json:
-        emit_json(document)
-    people.lines(*explanation.lines(document))
+    tell(explanation.lines(document), document, json)
     if not document["rows"] and not document["missing_ranges"]:
         raise Exit(1)
 

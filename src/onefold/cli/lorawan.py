@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 from rich.table import Table
 from typer import Argument, Exit, Option
@@ -50,7 +50,6 @@ def devices(
     people.lines(f"{len(rows):,} devices{several}")
 
 
-Share: TypeAlias = float
 USUAL = RadioPlan()
 
 
@@ -66,21 +65,21 @@ def simulate(
     strategy: Annotated[
         Literal["drop", "mark", "none", "mixed"], Option(help="Of all devices; mixed: each has its own.")
     ] = "mixed",
-    confirmed: Annotated[Share, Option(help="Share of uplinks that ask for an answer.")] = USUAL.confirmed,
-    retries: Annotated[Share, Option(help="Share of those that miss it and are sent again.")] = USUAL.retries,
+    confirmed: Annotated[float, Option(help="Share of uplinks that ask for an answer.")] = USUAL.confirmed,
+    retries: Annotated[float, Option(help="Share of those that miss it and are sent again.")] = USUAL.retries,
     retry_ms: Annotated[
         int, Option(help="How long a device waits before it sends such a one again (median). 0: 2.5 to 5 s.")
     ] = USUAL.retry_ms,
-    losses: Annotated[Share, Option(help="Share of uplinks that nobody hears.")] = USUAL.losses,
-    fades: Annotated[Share, Option(help="Share of receptions that fail, one at a time.")] = USUAL.fades,
-    mirrors: Annotated[Share, Option(help="Share of receptions with a weak image.")] = USUAL.mirrors,
-    replays: Annotated[Share, Option(help="Share of uplinks that somebody replays.")] = USUAL.replays,
-    forged: Annotated[Share, Option(help="Forged frames on top, as a share of uplinks.")] = USUAL.forged,
-    foreign: Annotated[Share, Option(help="Frames of other networks, as a share of uplinks.")] = USUAL.foreign,
-    joins: Annotated[Share, Option(help="Share of devices that join over the air.")] = USUAL.joins,
-    rollovers: Annotated[Share, Option(help="Share of devices whose counter rolls over.")] = USUAL.rollovers,
-    resets: Annotated[Share, Option(help="Share of devices that restart their counter.")] = USUAL.resets,
-    shared: Annotated[Share, Option(help="Share of devices with another one's address.")] = USUAL.shared,
+    losses: Annotated[float, Option(help="Share of uplinks that nobody hears.")] = USUAL.losses,
+    fades: Annotated[float, Option(help="Share of receptions that fail, one at a time.")] = USUAL.fades,
+    mirrors: Annotated[float, Option(help="Share of receptions with a weak image.")] = USUAL.mirrors,
+    replays: Annotated[float, Option(help="Share of uplinks that somebody replays.")] = USUAL.replays,
+    forged: Annotated[float, Option(help="Forged frames on top, as a share of uplinks.")] = USUAL.forged,
+    foreign: Annotated[float, Option(help="Frames of other networks, as a share of uplinks.")] = USUAL.foreign,
+    joins: Annotated[float, Option(help="Share of devices that join over the air.")] = USUAL.joins,
+    rollovers: Annotated[float, Option(help="Share of devices whose counter rolls over.")] = USUAL.rollovers,
+    resets: Annotated[float, Option(help="Share of devices that restart their counter.")] = USUAL.resets,
+    shared: Annotated[float, Option(help="Share of devices with another one's address.")] = USUAL.shared,
     as_json: AsJson = False,
 ) -> None:
     """Make radio traffic of which the truth is known, as messages of LoRa Basics Stations.

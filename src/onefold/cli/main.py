@@ -132,20 +132,15 @@ def _group(prefix: str = "") -> typer.Typer:
 app: Final = _group()
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"onefold {__version__}")
-        raise typer.Exit
-
-
 @app.callback(invoke_without_command=True)
 def onefold(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     """Every message counts once, and it is proven."""
+    if version:
+        print(f"onefold {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(2)

@@ -43,11 +43,12 @@ def reconcile(
     if dry_run and not (pull and push):
         raise Misuse("--dry-run moves nothing: with it --no-pull and --no-push have no effect")
     pull, push = pull and not dry_run, push and not dry_run
-    moved = ""
+    kept = ""
 
-    def heard(line: str) -> None:
-        nonlocal moved
-        moved = line if line.startswith(("pulled", "pushed")) else moved
+    def say(line: str) -> None:
+        nonlocal kept
+        if line.startswith(("pulled", "pushed")):
+            kept = f"; what was moved is kept ({line}): start it again, and it goes on"
         show(line)
 
     try:
@@ -57,23 +58,19 @@ def reconcile(
             progress(people, f"connecting to {peer}", spark=False) as show,
         ):
             done = client.reconcile(
-                records, connect, wire=wire, pull=pull, push=push, since=first, until=last, say=heard,
+                records, connect, wire=wire, pull=pull, push=push, since=first, until=last, say=say,
                 limits=client.ClientLimits(tries=tries),
             )  # fmt: skip
     except KeyboardInterrupt:
-        return fail(f"interrupted{_kept(moved)}", 130)
+        return fail(f"interrupted{kept}", 130)
     except (ConnectionError, Busy) as error:
-        return fail(f"{error}{_kept(moved)}", 3)
+        return fail(f"{error}{kept}", 3)
     except BadInput as error:
         return fail(f"{peer}: {error}", 3)
     _show_tables(done, dry_run=dry_run)
     document = {"store": store, "peer": peer, "wire": wire, "dry_run": dry_run, **_document(done)}
     tell(sentence(done, some=(first, last) != (0, client.EVER)), document, as_json)
     return 0 if done.settled else 1
-
-
-def _kept(moved: str) -> str:
-    return f"; what was moved is kept ({moved}): start it again, and it goes on" if moved else ""
 
 
 @contextmanager

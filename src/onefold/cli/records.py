@@ -146,7 +146,7 @@ class Adding:
         """The first bad lines: file, line, reason and text."""
         self._records, self._form = records, form
         self._batch: dict[bytes, Record] = {}
-        self._bytes = self._again = 0
+        self._bytes = self._count = 0
 
     def read(self, file: Path) -> Iterator[None]:
         with nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb") as opened:
@@ -158,8 +158,7 @@ class Adding:
                     if first.timestamp != record.timestamp:
                         times = f"the time {record.timestamp} here, and {first.timestamp} before"
                         raise BadInput(f"id {record.id.hex()} has {times}", reason="other_time")
-                    if first is not record:
-                        self._again += 1
+                    self._count += 1
                     self._bytes += len(record.body or b"")
                 except BadInput as error:
                     reason = error.values["reason"]
@@ -178,8 +177,8 @@ class Adding:
     def _store(self) -> None:
         new = sum(self._records.add(list(self._batch.values()))) if self._batch else 0
         self.tally.judge(STORED, new)
-        self.tally.judge(KNOWN, len(self._batch) - new + self._again)
-        self._batch, self._bytes, self._again = {}, 0, 0
+        self.tally.judge(KNOWN, self._count - new)
+        self._batch, self._bytes, self._count = {}, 0, 0
 
 
 def ls(

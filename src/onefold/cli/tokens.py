@@ -160,10 +160,8 @@ def show(
         "dead_letters": [letter_document(each, now) for each in context.letters],
         "all_seen": context.all_seen,
     }
-    rows = table("", "")
-    for name, value in _lines(context, token, now):
-        rows.add_row(name, foreign(value, REASON_SHOWN))
-    people.print(rows)
+    lines = ((name, foreign(value, REASON_SHOWN)) for name, value in _lines(context, token, now))
+    people.print(table("", "", rows=lines))
     tell([] if context.all_seen else [UNSEEN], document, as_json)
     return 0 if context.token or context.own or context.sender or context.letters else 1
 

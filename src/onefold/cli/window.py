@@ -6,7 +6,7 @@ from typer import Argument, Option
 
 from onefold.cli.check import format_of, names_of, refuse_without
 from onefold.cli.options import Format
-from onefold.cli.output import AsJson, emit_json, people, progress
+from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import advice
 
@@ -43,9 +43,8 @@ def window(
         shares = (*SHARES, *(quantile or ()))
         measured = advise_window(df, key=columns.key, time=time, order=order, shares=shares, chains=chains, say=say)
     document = measured.to_dict()
-    if json:
-        emit_json({"path": path, **document, "recommendation": advice.recommendation(document)})
-    people.print(advice.report(document), soft_wrap=True)
+    whole = {"path": path, **document, "recommendation": advice.recommendation(document)}
+    tell([advice.report(document)], whole, json)
 
 
 def _chains(chain: str | None, number: str | None, previous: str | None) -> Any:

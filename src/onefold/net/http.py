@@ -67,7 +67,6 @@ FULL: Final = (
     b'retry-after: 1\r\nconnection: close\r\n\r\n{"error": "too many connections"}\n'
 )
 RETRY_S: Final = {429: "1", 503: "1"}
-READING: Final = ("GET", "HEAD")
 NORMAL, BAD_DATA, POLICY, OUR_ERROR, RESTART, TRY_AGAIN = 1000, 1007, 1008, 1011, 1012, 1013
 """Close codes of websockets (RFC 6455, 7.4.1, and the registry of IANA)."""
 Statuses: TypeAlias = Mapping[type[BaseException], int]
@@ -249,7 +248,7 @@ class Guard:
             await send(message)
 
         try:
-            if scope["path"] not in server.open_paths or scope.get("method") not in READING:
+            if scope["path"] not in server.open_paths or scope.get("method") not in ("GET", "HEAD"):
                 self.admission.check(scope)
             await self.app(scope, body.receive if is_http else receive, sending)
         except (ClientDisconnect, WebSocketDisconnect):

@@ -246,21 +246,6 @@ def _label(ms: int, step: int) -> str:
     return f"{when:%H:%M:%S}" if step >= 1_000 else f"{when:%S}.{when.microsecond // 1000:03}"
 
 
-def logarithmic(highest: float, left: float, width: float) -> Callable[[float], float]:
-    """Where a span of time stands on an axis whose every doubling is as long; 0 is its left end."""
-    whole = math.log2(max(1.0, highest) + 1)
-    return lambda value: left + math.log2(max(0.0, value) + 1) / whole * width
-
-
-def span_ticks(highest: float, room: Callable[[float], float], apart: float) -> list[Tick]:
-    """The labelled places of such an axis, no nearer to each other than ``apart``."""
-    chosen: list[Tick] = []
-    for value in SPAN_TICKS:
-        if value <= highest and (not chosen or room(value) - room(chosen[-1][0]) >= apart):
-            chosen.append((value, span(value)))
-    return chosen
-
-
 def axis(ticks: Iterable[Tick], at: Callable[[float], float], ground: float) -> Markup:
     """The ticks of an axis with their labels below it."""
     drawn = []
@@ -309,7 +294,11 @@ def lags(part: ReportPart, width: float) -> Chart:
     top = 20.0 + 14 * (len(marks) + (window is not None))
     panel = Panel(LEFT, top, width - LEFT - 12, 150, max((count for _, _, count in bins), default=0))
     highest = max([to for _, to, _ in bins] + [window or 0])
-    at = logarithmic(highest, panel.left, panel.width)
+    doublings = math.log2(max(1.0, highest) + 1)
+
+    def at(value: float) -> float:
+        return panel.left + math.log2(max(0.0, value) + 1) / doublings * panel.width
+
     ground = panel.top + panel.height
     pieces = []
     for low, high, count in bins:
@@ -324,7 +313,11 @@ def lags(part: ReportPart, width: float) -> Chart:
         x, strong = at(value), " strong" if kind == "window" else ""
         fits = x + 6 + LETTER * len(words) < width  # else the words stand on the other side of the line
         drawn.append(label(x + 5 if fits else x - 5, 14 + 14 * i, words, f"{'start' if fits else 'end'}{strong}"))
-    drawn.append(axis(span_ticks(highest, at, 52), at, ground))
+    labelled: list[Tick] = []
+    for value in SPAN_TICKS:
+        if value <= highest and (not labelled or at(value) - at(labelled[-1][0]) >= 52):
+            labelled.append((value, span(value)))
+    drawn.append(axis(labelled, at, ground))
     words = "; ".join(f"{words} of the copies came within {span(value)}" for value, words in marks)
     return Chart(
         "lags", "Time between a first and its copies", f"{words}.", width, ground + LABELS + 6, Markup("").join(drawn)
