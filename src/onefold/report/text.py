@@ -46,14 +46,14 @@ def foreign(value: object, most: int = FOREIGN_MAX) -> Text:
 
 def table(*columns: str, rows: Iterable[Iterable[RenderableType]] = (), no_wrap: bool = False) -> Table:
     """A table; a column whose name begins with ``>`` is one of numbers."""
-    made = Table(box=None, pad_edge=False, header_style="dim")
+    grid = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
         justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
         overflow: Literal["ellipsis", "fold"] = "ellipsis" if no_wrap else "fold"
-        made.add_column(column.lstrip(">"), justify=justify, no_wrap=no_wrap, overflow=overflow)
+        grid.add_column(column.lstrip(">"), justify=justify, no_wrap=no_wrap, overflow=overflow)
     for row in rows:
-        made.add_row(*row)
-    return made
+        grid.add_row(*row)
+    return grid
 
 
 def books(tally: Tally, engine: str = "chains") -> Table:

@@ -33,8 +33,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from onefold.decoding import read_json
-from onefold.errors import BadInput, Misuse, OnefoldError
+from onefold.errors import Misuse, OnefoldError
 from onefold.report.documents import PROGRESS, RUN, STREAM, ReportPart, json_objects, read_object
 from onefold.tally import Tally
 from onefold.text import plain
@@ -363,13 +362,8 @@ class WatchedServer:
     def _health(self) -> str:
         """What /healthz says; a stream with --metrics has none, and answers there with its figures."""
         status, body = self._ask("/healthz")
-        try:
-            document = read_json(body, "/healthz")
-        except BadInput:
-            document = None
-        if isinstance(document, dict) and "status" in document:
-            return shown(document["status"])
-        return "ok" if status == 200 else f"status {status}"
+        document = next(json_objects([body]), {})
+        return shown(document.get("status", "ok" if status == 200 else f"status {status}"))
 
     def _ask(self, path: str) -> tuple[int, bytes]:
         kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
@@ -401,17 +395,15 @@ def _counted(samples: list[Sample]) -> tuple[Counts | None, Counter[str]]:
     """The sums by verdict, and of what was rejected by reason; None: it counts no messages."""
     sums: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    counts_messages = False
     for sample in samples:
         verdict = sample.labels.get("verdict", "").upper()
         if verdict not in list(Verdict) or not 0 <= sample.value < 2**53 or sample.name.endswith("_created"):
             continue
-        counts_messages = True
         sums[verdict] += int(sample.value)
         if verdict == Verdict.REJECT and "reason" in sample.labels:
             reasons[sample.labels["reason"]] += int(sample.value)
     first, repeat, unsure, reject = (sums[verdict] for verdict in Verdict)
-    return ((first, repeat, unsure, reject) if counts_messages else None), reasons
+    return ((first, repeat, unsure, reject) if sums else None), reasons
 
 
 class Watch:
