@@ -44,12 +44,12 @@ def _no_constant(name: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
+        twice = next(name for name in values if names.count(name) > 1)
         raise ValueError(f"the name {json.dumps(twice[:60])} is there twice in one object")
-    return found
+    return values
 
 
 _decode: Final = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant).decode
@@ -68,11 +68,11 @@ def inflate(data: bytes, size: int, what: str, *, bytes_max: int = INFLATED_BYTE
         raise BadInput(f"{what}: says that it has {size:,} bytes, at most {bytes_max:,} are read", bytes=size)
     reader = zlib.decompressobj()
     try:
-        found = reader.decompress(data, size + 1)
+        inflated = reader.decompress(data, size + 1)
     except zlib.error as error:
         raise BadInput(f"{what}: {error}") from error
-    if len(found) > size:
+    if len(inflated) > size:
         raise BadInput(f"{what}: more than the {size:,} bytes that it says it has", bytes=size)
-    if len(found) < size or not reader.eof or reader.unused_data:
-        raise BadInput(f"{what}: {len(found):,} bytes, and not the {size:,} that it says it has", bytes=size)
-    return found
+    if len(inflated) < size or not reader.eof or reader.unused_data:
+        raise BadInput(f"{what}: {len(inflated):,} bytes, and not the {size:,} that it says it has", bytes=size)
+    return inflated

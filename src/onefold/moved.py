@@ -68,8 +68,8 @@ class MovedFinder(MetaPathFinder, Loader):
 
         def moved_name(name: str) -> Any:
             for home in homes:
-                if hasattr(found := import_module(f"onefold.{home}"), name):
-                    return getattr(found, name)
+                if hasattr(source := import_module(f"onefold.{home}"), name):
+                    return getattr(source, name)
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
         module.__getattr__ = moved_name  # type: ignore[method-assign]

@@ -6,7 +6,7 @@ import json
 import threading
 from typing import Any
 
-from onefold.report.console.app import ConsoleServer, ConsoleSettings
+from onefold.report.console.app import ConsoleServer
 from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 
@@ -63,7 +63,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(watched, explain=None, **settings: Any):
-    server = ConsoleServer(watched, ConsoleSettings(port=0, **settings), explain)
+    server = ConsoleServer(watched, explain, port=0, **settings)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

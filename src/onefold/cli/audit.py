@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import ValidationError
 from typer import Argument, Exit, Option
 
-from onefold.cli.output import emit_json, local_folder, people, progress
+from onefold.cli.output import AsJson, local_folder, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import agreement
 from onefold.report.text import foreign, hidden_in
@@ -19,7 +19,7 @@ from onefold.settings import Settings, load
 def audit(
     run: Annotated[str, Argument(help="The folder that `onefold run` left, or the pipeline's TOML file.")],
     out: Annotated[str | None, Option(help="Where to write all rows that are wrong, by kind.")] = None,
-    json: Annotated[bool, Option("--json", help="Print the figures as JSON on standard output.")] = False,
+    json: AsJson = False,
 ) -> None:
     """Compare what the source of a run holds now with what the run published, row by row and id by id.
 
@@ -68,11 +68,8 @@ def audit(
                 keep_in(folder, audited)
     manifest = {**now.manifest.to_dict(), "changed": changed}
     document = {**audited.to_dict(), "books": differ, "manifest": manifest, "run": output.shown}
-    if json:
-        emit_json(document)
-    people.lines(*agreement.audited(document))
-    people.lines(*(foreign(f"  {difference}", agreement.ROW_CHARS_MAX) for difference in differ))
-    people.lines(*agreement.files_read(manifest))
+    differences = (foreign(f"  {difference}", agreement.ROW_CHARS_MAX) for difference in differ)
+    tell([*agreement.audited(document), *differences, *agreement.files_read(manifest)], document, json)
     if not audited.clean or differ or changed or now.manifest.aside:
         raise Exit(1)
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from onefold.cli.output import AsJson, emit_json, people
+from onefold.cli.output import AsJson, people, tell
 from onefold.errors import Misuse, OnefoldError
 from onefold.net.process import one_line_errors, stopped_by_signals
 from onefold.outbox.endpoint import Endpoint
@@ -25,12 +25,8 @@ def consume(
     ],
     concurrency: Annotated[int, Option(min=1, help="Threads that process messages.")] = 1,
     batch: Annotated[int, Option(min=1, help="Messages that are taken at once.")] = 64,
-    lease_s: Annotated[
-        float, Option(min=0.01, help="So long what a dead consumer had in hand waits for another one.")
-    ] = 30,
-    attempts_max: Annotated[
-        int, Option(min=1, help="Deliveries of a message that fails, before it is set aside.")
-    ] = 10,
+    lease_s: Annotated[float, Option(min=0.01, help="Seconds until others get what a dead consumer had.")] = 30,
+    attempts_max: Annotated[int, Option(min=1, help="Failed deliveries before a message is set aside.")] = 10,
     until_empty: Annotated[bool, Option("--until-empty", help="End when the queues are empty.")] = False,
     metrics_port: Annotated[
         int | None, Option(min=0, max=65535, help="Answer /metrics and /healthz on this port of loopback; 0: any.")
@@ -58,9 +54,8 @@ def consume(
             people.lines(f"figures at {url}/metrics")
         tally = consumer.run(lambda: people.lines(f"{app.name} consumes {', '.join(app.handlers)}"))
     buried = consumer.books.buried
-    people.lines(f"{tally}" + (f"; {buried} set aside as dead letters" if buried else ""))
-    if as_json:
-        emit_json({"tally": tally.to_dict(), "buried": buried, "recovered": asdict(consumer.recovered)})
+    document = {"tally": tally.to_dict(), "buried": buried, "recovered": asdict(consumer.recovered)}
+    tell(f"{tally}" + (f"; {buried} set aside as dead letters" if buried else ""), document, as_json)
     return 1 if buried else 0
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from rich.text import Text
 from typer import Argument, Exit, Option
 
 from onefold.cli.check import format_of, names_of
-from onefold.cli.options import TOKEN, read_token, refuse
-from onefold.cli.output import emit_json, people, progress
+from onefold.cli.options import Format, ReaderOption, ServerToken, read_token, refuse
+from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import agreement
 from onefold.report.text import many
@@ -77,45 +76,28 @@ def peer_line(document: dict[str, Any]) -> Text:
     return Text(f"they differ: {parts}; {both}, {cost}", style="bold red")
 
 
-FormatOption: TypeAlias = Annotated[
-    str, Option(help='"parquet", "json", "csv", ...; "auto": by the ending of the names.')
-]
-ReaderOption: TypeAlias = Annotated[
-    list[str] | None, Option(help="An option of Spark's reader for it, NAME=VALUE; may be repeated.")
-]
-
-
 def diff(
     a: Annotated[str, Argument(help="A file or folder that Spark can read.")],
     b: Annotated[str, Argument(help="Another one, or the address of a peer: ws://HOST:PORT.")],
-    format_a: FormatOption = "auto",
-    format_b: FormatOption = "auto",
+    format_a: Format = "auto",
+    format_b: Format = "auto",
     option_a: ReaderOption = None,
     option_b: ReaderOption = None,
     key: Annotated[str | None, Option(help="The columns that name a row, with commas. Without: all.")] = None,
     columns: Annotated[str | None, Option(help="What else must agree, with commas. Without: all.")] = None,
-    hash: Annotated[
-        Literal["xxhash64", "sha256"], Option(help='"sha256": where somebody may want to hide a difference.')
-    ] = "xxhash64",
+    hash: Annotated[Literal["xxhash64", "sha256"], Option(help="sha256: against deliberate collisions.")] = "xxhash64",
     out: Annotated[
         str | None, Option(help="A folder for have/ (only in A), need/ (only in B) and differing/, as parquet.")
     ] = None,
-    repair: Annotated[
-        bool, Option("--repair", help="Append to B the rows whose key it lacks, then look again.")
-    ] = False,
+    repair: Annotated[bool, Option("--repair", help="Append to B the rows whose key it lacks; look again.")] = False,
     master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
     samples: Annotated[int, Option(min=0, help="How many rows of each kind to show.")] = 10,
-    time: Annotated[
-        str | None, Option(help="With a peer: the column that records are sorted by. Without: by their ids.")
-    ] = None,
+    time: Annotated[str | None, Option(help="With a peer: column that records are sorted by; else their ids.")] = None,
     index: Annotated[
-        str | None, Option(help="With a peer: where the index is kept. Without: beside A, in .A.onefold-index.")
+        str | None, Option(help="With a peer: where its index is; else beside A: .A.onefold-index.")
     ] = None,
-    token_file: Annotated[
-        Path | None,
-        Option(exists=True, dir_okay=False, help=f"With a peer: a file with its token; or the variable {TOKEN}."),
-    ] = None,
-    json: Annotated[bool, Option("--json", help="Print the figures as JSON on standard output.")] = False,
+    token_file: ServerToken = None,
+    json: AsJson = False,
 ) -> None:
     """Compare two tables by fingerprints, and row by row where those differ. Exit 0 if they are equal, 1 if not.
 
@@ -153,11 +135,8 @@ def diff(
 
 
 def _show(document: dict[str, Any], line: Text, json: bool) -> None:
-    if json:
-        emit_json(document)
-    if document.get("copied"):
-        people.lines(f"repaired: {document['copied']:,} rows were appended to B")
-    people.lines(line, *agreement.samples(document))
+    repaired = [f"repaired: {document['copied']:,} rows were appended to B"] if document.get("copied") else []
+    tell([*repaired, line, *agreement.samples(document)], document, json)
     if not document["equal"]:
         raise Exit(1)
 

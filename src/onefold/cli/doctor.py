@@ -22,24 +22,26 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 from rich.table import Table
 from rich.text import Text
 from typer import Context, Option
 
 from onefold import __version__
-from onefold.cli.options import VARIABLE, Tokens, age, opened
-from onefold.cli.output import AsJson, emit_json, people
+from onefold.cli.options import MaybeStore, MaybeTransport, Tokens, age, opened
+from onefold.cli.output import AsJson, people, tell
 from onefold.cli.tokens import LOOKED_MAX, DeadLetter, all_tokens, letters, read_entries
 from onefold.clock import wall_ms
 from onefold.errors import Misuse
-from onefold.outbox.ports import STEP_MS, Queue, Stranded, Token, TokenStore
-from onefold.report.text import foreign
+from onefold.outbox.ports import STEP_MS, Queue, Stranded, TokenStore
+from onefold.report.text import FOREIGN_MAX
 from onefold.spark import java
+from onefold.text import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +70,9 @@ PACKAGES: Final = {"pyspark": ((4, 3), (4, 4)), "pyarrow": ((26,), None), "panda
 
 def doctor(
     context: Context,
-    store: Annotated[
-        str | None,
-        Option(envvar="ONEFOLD_STORE", help=f"Look at this store of an outbox, not at the machine. {VARIABLE}"),
-    ] = None,
+    store: MaybeStore = None,
     tokens: Tokens = None,
-    transport: Annotated[
-        str | None, Option(envvar="ONEFOLD_TRANSPORT", help="With --store: where its messages go.")
-    ] = None,
+    transport: MaybeTransport = None,
     older_than_s: Annotated[
         float | None, Option(min=0, help="With --store: what is younger is still under way. By default 600.")
     ] = None,
@@ -107,9 +104,8 @@ def doctor(
         lines = "\n".join((finding.found, *finding.notes))
         table.add_row(mark, *map(Text, (finding.name, lines, finding.advice)))  # Text: a path is no markup
     people.print(table)
-    people.print("all fine" if fine else "something has to be done: see the last column")
-    if as_json:
-        emit_json({"fine": fine, "findings": [asdict(finding) | {"fine": finding.fine} for finding in findings]})
+    document = {"fine": fine, "findings": [asdict(finding) | {"fine": finding.fine} for finding in findings]}
+    tell("all fine" if fine else "something has to be done: see the last column", document, as_json)
     return 0 if fine else 1
 
 
@@ -118,7 +114,16 @@ def examine() -> Iterator[Finding]:
     python = ".".join(map(str, sys.version_info[:3]))
     advice = "" if sys.version_info >= (3, 11) else "install 3.11 or newer"
     yield Finding("Python", f"{python} at {sys.executable}", advice)
-    yield from (_package(name, *wanted) for name, wanted in PACKAGES.items())
+    for name, (least, below) in PACKAGES.items():
+        start, end = (".".join(map(str, numbers)) for numbers in (least, below or ()))
+        advice = f"pip install 'onefold[spark]' (needs {start} or newer{f', below {end}' if end else ''})"
+        try:
+            installed = version(name)
+        except PackageNotFoundError:
+            yield Finding(name, "not installed", advice)
+            continue
+        numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
+        yield Finding(name, installed, "" if least <= numbers and (below is None or numbers < below) else advice)
     try:
         jdk = java.find()
         yield Finding("Java", str(jdk), notes=tuple(f"passed over {note}" for note in jdk.notes))
@@ -136,21 +141,6 @@ def examine() -> Iterator[Finding]:
     more = "free some, or point TMPDIR and SPARK_LOCAL_DIRS to another disk"
     yield _disk("disk for Spark", lambda: Path(temporary or tempfile.gettempdir()), more)
     yield _disk("disk here", Path.cwd, "free some, or let publish.path point to another disk")
-
-
-def _package(name: str, least: tuple[int, ...], below: tuple[int, ...] | None) -> Finding:
-    wanted = f"{_dotted(least)} or newer" + (f", below {_dotted(below)}" if below else "")
-    advice = f"pip install 'onefold[spark]' (needs {wanted})"
-    try:
-        installed = version(name)
-    except PackageNotFoundError:
-        return Finding(name, "not installed", advice)
-    numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
-    return Finding(name, installed, "" if least <= numbers and (below is None or numbers < below) else advice)
-
-
-def _dotted(numbers: tuple[int, ...]) -> str:
-    return ".".join(map(str, numbers))
 
 
 def _disk(name: str, folder: Callable[[], Path], advice: str) -> Finding:
@@ -171,6 +161,11 @@ OLD_S: Final = 600.0
 TOKENS_MAX: Final = 1_000_000
 """Tokens that are looked at: some minutes; whoever has more in flight has no time to look."""
 NAMED_MAX: Final = 5
+BLIND: Final = "cannot be told: there is too much to look at"
+
+Result: TypeAlias = tuple[str] | tuple[str, str]
+"""What was found, and what to do about it."""
+shown: Final = partial(plain, most=FOREIGN_MAX)
 
 
 def examine_outbox(
@@ -198,103 +193,72 @@ def examine_outbox(
         for token in old:
             if not token.parent and token.token not in elsewhere:
                 suspects[token.to].append(token.token)
+        # A parent that has neither token nor entry is done; what it did not set free is of use to nobody.
+        parents = {token.token for token in seen} | {entry.name for entry in entries}
+        alone = {token.token for token in old if token.parent and token.parent not in parents}
         live = stores.tokens.live()
         oldest = "" if live.oldest_ms is None else f", the oldest made {age(wall_ms() - live.oldest_ms)} ago"
-        return [
-            Finding("tokens", f"{live.tokens:,}{oldest}"),
-            _entries([entry for entry in entries_then if is_old(entry.at_ms)]),
-            _orphans(stores.tokens, old, seen, entries, blind or len(seen) == TOKENS_MAX),
-            *_leaks(stores.tokens, suspects, waiting, blind),
-            *_letters(dead_then),
-            *_due_times(stores.queue, mend=mend),
-        ]
+        unseen = blind or len(seen) == TOKENS_MAX
+        checks: dict[str, Iterator[Result]] = {
+            "outbox entries": _entries([entry for entry in entries_then if is_old(entry.at_ms)]),
+            "orphans": iter([(BLIND,)]) if unseen else _orphans(stores.tokens, alone),
+            "leaks": iter([(BLIND,)]) if blind else _leaks(stores.tokens, suspects, waiting),
+            "dead letters": _letters(dead_then),
+            "due times": _due_times(stores.queue, mend=mend),
+        }
+        none = {"outbox entries": "none that is old", "due times": "none that cannot be"}
+        results = [(name, list(check) or [(none.get(name, "none"),)]) for name, check in checks.items()]
+    return [
+        Finding("tokens", f"{live.tokens:,}{oldest}"),
+        *(Finding(name, *result) for name, those in results for result in those),
+    ]
 
 
-def _entries(old: Sequence[Stranded]) -> Finding:
-    if not old:
-        return Finding("outbox entries", "none that is old")
+def _entries(old: Sequence[Stranded]) -> Iterator[Result]:
     by_endpoint = Counter(entry.key.endpoint for entry in old)
-    counts = ", ".join(f"{count:,} of {_name(endpoint)}" for endpoint, count in by_endpoint.items())
+    counts = ", ".join(f"{count:,} of {shown(endpoint)}" for endpoint, count in by_endpoint.items())
     advice = "start a consumer of that endpoint, or `onefold outbox recover`"
-    return Finding("outbox entries", f"{counts}, the oldest written {age(wall_ms() - old[0].at_ms)} ago", advice)
+    if old:
+        yield f"{counts}, the oldest written {age(wall_ms() - old[0].at_ms)} ago", advice
 
 
-def _orphans(
-    tokens: TokenStore, old: Sequence[Token], seen: Sequence[Token], entries: Sequence[Stranded], blind: bool
-) -> Finding:  # fmt: skip
-    """A parent that has neither token nor entry is done; what it did not set free is of use to nobody."""
-    if blind:
-        return Finding("orphans", "cannot be told: there is too much to look at")
-    parents = {token.token for token in seen} | {entry.name for entry in entries}
-    suspects = [token.token for token in old if token.parent and token.parent not in parents]
-    lost = _still(tokens, suspects, orphans=True)
-    if not lost:
-        return Finding("orphans", "none")
-    return Finding(
-        "orphans", f"{len(lost):,}: {_some(lost)}", "`onefold outbox recover`; if they stay, `tokens discard`"
-    )
+def _orphans(tokens: TokenStore, suspects: set[str]) -> Iterator[Result]:
+    there = all_tokens(tokens, orphans=True) if suspects else ()
+    if lost := [token.token for token in there if token.token in suspects]:
+        yield f"{len(lost):,}: {_some(lost)}", "`onefold outbox recover`; if they stay, `tokens discard`"
 
 
-def _leaks(
-    tokens: TokenStore, suspects: dict[str, list[str]], waiting: dict[str, int], blind: bool
-) -> Iterator[Finding]:  # fmt: skip
-    if blind:
-        yield Finding("leaks", "cannot be told: there is too much to look at")
-        return
-    fine = True
+def _leaks(tokens: TokenStore, suspects: dict[str, list[str]], waiting: dict[str, int]) -> Iterator[Result]:
     advice = "its message is lost, or in another transport: `onefold tokens show`, then `tokens discard`"
     for queue, names in sorted(suspects.items()):
-        still, there = _still(tokens, names), waiting.get(queue, 0)
+        pages = (names[start : start + 1_000] for start in range(0, len(names), 1_000))
+        still = [name for page in pages for name, exists in zip(page, tokens.holds(page), strict=True) if exists]
+        there = waiting.get(queue, 0)
         if len(still) > there:
-            fine = False
             which = f": {_some(still)}" if not there else f", among {len(still):,} old tokens for {there:,} messages"
             least = "" if not there else "at least "
-            leak = f"{least}{len(still) - there:,} to {_name(queue)} without a message{which}"
-            yield Finding("leaks", leak, advice)
+            yield f"{least}{len(still) - there:,} to {shown(queue)} without a message{which}", advice
         elif still:
-            fine = False
-            yield Finding("leaks", f"cannot be told for {_name(queue)}: {len(still):,} old tokens, {there:,} messages")
-    if fine:
-        yield Finding("leaks", "none")
+            yield (f"cannot be told for {shown(queue)}: {len(still):,} old tokens, {there:,} messages",)
 
 
-def _letters(dead: Sequence[DeadLetter]) -> Iterator[Finding]:
+def _letters(dead: Sequence[DeadLetter]) -> Iterator[Result]:
     by_queue: dict[str, list[DeadLetter]] = defaultdict(list)
     for letter in dead:
         by_queue[letter.buried.queue].append(letter)
-    if not by_queue:
-        yield Finding("dead letters", "none")
+    least = "at least " if len(dead) >= LOOKED_MAX else ""
     for queue, those in sorted(by_queue.items()):
-        least = "at least " if len(dead) >= LOOKED_MAX else ""
-        many = f"{least}{len(those):,} in {_name(queue)}; the last one: {foreign(those[-1].buried.reason, 200).plain}"
-        yield Finding("dead letters", many, "mend it, then `onefold tokens revive`; or `tokens discard`")
+        many = f"{least}{len(those):,} in {shown(queue)}; the last one: {plain(those[-1].buried.reason, 200)}"
+        yield many, "mend it, then `onefold tokens revive`; or `tokens discard`"
 
 
-def _due_times(queue: Queue, *, mend: bool) -> Iterator[Finding]:
-    strayed = queue.strayed(mend=mend)
-    if not strayed:
-        yield Finding("due times", "none that cannot be")
-    for each in strayed:
-        late = f"{each.parcels:,} in {_name(each.queue)} due in {age(each.ahead_ms)}, beyond their lease or delay"
-        if mend:
-            yield Finding("due times", f"{late}: due now")
-        else:
-            yield Finding("due times", late, "a clock was ahead: the same with --mend, or start a consumer of it")
-
-
-def _still(tokens: TokenStore, names: Sequence[str], *, orphans: bool = False) -> list[str]:
-    """Those that are still there; while we looked others went on."""
-    if orphans and names:
-        there = {token.token for token in all_tokens(tokens, orphans=True)}
-        return [name for name in names if name in there]
-    pages = (names[start : start + 1_000] for start in range(0, len(names), 1_000))
-    return [name for page in pages for name, exists in zip(page, tokens.holds(page), strict=True) if exists]
+def _due_times(queue: Queue, *, mend: bool) -> Iterator[Result]:
+    for each in queue.strayed(mend=mend):
+        late = f"{each.parcels:,} in {shown(each.queue)} due in {age(each.ahead_ms)}, beyond their lease or delay"
+        advice = "a clock was ahead: the same with --mend, or start a consumer of it"
+        yield (f"{late}: due now",) if mend else (late, advice)
 
 
 def _some(names: Sequence[str]) -> str:
-    first = ", ".join(_name(name) for name in names[:NAMED_MAX])
+    first = ", ".join(map(shown, names[:NAMED_MAX]))
     return first + (f" and {len(names) - NAMED_MAX:,} more" if len(names) > NAMED_MAX else "")
-
-
-def _name(text: str) -> str:
-    return foreign(text).plain

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import ValidationError
 from typer import Argument, Exit, Option
 
-from onefold.cli.output import AsJson, emit_json, people, progress
+from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import explanation
 from onefold.settings import Settings
@@ -19,29 +19,21 @@ def explain(
     run: Annotated[str, Argument(help="The folder that `onefold run` left.")],
     words: Annotated[
         list[str] | None,
-        Argument(
-            metavar="ID...",
-            help="What to explain: values of the columns that name a message, all of which must match; such as a "
-            "device, a chain, a number (1700000000000, or with its sequence 1700000000000|3).",
-        ),
+        Argument(metavar="ID...", help="Values that name a message, all of which must match: device, chain, number."),
     ] = None,
-    key: Annotated[
-        list[str] | None, Option(metavar="COL=VALUE", help="The value of one column; can be given again.")
-    ] = None,
-    limit: Annotated[int, Option(min=1, max=10_000, help="How many rows, and missing ranges, are shown.")] = 100,
+    key: Annotated[list[str] | None, Option(metavar="COL=VALUE", help="A column's value; may be repeated.")] = None,
+    limit: Annotated[int, Option(min=1, max=10_000, help="How many rows, and missing ranges, are shown.")] = LIMIT,
     json: AsJson = False,
 ) -> None:
     """Show every copy of a message, or all of a chain, a device or a producer: when it came, what was said of it, why.
 
     Also what of it never arrived. A word is compared, as it is, with each column that names a message: the key of the
-    chain and the number; the producer and the sequence; the device, the counter and the frame. Exit 1 if nothing
-    matches.
+    chain and the number (1700000000000, or with its sequence 1700000000000|3); the producer and the sequence; the
+    device, the counter and the frame. Exit 1 if nothing matches.
     """
     with progress(people) as say:
         document = explained(run, words or [], pairs=pairs_of(key or []), limit=limit, say=say)
-    if json:
-        emit_json(document)
-    people.lines(*explanation.lines(document))
+    tell(explanation.lines(document), document, json)
     if not document["rows"] and not document["missing_ranges"]:
         raise Exit(1)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from typer import Argument, Exit, Option
 
 from onefold.cli.consume import load_module
-from onefold.cli.output import AsJson, emit_json, people
+from onefold.cli.output import AsJson, people, tell
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
 
@@ -20,9 +20,7 @@ SHIPPED_STATES_MAX: Final = 20_000
 
 def explore(
     target: Annotated[str | None, Argument(help="module:handler, or module:app with an Endpoint.")] = None,
-    message: Annotated[
-        list[str] | None, Option(help="A body as JSON, or QUEUE:JSON. May be given several times.")
-    ] = None,
+    message: Annotated[list[str] | None, Option(help="A body as JSON, or QUEUE:JSON; may be repeated.")] = None,
     key: Annotated[str | None, Option(help="The field that names the entity; else all are for one.")] = None,
     plan: Annotated[str | None, Option(help='The plan, or "all".')] = None,
     workers: Annotated[int | None, Option(help="How many work at once. (2)")] = None,
@@ -62,28 +60,24 @@ def explore(
             for topology in TOPOLOGIES.values():
                 for algorithm in SHIPPED.values():
                     with people.status(f"{topology.title}: {algorithm.name}"):
-                        explorations.append(
-                            explored(topology, algorithm, **({"states_max": SHIPPED_STATES_MAX} | limit))
-                        )
+                        bounds = {"states_max": SHIPPED_STATES_MAX, **limit}
+                        explorations.append(explored(topology, algorithm, **bounds))
     except Convicted as error:
-        if as_json:
-            emit_json({"convicted": error.offence.wrong, "plan": error.plan, "history": error.history.splitlines()})
-        people.lines(str(error))
+        document = {"convicted": error.offence.wrong, "plan": error.plan, "history": error.history.splitlines()}
+        tell(str(error), document, as_json)
         raise Exit(1) from None
-    _print(explorations, as_json)
-
-
-def _print(explorations: "list[Exploration]", as_json: bool) -> None:
-    if as_json:
-        emit_json({"convicted": None, "explorations": [asdict(each) for each in explorations]})
+    lines: list[str] = []
     for each in explorations:
         how = "all" if each.complete else "the nearest"
         calls = f", the handler is called up to {each.calls_max} times per message" if each.calls_max else ""
         where = "" if each.topology == "given" else f"{each.topology}, "
-        line = f"{where}{each.plan}: nothing wrong in {how} {each.states:,} states ({each.rests:,} at rest){calls}"
-        people.lines(line, *(f"  note: {finding}" for finding in each.findings))
+        lines.append(
+            f"{where}{each.plan}: nothing wrong in {how} {each.states:,} states ({each.rests:,} at rest){calls}"
+        )
+        lines += [f"  note: {finding}" for finding in each.findings]
     if len(explorations) > 1:
-        people.lines(f"{sum(each.states for each in explorations):,} states in all, nothing wrong")
+        lines.append(f"{sum(each.states for each in explorations):,} states in all, nothing wrong")
+    tell(lines, {"convicted": None, "explorations": [asdict(each) for each in explorations]}, as_json)
 
 
 def _load(target: str) -> Any:

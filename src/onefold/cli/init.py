@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from typer import Argument, Option
 
-from onefold.cli.output import AsJson, emit_json, people
+from onefold.cli.output import AsJson, tell
 from onefold.errors import Misuse
 from onefold.settings import TABLES
 
@@ -55,6 +55,4 @@ def init(
             file.write(template())
     except FileExistsError as error:
         raise Misuse(f"{path}: exists already; --force overwrites it", path=str(path)) from error
-    people.lines(f"wrote {path}: set source.path in it, then `onefold run {path}`")
-    if as_json:
-        emit_json({"path": str(path)})
+    tell(f"wrote {path}: set source.path in it, then `onefold run {path}`", {"path": str(path)}, as_json)

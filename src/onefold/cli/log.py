@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypeAlias
 from rich.markup import escape
 from typer import Argument, Exit, Option
 
-from onefold.cli.output import AsJson, emit_json, json_text, people, until_nobody_reads
+from onefold.cli.output import AsJson, json_text, people, tell, until_nobody_reads
 from onefold.clock import wall_ms
 from onefold.errors import Misuse, OnefoldError
 from onefold.producers.documents import record_document
@@ -42,14 +42,13 @@ def ls(
 ) -> None:
     """List the topics of a folder: which offsets they hold, their size, and when they were last written."""
     topics = [_look(root / name) for name in topic_names(root)]
-    if json:
-        emit_json({"root": str(root), "topics": topics})
     rows = table("topic", ">start", ">end", ">bytes", "last record", no_wrap=True)
     for topic in topics:
         figures = (f"{topic[key]:,}" if key in topic else "" for key in ("start", "end", "bytes"))
         rows.add_row(topic["topic"], *figures, _clock(topic.get("last_ms")))
     people.print(rows if topics else f"no topics in {root}", markup=False, soft_wrap=not topics)
-    people.lines(*(f"{topic['topic']}: {topic['problem']}" for topic in topics if "problem" in topic))
+    problems = [f"{topic['topic']}: {topic['problem']}" for topic in topics if "problem" in topic]
+    tell(problems, {"root": str(root), "topics": topics}, json)
 
 
 def _look(folder: Path) -> dict[str, Any]:
@@ -65,15 +64,9 @@ def _look(folder: Path) -> dict[str, Any]:
 
 def tail(
     topic: Folder,
-    start: Annotated[
-        int | None, Option("--from", min=0, help="The offset to begin at; by default near the end.")
-    ] = None,
-    since: Annotated[
-        datetime | None, Option("--since", help="The time to begin at, in UTC, such as 2026-01-31T12:00:00.")
-    ] = None,
-    count_max: Annotated[
-        int | None, Option("--max", min=1, help="How many to show; by default 10, or all from --from on.")
-    ] = None,
+    start: Annotated[int | None, Option("--from", min=0, help="First offset; by default near the end.")] = None,
+    since: Annotated[datetime | None, Option(help="First time, in UTC, such as 2026-01-31T12:00:00.")] = None,
+    count_max: Annotated[int | None, Option("--max", min=1, help="Show so many; else 10, or all from --from.")] = None,
     follow: Annotated[bool, Option("--follow", help="Wait for more; Ctrl-C ends it.")] = False,
     everything: Annotated[
         bool, Option("--all", help="Also what the topic notes for itself: openings, conflicts, purges, switches.")
@@ -140,26 +133,22 @@ def producers(topic: Folder, json: AsJson = False) -> None:
     records = reader.read(reader.start if snapshot is None else snapshot.position)
     memory = recover(snapshot, entries(records), memory=memory_of(topic)).sequences
     states = sorted(memory.producers.items(), key=lambda item: item[0])
-    if json:
-        documents = [
-            {"name": name, "last_sequence_id": state.head, "epoch": state.epoch, "last_seen_ms": state.time_ms}
-            for name, state in states
-        ]
-        emit_json({"topic": str(topic), "deduplicate": memory.switched_on, "producers": documents})
+    documents = []
     rows = table("producer", ">last sequence id", ">epoch", "last seen", no_wrap=True)
     for name, state in states:
+        figures = {"last_sequence_id": state.head, "epoch": state.epoch, "last_seen_ms": state.time_ms}
+        documents.append({"name": name, **figures})
         rows.add_row(escape(name), str(state.head), str(state.epoch), _clock(state.time_ms))
     people.print(rows if states else "no producers")
-    if not memory.switched_on:
-        people.lines("deduplication is off: nothing is remembered of what they store")
+    note = [] if memory.switched_on else ["deduplication is off: nothing is remembered of what they store"]
+    tell(note, {"topic": str(topic), "deduplicate": memory.switched_on, "producers": documents}, json)
 
 
 def verify(topic: Folder, json: AsJson = False) -> None:
     """Read a topic's whole log and tell every damaged place. Exit 1 if there is one, 0 if all is whole."""
     findings = repair.verify(topic, now_ms=wall_ms())
-    if json:
-        emit_json(_findings_document(findings))
-    people.lines(str(findings), "all is whole" if findings.ok else "damaged: `onefold log salvage` saves the rest")
+    outcome = "all is whole" if findings.ok else "damaged: `onefold log salvage` saves the rest"
+    tell([str(findings), outcome], _findings_document(findings), json)
     if not findings.ok:
         raise Exit(1)
 
@@ -183,9 +172,8 @@ def reset_producer(
         if last < 0 and floor < 0:
             raise Misuse(f"{topic}: no sequence of a producer {name!r} is remembered", producer=name)
         opened.reset(name)
-    if json:
-        emit_json({"topic": str(topic), "producer": name, "last_sequence_id": last, "floor": floor})
-    people.lines(f"{name}: forgotten, up to sequence {max(last, floor)}; its next one is new")
+    document = {"topic": str(topic), "producer": name, "last_sequence_id": last, "floor": floor}
+    tell(f"{name}: forgotten, up to sequence {max(last, floor)}; its next one is new", document, json)
 
 
 def salvage(
@@ -197,9 +185,8 @@ def salvage(
     findings = repair.salvage(topic, to)
     if (topic / FILE).is_file():
         shutil.copy(topic / FILE, to / FILE)  # last: without it, it is no topic yet
-    if json:
-        emit_json(_findings_document(findings) | {"to": str(to)})
-    people.lines(str(findings), f"{findings.records:,} records saved in {to}")
+    saved = f"{findings.records:,} records saved in {to}"
+    tell([str(findings), saved], _findings_document(findings) | {"to": str(to)}, json)
 
 
 def _findings_document(findings: repair.Findings) -> dict[str, Any]:

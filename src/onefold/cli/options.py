@@ -10,7 +10,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
-from urllib.parse import unquote
 
 from typer import Argument, Option
 
@@ -43,11 +42,27 @@ Plan: TypeAlias = Annotated[
 ]
 Host: TypeAlias = Annotated[str, Option(help="The address to listen on; more than loopback needs a token.")]
 Port: TypeAlias = Annotated[int, Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")]
-TokenFile: TypeAlias = Annotated[
-    Path | None, Option(help=f"A file with the token that clients must send; or the variable {TOKEN}.")
+TokenFile: TypeAlias = Annotated[Path | None, Option(help=f"A file with the token that clients must send; or {TOKEN}.")]
+AsJson: TypeAlias = Annotated[bool, Option("--json", help="When ready, print the address as one line of JSON.")]
+Connections: TypeAlias = Annotated[int, Option(min=1, help="Connections at the same time.")]
+RetainBytes: TypeAlias = Annotated[int | None, Option(min=1, help="Keep about so much of a topic.")]
+RetainMs: TypeAlias = Annotated[int | None, Option(min=1, help="Keep records for about so long.")]
+ServerToken: TypeAlias = Annotated[
+    Path | None, Option(exists=True, dir_okay=False, help=f"A file with the server's token; or the variable {TOKEN}.")
 ]
-AsJson: TypeAlias = Annotated[
-    bool, Option("--json", help="Print the address as one line of JSON on standard output, when it is ready.")
+Format: TypeAlias = Annotated[
+    str, Option(help='"parquet", "json", "csv", "onefold-log", ...; "auto": by the ending of the names.')
+]
+ReaderOption: TypeAlias = Annotated[list[str] | None, Option(help="NAME=VALUE for Spark's reader; may be repeated.")]
+Expiry: TypeAlias = Annotated[int, Option(min=1, help="How long a frame is remembered, in milliseconds.")]
+Fixed: TypeAlias = Annotated[bool, Option("--fixed", help="Count that from the first copy, not from the last.")]
+StrictAdr: TypeAlias = Annotated[
+    bool,
+    Option(
+        "--strict-adr",
+        help="Forget as ADR 007 does: the last frame of a device and a join request count again after the expiry (in a "
+        "gateway a DevNonce after five minutes). Otherwise both are known for ever.",
+    ),
 ]
 RecordStore: TypeAlias = Annotated[str, Argument(metavar="STORE", help=STORE)]
 NewStore: TypeAlias = Annotated[str, Argument(metavar="STORE", help=f"{STORE} Made if it is not there.")]
@@ -140,10 +155,8 @@ def check_there(**urls: str | None) -> None:
     """To look at a file must not make it: a mistyped name would look like a store in which all is well."""
     check_lasting(**urls)
     for name, url in urls.items():
-        if url is not None and url.startswith("sqlite:///"):
-            path = unquote(url.removeprefix("sqlite:///"))
-            if not Path(path).exists():
-                raise Misuse(f"--{name}: {path} is not there", path=path)
+        if (path := sqlite_file(url or "")) and not Path(path).exists():
+            raise Misuse(f"--{name}: {path} is not there", path=path)
 
 
 def age(ms: float) -> str:

@@ -4,20 +4,25 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from typer import Argument, Option
 
 from onefold.cli.options import MaybeTransport, Plan, Store, Tokens, Transport, age, check_lasting, opened
-from onefold.cli.output import AsJson, emit_json, people
+from onefold.cli.output import AsJson, emit_json, people, tell
 from onefold.cli.tokens import LOOKED_MAX, entry_document, letter_document, letters, sends
 from onefold.clock import wall_ms
 from onefold.net.process import stopped_by_signals
+from onefold.outbox.endpoint import Endpoint
+from onefold.outbox.feed import Feed, FeedRecord
 from onefold.outbox.plans import check_name
+from onefold.outbox.runner import World
+from onefold.outbox.worker import recover_stores
+from onefold.producers.documents import record_document
+from onefold.producers.log.reader import LogReader
+from onefold.producers.records import MESSAGES
+from onefold.producers.topic import topic_folder
 from onefold.report.text import foreign, table
-
-if TYPE_CHECKING:
-    from onefold.outbox.feed import FeedRecord
 
 Of: TypeAlias = Annotated[str | None, Option("--endpoint", help="Of this endpoint only.")]
 
@@ -27,9 +32,6 @@ class TopicLog:
     sequence, and its payload as it can be."""
 
     def __init__(self, folder: Path, topic: str, *, whole: bool = False) -> None:
-        from onefold.producers.log.reader import LogReader
-        from onefold.producers.topic import topic_folder
-
         self.name = topic
         self._reader = LogReader(topic_folder(folder, topic))
         self._whole = whole
@@ -42,11 +44,7 @@ class TopicLog:
     def end(self) -> int:
         return self._reader.end
 
-    def read(self, start: int, end: int) -> "Iterator[FeedRecord]":
-        from onefold.outbox.feed import FeedRecord
-        from onefold.producers.documents import record_document
-        from onefold.producers.records import MESSAGES
-
+    def read(self, start: int, end: int) -> Iterator[FeedRecord]:
         for record in self._reader.read(start, end):
             is_message = record.kind in MESSAGES
             document = record_document(record) if self._whole and is_message else None
@@ -74,9 +72,6 @@ def feed(
 
     How far it came is kept in the store. It can be killed at any time and started again.
     """
-    from onefold.outbox.endpoint import Endpoint
-    from onefold.outbox.feed import Feed
-
     check_lasting(store=store, transport=transport, tokens=tokens)
     stop = threading.Event()
     with Endpoint(name, store=store, transport=transport, tokens=tokens, plan=plan) as endpoint:
@@ -84,9 +79,8 @@ def feed(
         with stopped_by_signals(stop):  # after the chunk in hand
             fed = feeding.run(follow=follow, stop=stop)
     resumed = f", {fed.resumed:,} of them of a chunk that was cut off before" if fed.resumed else ""
-    people.lines(f"{fed.sent + fed.resumed:,} messages of {topic} went to {to}{resumed}; taken up to offset {fed.mark}")
-    if json:
-        emit_json({"topic": topic, "to": to, **asdict(fed)})
+    line = f"{fed.sent + fed.resumed:,} messages of {topic} went to {to}{resumed}; taken up to offset {fed.mark}"
+    tell(line, {"topic": topic, "to": to, **asdict(fed)}, json)
 
 
 def ls(
@@ -108,29 +102,23 @@ def ls(
         before_ms = now - round(older_than_s * 1000) + 1
         entries = stores.entities.stranded(before_ms, limit, endpoint and check_name(endpoint, "endpoint"))
         dead = None if stores.queue is None else letters(stores.queue)[:limit]
-    if as_json:
-        document = {"entries": [entry_document(each, now) for each in entries]}
-        if dead is not None:
-            document["dead_letters"] = [letter_document(each, now) for each in dead]
-        emit_json(document)
-    rows = table("entity", "message or mark", ">age", "has still to send")
+    document = {"entries": [entry_document(each, now) for each in entries]}
+    entry_rows = table("entity", "message or mark", ">age", "has still to send")
     for each in entries:
-        rows.add_row(foreign(each.key), foreign(each.name), age(now - each.at_ms), foreign(sends(each.entry)))
-    if entries:
-        people.print(rows)
-    people.lines(f"{_many(len(entries), limit)} in outboxes")
-    if dead is None:
-        return
-    rows = table("queue", "token", ">age", "why")
-    for queue, _, _, reason, at_ms, token in ((*each.buried, each.token) for each in dead):
-        rows.add_row(foreign(queue), foreign(token or "-"), age(now - at_ms), foreign(reason, 300))
-    if dead:
-        people.print(rows)
-    people.lines(f"{_many(len(dead), limit)} set aside as dead letters")
-
-
-def _many(count: int, limit: int) -> str:
-    return f"{count:,} or more" if count == limit else f"{count:,}"
+        entry_rows.add_row(foreign(each.key), foreign(each.name), age(now - each.at_ms), foreign(sends(each.entry)))
+    parts = [(entry_rows, "in outboxes")]
+    if dead is not None:
+        document["dead_letters"] = [letter_document(each, now) for each in dead]
+        dead_rows = table("queue", "token", ">age", "why")
+        for queue, _, _, reason, at_ms, token in ((*each.buried, each.token) for each in dead):
+            dead_rows.add_row(foreign(queue), foreign(token or "-"), age(now - at_ms), foreign(reason, 300))
+        parts.append((dead_rows, "set aside as dead letters"))
+    if as_json:
+        emit_json(document)
+    for rows, words in parts:
+        if rows.row_count:
+            people.print(rows)
+        people.lines(f"{rows.row_count:,}{' or more' * (rows.row_count == limit)} {words}")
 
 
 def recover(
@@ -138,9 +126,7 @@ def recover(
     transport: Transport,
     tokens: Tokens = None,
     endpoint: Of = None,
-    older_than_s: Annotated[
-        float, Option(min=0, help="Leave what is younger to whoever is at it; it would do no harm.")
-    ] = 60,
+    older_than_s: Annotated[float, Option(min=0, help="Seconds; what is younger is left to whoever is at it.")] = 60,
     as_json: AsJson = False,
 ) -> int:
     """Finish what is left in outboxes: send what is to be sent, once, and remove tokens that were made for nothing.
@@ -148,9 +134,6 @@ def recover(
     Consumers do the same from time to time. It can run at any time, and beside them. Exit code 1 if somebody else was
     at an entry: then it is theirs, or the next call's.
     """
-    from onefold.outbox.runner import World
-    from onefold.outbox.worker import recover_stores
-
     if endpoint is not None:
         check_name(endpoint, "endpoint")
     with opened(store, tokens, transport) as stores:
@@ -159,7 +142,6 @@ def recover(
         world = World(stores.entities, stores.tokens, stores.queue)
         done = recover_stores(world, wall_ms(), older_than_s, endpoint)
     left = f"{done.conflicts:,} left to somebody else, {done.swept:,} useless tokens removed"
-    people.lines(f"{done.finished:,} finished, {left}")
-    if as_json:
-        emit_json({name: count for name, count in asdict(done).items() if name != "purged"})
+    document = {name: count for name, count in asdict(done).items() if name != "purged"}
+    tell(f"{done.finished:,} finished, {left}", document, as_json)
     return 1 if done.conflicts else 0

@@ -23,7 +23,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
@@ -90,17 +90,17 @@ def until_nobody_reads() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def emit_json(document: Any) -> None:
+def emit_json(document: Any, indent: int | None = 2) -> None:
     """Print the document, and nothing else ever, on standard output."""
     with until_nobody_reads():
-        print(json_text(document, indent=2), flush=True)
+        print(json_text(document, indent=indent), flush=True)
 
 
-def announce(line: str, document: Any, as_json: bool) -> None:
-    """Say that a server is ready: a line for people, and if that is wanted one of JSON for programs."""
-    people.lines(line)
+def tell(lines: Iterable[RenderableType] | str, document: Any, as_json: bool, indent: int | None = 2) -> None:
+    """Give a result: a line or lines for people, and if that is wanted a document for programs."""
+    people.lines(*([lines] if isinstance(lines, str) else lines))
     if as_json:
-        print(json_text(document), flush=True)
+        emit_json(document, indent)
 
 
 def json_text(document: Any, indent: int | None = None) -> str:
@@ -123,23 +123,25 @@ def fail(message: str, code: int) -> int:
 
 
 @contextmanager
-def progress(console: Console) -> Iterator[Callable[[str], None]]:
-    """Yield a function that says which step has begun."""
+def progress(console: Console, first: str = "starting", *, spark: bool = True) -> Iterator[Callable[[str], None]]:
+    """Yield a function that says which step has begun, of Spark with its tasks; else only a terminal shows it."""
     if not console.is_terminal:
-        yield lambda step: console.print(f"{step} ...", highlight=False)
+        yield (lambda step: console.print(f"{step} ...", highlight=False)) if spark else (lambda step: None)
         return
-    state = {"step": "starting"}
+    state = {"step": first}
     done = threading.Event()
     started = monotonic()
-    with console.status(state["step"]) as status:
+    with console.status(Text(first)) as status:
 
         def refresh() -> None:
             while not done.wait(REFRESH_S):
-                from onefold.spark.session import running_tasks  # not while the command itself is still loading it
+                finished = total = 0
+                if spark:
+                    from onefold.spark.session import running_tasks  # not while the command itself is still loading it
 
-                finished, total = running_tasks()
+                    finished, total = running_tasks()
                 tasks = f"  {finished} of {total} tasks" if total else ""
-                status.update(f"{state['step']}{tasks}  [dim]{monotonic() - started:.0f} s[/]")
+                status.update(Text.assemble(f"{state['step']}{tasks}  ", (f"{monotonic() - started:.0f} s", "dim")))
 
         watcher = threading.Thread(target=refresh, daemon=True)
         watcher.start()
@@ -148,24 +150,6 @@ def progress(console: Console) -> Iterator[Callable[[str], None]]:
         finally:
             done.set()
             watcher.join()
-
-
-@contextmanager
-def one_line(console: Console, first: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows a line in the place of the one before; only on a terminal, and without Spark."""
-    if not console.is_terminal:
-        yield lambda line: None
-        return
-    shown_at = monotonic()
-    with console.status(Text(first)) as status:
-
-        def show(line: str) -> None:
-            nonlocal shown_at
-            if monotonic() - shown_at >= REFRESH_S:
-                shown_at = monotonic()
-                status.update(Text(line))
-
-        yield show
 
 
 def local_folder(path: str) -> Path | None:
@@ -219,12 +203,11 @@ def steps_told(
         if folder is None or not steps:
             return
         now = clock()
-        starts = [start for _, start in steps]
-        lasted = [round(end - start, 3) for start, end in zip(starts, [*starts[1:], now], strict=True)]
+        ends = [*(start for _, start in steps[1:]), now]
+        lasted = [(name, round(end - start, 3)) for (name, start), end in zip(steps, ends, strict=True)]
         times = {"began_ms": round(began * 1000), "at_ms": round(now * 1000)}
-        named = list(zip((name for name, _ in steps), lasted, strict=True))
         with suppress(OSError):
-            replace_file(folder / STEPS, json.dumps({"state": state, **times, **more, "steps": named}).encode())
+            replace_file(folder / STEPS, json.dumps({"state": state, **times, **more, "steps": lasted}).encode())
 
     def begin(step: str) -> None:
         steps.append((step, clock()))

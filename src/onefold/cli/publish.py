@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from onefold.cli.options import read_token
-from onefold.cli.output import AsJson, emit_json, fail, one_line, people
+from onefold.cli.output import AsJson, fail, people, progress, tell
 from onefold.producers.client import Producer
 from onefold.producers.publisher import FilePublisher, producer_name, state_file
 from onefold.text import without_logins
@@ -15,23 +15,16 @@ from onefold.text import without_logins
 
 def publish(
     file: Annotated[Path, Argument(exists=True, dir_okay=False, help="The file; a message is a line of it.")],
-    topic: Annotated[str, Option("--topic", help="The topic to publish to; made if it is not there.")],
-    to: Annotated[
-        str, Option("--to", help="A folder of topics, or the address of a server: http://HOST:PORT.")
-    ] = "./onefold-log",
-    name: Annotated[
-        str | None, Option("--name", help='The producer\'s name; by default "file:" and the whole path.')
-    ] = None,
+    topic: Annotated[str, Option(help="The topic to publish to; made if it is not there.")],
+    to: Annotated[str, Option(help="A folder of topics, or a server: http://HOST:PORT.")] = "./onefold-log",
+    name: Annotated[str | None, Option(help='The producer\'s name; by default "file:" and the whole path.')] = None,
     follow: Annotated[bool, Option("--follow", help="Wait for the file to grow; Ctrl-C ends it.")] = False,
     token_file: Annotated[
-        Path | None, Option("--token-file", exists=True, dir_okay=False, help="A file with the server's token.")
+        Path | None, Option(exists=True, dir_okay=False, help="A file with the server's token.")
     ] = None,
-    retry_s: Annotated[
-        float, Option("--retry-s", min=0, help='How long to wait for trouble to pass, in seconds; "inf": for ever.')
-    ] = 60,
+    retry_s: Annotated[float, Option(min=0, help='Seconds to wait for trouble to pass; "inf": for ever.')] = 60,
     state: Annotated[
-        Path | None,
-        Option("--state", dir_okay=False, help="Where a digest of what was read is kept; ~/.local/state/onefold."),
+        Path | None, Option(dir_okay=False, help="Where a digest of what was read is kept; ~/.local/state/onefold.")
     ] = None,
     json: AsJson = False,
 ) -> int:
@@ -47,26 +40,24 @@ def publish(
     try:
         with (
             Producer(topic, at=to, name=name, token=token, retry_s=retry_s) as producer,
-            one_line(people, "connecting") as show,
+            progress(people, "connecting", spark=False) as show,
         ):
 
-            def tell(publisher: FilePublisher) -> None:
+            def show_share(publisher: FilePublisher) -> None:
                 size = max(1, file.stat().st_size)
                 share = min(100, 100 * publisher.answered // size)
                 show(f"{publisher.stored:,} lines stored, {share} % of {size:,} bytes")
 
-            publisher = FilePublisher(file, producer, keep=keep, tell=tell)
+            publisher = FilePublisher(file, producer, keep=keep, tell=show_share)
             publisher.run(threading.Event().wait if follow else None)
     except KeyboardInterrupt:
         stored = 0 if publisher is None else publisher.stored
         return fail(f"interrupted: {stored:,} lines known to be stored; starting it again goes on", 130)
-    if json:
-        route = {"file": str(file), "topic": topic, "to": without_logins(to), "name": producer.name}
-        figures = {key: getattr(publisher, key) for key in ("stored", "repeats", "resumed_at")}
-        emit_json(route | figures | {"end": publisher.answered})
+    route = {"file": str(file), "topic": topic, "to": without_logins(to), "name": producer.name}
+    figures = {key: getattr(publisher, key) for key in ("stored", "repeats", "resumed_at")}
     before = "none was there before"
     if publisher.resumed_at is not None:
         before = f"those up to byte {publisher.resumed_at:,} were there before"
         before += f" ({publisher.repeats:,} sent again, and not stored twice)"
-    people.lines(f"{publisher.stored:,} lines stored; {before}")
+    tell(f"{publisher.stored:,} lines stored; {before}", route | figures | {"end": publisher.answered}, json)
     return 0

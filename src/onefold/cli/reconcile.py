@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final, Literal
 
 from typer import Argument, Option
 
-from onefold.cli.options import STORE, TOKEN, file_of, opened_records, read_token
-from onefold.cli.output import AsJson, emit_json, fail, one_line, people
+from onefold.cli.options import STORE, ServerToken, file_of, opened_records, read_token
+from onefold.cli.output import AsJson, fail, people, progress, tell
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.reconcile import client, exchange
 from onefold.reconcile.records import Channel
@@ -27,13 +27,8 @@ def reconcile(
     dry_run: Annotated[bool, Option("--dry-run", help="Move nothing: only tell what differs.")] = False,
     since: Annotated[int | None, Option(metavar="TIME", help="Only records of this time or later.")] = None,
     until: Annotated[int | None, Option(metavar="TIME", help="Only records of this time or earlier.")] = None,
-    wire: Annotated[
-        Literal["v1", "xor"], Option(help="v1: as spoken today. xor: for ids of other sizes, and trusted peers.")
-    ] = "v1",
-    token_file: Annotated[
-        Path | None,
-        Option(exists=True, dir_okay=False, help=f"A file with the server's token; or the variable {TOKEN}."),
-    ] = None,
+    wire: Annotated[Literal["v1", "xor"], Option(help="v1: of today. xor: ids of other sizes, trusted peers.")] = "v1",
+    token_file: ServerToken = None,
     tries: Annotated[int, Option(min=1, help="Give up after so many in a row that moved nothing.")] = 5,
     as_json: AsJson = False,
 ) -> int:
@@ -42,43 +37,40 @@ def reconcile(
     Exit 0 if both hold the same now, 1 if something still differs, 3 if the peer was not reached or it could not be
     finished. What was moved by then is kept: start it again, and it goes on.
     """
-    first, last = 0 if since is None else since, client.EVER if until is None else until
+    first, last = since or 0, client.EVER if until is None else until
     if not 0 <= first <= last <= client.EVER:
         raise Misuse(f"--since is {first} and --until {last}: must be 0 <= since <= until < 2^64 - 1")
     if dry_run and not (pull and push):
         raise Misuse("--dry-run moves nothing: with it --no-pull and --no-push have no effect")
     pull, push = pull and not dry_run, push and not dry_run
-    moved = ""
+    kept = ""
 
-    def heard(line: str) -> None:
-        nonlocal moved
-        moved = line if line.startswith(("pulled", "pushed")) else moved
+    def say(line: str) -> None:
+        nonlocal kept
+        if line.startswith(("pulled", "pushed")):
+            kept = f"; what was moved is kept ({line}): start it again, and it goes on"
         show(line)
 
     try:
         with (
             _reaching(peer, store, token_file) as (connect, id_size),
             opened_records(store, make=pull, id_size=id_size) as records,
-            one_line(people, f"connecting to {peer}") as show,
+            progress(people, f"connecting to {peer}", spark=False) as show,
         ):
             done = client.reconcile(
-                records, connect, wire=wire, pull=pull, push=push, since=first, until=last, say=heard,
+                records, connect, wire=wire, pull=pull, push=push, since=first, until=last, say=say,
                 limits=client.ClientLimits(tries=tries),
             )  # fmt: skip
     except KeyboardInterrupt:
-        return fail(f"interrupted{_kept(moved)}", 130)
+        return fail(f"interrupted{kept}", 130)
     except (ConnectionError, Busy) as error:
-        return fail(f"{error}{_kept(moved)}", 3)
+        return fail(f"{error}{kept}", 3)
     except BadInput as error:
         return fail(f"{peer}: {error}", 3)
-    _tell(done, dry_run=dry_run, some=(first, last) != (0, client.EVER))
-    if as_json:
-        emit_json({"store": store, "peer": peer, "wire": wire, "dry_run": dry_run, **_document(done)})
+    _show_tables(done, dry_run=dry_run)
+    document = {"store": store, "peer": peer, "wire": wire, "dry_run": dry_run, **_document(done)}
+    tell(sentence(done, some=(first, last) != (0, client.EVER)), document, as_json)
     return 0 if done.settled else 1
-
-
-def _kept(moved: str) -> str:
-    return f"; what was moved is kept ({moved}): start it again, and it goes on" if moved else ""
 
 
 @contextmanager
@@ -95,7 +87,7 @@ def _reaching(peer: str, store: str, token_file: Path | None) -> Iterator[tuple[
         yield client.beside(records), records.id_size
 
 
-def _tell(done: client.Reconciliation, *, dry_run: bool, some: bool) -> None:
+def _show_tables(done: client.Reconciliation, *, dry_run: bool) -> None:
     if dry_run and not done.settled:
         rows = table("", "id")
         for where, ids in (("only here", done.found.have), ("only there", done.found.need)):
@@ -111,7 +103,6 @@ def _tell(done: client.Reconciliation, *, dry_run: bool, some: bool) -> None:
                 rows.add_row(way, answer.verdict, answer.reason, f"{number:,}", exchange.RULES[answer])
     if rows.row_count:
         people.print(rows)
-    people.lines(sentence(done, some=some))
 
 
 def sentence(done: client.Reconciliation, *, some: bool = False) -> str:
@@ -135,12 +126,9 @@ def sentence(done: client.Reconciliation, *, some: bool = False) -> str:
 
 
 def _why(done: client.Reconciliation) -> str:
-    opened = done.found.opened
-    if done.unpulled and not opened.bodies:
+    if done.unpulled and not done.found.opened.bodies:
         return "; the peer knows ids alone, so there is nothing to pull"
-    if done.unpushed and not opened.writable:
-        return "; the peer takes no records"
-    return ""
+    return "; the peer takes no records" if done.unpushed and not done.found.opened.writable else ""
 
 
 def _document(done: client.Reconciliation) -> dict[str, Any]:

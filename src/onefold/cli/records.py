@@ -16,7 +16,7 @@ import numpy as np
 from typer import Argument, Option
 
 from onefold.cli.options import NewStore, RecordStore, file_of, opened_records, read_id
-from onefold.cli.output import AsJson, emit_json, fail, one_line, people, until_nobody_reads
+from onefold.cli.output import AsJson, emit_json, fail, people, progress, tell, until_nobody_reads
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
 from onefold.reconcile.codec import hashed
@@ -30,23 +30,15 @@ LINE_BYTES_MAX: Final = 512 << 10
 """As much as a server takes as one record, unless it is told otherwise: longer ones could not be exchanged."""
 
 
-class BadLine(BadInput):
-    """A line that is no record; ``reason`` is short, and one of a few."""
-
-    def __init__(self, reason: str, text: str) -> None:
-        super().__init__(text)
-        self.reason = reason
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a line is read.
+    """How a line is read; `BadInput` with a ``reason``, one of a few, if it is no record.
 
     >>> Form(32, time="at").read(b'{"at": 5, "what": "coffee"}').timestamp
     5
     >>> Form(32, time="at").read(b'{"at": "noon"}')
     Traceback (most recent call last):
-    onefold.cli.records.BadLine: at is 'noon', must be a whole number from 0 to 2^64 - 2
+    onefold.errors.BadInput: at is 'noon', must be a whole number from 0 to 2^64 - 2
     """
 
     id_size: int
@@ -57,7 +49,7 @@ class Form:
 
     def read(self, line: bytes) -> Record:
         if len(line) > LINE_BYTES_MAX:
-            raise BadLine("too_long", f"more than {LINE_BYTES_MAX:,} bytes")
+            raise BadInput(f"more than {LINE_BYTES_MAX:,} bytes", reason="too_long")
         if self.ids:
             return self._named(line)
         if self.time is None:
@@ -65,25 +57,24 @@ class Form:
         try:
             document = read_json(line, "the line")
         except BadInput:
-            raise BadLine("no_json", f"no JSON: {line[:80]!r}") from None
+            raise BadInput(f"no JSON: {line[:80]!r}", reason="no_json") from None
         if not isinstance(document, dict) or self.time not in document:
-            raise BadLine("no_time", f"no JSON object with a field {self.time!r}: {line[:80]!r}")
+            raise BadInput(f"no JSON object with a field {self.time!r}: {line[:80]!r}", reason="no_time")
         value = document[self.time]
         if type(value) is not int or not 0 <= value < INFINITY:
-            raise BadLine("bad_time", f"{self.time} is {value!r:.80}, must be a whole number from 0 to 2^64 - 2")
+            wrong = f"{self.time} is {value!r:.80}, must be a whole number from 0 to 2^64 - 2"
+            raise BadInput(wrong, reason="bad_time")
         return record(value, line, self.id_size)
 
     def _named(self, line: bytes) -> Record:
         stamp, comma, id = line.rstrip(b"\r").partition(b",")
         if not comma or not stamp.isdigit() or len(stamp) > 20 or int(stamp) >= INFINITY:
-            raise BadLine("bad_time", f"{line[:80]!r} begins with no whole number from 0 to 2^64 - 2 and a comma")
+            wrong = f"{line[:80]!r} begins with no whole number from 0 to 2^64 - 2 and a comma"
+            raise BadInput(wrong, reason="bad_time")
         try:
-            whole = bytes.fromhex(id.decode("ascii"))
-        except ValueError:
-            raise BadLine("bad_id", f"{id[:80]!r} is no id in hex") from None
-        if len(whole) != self.id_size:
-            raise BadLine("bad_id", f"{id[:80]!r} has {len(whole)} bytes; the ids of this store have {self.id_size}")
-        return Record(int(stamp), whole)
+            return Record(int(stamp), read_id(id.decode("ascii", "replace"), self.id_size))
+        except Misuse as error:
+            raise BadInput(str(error), reason="bad_id") from None
 
 
 def lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -91,18 +82,16 @@ def lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     number = 0
     while line := file.readline(LINE_BYTES_MAX + 2):
         number += 1
-        whole = line.endswith(b"\n")
-        yield number, line[:-1] if whole else line
-        while not whole and len(line) == LINE_BYTES_MAX + 2:  # the rest of it
+        yield number, line.removesuffix(b"\n")
+        while len(line) == LINE_BYTES_MAX + 2 and not line.endswith(b"\n"):  # the rest of it
             line = file.readline(LINE_BYTES_MAX + 2)
-            whole = line.endswith(b"\n")
 
 
 BATCH_RECORDS: Final = 10_000
 BATCH_BYTES: Final = 16 << 20
 """Of one transaction: large enough to be fast, small enough to be held twice."""
-TOLD_MAX: Final = 20
-"""Bad lines that are told one by one; ten times as many in JSON."""
+SHOWN_MAX: Final = 20
+"""Bad lines that are shown one by one; ten times as many in JSON."""
 STORED: Final = Answer(Verdict.FIRST, "stored")
 KNOWN: Final = Answer(Verdict.REPEAT, "known")
 
@@ -110,20 +99,14 @@ KNOWN: Final = Answer(Verdict.REPEAT, "known")
 def add(
     store: NewStore,
     files: Annotated[list[Path], Argument(metavar="FILE", help="Files; - is standard input.")],
-    time: Annotated[
-        str | None, Option(metavar="FIELD", help="Lines are JSON, and this field is their time. Else it is 0.")
-    ] = None,
+    time: Annotated[str | None, Option(metavar="FIELD", help="Lines are JSON, and this is their time; else 0.")] = None,
     ids: Annotated[
         bool,
         Option(
-            "--ids",
-            help='Lines are "timestamp,id in hex": records whose bytes are elsewhere. The ids must be hashes or '
-            "random: of ids that count up, differences are missed.",
+            "--ids", help='Lines are "timestamp,id in hex". Ids that are no hashes and not random hide differences.'
         ),
     ] = False,
-    id_size: Annotated[
-        int | None, Option(min=8, max=32, help="Of a store that is made: bytes of an id. By default 32.")
-    ] = None,
+    id_size: Annotated[int | None, Option(min=8, max=32, help="Of a new store: bytes of an id. By default 32.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Keep every line of these files as a record. A line that is there already is not kept twice.
@@ -139,7 +122,7 @@ def add(
     with opened_records(store, make=True, id_size=id_size) as records:
         adding = Adding(records, Form(records.id_size, time, ids))
         try:
-            with one_line(people, "reading") as show:
+            with progress(people, "reading", spark=False) as show:
                 for file in files:
                     for _ in adding.read(file):
                         show(f"{file}: {adding.tally.received:,} lines, {adding.tally.count(Verdict.FIRST):,} new")
@@ -148,13 +131,11 @@ def add(
         size = len(records)
     tally = adding.tally.check()
     rejected = tally.count(Verdict.REJECT)
-    if rejected > TOLD_MAX:
-        people.lines(f"and {many(rejected - TOLD_MAX, 'more line')} that are no records")
+    if rejected > SHOWN_MAX:
+        people.lines(f"and {many(rejected - SHOWN_MAX, 'more line')} that are no records")
     sums = f"{many(tally.count(Verdict.FIRST), 'record')} stored, {tally.count(Verdict.REPEAT):,} known"
     text = f"{sums}, {many(rejected, 'line')} rejected; {store} holds {size:,} now"
-    people.lines(text)
-    if as_json:
-        emit_json({"store": store, "records": size, "tally": tally.to_dict(), "rejected": adding.rejected})
+    tell(text, {"store": store, "records": size, "tally": tally.to_dict(), "rejected": adding.rejected}, as_json)
     return 1 if rejected else 0
 
 
@@ -165,7 +146,7 @@ class Adding:
         """The first bad lines: file, line, reason and text."""
         self._records, self._form = records, form
         self._batch: dict[bytes, Record] = {}
-        self._bytes = self._again = 0
+        self._bytes = self._count = 0
 
     def read(self, file: Path) -> Iterator[None]:
         with nullcontext(sys.stdin.buffer) if str(file) == "-" else file.open("rb") as opened:
@@ -176,16 +157,16 @@ class Adding:
                     first = self._batch.setdefault(record.id, record)
                     if first.timestamp != record.timestamp:
                         times = f"the time {record.timestamp} here, and {first.timestamp} before"
-                        raise BadLine("other_time", f"id {record.id.hex()} has {times}")
-                    if first is not record:
-                        self._again += 1
+                        raise BadInput(f"id {record.id.hex()} has {times}", reason="other_time")
+                    self._count += 1
                     self._bytes += len(record.body or b"")
-                except BadLine as error:
-                    self.tally.judge(Answer(Verdict.REJECT, error.reason))
-                    if len(self.rejected) < TOLD_MAX:
+                except BadInput as error:
+                    reason = error.values["reason"]
+                    self.tally.judge(Answer(Verdict.REJECT, reason))
+                    if len(self.rejected) < SHOWN_MAX:
                         people.lines(foreign(f"{file}:{number}: {error}", 300))
-                    if len(self.rejected) < 10 * TOLD_MAX:
-                        document = {"file": str(file), "line": number, "reason": error.reason, "text": str(error)}
+                    if len(self.rejected) < 10 * SHOWN_MAX:
+                        document = {"file": str(file), "line": number, "reason": reason, "text": str(error)}
                         self.rejected.append(document)
                 if len(self._batch) >= BATCH_RECORDS or self._bytes >= BATCH_BYTES:
                     self._store()
@@ -196,8 +177,8 @@ class Adding:
     def _store(self) -> None:
         new = sum(self._records.add(list(self._batch.values()))) if self._batch else 0
         self.tally.judge(STORED, new)
-        self.tally.judge(KNOWN, len(self._batch) - new + self._again)
-        self._batch, self._bytes, self._again = {}, 0, 0
+        self.tally.judge(KNOWN, self._count - new)
+        self._batch, self._bytes, self._count = {}, 0, 0
 
 
 def ls(
@@ -208,8 +189,7 @@ def ls(
     """Show how much a store holds. Two stores with the same fingerprint hold the same records."""
     with opened_records(store) as records, closing(records.snapshot()) as snapshot:
         rows = len(snapshot)
-        ends = np.array([0, rows - 1]) if rows else np.zeros(0, dtype=np.int64)
-        since, until = snapshot.rows(ends)[0].tolist() if rows else (None, None)
+        since, until = snapshot.rows(np.array([0, rows - 1]))[0].tolist() if rows else (None, None)
         lower, upper = np.array([0]), np.array([rows])
         fingerprint = hashed(snapshot.sums(lower, upper), upper - lower)[0].tobytes().hex()
         # The file, and what SQLite keeps beside it.
@@ -222,13 +202,9 @@ def ls(
             lines.add_row(str(each["timestamp"]), each["id"], "" if each["bytes"] is None else f"{each['bytes']:,}")
         people.print(lines)
     span = f", times {since} to {until}" if rows else ""
-    people.lines(f"{many(rows, 'record')}{span}; the file has {size:,} bytes", f"fingerprint {fingerprint}")
-    if as_json:
-        document = {
-            "store": store, "bytes": size, "id_size": id_size, "records": rows, "since": since, "until": until,
-            "fingerprint": fingerprint,
-        }  # fmt: skip
-        emit_json({**document, "listed": listed} if limit else document)
+    text = [f"{many(rows, 'record')}{span}; the file has {size:,} bytes", f"fingerprint {fingerprint}"]
+    figures = {"id_size": id_size, "records": rows, "since": since, "until": until, "fingerprint": fingerprint}
+    tell(text, {"store": store, "bytes": size, **figures, **({"listed": listed} if limit else {})}, as_json)
 
 
 def _listed(records: Records, snapshot: Snapshot, limit: int) -> list[dict[str, Any]]:
@@ -282,7 +258,6 @@ def rm(
         size = len(records)
     missing = len(wanted) - removed
     rest = f"; {missing:,} {'was' if missing == 1 else 'were'} not there" if missing else ""
-    people.lines(f"{many(removed, 'record')} removed{rest}; {store} holds {size:,} now")
-    if as_json:
-        emit_json({"store": store, "removed": removed, "missing": missing, "records": size})
+    text = f"{many(removed, 'record')} removed{rest}; {store} holds {size:,} now"
+    tell(text, {"store": store, "removed": removed, "missing": missing, "records": size}, as_json)
     return 1 if missing else 0

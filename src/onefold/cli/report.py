@@ -12,15 +12,8 @@ PAGE = "report.html"
 
 
 def report(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            help="The folder that a run, a stream or `diff --out` left, or a file with what --json printed."
-        ),
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help=f"Where the page goes; without it {PAGE} in the folder, or beside the file.")
-    ] = None,
+    run: Annotated[Path, typer.Argument(help="Folder of a run, a stream or `diff --out`, or a file from --json.")],
+    out: Annotated[Path | None, typer.Option(help=f"Where the page goes; else {PAGE} there or beside it.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     json: AsJson = False,
 ) -> None:

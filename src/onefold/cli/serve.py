@@ -1,47 +1,78 @@
 """``onefold serve``: what runs until it is told to stop."""
 
+import gc
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 
 from typer import Argument, Option
 
-from onefold.cli.options import AsJson, Host, Port, TokenFile, make_folder, read_token
-from onefold.cli.output import announce
+from onefold.cli import options
+from onefold.cli.check import names_of
+from onefold.cli.diff import table_at
+from onefold.cli.output import people, tell
 from onefold.cli.serve_console import console
-from onefold.cli.serve_desk import desk
-from onefold.cli.serve_gateway import gateway
-from onefold.cli.serve_reconcile import reconcile
+from onefold.errors import Misuse
 from onefold.producers.records import JUMP_MAX
+from onefold.reconcile.records import Records, open_records
+
+if TYPE_CHECKING:
+    from onefold.lorawan.flow import GatewayService
+    from onefold.lorawan.server import GatewayLink, GatewayServer
+    from onefold.spark.diff_files import DiffTable
 
 __all__ = ["console", "desk", "gateway", "ingest", "reconcile"]
+
+IDLE_S: Final = 60.0
+RECORD_BYTES_MAX: Final = 512 << 10
+MASTER: Final = "local[*]"
+SWITCH_S: Final = 0.0005
+"""How long a thread keeps the interpreter while another wants it. Python's 5 ms, for each turn between the event loop,
+the claims and the log, would be most of what a decision takes."""
+
+Coordinator: TypeAlias = Annotated[
+    str | None,
+    Option(envvar="ONEFOLD_COORDINATOR", help=f"What servers share: redis://..., sqlite:///... {options.VARIABLE}"),
+]
+WhenDown: TypeAlias = Annotated[
+    Literal["park", "unsure"] | None,
+    Option(help="While the coordinator is down frames wait (park, the default), or go up as UNSURE."),
+]
+UdpAllow: TypeAlias = Annotated[
+    list[str] | None, Option(help="Gateways or networks to believe on UDP; may be repeated. Needed beyond loopback.")
+]
+Mqtt: TypeAlias = Annotated[
+    str | None,
+    Option(envvar="ONEFOLD_MQTT", help=f"ChirpStack's bridge: mqtt://user:password@host. {options.VARIABLE}"),
+]
+MicFailures: TypeAlias = Annotated[
+    int, Option(min=1, help="Wrong integrity codes of a station for an address in a minute; more are not looked at.")
+]
 
 
 def ingest(
     folder: Annotated[Path, Argument(help="Where the topics are kept; made if it is not there.")],
-    host: Host = "127.0.0.1",
-    port: Port = 7654,
-    token_file: TokenFile = None,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 7654,
+    token_file: options.TokenFile = None,
     deduplicate: Annotated[bool, Option(help="Of new topics: store each message once.")] = True,
     memory: Annotated[
         Literal["highest", "gaps"],
         Option(help="Of new topics: remember the highest sequence of a producer, or also what is missing below."),
     ] = "highest",
-    jump_max: Annotated[
-        int, Option(min=0, help="Reject sequences further above their producer's highest; 0: none is too far.")
-    ] = JUMP_MAX,
+    jump_max: Annotated[int, Option(min=0, help="Reject sequences that jump further ahead; 0: no limit.")] = JUMP_MAX,
     create: Annotated[bool, Option(help="Make a topic when somebody publishes to it.")] = True,
-    idle_ms: Annotated[
-        int | None, Option(min=1, help="Forget producers not heard from for so long, down to a floor.")
-    ] = None,
-    retain_bytes: Annotated[int | None, Option(min=1, help="Keep about so much of a topic.")] = None,
-    retain_ms: Annotated[int | None, Option(min=1, help="Keep messages for about so long.")] = None,
+    idle_ms: Annotated[int | None, Option(min=1, help="Forget producers silent for so long, down to a floor.")] = None,
+    retain_bytes: options.RetainBytes = None,
+    retain_ms: options.RetainMs = None,
     snapshot_entries: Annotated[int, Option(min=1, help="Save what is remembered every so many.")] = 100_000,
     snapshot_ms: Annotated[int, Option(min=1, help="Save what is remembered at least so often.")] = 60_000,
     producers_max: Annotated[int, Option(min=1, help="Producers of a topic that are remembered.")] = 100_000,
     topics_max: Annotated[int, Option(min=1, help="Topics that clients can make.")] = 1_000,
-    connections_max: Annotated[int, Option(min=1, help="Connections at the same time.")] = 1_000,
+    connections_max: options.Connections = 1_000,
     message_bytes_max: Annotated[int, Option(min=1, help="Bytes of one message.")] = 1 << 20,
-    json: AsJson = False,
+    json: options.AsJson = False,
 ) -> None:
     """Take messages over HTTP and websocket, and store each once.
 
@@ -62,12 +93,281 @@ def ingest(
         retain_ms=retain_ms,
         message_bytes_max=message_bytes_max,
     )
-    token = read_token(token_file)
+    token = options.read_token(token_file)
     limits = IngestLimits(connections_max=connections_max)
     where = IngestSettings(host=host, port=port, token=token, create=create, limits=limits)
     topics = Topics(folder, settings, topics_max=topics_max)
-    make_folder(folder)
+    options.make_folder(folder)
     server = IngestServer(topics, where)
 
     about = {"folder": str(folder), "token": token is not None}
-    server.run(lambda url: announce(f"taking messages for {folder} at {url}", {"url": url, **about}, json))
+    server.run(lambda url: tell(f"taking messages for {folder} at {url}", {"url": url, **about}, json, indent=None))
+
+
+def desk(
+    store: options.Store,
+    transport: options.Transport,
+    tokens: options.Tokens = None,
+    plan: options.Plan = None,
+    queues: Annotated[str | None, Option(help="The queues that can be asked for: orders,refunds. Else all.")] = None,
+    name: Annotated[str, Option(help="Of the desk, and of the queue that answers come by.")] = "desk",
+    window_s: Annotated[float, Option(min=1, max=6 * 86_400, help="How long requests and answers are kept.")] = 86_400,
+    wait_s_max: Annotated[float, Option(min=0, max=600, help="How long a client can wait for an answer.")] = 30,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 7656,
+    token_file: options.TokenFile = None,
+    json: options.AsJson = False,
+) -> None:
+    """Take requests over HTTP, and hand each on once.
+
+    PUT /orders/ID makes room for a request, POST fills and submits it, GET tells how it stands, DELETE forgets it; ID
+    is a UUID of version 7. Each can be repeated without harm. Ctrl-C and SIGTERM stop it.
+    """
+    from onefold.outbox.desk import Desk, DeskServer, DeskSettings
+
+    options.check_lasting(store=store, transport=transport, tokens=tokens)
+    allowed = None if queues is None else [queue.strip() for queue in queues.split(",")]
+    settings = DeskSettings(host=host, port=port, token=options.read_token(token_file), wait_s_max=wait_s_max)
+    requests = Desk(
+        store=store, transport=transport, tokens=tokens, plan=plan, name=name, window_s=window_s, queues=allowed
+    )  # fmt: skip
+    try:
+        server = DeskServer(requests, settings)
+    except BaseException:
+        requests.close()
+        raise
+
+    for_what = "all queues" if allowed is None else ", ".join(allowed)
+    about = {"queues": allowed, "plan": requests.endpoint.plan, "token": settings.token is not None}
+    server.run(lambda url: tell(f"taking requests for {for_what} at {url}", {"url": url, **about}, json, indent=None))
+
+
+def gateway(
+    folder: Annotated[Path, Argument(help="Where uplinks and counters are kept; made if it is not there.")],
+    devices: Annotated[Path, Option(help="The registry: TOML, or SQLite with a table 'devices'.")],
+    name: Annotated[str | None, Option(help="Unique among the servers of a coordinator; alone: a.")] = None,
+    coordinator: Coordinator = None,
+    when_down: WhenDown = None,
+    region: Annotated[Literal["EU868", "US915"], Option(help="The radio plan.")] = "EU868",
+    sub_band: Annotated[int | None, Option(min=1, max=8, help="Of US915: which eight channels; by default 2.")] = None,
+    rx_delay: Annotated[int, Option(min=1, max=15, help="Seconds from an uplink to its answer.")] = 1,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 7655,
+    token_file: options.TokenFile = None,
+    public_url: Annotated[str | None, Option(help="Where a proxy in front takes stations: wss://lns.example.")] = None,
+    udp: Annotated[int | None, Option(min=0, max=65535, help="UDP port for Semtech's packet forwarder.")] = None,
+    udp_host: Annotated[str | None, Option(help="The address for UDP; by default that of --host.")] = None,
+    udp_allow: UdpAllow = None,
+    mqtt: Mqtt = None,
+    expiry_ms: options.Expiry = 60_000,
+    fixed: options.Fixed = False,
+    strict_adr: options.StrictAdr = False,
+    echo_ms: Annotated[int, Option(min=0, help="A station's copies less ms apart are one transmission. 0: off.")] = 0,
+    keep_all: Annotated[bool, Option("--keep-all", help="Also store all receptions, in the topic receptions.")] = False,
+    retain_bytes: options.RetainBytes = None,
+    retain_ms: options.RetainMs = None,
+    connections_max: options.Connections = 1_000,
+    message_bytes_max: Annotated[int, Option(min=1_000, help="Bytes of one message.")] = 16 << 10,
+    in_hand_max: Annotated[int, Option(min=1, help="Receptions that are not done.")] = 20_000,
+    parked_max: Annotated[int, Option(min=1, help="Claims that wait for the coordinator.")] = 10_000,
+    mic_failures_max: MicFailures = 100_000,
+    json: options.AsJson = False,
+) -> None:
+    """Take radio frames from gateways, count each once, and acknowledge it once.
+
+    LoRa Basics Stations connect by websocket (tc.uri: ws://HOST:PORT). Ctrl-C and SIGTERM stop it: what is in hand is
+    decided, stored and answered. SIGHUP reads the registry again; a change of its file does, too.
+    """
+    _check_gateway(
+        name, coordinator, mqtt,
+        ("--when-down", when_down, "--coordinator", coordinator is not None),
+        ("--sub-band", sub_band, "--region US915", region == "US915"),
+        ("--udp-host", udp_host, "--udp", udp is not None), ("--udp-allow", udp_allow, "--udp", udp is not None),
+    )  # fmt: skip
+    from onefold.lorawan.flow import GatewayLimits, GatewaySettings
+    from onefold.lorawan.radio import region as plan
+    from onefold.lorawan.server import GatewayServer, GatewayServerSettings
+    from onefold.producers.topic import Topics, TopicSettings
+
+    judging = GatewaySettings(
+        name=name or "a", region=plan(region, sub_band or 2), when_down=when_down or "park",
+        expiry_ms=expiry_ms, sliding=not fixed, strict_adr=strict_adr, echo_ms=echo_ms, rx_delay_s=rx_delay,
+        keep_all=keep_all,
+        limits=GatewayLimits(connections_max=connections_max, message_bytes_max=message_bytes_max, 
+            in_hand_max=in_hand_max, parked_max=min(parked_max, in_hand_max), mic_failures_max=mic_failures_max),
+    )  # fmt: skip
+    settings = GatewayServerSettings(
+        host=host, port=port, token=options.read_token(token_file), coordinator=coordinator, gateway=judging,
+        public_url=None if public_url is None else public_url.rstrip("/"),
+    )  # fmt: skip
+    options.make_folder(folder)
+    with Topics(folder, TopicSettings(retain_bytes=retain_bytes, retain_ms=retain_ms)) as topics:
+        server = GatewayServer(
+            folder, devices, topics.topic, settings,
+            links=lambda to: _links(to, udp_host or host, udp, udp_allow or [], mqtt),
+        )  # fmt: skip
+        _run_gateway(server, folder, as_json=json)
+
+
+def _check_gateway(
+    name: str | None, coordinator: str | None, mqtt: str | None, *needs: tuple[str, object, str, bool]
+) -> None:
+    """Refuse what cannot be right before anything is opened; ``needs``: option, value, what it needs, is that so?"""
+    if coordinator is not None and name is None:
+        raise Misuse(
+            "--coordinator needs a --name: of two servers with one name each takes what the other has won for its own, "
+            "and both answer the device"
+        )
+    if mqtt is not None:
+        from onefold.lorawan.links.mqtt import parse_address
+
+        parse_address(mqtt)
+    for option, value, other, is_there in needs:
+        if value and not is_there:
+            raise Misuse(f"{option} is {value}, but without {other} it has no effect")
+
+
+def _links(
+    service: "GatewayService", host: str, udp: int | None, allow: list[str], mqtt: str | None
+) -> Mapping[str, "GatewayLink"]:
+    links: dict[str, GatewayLink] = {}
+    if udp is not None:
+        from onefold.lorawan.links.udp import SemtechUdp
+
+        links["udp"] = SemtechUdp(service, service.region, host=host, port=udp, allow=allow)
+    if mqtt is not None:
+        from onefold.lorawan.links.mqtt import ChirpstackMqtt
+
+        links["mqtt"] = ChirpstackMqtt(service, service.region, mqtt)
+    return links
+
+
+def _run_gateway(server: "GatewayServer", folder: Path, *, as_json: bool) -> None:
+    people.lines(*(f"warning: {line}" for line in server.warnings()))
+    settings = server.settings
+    shared = settings.coordinator
+    if shared is not None and shared.startswith(("redis://", "rediss://")):
+        from onefold.stores.redis import shown
+
+        shared = shown(shared)  # the address without what may be secret in it
+
+    def ready(url: str) -> None:
+        udp, mqtt = getattr(server.links.get("udp"), "port", None), getattr(server.links.get("mqtt"), "address", None)
+        start = {
+            "url": url,
+            "folder": str(folder),
+            "name": settings.gateway.name,
+            "region": settings.gateway.region.name,
+            "coordinator": shared,
+            "devices": len(server.registry.registry),
+            "udp": udp,
+            "mqtt": None if mqtt is None else str(mqtt),
+            "token": settings.token is not None,
+        }
+        links = "" if udp is None else f", UDP port {udp}"
+        links += "" if mqtt is None else f", {mqtt}"
+        line = (
+            f"server {start['name']}: taking frames of {start['devices']:,} devices for {folder} at {url} (Basics "
+            f"Station: {url.replace('http', 'ws', 1)}){links}; {start['region']}; coordinator: "
+            f"{shared or 'none, this is the only server'}"
+        )
+        tell(line, start, as_json, indent=None)
+
+    sys.setswitchinterval(SWITCH_S)
+    gc.freeze()  # the registry and all code are here to stay: to look for garbage in them would hold up frames
+    server.run(ready)
+
+
+def reconcile(
+    path: options.NewStore,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 7657,
+    token_file: options.TokenFile = None,
+    read_only: Annotated[bool, Option("--read-only", help="Give records, and take none.")] = False,
+    connections_max: options.Connections = 256,
+    sessions_max: Annotated[int, Option(min=1, help="Sessions at the same time.")] = 64,
+    session_s: Annotated[float, Option(min=1, help="Seconds a session may wait for its peer, in all.")] = 600,
+    work_s: Annotated[float, Option(min=1, help="Seconds of CPU a session may take to find what differs.")] = 60,
+    record_bytes_max: Annotated[int, Option(min=1, help="Bytes of a record that is taken.")] = RECORD_BYTES_MAX,
+    spark: Annotated[bool, Option("--spark", help="STORE is a table; its rows are records without bodies.")] = False,
+    format: options.Format = "auto",
+    option: options.ReaderOption = None,
+    key: Annotated[str | None, Option(help="The columns that ids are made of, with commas. Without: all.")] = None,
+    time: Annotated[str | None, Option(help="The column that records are sorted by. Without: by their ids.")] = None,
+    index: Annotated[
+        str | None, Option(help="Where its index is kept. Without: .TABLE.onefold-index beside it.")
+    ] = None,
+    rows_max: Annotated[
+        int | None, Option(min=1, help="Rows, of 72 bytes, a session may read; else a million.")
+    ] = None,
+    master: Annotated[str, Option(help="Where Spark runs.")] = MASTER,
+    json: options.AsJson = False,
+) -> None:
+    """Let others find what they and a store lack of each other, and exchange it.
+
+    They do so with `onefold reconcile STORE ws://HOST:PORT`, `onefold diff TABLE ws://HOST:PORT`, or as clients of
+    NIP-77. With --spark the store is a table that Spark can read; the options from --format on are for tables. Ctrl-C
+    and SIGTERM stop it.
+    """
+    from onefold.net.http import check_host
+    from onefold.reconcile.peer import ReconcileLimits
+    from onefold.reconcile.server import ReconcileServer, ReconcileSettings
+
+    limits = ReconcileLimits(
+        connections_max=connections_max, sessions_max=sessions_max, look_silence_s_max=session_s, work_s_max=work_s,
+        idle_s=max(IDLE_S, session_s) if spark else IDLE_S,  # a peer of a table may be one, and run a job meanwhile
+        record_bytes_max=record_bytes_max,
+    )  # fmt: skip
+    writable = not read_only and not spark
+    settings = ReconcileSettings(
+        host=host, port=port, token=options.read_token(token_file), writable=writable, bodies=not spark, limits=limits
+    )  # fmt: skip
+    check_host(host, settings.token)  # before a file is made for a server that cannot be
+    if spark:
+        of_stores = {"--read-only": read_only, "--record-bytes-max": record_bytes_max != RECORD_BYTES_MAX}
+        options.refuse(of_stores, "is not for --spark: a table is always read, and never written")
+        records = _open_table(table_at(path, format, option), key, time, index, rows_max, master)
+    else:
+        names = {"--option": option, "--key": key, "--time": time, "--index": index, "--rows-max": rows_max}
+        of_tables = {"--format": format != "auto", **names, "--master": master != MASTER}
+        options.refuse(of_tables, "is for tables: it needs --spark")
+        records = _open_store(path, read_only)
+    try:
+        size = len(records)
+        server = ReconcileServer(records, settings)
+    except BaseException:
+        records.close()
+        raise
+
+    ways = "telling the ids of" if spark else f"giving{' and taking' * writable} the records of"
+    about = {"store": path, "records": size, "writable": writable, "token": settings.token is not None}
+
+    def say(url: str) -> None:
+        url = url.replace("http", "ws", 1)  # what a client connects to; the pages beside it are at http://
+        tell(f"{ways} {path} at {url}", {"url": url, **about}, json, indent=None)
+
+    server.run(say)
+
+
+def _open_store(path: str, read_only: bool) -> Records:
+    file = options.file_of(path)  # which refuses what is no file
+    if read_only and not file.exists():
+        raise Misuse(f"{file}: there is no such store, and --read-only would leave a new one empty")
+    return open_records(path, make=not read_only)
+
+
+def _open_table(
+    table: "DiffTable", key: str | None, time: str | None, folder: str | None, rows_max: int | None, master: str
+) -> Records:
+    """The table as a store, its index up to date."""
+    from onefold.spark.peer.index import ROWS_MAX, TableIndex
+    from onefold.spark.peer.naming import Naming
+    from onefold.spark.peer.records import TableRecords
+    from onefold.spark.session import session
+
+    naming = Naming(columns=None if key is None else names_of(key), time=time)
+    people.print("starting Spark ...")
+    records = TableRecords(TableIndex(session(master), table, naming, folder=folder), rows_max=rows_max or ROWS_MAX)
+    people.print("bringing the index up to date ...")
+    len(records)
+    return records

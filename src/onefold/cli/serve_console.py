@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from typer import Option
 
 from onefold.cli.options import AsJson, Host, Port, TokenFile, read_token
-from onefold.cli.output import announce
+from onefold.cli.output import tell
 from onefold.errors import BadInput, Misuse
 
 if TYPE_CHECKING:
@@ -22,21 +22,15 @@ ROWS_MAX: Final = 50
 """How many rows are looked at; of each reason among them one is given."""
 COLUMNS_MAX: Final = 12
 CELL_CHARS_MAX: Final = 60
-VERDICT, REASON = "verdict", "reason"
 
 
 def console(
-    run: Annotated[
-        list[Path] | None,
-        Option(metavar="DIR", help="The folder of a run or a stream, there or not yet; can be given again."),
-    ] = None,
+    run: Annotated[list[Path] | None, Option(metavar="DIR", help="Folder of a run or stream; may be repeated.")] = None,
     server: Annotated[
         list[str] | None,
         Option(metavar="URL", help="A server, or a stream with --metrics: http://127.0.0.1:7654; again."),
     ] = None,
-    server_token_file: Annotated[
-        Path | None, Option(help="A file with the token that these servers want; all get it.")
-    ] = None,
+    server_token_file: Annotated[Path | None, Option(help="A file with the token that these servers want.")] = None,
     host: Host = "127.0.0.1",
     port: Port = 7658,
     token_file: TokenFile = None,
@@ -44,7 +38,7 @@ def console(
 ) -> None:
     """Show running pipelines and servers in a browser: rates, open gaps, state, what was rejected, and reports.
 
-    It only reads, and can be started and stopped at any time. Ctrl-C and SIGTERM stop it.
+    It only reads, and can be started and stopped at any time, also before what it shows. Ctrl-C and SIGTERM stop it.
     """
     opened = opened_console(
         run or [], server or [], host=host, port=port, token=read_token(token_file),
@@ -52,7 +46,7 @@ def console(
     )  # fmt: skip
 
     about = {"runs": [str(each) for each in run or []], "servers": server or [], "token": opened.token is not None}
-    opened.run(lambda url: announce(f"console: {url}", {"url": url, **about}, json))
+    opened.run(lambda url: tell(f"console: {url}", {"url": url, **about}, json, indent=None))
 
 
 def opened_console(
@@ -60,7 +54,7 @@ def opened_console(
     token: str | None = None, server_token: str | None = None,
 ) -> ConsoleServer:  # fmt: skip
     """The server of a console, with rejected rows from the files and answers from Spark, where that is installed."""
-    from onefold.report.console.app import ConsoleServer, ConsoleSettings
+    from onefold.report.console.app import ConsoleServer
     from onefold.report.console.watch import Folder, WatchedServer
     from onefold.report.documents import FAR
 
@@ -75,8 +69,7 @@ def opened_console(
         *(Folder(folder, reject_rows) for folder in runs),
         *(WatchedServer(url, server_token) for url in servers),
     ]
-    settings = ConsoleSettings(host=host, port=port, token=token)
-    return ConsoleServer(watched, settings, _explain if find_spec("pyspark") else None)
+    return ConsoleServer(watched, _explain if find_spec("pyspark") else None, host=host, port=port, token=token)
 
 
 def _explain(folder: Path, words: str) -> dict[str, Any]:
@@ -96,24 +89,21 @@ def reject_rows(folder: Path) -> list[tuple[str, str]]:
     import pyarrow as pa
     import pyarrow.dataset as ds
 
-    if (folder / "rejects").is_dir():
-        path, wanted = folder / "rejects", None
-    elif (folder / "messages").is_dir():
-        path, wanted = folder / "messages", ds.field(VERDICT) == "REJECT"
-    else:
-        return []
+    marked = not (folder / "rejects").is_dir()  # then the rejected rows are among the others
     samples: dict[str, str] = {}
     try:
-        rows = ds.dataset(path, format="parquet")
-        if REASON not in rows.schema.names:
-            return []
-        names = [name for name in rows.schema.names if name not in (VERDICT, REASON)][:COLUMNS_MAX]
+        rows = ds.dataset(folder / ("messages" if marked else "rejects"), format="parquet")
+        names = [name for name in rows.schema.names if name not in ("verdict", "reason")][:COLUMNS_MAX]
         head = rows.head(
-            ROWS_MAX, columns=[*names, REASON], filter=wanted, batch_size=ROWS_MAX, batch_readahead=1,
+            ROWS_MAX,
+            columns=[*names, "reason"],
+            filter=ds.field("verdict") == "REJECT" if marked else None,
+            batch_size=ROWS_MAX,
+            batch_readahead=1,
             fragment_readahead=1,
-        )  # fmt: skip
+        )
         for row in head.to_pylist():
-            reason = str(row.pop(REASON))
+            reason = str(row.pop("reason"))
             cells = (f"{name} {'null' if cell is None else str(cell)[:CELL_CHARS_MAX]}" for name, cell in row.items())
             samples.setdefault(reason, ", ".join(cells))
     except (OSError, ValueError, OverflowError, pa.ArrowException):  # a date that Python has none for, too

@@ -15,7 +15,7 @@ from typer import Abort, Argument, Option
 
 from onefold.cli import options
 from onefold.cli.options import MaybeStore, MaybeTransport, Store, Tokens, Transport, age, check_there, opened
-from onefold.cli.output import AsJson, emit_json, people
+from onefold.cli.output import AsJson, people, tell
 from onefold.clock import wall_ms
 from onefold.errors import BadInput, Misuse
 from onefold.outbox.plans import Entry, Message, Removal, check_name, unpack_message
@@ -113,9 +113,7 @@ def entry_document(entry: Stranded, now_ms: int) -> dict[str, Any]:
 def ls(
     store: MaybeStore = None,
     tokens: Tokens = None,
-    orphans: Annotated[
-        bool, Option("--orphans", help="Only those that were made for a message whose own token is gone.")
-    ] = False,
+    orphans: Annotated[bool, Option("--orphans", help="Only those made for a message whose token is gone.")] = False,
     limit: Annotated[int, Option(min=1, max=100_000, help="How many to show.")] = 1_000,
     as_json: AsJson = False,
 ) -> None:
@@ -129,9 +127,7 @@ def ls(
         listed = stores.tokens.listed(limit=limit, orphans=orphans)
         live = stores.tokens.live()
         begun = None if stores.entities is None else {entry.name for entry in read_entries(stores.entities)}
-    if as_json:
-        rows = [_document(each, now) | ({} if begun is None else {"begun": each.token in begun}) for each in listed]
-        emit_json({"tokens": live.tokens, "shown": len(listed), "listed": rows})
+    rows = [_document(each, now) | ({} if begun is None else {"begun": each.token in begun}) for each in listed]
     lines = table("token", "to", ">age", "made for", *([] if begun is None else ["in an outbox"]))
     for each in listed:
         mark = [] if begun is None else ["yes" if each.token in begun else ""]
@@ -141,7 +137,8 @@ def ls(
     oldest = "" if live.oldest_ms is None else f", the oldest made {age(now - live.oldest_ms)} ago"
     what = "orphans shown; " if orphans else "shown; " if len(listed) < live.tokens else ""
     listing = f"{len(listed):,} {what}" if what else ""
-    people.lines(f"{listing}{live.tokens:,} tokens{oldest}")
+    document = {"tokens": live.tokens, "shown": len(listed), "listed": rows}
+    tell(f"{listing}{live.tokens:,} tokens{oldest}", document, as_json)
 
 
 def show(
@@ -156,22 +153,16 @@ def show(
     now = wall_ms()
     with opened(store, tokens, transport) as stores:
         context = look_for(stores, token)
-    if as_json:
-        emit_json(
-            {
-                "token": None if context.token is None else _document(context.token, now),
-                "entry": None if context.own is None else entry_document(context.own, now),
-                "sent_by": None if context.sender is None else entry_document(context.sender, now),
-                "dead_letters": [letter_document(each, now) for each in context.letters],
-                "all_seen": context.all_seen,
-            }
-        )
-    rows = table("", "")
-    for name, value in _lines(context, token, now):
-        rows.add_row(name, foreign(value, REASON_SHOWN))
-    people.print(rows)
-    if not context.all_seen:
-        people.lines(UNSEEN)
+    document = {
+        "token": None if context.token is None else _document(context.token, now),
+        "entry": None if context.own is None else entry_document(context.own, now),
+        "sent_by": None if context.sender is None else entry_document(context.sender, now),
+        "dead_letters": [letter_document(each, now) for each in context.letters],
+        "all_seen": context.all_seen,
+    }
+    lines = ((name, foreign(value, REASON_SHOWN)) for name, value in _lines(context, token, now))
+    people.print(table("", "", rows=lines))
+    tell([] if context.all_seen else [UNSEEN], document, as_json)
     return 0 if context.token or context.own or context.sender or context.letters else 1
 
 
@@ -212,9 +203,8 @@ def discard(
         elif context.token is not None:  # nothing waits, so nobody can be at it: what was made for it goes with it
             stores.tokens.remove([Removal(context.token.token, "")])
         stores.queue.dig_up([each.buried for each in context.letters], deliver=False)
-    people.lines(f"removed: {what}")
-    if as_json:
-        emit_json({"token": token, "removed": context.token is not None, "dead_letters": len(context.letters)})
+    document = {"token": token, "removed": context.token is not None, "dead_letters": len(context.letters)}
+    tell(f"removed: {what}", document, as_json)
 
 
 def _check_discard(context: TokenContext, token: str | None, realm: str) -> str:
@@ -252,9 +242,7 @@ def revive(
             raise Misuse(f"no dead letter {which}" + (f"; {UNSEEN}" if len(seen) == LOOKED_MAX else ""))
         there.dig_up(dead, deliver=True)
     more = "; there may be more: call it again" if len(dead) == LOOKED_MAX else ""
-    people.lines(f"{len(dead):,} back in the queue{more}")
-    if as_json:
-        emit_json({"revived": len(dead), "more": len(dead) == LOOKED_MAX})
+    tell(f"{len(dead):,} back in the queue{more}", {"revived": len(dead), "more": bool(more)}, as_json)
 
 
 def _document(token: Token, now_ms: int) -> dict[str, Any]:
@@ -268,19 +256,17 @@ def _document(token: Token, now_ms: int) -> dict[str, Any]:
 
 
 def letter_document(letter: DeadLetter, now_ms: int) -> dict[str, Any]:
-    buried = letter.buried
     return {
-        "queue": buried.queue,
+        "queue": letter.buried.queue,
         "token": letter.token,
-        "reason": buried.reason,
-        "age_s": (now_ms - buried.at_ms) / 1000,
+        "reason": letter.buried.reason,
+        "age_s": (now_ms - letter.buried.at_ms) / 1000,
         "body": None if letter.message is None else letter.message.body,
     }
 
 
 def _lines(context: TokenContext, name: str, now_ms: int) -> Iterator[tuple[str, str]]:
-    token = context.token
-    if token is None:
+    if (token := context.token) is None:
         yield "token", f"{name}: there is none; its message was processed, or discarded, or never was"
     else:
         yield "token", token.token
@@ -290,6 +276,5 @@ def _lines(context: TokenContext, name: str, now_ms: int) -> Iterator[tuple[str,
         yield "in an outbox", f"{own.key}: its message changed it, and has still to send {sends(own.entry)}"
     if (sender := context.sender) is not None:
         yield "to be sent", f"by the outbox of {sender.key}, for {age(now_ms - sender.at_ms)}"
-    for letter in context.letters:
-        buried = letter.buried
+    for buried in (letter.buried for letter in context.letters):
         yield "dead letter", f"in {buried.queue}, for {age(now_ms - buried.at_ms)}: {buried.reason}"

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from onefold.cli.check import format_of, names_of, refuse_without
-from onefold.cli.output import AsJson, emit_json, people, progress
+from onefold.cli.options import Format
+from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import advice
 
@@ -14,31 +15,15 @@ def window(
     path: Annotated[str, Argument(help="A file or folder that Spark can read.")],
     key: Annotated[
         str | None,
-        Option(
-            help="The columns of a message's id, with commas. Without: its chain and number, if they have their usual "
-            "names or are given; else all columns but the time and the order."
-        ),
+        Option(help="Columns of the id. Without: chain and number, where known; else all but time and order."),
     ] = None,
-    time: Annotated[
-        str,
-        Option(help="Column of the time that the window is measured by: whole ms, or a time (timestamp, ISO 8601)."),
-    ] = "arrival",
-    order: Annotated[
-        str | None, Option(help="Column that says which row came first, if the time does not; tells how late rows are.")
-    ] = None,
-    quantile: Annotated[
-        list[float] | None, Option(help="Another share of the copies to catch, such as 0.95; may be repeated.")
-    ] = None,
-    chain: Annotated[
-        str | None, Option(help="The columns that name a chain of numbered messages, with commas.")
-    ] = None,
-    number: Annotated[
-        str | None, Option(help="Its number: the columns of timestamp and sequence, or one of them.")
-    ] = None,
+    time: Annotated[str, Option(help="Column of the time: whole ms, or a time (timestamp, ISO 8601).")] = "arrival",
+    order: Annotated[str | None, Option(help="Column of the order of arrival; tells how late rows are.")] = None,
+    quantile: Annotated[list[float] | None, Option(help="Also catch this share, like 0.95; may be repeated.")] = None,
+    chain: Annotated[str | None, Option(help="The columns that name a chain of numbered messages.")] = None,
+    number: Annotated[str | None, Option(help="Its number: the columns of timestamp and sequence, or one.")] = None,
     previous: Annotated[str | None, Option(help="The number before it: as many columns.")] = None,
-    format: Annotated[
-        str, Option(help='"parquet", "json", "csv", "onefold-log", ...; "auto": by the ending of the names.')
-    ] = "auto",
+    format: Format = "auto",
     master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
     json: AsJson = False,
 ) -> None:
@@ -58,9 +43,8 @@ def window(
         shares = (*SHARES, *(quantile or ()))
         measured = advise_window(df, key=columns.key, time=time, order=order, shares=shares, chains=chains, say=say)
     document = measured.to_dict()
-    if json:
-        emit_json({"path": path, **document, "recommendation": advice.recommendation(document)})
-    people.print(advice.report(document), soft_wrap=True)
+    whole = {"path": path, **document, "recommendation": advice.recommendation(document)}
+    tell([advice.report(document)], whole, json)
 
 
 def _chains(chain: str | None, number: str | None, previous: str | None) -> Any:

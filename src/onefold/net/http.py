@@ -27,11 +27,13 @@ import hmac
 import ipaddress
 import json
 import logging
+import os
 import resource
 import socket
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias
 
@@ -65,7 +67,6 @@ FULL: Final = (
     b'retry-after: 1\r\nconnection: close\r\n\r\n{"error": "too many connections"}\n'
 )
 RETRY_S: Final = {429: "1", 503: "1"}
-READING: Final = ("GET", "HEAD")
 NORMAL, BAD_DATA, POLICY, OUR_ERROR, RESTART, TRY_AGAIN = 1000, 1007, 1008, 1011, 1012, 1013
 """Close codes of websockets (RFC 6455, 7.4.1, and the registry of IANA)."""
 Statuses: TypeAlias = Mapping[type[BaseException], int]
@@ -182,11 +183,11 @@ class HttpServer(ABC):
         router = Router([*own, *routes], redirect_slashes=False)
         limits, files = self.limits, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         room = limits.connections_max
+        if files != resource.RLIM_INFINITY:
+            room = min(room, files * 3 // 4)
         config = uvicorn.Config(
             Guard(router, self, admission or Admission(self.token, self.host)),
-            http=type("Bounded", (_Bounded,), {
-                "bounds": limits, "room": room if files == resource.RLIM_INFINITY else min(room, files * 3 // 4)
-            }),
+            http=type("Bounded", (_Bounded,), {"bounds": limits, "room": room}),
             ws="none" if message_bytes_max is None else _Socket,
             ws_max_size=message_bytes_max or 1,
             ws_per_message_deflate=False,  # a small frame must not become a large message
@@ -200,7 +201,7 @@ class HttpServer(ABC):
             timeout_keep_alive=max(1, round(limits.keep_alive_s)),
             timeout_graceful_shutdown=max(1, round(limits.grace_s)),
             h11_max_incomplete_event_size=limits.head_bytes_max,
-        )  # fmt: skip
+        )
         self._uvicorn = _Uvicorn(config, ready, end)
         tasks = [asyncio.create_task(work) for work in beside]
         try:
@@ -218,18 +219,17 @@ class HttpServer(ABC):
         """Called for each answer over HTTP; for a server that counts them."""
 
 
+@dataclass(frozen=True, slots=True)
 class Guard:
     """The outermost layer, an ASGI app around the routes: who may ask, how much, and what an error becomes."""
 
-    def __init__(self, app: ASGIApp, server: HttpServer, admission: Admission) -> None:
-        self._app = app
-        self._server = server
-        self._admission = admission
+    app: ASGIApp
+    server: HttpServer
+    admission: Admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        server = self._server
-        refused = _refused_head(scope, server.limits.head_bytes_max)
-        if refused is not None:
+        server = self.server
+        if refused := _refused_head(scope, server.limits.head_bytes_max):
             status, text = refused
             await answer({"error": text}, status, {"connection": "close"})(scope, receive, send)
             return
@@ -248,9 +248,9 @@ class Guard:
             await send(message)
 
         try:
-            if scope["path"] not in server.open_paths or scope.get("method") not in READING:
-                self._admission.check(scope)
-            await self._app(scope, body.receive if is_http else receive, sending)
+            if scope["path"] not in server.open_paths or scope.get("method") not in ("GET", "HEAD"):
+                self.admission.check(scope)
+            await self.app(scope, body.receive if is_http else receive, sending)
         except (ClientDisconnect, WebSocketDisconnect):
             pass
         except Exception as error:
@@ -310,9 +310,6 @@ def exposition(metrics: Callable[[], Iterable[Metric]]) -> bytes:
     class Families(Collector):
         def collect(self) -> Iterable[Metric]:
             return metrics()
-
-        def describe(self) -> Iterable[Metric]:
-            return []  # else they would be collected once more, to learn their names
 
     registry = CollectorRegistry()
     registry.register(Families())
@@ -375,19 +372,13 @@ def _addresses(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens there; port 0: any that is free."""
-    family, kind, protocol, _, address = _addresses(host, port)[0]
-    # The protocol must be named: asyncio turns Nagle's delay off only where it reads TCP there, and answers took 40 ms.
-    listener = socket.socket(family, kind, protocol)
+    family, *_, address = _addresses(host, port)[0]
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind(address)
-        listener.listen(512)
+        listener = socket.create_server(address, family=family, backlog=512)
     except OSError as error:
-        listener.close()
-        raise OSError(error.errno, error.strerror, f"{host}:{port}") from error
-    return listener
+        raise OSError(error.errno, os.strerror(error.errno or 0), f"{host}:{port}") from error
+    # The protocol must be named: asyncio turns Nagle's delay off only where it reads TCP there, and answers took 40 ms.
+    return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, listener.detach())
 
 
 class Budget:
@@ -462,7 +453,6 @@ class Body:
 
     def close(self) -> None:
         self._budget.give(self._counted)
-        self._counted = 0
 
     async def _next(self) -> Message:
         message = await self._receive()

@@ -61,12 +61,12 @@ def summary(advice: Mapping[str, Any]) -> Iterator[Text]:
 
 
 def windows(advice: Mapping[str, Any]) -> Table:
-    rows = table(">to catch", ">window", ">leaks", ">ids at once", ">state", ">watermark", ">state", no_wrap=True)
+    names = (">to catch", ">window", ">leaks", ">ids at once", ">state", ">watermark", ">state")
+    rows = []
     for row in advice["windows"]:
         window = (span(row["window_ms"]), f"{row['leaked']:,}", f"{row['ids']:,}", size(row["bytes"]))
-        watermark = (span(row["watermark_ms"]), size(row["watermark_bytes"]))
-        rows.add_row(_percent(row["share"]), *window, *watermark)
-    return rows
+        rows.append([_percent(row["share"]), *window, span(row["watermark_ms"]), size(row["watermark_bytes"])])
+    return table(*names, rows=rows, no_wrap=True)
 
 
 def notes(advice: Mapping[str, Any]) -> Iterator[Text]:

@@ -246,21 +246,6 @@ def _label(ms: int, step: int) -> str:
     return f"{when:%H:%M:%S}" if step >= 1_000 else f"{when:%S}.{when.microsecond // 1000:03}"
 
 
-def logarithmic(highest: float, left: float, width: float) -> Callable[[float], float]:
-    """Where a span of time stands on an axis whose every doubling is as long; 0 is its left end."""
-    whole = math.log2(max(1.0, highest) + 1)
-    return lambda value: left + math.log2(max(0.0, value) + 1) / whole * width
-
-
-def span_ticks(highest: float, room: Callable[[float], float], apart: float) -> list[Tick]:
-    """The labelled places of such an axis, no nearer to each other than ``apart``."""
-    chosen: list[Tick] = []
-    for value in SPAN_TICKS:
-        if value <= highest and (not chosen or room(value) - room(chosen[-1][0]) >= apart):
-            chosen.append((value, span(value)))
-    return chosen
-
-
 def axis(ticks: Iterable[Tick], at: Callable[[float], float], ground: float) -> Markup:
     """The ticks of an axis with their labels below it."""
     drawn = []
@@ -271,10 +256,9 @@ def axis(ticks: Iterable[Tick], at: Callable[[float], float], ground: float) -> 
 
 
 def law(ledger: VerdictTable, width: float) -> Chart:
-    words = ", ".join(
-        f"{n:,} {name} ({share(n, ledger.judged)})" for n, name in zip(ledger.totals, VERDICTS, strict=True)
-    )
-    return shares("law", "All messages by verdict", words, list(zip(ledger.totals, VERDICTS, strict=True)), width)
+    parts = list(zip(ledger.totals, VERDICTS, strict=True))
+    words = ", ".join(f"{n:,} {name} ({share(n, ledger.judged)})" for n, name in parts)
+    return shares("law", "All messages by verdict", words, parts, width)
 
 
 def timeline(part: ReportPart, width: float) -> Chart:
@@ -285,23 +269,21 @@ def timeline(part: ReportPart, width: float) -> Chart:
     every = Panel(LEFT, 24, room, 140, max(map(sum, bins), default=0))
     rest = Panel(LEFT, 206, room, 80, max((sum(counts[1:]) for counts in bins), default=0))
     edges = [low + (high - low) * i // max(1, len(bins)) for i in range(len(bins) + 1)]
-    words = [
-        f"{place(edges[i], time)}: " + ", ".join(f"{n:,} {name}" for n, name in zip(counts, VERDICTS, strict=True) if n)
-        for i, counts in enumerate(bins)
+    hints = [
+        f"{place(edge, time)}: " + ", ".join(f"{n:,} {name}" for n, name in zip(counts, VERDICTS, strict=True) if n)
+        for edge, counts in zip(edges, bins, strict=False)
     ]
     per_ms = room / max(1, high - low)
     round_places = ticks(low, high, time, int(width / 110))
     drawn = [
-        every.frame("all messages", brief), every.columns(bins, VERDICTS), every.hints(words),
+        every.frame("all messages", brief), every.columns(bins, VERDICTS), every.hints(hints),
         rest.frame("only what does not count", brief), rest.columns([b[1:] for b in bins], VERDICTS[1:]),
-        rest.hints(words), axis(round_places, lambda value: LEFT + (value - low) * per_ms, 286),
+        rest.hints(hints), axis(round_places, lambda value: LEFT + (value - low) * per_ms, 286),
     ]  # fmt: skip
     peak = max(range(len(bins)), key=lambda i: sum(bins[i][1:]), default=0)
-    summary = f"From {place(low, time)} to {place(high, time)}{' UTC' if time else ''}. "
-    summary += (
-        f"Most of what does not count is at {place(edges[peak], time)}." if rest.highest else "Everything counts."
-    )
-    return Chart("timeline", "Verdicts over time", summary, width, 286 + LABELS + 6, Markup("").join(drawn))
+    most = f"Most of what does not count is at {place(edges[peak], time)}." if rest.highest else "Everything counts."
+    words = f"From {place(low, time)} to {place(high, time)}{' UTC' if time else ''}. {most}"
+    return Chart("timeline", "Verdicts over time", words, width, 286 + LABELS + 6, Markup("").join(drawn))
 
 
 def lags(part: ReportPart, width: float) -> Chart:
@@ -312,7 +294,11 @@ def lags(part: ReportPart, width: float) -> Chart:
     top = 20.0 + 14 * (len(marks) + (window is not None))
     panel = Panel(LEFT, top, width - LEFT - 12, 150, max((count for _, _, count in bins), default=0))
     highest = max([to for _, to, _ in bins] + [window or 0])
-    at = logarithmic(highest, panel.left, panel.width)
+    doublings = math.log2(max(1.0, highest) + 1)
+
+    def at(value: float) -> float:
+        return panel.left + math.log2(max(0.0, value) + 1) / doublings * panel.width
+
     ground = panel.top + panel.height
     pieces = []
     for low, high, count in bins:
@@ -327,7 +313,11 @@ def lags(part: ReportPart, width: float) -> Chart:
         x, strong = at(value), " strong" if kind == "window" else ""
         fits = x + 6 + LETTER * len(words) < width  # else the words stand on the other side of the line
         drawn.append(label(x + 5 if fits else x - 5, 14 + 14 * i, words, f"{'start' if fits else 'end'}{strong}"))
-    drawn.append(axis(span_ticks(highest, at, 52), at, ground))
+    labelled: list[Tick] = []
+    for value in SPAN_TICKS:
+        if value <= highest and (not labelled or at(value) - at(labelled[-1][0]) >= 52):
+            labelled.append((value, span(value)))
+    drawn.append(axis(labelled, at, ground))
     words = "; ".join(f"{words} of the copies came within {span(value)}" for value, words in marks)
     return Chart(
         "lags", "Time between a first and its copies", f"{words}.", width, ground + LABELS + 6, Markup("").join(drawn)
@@ -336,10 +326,8 @@ def lags(part: ReportPart, width: float) -> Chart:
 
 def state(document: ReportPart, ledger: VerdictTable, width: float) -> Chart:
     entries, ids = document["state_entries"].count(), ledger["first"]
-    rows = [
-        ("onefold remembers", float(entries), f"{entries:,}", "first"),
-        ("a set of all ids", float(ids), f"{ids:,}", "repeat"),
-    ]
+    kinds = (("onefold remembers", entries, "first"), ("a set of all ids", ids, "repeat"))
+    rows = [(words, float(count), f"{count:,}", kind) for words, count, kind in kinds]
     return bars("state", "Memory, in entries", f"{entries:,} entries against {ids:,} ids.", rows, width)
 
 
@@ -354,24 +342,19 @@ def batches(part: ReportPart, width: float) -> Chart:
     """A stream, batch by batch: rows by verdict, how long it took, and what is remembered."""
     rows = [row.row(5) for row in part.each()[-BATCHES_MAX:]]
     stacks = [row[4].counts() for row in rows]
-    panels: list[tuple[str, list[float]]] = []
-    for i, title in ((2, "seconds"), (3, "bytes remembered")):
-        if any(row[i] for row in rows):
-            panels.append((title, [row[i].real() if row[i] else 0.0 for row in rows]))
     room = width - LEFT - 4
     first = Panel(LEFT, 24, room, 110, max(map(sum, stacks), default=0))
     drawn = [first.frame("rows, by verdict", brief), first.columns(stacks, VERDICTS)]
     bottom = 134.0
-    for title, values in panels:
-        panel = Panel(LEFT, bottom + 42, room, 70, max(values, default=0))
-        drawn += [panel.frame(title, size if title.startswith("bytes") else brief)]
-        drawn += [panel.columns([(value,) for value in values], ("neutral",))]
-        bottom = panel.top + panel.height
+    for i, title, description in ((2, "seconds", brief), (3, "bytes remembered", size)):
+        if any(row[i] for row in rows):
+            values = [row[i].real() if row[i] else 0.0 for row in rows]
+            panel = Panel(LEFT, bottom + 42, room, 70, max(values))
+            drawn += [panel.frame(title, description), panel.columns([(value,) for value in values], ("neutral",))]
+            bottom = panel.top + panel.height
     numbers = [row[0].whole() for row in rows] or [0]
-    drawn += [
-        label(LEFT, bottom + LABELS, f"batch {numbers[0]:,}"),
-        label(width - 4, bottom + LABELS, f"{numbers[-1]:,}", "end"),
-    ]
+    drawn.append(label(LEFT, bottom + LABELS, f"batch {numbers[0]:,}"))
+    drawn.append(label(width - 4, bottom + LABELS, f"{numbers[-1]:,}", "end"))
     words = f"{many(len(rows), 'batch', 'batches')}, {numbers[0]:,} to {numbers[-1]:,}."
     return Chart("batches", "Batches", words, width, bottom + LABELS + 6, Markup("").join(drawn))
 
@@ -405,11 +388,10 @@ class Strip:
             a, b = (min(max((value - low) * scale, 0), width) for value in (start, end))
             return box(left + min(a, width - HAIR), top, max(HAIR, b - a), height)
 
-        drawn = [path([piece(self.low, self.high)], "seen")]
+        kinds = {"seen": [piece(self.low, self.high)]}
         for kind in KINDS:
-            pieces = [piece(self.low if a is None else a, b) for a, b, of in self.shown if of == kind]
-            drawn.append(path(pieces, kind))
-        return Markup("").join(drawn)
+            kinds[kind] = [piece(self.low if a is None else a, b) for a, b, of in self.shown if of == kind]
+        return Markup("").join(path(pieces, kind) for kind, pieces in kinds.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,13 +453,10 @@ def read_gap_map(document: ReportPart) -> GapMap:
         missing = row["missing"].real() if row["missing"] else 0.0
         strips.append(Strip(key, row["from"].whole(), row["to"].whole(), row["ranges"].count(), missing, ranges))
     shared = None
-    if time and strips:
-        same = timeline and timeline["column"].value == part["column"].value
-        shared = (
-            (timeline["from"].whole(), timeline["to"].whole())  # which no poisoned number has stretched
-            if same
-            else (min(strip.low for strip in strips), max(strip.high for strip in strips))
-        )
+    if time and strips and timeline and timeline["column"].value == part["column"].value:
+        shared = timeline["from"].whole(), timeline["to"].whole()  # which no poisoned number has stretched
+    elif time and strips:
+        shared = min(strip.low for strip in strips), max(strip.high for strip in strips)
     return GapMap(strips, max(len(strips), part["keys"].count()), time, shared)
 
 

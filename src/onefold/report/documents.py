@@ -115,11 +115,11 @@ class ReportPart:
         return float(self.value)
 
     def counts(self) -> tuple[int, int, int, int]:
-        """Four counts, in the order of the law: first, repeat, unsure, reject."""
-        counts = [part.count() for part in self.each()]
-        if len(counts) != 4:
+        """Four counts, in the order of the law."""
+        if len(parts := self.each()) != 4:
             self.wrong("four counts: first, repeat, unsure, reject")
-        return counts[0], counts[1], counts[2], counts[3]
+        first, repeat, unsure, reject = (part.count() for part in parts)
+        return first, repeat, unsure, reject
 
     def text(self, most: int = FOREIGN_MAX) -> str:
         """As a short line of harmless text; what is no text as JSON writes it."""
@@ -221,32 +221,28 @@ def read_document(path: str | PathLike[str]) -> dict[str, Any]:
     if not source.exists():
         raise Misuse(f"{source}: no such file or folder", path=str(source))
     if not source.is_dir():
-        return _object(source, *OF_A_RUN)
+        return read_object(source, *OF_A_RUN)
     for name in (RUN, DIFF):
         if (source / name).exists():
-            return {"path": str(source), **_object(source / name, *OF_A_RUN)}
+            return {"path": str(source), **read_object(source / name, *OF_A_RUN)}
     if (source / STREAM).exists():
         return _stream(source)
     raise Misuse(f"{source} holds no {RUN}, {STREAM} or {DIFF}: it is not a complete run", path=str(source))
 
 
-def _object(path: Path, *needs: str) -> dict[str, Any]:
-    document = read_document_file(path, BYTES_MAX)
-    if not isinstance(document, dict) or document.keys().isdisjoint(needs):
-        raise BadInput(f"{path}: not the document of a run: it has no {needs[0]}", path=str(path))
-    return document
-
-
-def read_document_file(path: Path, bytes_max: int) -> Any:
-    """The JSON in a file that is ours. A run may have written NaN: Python reads it again."""
+def read_object(path: Path, *needs: str, bytes_max: int = BYTES_MAX) -> dict[str, Any]:
+    """The JSON object in a file that is ours, with one of these keys. A run may have written NaN: Python reads it."""
     with path.open("rb") as file:
         data = file.read(bytes_max + 1)
     if len(data) > bytes_max:
         raise BadInput(f"{path}: has more than the {bytes_max:,} bytes that are read", path=str(path))
     try:
-        return json.loads(data.decode())
+        document = json.loads(data.decode())
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
         raise BadInput(f"{path}: not JSON: {plain(error, FOREIGN_MAX)}", path=str(path)) from error
+    if not isinstance(document, dict) or document.keys().isdisjoint(needs):
+        raise BadInput(f"{path}: not the document of a run: it has no {needs[0]}", path=str(path))
+    return document
 
 
 def json_objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
@@ -259,11 +255,11 @@ def json_objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 def _stream(path: Path) -> dict[str, Any]:
     progress = path / PROGRESS
-    told = json_objects(progress.read_bytes().splitlines() if progress.exists() else [])
-    lines = {line["batch"]: line for line in told if type(line.get("batch")) is int}  # the newest of each batch
+    objects = json_objects(progress.read_bytes().splitlines() if progress.exists() else [])
+    lines = {line["batch"]: line for line in objects if type(line.get("batch")) is int}  # the newest of each batch
     total, batches = Tally(), []
     for folder in sorted((path / BATCHES).glob(NUMBERED)):
-        tally = Tally.from_dict(_object(folder / TALLY, "reasons"))
+        tally = Tally.from_dict(read_object(folder / TALLY, "reasons"))
         total += tally
         counts, line = tally.to_dict(), lines.get(int(folder.name)) or {}
         seconds, state = line.get("seconds"), line.get("state_bytes")

@@ -156,10 +156,7 @@ def _part(title: str, content: RenderableType) -> tuple[RenderableType, ...]:
 
 def _table(names: Sequence[str], rows: Iterable[Cells]) -> Table:
     is_text = (names[0], "time", "because")
-    table = text.table(*(name if name in is_text else f">{name}" for name in names), no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return text.table(*(name if name in is_text else f">{name}" for name in names), rows=rows, no_wrap=True)
 
 
 def _more(count: int) -> list[Text]:

@@ -44,14 +44,16 @@ def foreign(value: object, most: int = FOREIGN_MAX) -> Text:
     return Text(plain(value, most))
 
 
-def table(*columns: str, no_wrap: bool = False) -> Table:
-    """An empty table; a column whose name begins with ``>`` is one of numbers."""
-    rows = Table(box=None, pad_edge=False, header_style="dim")
+def table(*columns: str, rows: Iterable[Iterable[RenderableType]] = (), no_wrap: bool = False) -> Table:
+    """A table; a column whose name begins with ``>`` is one of numbers."""
+    grid = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
         justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
         overflow: Literal["ellipsis", "fold"] = "ellipsis" if no_wrap else "fold"
-        rows.add_column(column.lstrip(">"), justify=justify, no_wrap=no_wrap, overflow=overflow)
-    return rows
+        grid.add_column(column.lstrip(">"), justify=justify, no_wrap=no_wrap, overflow=overflow)
+    for row in rows:
+        grid.add_row(*row)
+    return grid
 
 
 def books(tally: Tally, engine: str = "chains") -> Table:

@@ -23,7 +23,7 @@ import os
 import secrets
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -55,6 +55,8 @@ Explain: TypeAlias = Callable[[Path, str], dict[str, Any]]
 """What became of the message that these words name, in this run."""
 REPORT_BYTES_MAX: Final = 16 << 20
 WORDS_CHARS_MAX: Final = 500
+LIMITS: Final = HttpLimits(connections_max=100, grace_s=5)
+"""Each page that is open holds one connection."""
 WRONG_S: Final = 0.5
 FORM_S: Final = 10.0
 PAGE_HEADERS: Final = {
@@ -140,30 +142,20 @@ def read_report(path: Path) -> bytes:
     return data
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsoleSettings:
-    host: str = "127.0.0.1"
-    port: int = 7658
-    """0: any that is free."""
-    token: str | None = field(default=None, repr=False)
-    limits: HttpLimits = field(default_factory=lambda: HttpLimits(connections_max=100, grace_s=5))
-    """Each page that is open holds one connection."""
-
-
 class ConsoleServer(HttpServer):
     """Shows what is watched until it is stopped. It keeps nothing: a kill ends it as well as a signal."""
 
     name = "console"
 
     def __init__(
-        self, watched: Sequence[Watched], settings: ConsoleSettings | None = None, explain: Explain | None = None
-    ) -> None:
-        self.settings = settings = settings or ConsoleSettings()
+        self, watched: Sequence[Watched], explain: Explain | None = None, *, host: str = "127.0.0.1", port: int = 7658,
+        token: str | None = None, limits: HttpLimits = LIMITS,
+    ) -> None:  # fmt: skip
         self._watch = Watch(watched)
         self._explain = explain
         self._explaining = asyncio.Lock()
-        super().__init__(settings.host, settings.port, settings.token, settings.limits)
-        self._entrance = Entrance(settings.token, settings.host, self._socket.getsockname()[1])
+        super().__init__(host, port, token, limits)
+        self._entrance = Entrance(token, host, self._socket.getsockname()[1])
 
     async def serve(self) -> None:
         routes = [

@@ -33,9 +33,8 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from onefold.decoding import read_json
-from onefold.errors import BadInput, Misuse, OnefoldError
-from onefold.report.documents import json_objects, read_document_file
+from onefold.errors import Misuse, OnefoldError
+from onefold.report.documents import PROGRESS, RUN, STREAM, ReportPart, json_objects, read_object
 from onefold.tally import Tally
 from onefold.text import plain
 from onefold.verdict import Verdict
@@ -52,7 +51,6 @@ shown: Final = partial(plain, most=TEXT_CHARS_MAX)
 POINTS_MAX: Final = 150
 REJECTS_MAX: Final = 6
 WHOLE_MAX: Final = 2**53
-LINES: Final = "progress.jsonl"
 ENDS: Final[Mapping[Any, tuple[State, str]]] = {
     "end": ("complete", "all read"),
     "stopped": ("stopped", "stopped"),
@@ -67,8 +65,8 @@ BATCH_FACTS: Final[Mapping[str, tuple[str, Unit]]] = {
     "held": ("held back", "count"),
     "behind": ("still to read", "count"),
 }
-RUN, STEPS, STREAM, REPORT = "run.json", "progress.json", "stream.json", "report.html"
-WATCHED: Final = (RUN, STEPS, STREAM, LINES, REPORT)
+STEPS, REPORT = "progress.json", "report.html"
+WATCHED: Final = (RUN, STEPS, STREAM, PROGRESS, REPORT)
 DOCUMENT_BYTES_MAX: Final = 8 << 20
 """Of run.json: that of a run is below 1 MB."""
 TAIL_BYTES: Final = 512 << 10
@@ -83,11 +81,7 @@ ANSWER_BYTES_MAX: Final = 4 << 20
 ASK_S: Final = 3.0
 ALL_S: Final = 10.0
 SERVER_FACTS: Final[Mapping[str, tuple[str, Unit]]] = {
-    "onefold_gaps": ("open gaps", "count"),
-    "onefold_keys": ("keys remembered", "count"),
-    "onefold_state_bytes": ("state", "bytes"),
-    "onefold_behind": ("still to read", "count"),
-    "onefold_held": ("held back", "count"),
+    **{f"onefold_{name}": BATCH_FACTS[name] for name in ("gaps", "keys", "state_bytes", "behind", "held")},
     "onefold_topics": ("topics", "count"),
     "onefold_producers": ("producers", "count"),
     "onefold_pending": ("not stored yet", "count"),
@@ -156,20 +150,6 @@ class Watched(Protocol):
         ...
 
 
-def finite(value: Any) -> float:
-    """A number that JSON can carry; ValueError for all else.
-
-    >>> finite(5)
-    5.0
-    >>> finite(float("nan"))
-    Traceback (most recent call last):
-    ValueError: nan is no figure
-    """
-    if type(value) not in (int, float) or not -(2.0**63) < value < 2.0**63:
-        raise ValueError(f"{shown(value)} is no figure")
-    return float(value)
-
-
 def whole(value: Any) -> int:
     """A whole number that a browser can hold, such as a time; ValueError for all else."""
     if type(value) is not int or not -WHOLE_MAX < value < WHOLE_MAX:
@@ -195,14 +175,13 @@ def stream_view(
     text = f"{how}; batch {last['batch']:,}" if how else f"batch {last['batch']:,}"
     if not tally.balanced:
         state, text = "trouble", f"THE BOOKS DO NOT BALANCE: {tally}"
-    figures = (
-        (label, last.get(name), unit) for name, (label, unit) in BATCH_FACTS.items() if name != "held" or last.get(name)
-    )
+    facts = ReportPart({**last, "held": last.get("held") or None})  # what is held back is told only if there is any
     points = tuple((whole(line["at_ms"]), *counts_of(tally)) for line, tally in zip(batches, tallies, strict=True))
     return View(
         kind="stream", state=state, told=text, at_ms=whole(lines[-1]["at_ms"]), counts=counts_of(tally),
         balanced=tally.balanced, points=points[-POINTS_MAX:], rejects=_rejects(batches, tallies, rejected),
-        facts=tuple((label, finite(value), unit) for label, value, unit in figures if value is not None), **more,
+        facts=tuple((label, facts[name].real(), unit) for name, (label, unit) in BATCH_FACTS.items() if facts[name]),
+        **more,
     )  # fmt: skip
 
 
@@ -262,27 +241,28 @@ class Folder:
         names = {name for name in WATCHED if (self.path / name).is_file()}
         more: dict[str, Any] = {"name": self.name, "report": REPORT in names, "explains": self.explains}
         try:
-            if names & {LINES, STREAM}:
-                lines = _tail(self.path / LINES) if LINES in names else []
+            if names & {PROGRESS, STREAM}:
+                lines = _tail(self.path / PROGRESS) if PROGRESS in names else []
                 return stream_view(lines, more, lambda batch: self._rejected(self.path / "batches" / f"{batch:012}"))
             return self._run_view(names, more)
         except (OSError, OnefoldError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            kind: Kind = "stream" if names & {LINES, STREAM} else "run"
+            kind: Kind = "stream" if names & {PROGRESS, STREAM} else "run"
             ours = isinstance(error, LookupError | TypeError | AttributeError)  # their words are for programmers
             why = "it is not as onefold writes it" if ours else error
             return View(kind=kind, state="trouble", told=shown(f"cannot be read: {why}"), **more)
 
     def _run_view(self, names: set[str], more: dict[str, Any]) -> View:
-        steps = _document(self.path / STEPS) if STEPS in names else {}
+        steps = read_object(self.path / STEPS, "steps", bytes_max=DOCUMENT_BYTES_MAX) if STEPS in names else {}
         state = STATES.get(steps.get("state"), "running") if steps else "complete"
         if state != "complete":
             past, now = steps["steps"][:-1], steps["steps"][-1][0]
-            facts: tuple[Fact, ...] = tuple((shown(name), finite(took), "seconds") for name, took in past[-STEPS_MAX:])
+            seconds = ((shown(name), ReportPart(took, "steps").real()) for name, took in past[-STEPS_MAX:])
+            facts: tuple[Fact, ...] = tuple((name, took, "seconds") for name, took in seconds)
             text = shown(steps.get("why") or now)
             return View(kind="run", state=state, told=text, at_ms=whole(steps["at_ms"]), facts=facts, **more)
         if RUN not in names:
             return View(kind="run", state="waiting", told="nothing is there yet", **more)
-        run = _document(self.path / RUN)
+        run = read_object(self.path / RUN, "tally", bytes_max=DOCUMENT_BYTES_MAX)
         tally = Tally.from_dict(run["tally"])
         figures: tuple[tuple[str, str, Unit], ...] = (
             ("open gaps", "missing_ranges", "count"), (shown(run.get("engine", "keys")), "keys", "count"),
@@ -304,16 +284,9 @@ class Folder:
         return View(
             kind="run", state="complete" if tally.balanced and agrees is not False else "trouble", told=text,
             at_ms=round((self.path / RUN).stat().st_mtime * 1000), counts=counts_of(tally), balanced=tally.balanced,
-            facts=tuple((label, finite(run[name]), unit) for label, name, unit in figures if name in run),
+            facts=tuple((label, ReportPart(run)[name].real(), unit) for label, name, unit in figures if name in run),
             rejects=rejects, **more,
         )  # fmt: skip
-
-
-def _document(path: Path) -> dict[str, Any]:
-    document = read_document_file(path, DOCUMENT_BYTES_MAX)
-    if not isinstance(document, dict):
-        raise ValueError(f"{path.name} is no JSON object")
-    return document
 
 
 def _tail(path: Path) -> list[dict[str, Any]]:
@@ -389,13 +362,8 @@ class WatchedServer:
     def _health(self) -> str:
         """What /healthz says; a stream with --metrics has none, and answers there with its figures."""
         status, body = self._ask("/healthz")
-        try:
-            document = read_json(body, "/healthz")
-        except BadInput:
-            document = None
-        if isinstance(document, dict) and "status" in document:
-            return shown(document["status"])
-        return "ok" if status == 200 else f"status {status}"
+        document = next(json_objects([body]), {})
+        return shown(document.get("status", "ok" if status == 200 else f"status {status}"))
 
     def _ask(self, path: str) -> tuple[int, bytes]:
         kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
@@ -427,17 +395,15 @@ def _counted(samples: list[Sample]) -> tuple[Counts | None, Counter[str]]:
     """The sums by verdict, and of what was rejected by reason; None: it counts no messages."""
     sums: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    counts_messages = False
     for sample in samples:
         verdict = sample.labels.get("verdict", "").upper()
         if verdict not in list(Verdict) or not 0 <= sample.value < 2**53 or sample.name.endswith("_created"):
             continue
-        counts_messages = True
         sums[verdict] += int(sample.value)
         if verdict == Verdict.REJECT and "reason" in sample.labels:
             reasons[sample.labels["reason"]] += int(sample.value)
     first, repeat, unsure, reject = (sums[verdict] for verdict in Verdict)
-    return ((first, repeat, unsure, reject) if counts_messages else None), reasons
+    return ((first, repeat, unsure, reject) if sums else None), reasons
 
 
 class Watch:
