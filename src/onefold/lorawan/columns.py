@@ -19,8 +19,9 @@ device, that of a join request the request itself: a nonce is used once. ``stric
     J7  J7'              REPEAT nonce_used
 
 A table is judged chain after chain, by time (`ColumnarStations`); a stream in batches, and a late row may belong before
-what was judged already. Both remember in a `FrameBank`: it keeps, of each frame, its last window, until nothing that may still come
-can meet it: until the newest time of the bucket has passed the window's last sighting by the expiry and ``late_ms``:
+what was judged already. Both remember in a `FrameBank`. It keeps, of each frame, its last window, until nothing that
+may still come can meet it: until the newest time of the bucket has passed the window's last sighting by the expiry and
+``late_ms``:
 
     a row at or after its frame's last sighting     is judged as in a table
     a row before it, within the window              is a hit; so is one less than the expiry before its opener

@@ -36,6 +36,10 @@ class Radio(NamedTuple):
     """The station's own clock, ms since 1970; None: it has none that can be trusted."""
 
 
+Window: TypeAlias = tuple[int, int]
+"""Frequency in Hz, data rate."""
+
+
 class Downlink(NamedTuple):
     """A frame to transmit: ``rx_delay_s`` after the uplink in the first window, or a second later in the other."""
 
@@ -44,8 +48,8 @@ class Downlink(NamedTuple):
     device_class: str
     """``A`` or ``C``: one of class C listens to its second window all the time."""
     rx_delay_s: int
-    rx1: tuple[int, int]
-    rx2: tuple[int, int]
+    rx1: Window
+    rx2: Window
     number: int
     """Unique in this server: the station names it when it has transmitted."""
 
@@ -59,7 +63,7 @@ station transmit the frame; False: the station is gone. Never blocks, never rais
 class Reception:
     frame: Frame
     station: str
-    """Sixteen lower-case hex digits: ``0016c001ff10a235``."""
+    """Its `station_name`."""
     radio: Radio
     back: Back | None = field(compare=False)
     """None: nothing can be transmitted there."""
@@ -68,20 +72,12 @@ class Reception:
 
 
 def station_name(eui: int) -> str:
-    """How a station is called everywhere.
-
-    >>> station_name(0x0016C001FF10A235)
-    '0016c001ff10a235'
-    """
+    """How a station is called everywhere: ``0016c001ff10a235``."""
     return f"{eui:016x}"
 
 
 def dashed(eui: int) -> str:
-    """As Basics Stations write the EUI of a device.
-
-    >>> dashed(0x16C001FF10A235)
-    '00-16-C0-01-FF-10-A2-35'
-    """
+    """As Basics Stations write the EUI of a device: ``00-16-C0-01-FF-10-A2-35``."""
     return eui.to_bytes(8, "big").hex("-").upper()
 
 
@@ -113,21 +109,31 @@ def document(data: bytes | str, what: str) -> dict[str, Any]:
     return value
 
 
-def integer(source: Mapping[str, Any], name: str, low: int, high: int) -> int:
-    """A whole number of this range; 868100000.0 is one."""
+def wrong(source: Mapping[str, Any], name: str, must: str) -> BadInput:
+    """The error that a field is something else than it must be."""
+    value = shown(source[name]) if name in source else "missing"
+    return BadInput(f"{name} is {value}, must be {must}", field=name)
+
+
+def whole(source: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    """A whole number within these; 5.0 and true are none."""
     value = source.get(name)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise BadInput(f"{name} is {shown(value)}, must be a whole number of {low} to {high}", field=name)
+    if type(value) is not int or not low <= value <= high:
+        raise wrong(source, name, f"a whole number, {low} to {high}")
     return value
+
+
+def integer(source: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    """The same, but 868100000.0 is one."""
+    value = source.get(name)
+    return whole({name: int(value)} if isinstance(value, float) and value.is_integer() else source, name, low, high)
 
 
 def number(source: Mapping[str, Any], name: str, low: float, high: float) -> float:
     value = source.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise BadInput(f"{name} is {shown(value)}, must be a number of {low:g} to {high:g}", field=name)
-    return value
+    if type(value) not in (int, float) or not low <= value <= high:
+        raise wrong(source, name, f"a number, {low:g} to {high:g}")
+    return float(value)
 
 
 def decibels(source: Mapping[str, Any], name: str) -> float | None:
@@ -138,14 +144,14 @@ def decibels(source: Mapping[str, Any], name: str) -> float | None:
 def text(source: Mapping[str, Any], name: str) -> str:
     value = source.get(name)
     if not isinstance(value, str):
-        raise BadInput(f"{name} is {shown(value)}, must be a string", field=name)
+        raise wrong(source, name, "a string")
     return value
 
 
 def part(source: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = source.get(name)
     if not isinstance(value, dict):
-        raise BadInput(f"{name} is {shown(value)}, must be an object", field=name)
+        raise wrong(source, name, "an object")
     return value
 
 
@@ -158,7 +164,7 @@ def octets(source: Mapping[str, Any], name: str, bytes_max: int = PHY_BYTES_MAX)
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise BadInput(f"{name} is {shown(value)}, must be base64", field=name) from None
+        raise wrong(source, name, "base64") from None
 
 
 def moment_ms(source: Mapping[str, Any], name: str) -> int | None:
@@ -187,7 +193,7 @@ def gps_ms(source: Mapping[str, Any], name: str) -> int | None:
     (1699964800000, None)
     """
     value = source.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= TIME_MS_MAX:
+    if type(value) not in (int, float) or not 0 <= value <= TIME_MS_MAX:
         return None
     return trusted_ms(GPS_EPOCH_MS + math.floor(value) - GPS_LEAP_MS)
 
@@ -198,9 +204,6 @@ def trusted_ms(time_ms: int) -> int | None:
 
 
 Rate: TypeAlias = tuple[int, int, int]
-Window: TypeAlias = tuple[int, int]
-"""Frequency in Hz, data rate."""
-
 NONE: Final[Rate] = (-1, 0, 0)
 SUB_BAND: Final = 2
 """Of US915: channels 8 to 15 and 65, which The Things Network and Helium use."""

@@ -345,7 +345,7 @@ DOWN = b64(ANSWER.pdu)
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"tmst": -1}, "tmst is -1, must be a whole number of 0 to 4294967295"),
+        ({"tmst": -1}, "tmst is -1, must be a whole number, 0 to 4294967295"),
         ({"tmst": 2**32}, "tmst is 4294967296"),
         ({"tmst": "1"}, "tmst is '1'"),
         ({"tmst": True}, "tmst is True"),

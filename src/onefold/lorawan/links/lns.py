@@ -38,7 +38,7 @@ from onefold.lorawan import radio
 from onefold.lorawan.flow import GatewayLimits, GatewayService
 from onefold.lorawan.frames import CONFIRMED_UP, DATA_BYTES_MIN, PHY_BYTES_MAX, UNCONFIRMED_UP, DataUp, JoinRequest
 from onefold.lorawan.links.receiving import Complaints
-from onefold.lorawan.radio import Downlink, Radio, Reception, Region, dashed, shown, station_name
+from onefold.lorawan.radio import Downlink, Radio, Reception, Region, dashed, shown, station_name, whole
 from onefold.lorawan.rules import BUSY, MALFORMED
 from onefold.net.http import Closing
 
@@ -104,10 +104,7 @@ INT64: Final = 2**63
 
 def read_message(text: str) -> tuple[str, dict[str, Any]]:
     fields = radio.document(text, "the message")
-    kind = fields.get("msgtype")
-    if type(kind) is not str:
-        raise BadInput(f"msgtype is {_shown(fields, 'msgtype')}, must be a text")
-    return kind, fields
+    return radio.text(fields, "msgtype"), fields
 
 
 def data_up(fields: Mapping[str, Any]) -> DataUp:
@@ -145,9 +142,7 @@ def read_radio(fields: Mapping[str, Any], region: Region) -> tuple[Radio, int, i
     if not region.is_up(rate):
         raise BadInput(f"DR is {rate}, {region.name} has 0 to {len(region.rx1_rates) - 1} for devices")
     frequency = whole(fields, "Freq", 1, 2**32 - 1)
-    info = fields.get("upinfo")
-    if type(info) is not dict:
-        raise BadInput(f"upinfo is {_shown(fields, 'upinfo')}, must be an object")
+    info = radio.part(fields, "upinfo")
     xtime = whole(info, "xtime", -INT64, INT64 - 1)
     rctx = whole(info, "rctx", -INT64, INT64 - 1)
     time_ms, gps_us, rxtime = None, info.get("gpstime"), info.get("rxtime")
@@ -155,39 +150,15 @@ def read_radio(fields: Mapping[str, Any], region: Region) -> tuple[Radio, int, i
         time_ms = radio.trusted_ms(gps_us // 1_000 + radio.GPS_EPOCH_MS - radio.GPS_LEAP_MS)
     elif isinstance(rxtime, int | float) and 0 < rxtime < 2**40:  # else from its own idea of UTC, in seconds
         time_ms = radio.trusted_ms(round(rxtime * 1_000))
-    return Radio(frequency, rate, _level(info, "rssi"), _level(info, "snr"), time_ms), xtime, rctx
-
-
-def whole(fields: Mapping[str, Any], name: str, low: int, high: int) -> int:
-    """A whole number within these; 5.0 and true are none."""
-    value = fields.get(name)
-    if type(value) is not int or not low <= value <= high:
-        raise BadInput(f"{name} is {_shown(fields, name)}, must be a whole number, {low} to {high}", field=name)
-    return value
+    return Radio(frequency, rate, radio.decibels(info, "rssi"), radio.decibels(info, "snr"), time_ms), xtime, rctx
 
 
 def octets(fields: Mapping[str, Any], name: str) -> bytes:
     value = fields.get(name)
     if type(value) is str and len(value) <= 2 * PHY_BYTES_MAX and " " not in value:
-        try:
+        with suppress(ValueError):
             return bytes.fromhex(value)
-        except ValueError:
-            pass
-    must = f"must be the hex digits of up to {PHY_BYTES_MAX} bytes"
-    raise BadInput(f"{name} is {_shown(fields, name)}, {must}", field=name)
-
-
-def _level(info: Mapping[str, Any], name: str) -> float | None:
-    value = info.get(name)
-    if value is None:
-        return None
-    if type(value) not in (int, float) or not -1_000 <= value <= 1_000:
-        raise BadInput(f"upinfo: {name} is {shown(value)}, must be a number, -1000 to 1000", field=name)
-    return float(value)
-
-
-def _shown(fields: Mapping[str, Any], name: str) -> str:
-    return shown(fields[name]) if name in fields else "missing"
+    raise radio.wrong(fields, name, f"the hex digits of up to {PHY_BYTES_MAX} bytes")
 
 
 KINDS: Final = ("version", "updf", "jreq", "dntxed", "timesync", "propdf", "rmtsh")

@@ -93,7 +93,7 @@ def read_heard(payload: bytes, station: str, region: Region) -> UplinkEvent | No
     if not STATION.fullmatch(named):
         eui = radio.octets(rx, field_name, 8) if version == 3 else b""
         if len(eui) != 8:
-            raise BadInput(f"{field_name} is {radio.shown(rx[field_name])}, must be an EUI", field=field_name)
+            raise radio.wrong(rx, field_name, "an EUI")
         named = eui.hex()
     if named != station:  # what the broker guards is the topic
         raise BadInput(f"the event names gateway {named}, but came on the topic of {station}", gateway=named)
@@ -115,7 +115,7 @@ def _rate(tx: Mapping[str, Any], version: int) -> tuple[int, int]:
     """Spreading factor and bandwidth in kHz; zeros: FSK."""
     if version == 3:
         if tx["modulation"] not in ("FSK", "LORA"):
-            raise BadInput(f"modulation is {radio.shown(tx['modulation'])}, must be LORA or FSK")
+            raise radio.wrong(tx, "modulation", "LORA or FSK")
         is_fsk, source, fsk, lora = tx["modulation"] == "FSK", tx, "fskModulationInfo", "loRaModulationInfo"
         bandwidths, unit = (1, 2_000), 1
     else:

@@ -111,11 +111,11 @@ def read_heard(packet: object, region: Region) -> Rxpk | None:
     if packet.get("modu") == "FSK":
         radio.integer(packet, "datr", FSK_BITS_PER_S, FSK_BITS_PER_S)
     elif packet.get("modu") != "LORA":
-        raise BadInput(f"modu is {radio.shown(packet.get('modu'))}, must be LORA or FSK")
+        raise radio.wrong(packet, "modu", "LORA or FSK")
     elif rate := LORA_RATE.fullmatch(radio.text(packet, "datr")):
         spreading, bandwidth_khz = int(rate[1]), int(rate[2])
     else:
-        raise BadInput(f"datr is {radio.shown(packet['datr'])}, must be like SF7BW125")
+        raise radio.wrong(packet, "datr", "like SF7BW125")
     data_rate = region.data_rate(spreading, bandwidth_khz)
     antennas = packet.get("rsig")
     if not antennas or "rssi" in packet:  # FSK has no SNR
@@ -124,7 +124,7 @@ def read_heard(packet: object, region: Region) -> Rxpk | None:
         levels = [(radio.number(each, "rssic", -1_000, 1_000), radio.decibels(each, "lsnr")) for each in antennas]
         rssi, snr = max(levels, key=lambda level: (-math.inf if level[1] is None else level[1], level[0]))
     else:
-        raise BadInput(f"rsig is {radio.shown(antennas)}, must be an array of objects")
+        raise radio.wrong(packet, "rsig", "an array of objects")
     phy = radio.octets(packet, "data")
     if "size" in packet and radio.integer(packet, "size", 0, PHY_BYTES_MAX) != len(phy):
         raise BadInput(f"size is {packet['size']}, but data has {len(phy)} bytes", size=packet["size"])
