@@ -29,9 +29,8 @@ from onefold.lorawan.rules import (
     decide_join,
     won_before,
 )
-from onefold.lorawan.stores.memory import MemoryCounters
 from onefold.lorawan.stores.redis import CLAIMS_MAX, RedisCounters
-from onefold.lorawan.stores.sqlite import SqliteCounters
+from onefold.lorawan.stores.sqlite import MemoryCounters, SqliteCounters
 from tests.lib.examples import examples
 
 TOP = 2**32 - 1

@@ -13,9 +13,8 @@ import redis
 from onefold.errors import Misuse, StoreFailed
 from onefold.lorawan.ports import open_counters
 from onefold.lorawan.rules import Claim, Claimed, Counters, Finished, Unfinished
-from onefold.lorawan.stores.memory import MemoryCounters
 from onefold.lorawan.stores.redis import CLAIMS_MAX, PREFIX, RedisCounters
-from onefold.lorawan.stores.sqlite import SqliteCounters
+from onefold.lorawan.stores.sqlite import MemoryCounters, SqliteCounters
 from tests.lib.local_server import free_port
 from tests.lib.redis_server import DURABLE, RedisServer
 

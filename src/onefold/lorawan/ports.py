@@ -86,7 +86,7 @@ def open_counters(url: str) -> CounterStore:
     """
     match scheme_of(url):
         case "memory", _:
-            from onefold.lorawan.stores.memory import MemoryCounters
+            from onefold.lorawan.stores.sqlite import MemoryCounters
 
             return MemoryCounters(wall_ms)
         case "sqlite", path:

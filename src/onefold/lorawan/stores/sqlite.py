@@ -10,6 +10,8 @@ some 50 bytes each.
 
 A file of a version that did not keep the frames gets the column for them when it is opened. Until a device is counted
 again its last frame is not known.
+
+`MemoryCounters` are the same over a database that has no file.
 """
 
 from __future__ import annotations
@@ -89,15 +91,14 @@ class SqliteCounters:
     def __init__(self, path: str | PathLike[str], clock_ms: Callable[[], int], *, busy_s: float = BUSY_S) -> None:
         """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
         self._begin(Database(path, SCHEMA, busy_s=busy_s), clock_ms)
-        if not self._has_frames():
-            with self._database.writing() as db:
-                if not self._has_frames():  # of two that open it at once, one adds it
-                    db.execute(_ADD_FRAME)
 
     def _begin(self, database: Database, clock_ms: Callable[[], int]) -> None:
         self._database, self._clock_ms = database, clock_ms
         self._lock = Lock()  # one connection, one transaction at a time
         self._open = True
+        with database.writing() as db:
+            if ("frame",) not in db.execute(_COLUMNS).fetchall():
+                db.execute(_ADD_FRAME)
 
     def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
         """Let go of what is finished, and judge the claims, in this order: one transaction, durable when it returns."""
@@ -135,16 +136,33 @@ class SqliteCounters:
             self._open = False
             self._database.close()
 
-    def _has_frames(self) -> bool:
-        with self._database.reading() as db:
-            return any(name == "frame" for (name,) in db.execute(_COLUMNS))
-
     @contextmanager
     def _alone(self) -> Iterator[None]:
         with self._lock:
             if not self._open:
                 raise Misuse(f"{self._database.path}: these counters were closed")
             yield
+
+
+class InMemory(Database):
+    def __init__(self) -> None:
+        self.path = "memory://"
+        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        for statement in SCHEMA:
+            self._connection.execute(statement)
+
+
+class MemoryCounters(SqliteCounters):
+    """A `CounterStore` in memory: right among the threads of one process, gone with it.
+
+    >>> counters = MemoryCounters(lambda: 0)
+    >>> a, b = counters.claim([Claim("0004a30b001c0530", server, fcnt_up=7) for server in ("a", "b")])
+    >>> a.won, b.won, b.server
+    (True, False, 'a')
+    """
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        self._begin(InMemory(), clock_ms)
 
 
 def _claim(db: sqlite3.Connection, claim: Claim, now_ms: int) -> Claimed:
