@@ -772,7 +772,7 @@ class GatewayService:
             if home:
                 each.asked_at = monotonic()
                 if stored is not None and fcnt is not None and self._began_elsewhere(each, fcnt, stored):
-                    each.begin_again(stored)
+                    each.heard, each.fcnt_down = rules.Heard(), stored.fcnt_down
             if counters is not None:
                 each.learn(stored, self.settings.name, home=home)
                 each.loaded = each.loaded or home

@@ -131,7 +131,7 @@ def integer(source: Mapping[str, Any], name: str, low: int, high: int) -> int:
 
 def number(source: Mapping[str, Any], name: str, low: float, high: float) -> float:
     value = source.get(name)
-    if type(value) not in (int, float) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise wrong(source, name, f"a number, {low:g} to {high:g}")
     return float(value)
 
@@ -193,7 +193,7 @@ def gps_ms(source: Mapping[str, Any], name: str) -> int | None:
     (1699964800000, None)
     """
     value = source.get(name)
-    if type(value) not in (int, float) or not 0 <= value <= TIME_MS_MAX:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= TIME_MS_MAX:
         return None
     return trusted_ms(GPS_EPOCH_MS + math.floor(value) - GPS_LEAP_MS)
 
