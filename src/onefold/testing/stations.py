@@ -17,9 +17,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import tomllib
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,10 +30,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
 
 from onefold.errors import BadInput, Misuse, OnefoldError
-from onefold.lorawan.frames import candidates, parse_down
-from onefold.lorawan.mic import data_mic
+from onefold.lorawan.frames import parse_down
+from onefold.lorawan.mic import find_owner
 from onefold.lorawan.radio import dashed
-from onefold.testing.radio import RadioWorld
+from onefold.lorawan.registry import Registry, read_registry
 from onefold.testing.radio_files import HeardFrame
 
 
@@ -54,38 +53,30 @@ class Ack(NamedTuple):
 
 
 class Ring:
-    """The keys of all devices, by address."""
+    """The keys of all devices, and the last counter that went down to each."""
 
-    def __init__(self, keys: Iterable[tuple[int, str, bytes]]) -> None:
-        """Address, DevEUI in hex and network session key of each device."""
-        self._keys: defaultdict[int, list[tuple[str, bytes]]] = defaultdict(list)
-        for dev_addr, dev_eui, nwk_skey in keys:
-            self._keys[dev_addr].append((dev_eui, nwk_skey))
-        self._last: dict[str, int] = {}
-
-    @classmethod
-    def of(cls, world: RadioWorld) -> Ring:
-        return cls((d.dev_addr, f"{d.dev_eui:016x}", d.nwk_skey) for d in world.devices if not d.stranger)
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._last: dict[int, int] = {}
 
     @classmethod
     def read(cls, file: Path) -> Ring:
         try:
-            devices = tomllib.loads(file.read_text(encoding="utf-8")).get("device", [])
-            return cls((int(d["dev_addr"], 16), d["dev_eui"], bytes.fromhex(d["nwk_skey"])) for d in devices)
+            return cls(read_registry(file))
         except FileNotFoundError as error:
             raise Misuse(f"{file}: is not there: 'onefold lorawan simulate' makes such a folder") from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadInput(f"{file}: is no registry of simulated devices: {error}") from error
 
     def answer(self, pdu: bytes) -> tuple[str, int, bool]:
         """Device, 32-bit counter and ACK bit of a down frame; `BadInput` if no device has a key that fits."""
         down = parse_down(pdu)
-        for dev_eui, nwk_skey in self._keys.get(down.dev_addr, ()):
-            for counter in candidates(self._last.get(dev_eui), down.fcnt):
-                if data_mic(nwk_skey, down.raw, down.dev_addr, counter, down=True) == down.mic:
-                    self._last[dev_eui] = max(counter, self._last.get(dev_eui, 0))
-                    return dev_eui, counter, down.ack
-        raise BadInput(f"the integrity code of a down frame to {down.dev_addr:08x} is wrong: {pdu.hex()}")
+        entries = self._registry.by_address.get(down.dev_addr, [])
+        keys = ((entry.nwk_skey or b"", self._last.get(entry.device.dev_eui)) for entry in entries)
+        owner, counter, _ = find_owner(keys, down)
+        if counter is None:
+            raise BadInput(f"the integrity code of a down frame to {down.dev_addr:08x} is wrong: {pdu.hex()}")
+        dev_eui = entries[owner].device.dev_eui
+        self._last[dev_eui] = max(counter, self._last.get(dev_eui, 0))
+        return f"{dev_eui:016x}", counter, down.ack
 
 
 def doubled(acks: Iterable[Ack]) -> Mapping[tuple[str, int, int], set[str]]:
@@ -112,7 +103,7 @@ LOG.addHandler(logging.NullHandler())
 @dataclass(slots=True)
 class Counts:
     sent: int = 0
-    missed: list[HeardFrame] = field(default_factory=list)
+    unsent: int = 0
     """Heard while there was no connection: lost."""
     connects: int = 0
     received: int = 0
@@ -121,10 +112,6 @@ class Counts:
     problems: list[str] = field(default_factory=list)
     """What a server said that makes no sense; the first hundred."""
     acks: list[Ack] = field(default_factory=list)
-
-    @property
-    def unsent(self) -> int:
-        return len(self.missed)
 
     def problem(self, text: str) -> None:
         if len(self.problems) < 100:
@@ -277,16 +264,7 @@ class Fleet:
             if await self.stations[heard.station].send(heard):
                 self.counts.sent += 1
             else:
-                self.counts.missed.append(heard)
-
-    async def until(self, done: Callable[[Counts], bool], seconds: float = 30) -> bool:
-        """Wait until something is so, as long as this; whether it is."""
-        end = perf_counter() + seconds
-        while not done(self.counts):
-            if perf_counter() > end:
-                return False
-            await asyncio.sleep(0.01)
-        return True
+                self.counts.unsent += 1
 
     async def quiet(self, seconds: float) -> None:
         """Wait until the servers have said nothing for so long."""
