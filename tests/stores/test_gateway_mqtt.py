@@ -201,7 +201,7 @@ def test_a_confirmed_uplink_is_stored_once_and_acknowledged_once_through_the_bro
             await bridge.publish(TOPIC, json.dumps(forged), 1)
             await until(lambda: link.figures()["frames"] == 2)
             await service.idle()
-            figures = service.downlinks.figures()
+            figures = service.downlinks.outcomes
             assert link.figures()["downlinks"] == 1
         assert topic == f"eu868/gateway/{STATION}/command/down"
         assert is_acknowledgement(base64.b64decode(sent["items"][0]["phyPayload"]))

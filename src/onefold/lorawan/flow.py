@@ -111,48 +111,42 @@ BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 class Latency:
     """A histogram.
 
-    >>> latency = Latency((0.1, 1.0))
-    >>> for seconds in (0.05, 0.1, 0.3, 7.0):
+    >>> latency = Latency()
+    >>> for seconds in (0.05, 10.0, 30.0, 70.0):
     ...     latency.note(seconds)
-    >>> latency.buckets(), round(latency.sum_s, 2)
-    ([('0.1', 2), ('1.0', 3), ('+Inf', 4)], 7.45)
+    >>> latency.buckets()[-3:], latency.sum_s
+    ([('10.0', 2), ('60.0', 3), ('+Inf', 4)], 110.05)
     """
 
-    def __init__(self, bounds_s: Sequence[float] = BOUNDS_S) -> None:
-        self._bounds = tuple(bounds_s)
-        self._counts = [0] * (len(self._bounds) + 1)
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_S) + 1)
         self.sum_s = 0.0
 
     def note(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.sum_s += seconds
 
     def buckets(self) -> list[tuple[str, int]]:
-        return list(zip((*map(str, self._bounds), "+Inf"), accumulate(self._counts), strict=True))
+        return list(zip((*map(str, BOUNDS_S), "+Inf"), accumulate(self._counts), strict=True))
 
 
 OUTSTANDING_MAX: Final = 100_000
 SECOND_WINDOW_MS: Final = 1_000
 
 
-@dataclass
 class Downlinks:
-    """Sends acknowledgements, and counts what becomes of them."""
+    """Sends acknowledgements, and counts what becomes of them.
 
-    region: Region
-    rx_delay_s: int
-    next_number: int
-    """Unique in this server also over restarts, where it begins with the time."""
-    lost_ms: int = 30_000
-    sent: int = 0
-    transmitted: int = 0
-    lost: int = 0
-    """Sent, and no station said that it was on the air."""
-    late: int = 0
-    """Not sent, for the device does not listen any more."""
-    gone: int = 0
-    """Not sent, for the station is not there any more."""
-    _outstanding: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    ``number`` is the first one's; it has to be unique in this server also over restarts, so it begins with the time.
+    """
+
+    def __init__(self, settings: GatewaySettings, number: int) -> None:
+        self.region, self.rx_delay_s = settings.region, settings.rx_delay_s
+        self.outcomes = dict.fromkeys(("sent", "transmitted", "lost", "late", "gone"), 0)
+        """Lost: no station said that it was on the air. Not sent: the device listens no more, the station is gone."""
+        self._lost_ms = round(1_000 * settings.limits.lost_s)
+        self._next_number = number
+        self._outstanding: OrderedDict[int, int] = OrderedDict()
 
     def acknowledge(self, reception: Reception, entry: RegistryEntry, fcnt_down: int, now_ms: int) -> bool:
         """Confirm this uplink; whether a station has it in hand now."""
@@ -160,7 +154,7 @@ class Downlinks:
         if not isinstance(frame, DataUp) or entry.nwk_skey is None:
             return False
         if device.device_class == "A" and now_ms - reception.received_ms > 1_000 * self.rx_delay_s + SECOND_WINDOW_MS:
-            self.late += 1
+            self.outcomes["late"] += 1
             return False
         downlink = Downlink(
             pdu=ack_down(nwk_skey=entry.nwk_skey, dev_addr=frame.dev_addr, fcnt=fcnt_down),
@@ -169,30 +163,27 @@ class Downlinks:
             rx_delay_s=self.rx_delay_s,
             rx1=self.region.rx1(radio.frequency_hz, radio.data_rate),
             rx2=self.region.rx2,
-            number=self.next_number,
+            number=self._next_number,
         )
-        self.next_number += 1
+        self._next_number += 1
         if reception.back is None or not reception.back(downlink):
-            self.gone += 1
+            self.outcomes["gone"] += 1
             return False
-        self.sent += 1
+        self.outcomes["sent"] += 1
         self._outstanding[downlink.number] = now_ms
         self.expire(now_ms)
         return True
 
-    def was_transmitted(self, number: int) -> None:
+    def transmitted(self, number: int) -> None:
         if self._outstanding.pop(number, None) is not None:
-            self.transmitted += 1
+            self.outcomes["transmitted"] += 1
 
     def expire(self, now_ms: int) -> None:
         """Give up those of which nobody said anything for too long; so do those that a clock which was ahead dated."""
-        waiting = self._outstanding
-        while waiting and (len(waiting) > OUTSTANDING_MAX or abs(now_ms - next(iter(waiting.values()))) > self.lost_ms):
+        waiting, lost_ms = self._outstanding, self._lost_ms
+        while waiting and (len(waiting) > OUTSTANDING_MAX or abs(now_ms - next(iter(waiting.values()))) > lost_ms):
             waiting.popitem(last=False)
-            self.lost += 1
-
-    def figures(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("sent", "transmitted", "lost", "late", "gone")}
+            self.outcomes["lost"] += 1
 
 
 PAIRS_MAX: Final = 10_000
@@ -356,9 +347,6 @@ class Upstream:
         if self._worker is None:
             self._worker = self._loop.create_task(self._work())
         return reply
-
-    def __len__(self) -> int:
-        return len(self._queue)
 
     async def close(self, seconds: float) -> None:
         """Store what is queued, for so long at most."""
@@ -535,7 +523,7 @@ class Recovery:
 ASK_S: Final = 10.0
 """A device whose frames do not fit its counter is looked up again, this often at most."""
 NUMBER_BITS: Final = 10
-"""Claims are numbered from the time of the start on: a million a second would be needed to run into the next start."""
+"""Claims and downlinks are numbered from the time of the start on: to run into the next takes a million a second."""
 
 
 def ticks_ms() -> int:
@@ -563,9 +551,8 @@ class GatewayService:
         self.statuses: Counter[tuple[Answer, str]] = Counter()
         """As the tally, by status too; empty: it was refused before it had one."""
         self.latency = Latency()
-        self.downlinks = Downlinks(
-            settings.region, settings.rx_delay_s, clock() << 10, lost_ms=round(1_000 * limits.lost_s)
-        )
+        self.downlinks = Downlinks(settings, clock() << NUMBER_BITS)
+        self.transmitted = self.downlinks.transmitted
         self.in_hand = 0
         self.failed = 0
         self.closing = False
@@ -619,9 +606,6 @@ class GatewayService:
         self._book(answer, "")
         if self._everything is not None:
             self._everything.put(refused(self.settings.name, station, self._clock(), *answer, problem))
-
-    def transmitted(self, number: int) -> None:
-        self.downlinks.was_transmitted(number)
 
     async def room(self) -> None:
         """Wait until a reception can be taken; for ever, if the server is about to end."""

@@ -84,7 +84,7 @@ def gateway_metrics(
         receptions.add_metric([str(judged.verdict), judged.reason, status], count)
     yield receptions
     for name, meaning, label, counts in (
-        ("downlinks", "Acknowledgements, by outcome.", "outcome", service.downlinks.figures().items()),
+        ("downlinks", "Acknowledgements, by outcome.", "outcome", service.downlinks.outcomes.items()),
         ("messages", "Messages of stations, by kind.", "msgtype", sorted(lns.messages.items())),
     ):
         family = CounterMetricFamily(f"{PREFIX}_{name}", meaning, labels=[label])

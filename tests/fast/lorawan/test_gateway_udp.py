@@ -186,7 +186,7 @@ def test_a_confirmed_uplink_is_stored_once_and_acknowledged_once_through_the_gat
                     await service.idle()
                     assert second.got.empty()
             await service.idle()
-            figures = service.downlinks.figures()
+            figures = service.downlinks.outcomes
             reasons = {answer.reason: count for answer, count in service.tally}
         packet = json.loads(sent[4:])["txpk"]
         assert is_acknowledgement(base64.b64decode(packet["data"]))
