@@ -32,35 +32,21 @@ class CounterStore(Protocol):
 
         What was won is kept when it returns, as durably as the store can, for ``keep_ms`` from then on (0: for ever),
         and a nonce for ever in any case; a lost claim changes nothing. A won claim's body is kept in the same step, for
-        ever, under its server and number (0 to 2^63 - 1), so two receptions of one frame keep both. The same claim made
-        again keeps one: it has the same number.
+        ever, under its server and number (0 to 2^63 - 1): two receptions of one frame keep both, the same claim made
+        again keeps one. The bodies of what is ``finished`` are let go before; one that is not there does no harm.
 
-        ``finished`` are messages whose bodies are let go, before any of the claims is judged; one that is not there
-        does no harm, and the claims may be none.
-
-        If it raises `StoreFailed` nothing is known of these claims and of what was finished: make the same call again.
-        Who had won, with a body, wins again, whatever was counted since; only a downlink's number may then be skipped,
-        or not be given. Whoever gives a claim up instead does not know whether its body is kept, and
-        finishes it like the others.
+        `StoreFailed`: nothing is known of these claims and of what was finished. Make the same call again: who had won,
+        with a body, wins again, whatever was counted since; only a downlink's number may then be skipped, or not be
+        given. Whoever gives a claim up instead finishes it like the others: its body may be kept.
         """
         ...
 
     def unfinished(self, server: str) -> list[Unfinished]:
-        """What this server won, with a body, and has not finished; by number.
-
-        To be stored upstream at the start after a crash, before anything new is claimed.
-        """
+        """What this server won, with a body, and has not finished, by number: to be stored upstream after a crash."""
         ...
 
     def known(self, devices: Sequence[str]) -> list[Counters | None]:
-        """What is kept of each device, in this order; None if it was never heard, forgotten, or kept long enough.
-
-        One question to the store, or a few for many devices; not one for each.
-        """
-        ...
-
-    def forget(self, device: str) -> None:
-        """As if it had never been heard, nor joined; but what is unfinished of it stays."""
+        """What is kept of each device, in this order; None if it was never heard, or kept long enough."""
         ...
 
     def close(self) -> None:

@@ -186,13 +186,10 @@ class Sighting(NamedTuple):
 class Sightings:
     """Who heard a key: the memory of level 1.
 
-    An entry says which station was first, and when it was heard first and last. It expires: *sliding*, when it was not
-    heard for ``expiry_ms`` (each hit begins the time anew, as in the ADR); or *fixed*, ``expiry_ms`` after it was first
-    heard. A key that comes at the very moment of expiry is new.
-
-    Entries stand in the order in which they expire, so what is expired is in front and is dropped as time goes. When
-    there is no more room the front one goes before its time: then a miss may be a mistake until it would have expired,
-    and `forgot` says so. Time never falls: an earlier one counts as the latest that was seen.
+    A key expires ``expiry_ms`` after it was heard last (*sliding*, as in the ADR) or first (*fixed*); at that very
+    moment it is new. Entries stand in the order in which they expire. When there is no more room the front one goes
+    before its time: until then a miss may be a mistake, and `forgot` says so. Time never falls: an earlier one counts
+    as the latest that was seen.
 
     Cost: O(1) amortised, some 300 bytes per entry.
 
@@ -246,7 +243,7 @@ class Sightings:
         return before
 
     def forget(self, key: bytes) -> None:
-        """Take back a sighting: the frame was refused, and what is refused leaves no trace."""
+        """Take back a sighting: the frame was refused, and no copy may pass as a duplicate of something good."""
         self._heard.pop(key, None)
 
     def forgot(self, now_ms: int) -> bool:
@@ -266,13 +263,11 @@ class Stations:
     resubmission: the device missed its confirmation, or was restarted, or somebody replays. From another station it is
     a duplicate under Drop and a soft duplicate else. A join request is only known or not known.
 
-    Not in the ADR: what is expired is new to it, and a device whose confirmation was lost for longer than the expiry
-    counts twice. Devices wait for minutes before they try again, so ``last``, the key of the frame that was counted
-    last, is known for ever: it is a resubmission, from whatever station. Likewise a join request whose nonce was used.
-
-    Not in the ADR either, and off unless asked for: a station with two antennas, or one that hears a strong signal on
-    an image frequency too, reports one transmission twice within milliseconds. With ``echo_ms`` that is no
-    resubmission, or the device would be answered twice.
+    Not in the ADR, to which what is expired is new: devices wait for minutes before they try again, so ``last``, the
+    key of the frame that was counted last, is a resubmission for ever, from whatever station. Likewise a join request
+    whose nonce was used. Not in the ADR either, and off unless asked for: a station with two antennas, or one that
+    hears a strong signal on an image frequency too, reports one transmission twice within milliseconds. With
+    ``echo_ms`` that is no resubmission, or the device would be answered twice.
 
     >>> stations = Stations()
     >>> for station in ("a", "a", "b"):
@@ -317,10 +312,6 @@ class Stations:
         if used:
             return DUPLICATE, NONCE_USED
         return NOT_DUPLICATE, FORGOTTEN if self.sightings.forgot(now_ms) else NEW_JOIN
-
-    def forget(self, key: bytes) -> None:
-        """The frame was refused: a copy of it must not pass as a duplicate of something good."""
-        self.sightings.forget(key)
 
 
 GAP_MAX = 16_384
@@ -466,11 +457,9 @@ class Finished(NamedTuple):
 class Unfinished(NamedTuple):
     """A message that its server won and has not finished.
 
-    Between winning a claim and storing its message upstream a server can die, and by then every other server has lost
-    that frame: under Drop nobody would ever store it. So a claim may carry the message (`Claim.body`), and in the step
-    in which it wins the store keeps it. When it is stored upstream the server says so along with its next claims
-    (`Finished`); what it finds when it starts again it has to store first. None is lost, and one is stored twice only
-    if the server died between storing it and saying so.
+    A server can die between winning a claim and storing its message upstream, when every other server has lost that
+    frame. So the step in which a claim wins keeps its message (`Claim.body`), until the server says that it is stored
+    (`Finished`). What it finds when it starts again it stores first: none is lost.
     """
 
     number: int
@@ -493,17 +482,13 @@ def won_before(unfinished: Unfinished | None, claim: Claim) -> bool:
 def decide(counters: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
     """Level 2: what is known after a claim, and what became of it ("Deduplication between different network servers").
 
-    Per device the shared store keeps the last counter, the server that counted it, and the last counter that went down.
     A claim wins with a higher counter, or with the same one if its server has that already (it does its work again
     after a crash). All others lose. Only the winner gets a counter to send down with. A store says "won" to a lost one
     that was `won_before`.
 
     The store does this in one atomic step. The deployed system takes a lock with an expiry, reads, and writes: a server
-    that is held up between two of these steps wins what another has won. Here there is nothing to hold.
-
-    Counters have 32 bits. With the 16 of the air, a device that reaches 65,536 looks like one that fell back to 0, and
-    nothing of it counts for the next 65,535 frames. With the counter stands the key of the frame, so the last frame of
-    a device is known for ever, however late its copy comes: after a restart, too. Older ones are told by counter.
+    that is held up between two of these steps wins what another has won. Counters have 32 bits: by the 16 of the air, a
+    device that reaches 65,536 looks like one that fell back to 0, and nothing of it counts for the next 65,535 frames.
 
     >>> known, a = decide(None, Claim("d", "a", 7, wants_down=True))
     >>> known, b = decide(known, Claim("d", "b", 7, wants_down=True))
@@ -536,12 +521,11 @@ def decide(counters: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
 
 
 def decide_join(counters: Counters | None, claim: Claim, *, used: bool) -> Claimed:
-    """What becomes of a claim with a nonce, which is kept for ever: a device uses each once, and whoever recorded the
-    request can send it again years later. There are 65,536 at most, and only requests whose MIC is right get here, so
-    no stranger can fill the store. ``used``: its device has joined with it; ``counters``: who did it of late.
+    """What becomes of a claim with a nonce, which is kept for ever: whoever recorded the request can send it again
+    years later. There are 65,536 at most, and only requests whose MIC is right get here, so no stranger can fill the
+    store. ``used``: its device has joined with it; ``counters``: who did it of late.
 
-    A store says "won" to a lost one that was `won_before`. Who lost and is told no server lost to nobody of now: the
-    request is replayed.
+    A store says "won" to a lost one that was `won_before`. No server is named: the request is replayed.
 
     >>> claim = Claim("join/d", "b", 0, nonce=7)
     >>> decide_join(None, claim, used=False).won, decide_join(None, claim, used=True).won
@@ -557,11 +541,10 @@ def decide_join(counters: Counters | None, claim: Claim, *, used: bool) -> Claim
 def _begins_anew(counters: Counters, claim: Claim) -> bool:
     """Is this the first that the store hears of the device's beginning again?
 
-    Such a device sends 0, then 1. Each server notices for itself, some later than others, and the first one begins anew
-    in the store. The copies of the others must not do so once more: they would win what is counted, and shut out what
-    the device sends now. So the claim says what this server heard last before. If the store is behind that, it has
-    begun again already; unless it is so far ahead of the claim that no server can be so late. Then this server had
-    heard what never reached the store, or nothing of a whole life of the device between.
+    Each server notices for itself, and the first one begins anew in the store. The copies of the others must not do so
+    once more: they would win what is counted, and shut out what the device sends now. So the claim says what this
+    server heard last before. If the store is behind that, it has begun again already; unless it is so far ahead of the
+    claim that no server can be so late.
     """
     after = claim.restarted_after
     if after is None or claim.fcnt_up >= counters.fcnt_up:
@@ -624,7 +607,7 @@ class NetworkServer:
         )  # fmt: skip
         if problem is not None:
             if not known or answer is COUNTED_BEFORE:
-                self.stations.forget(key)
+                self.stations.sightings.forget(key)
             if problem is REPLAYED and answer is COUNTED_BEFORE:
                 problem = COUNTED_BEFORE  # no confirmation explains it, but who sent it again is not known, either
             if problem is OLD_COUNTER and answer is FORGOTTEN:
@@ -655,10 +638,8 @@ class NetworkServer:
         return Judged(answer, status, Route(True, True, False), 0, claim)
 
     def settle(self, judged: Judged, strategy: Strategy, claimed: Claimed | None) -> Judged:
-        """The final judgement, after the claim. ``claimed`` None: the coordinator could not be asked.
-
-        Then nothing goes down, for another server may answer too; and what would have been FIRST is UNSURE.
-        """
+        """The final judgement, after the claim. ``claimed`` None: the coordinator could not be asked. Then nothing goes
+        down, for another server may answer too; and what would have been FIRST is UNSURE."""
         claim = judged.claim
         if claim is None:
             return judged

@@ -25,6 +25,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
+from ipaddress import IPv6Address
 from time import time
 from typing import Any, Final
 
@@ -44,8 +45,7 @@ from onefold.net.http import Closing
 
 MAX: Final = 2**64 - 1
 PLAIN: Final = re.compile(r"[0-9a-fA-F]{16}|[0-9a-fA-F]{2}([-:][0-9a-fA-F]{2}){7}")
-GROUPS: Final = re.compile(r"[0-9a-fA-F]{1,4}(:[0-9a-fA-F]{1,4}){0,3}")
-GROUP_COUNT: Final = 4
+ID6: Final = re.compile(r"(::|[0-9a-fA-F])[0-9a-fA-F:]{0,18}")
 TEXT_MAX: Final = 60
 
 
@@ -63,11 +63,9 @@ def parse_eui(value: object, field: str) -> int:
         text = value.removeprefix("router-")
         if PLAIN.fullmatch(text):
             return int(text.replace("-", "").replace(":", ""), 16)
-        front, gap, back = text.partition("::")
-        groups = [part.split(":") if part else [] for part in (front, back)]
-        missing = GROUP_COUNT - len(groups[0]) - len(groups[1])
-        if all(not part or GROUPS.fullmatch(part) for part in (front, back)) and missing >= 0 and (gap or not missing):
-            return int("".join(group.zfill(4) for group in [*groups[0], *["0"] * missing, *groups[1]]), 16)
+        if ID6.fullmatch(text):
+            with suppress(ValueError):  # an IPv6 address, but for its front half
+                return int(IPv6Address("0:0:0:0" + ":" * (text[:2] != "::") + text))
     raise BadInput(f"{field} is {shown(value)}, must be an EUI, such as 00-16-C0-01-FF-10-A2-35 or 16:c001:ff10:a235")
 
 
@@ -88,15 +86,8 @@ def id6(eui: int) -> str:
     >>> [id6(x) for x in (0, 1, 0x16C001FF10A235, 0x16 << 48, 0x160000000000A235)]
     ['::0', '::1', '16:c001:ff10:a235', '16::', '1600::a235']
     """
-    if eui == 0:
-        return "::0"
-    groups = [eui >> shift & 0xFFFF for shift in (48, 32, 16, 0)]
-    for length in (3, 2):
-        for at in range(GROUP_COUNT - length + 1):
-            if not any(groups[at : at + length]):
-                front, back = (":".join(f"{g:x}" for g in part) for part in (groups[:at], groups[at + length :]))
-                return f"{front}::{back}"
-    return ":".join(f"{group:x}" for group in groups)
+    text = str(IPv6Address(0x0001_0001_0001_0001 << 64 | eui)).removeprefix("1:1:1:1")
+    return text.removeprefix(":") if text[:2] != "::" else text if eui else "::0"
 
 
 INT64: Final = 2**63

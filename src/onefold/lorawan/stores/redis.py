@@ -121,10 +121,6 @@ class RedisCounters:
                 raise StoreFailed(problem, device=device)
         return counters
 
-    def forget(self, device: str) -> None:
-        with self._asking():
-            self._client.delete(self._prefix + device, self._nonces(device))
-
     def warnings(self) -> list[str]:
         """Settings of the server by which it can lose what it has answered, one sentence each; to be said at start."""
         with self._asking():

@@ -126,11 +126,6 @@ class SqliteCounters:
                     counters |= {device: Counters(*row) for device, *row in db.execute(query, [now_ms, *part])}
         return [counters.get(device) for device in devices]
 
-    def forget(self, device: str) -> None:
-        with self._alone(), self._database.writing() as db:
-            db.execute("delete from lorawan_counters where device = ?", [device])
-            db.execute("delete from lorawan_nonces where device = ?", [device])
-
     def close(self) -> None:
         with self._lock:
             self._open = False
