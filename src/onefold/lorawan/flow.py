@@ -8,13 +8,12 @@ of three kinds: what a store knows of a device, what became of a claim (`ClaimDe
 (`Upstream`). Between two of them it runs without a break, and frames go on in the order in which they came.
 
 **Whose frame is it?** Up to the MIC nothing changes, whatever is sent. A device that was not heard since the start is
-looked up first, so a restart forgets no counter. It is looked up again, not too often, when a frame does not fit its
-counter: another server may have counted on, or heard that it began again. Its counters live in the shared store, or in
-this server's own where only this server may serve the device; at first sight both are asked, for it may have been
-otherwise before. Many devices may share an address: all of them are looked up with one question, and a frame costs one
-pass over their codes; if it is nobody's, those that were not looked up for a while are, once, and there is one more
-pass. Codes that fail are counted by station and address, or whoever sends forged frames would keep a core busy
-(`MicBudget`).
+looked up first, so a restart forgets no counter; again, not too often, when a frame does not fit its counter: another
+server may have counted on, or heard that it began again. Its counters live in the shared store, or in this server's own
+where only this server may serve the device; at first sight both are asked, for it may have been otherwise before.
+Devices that share an address are looked up with one question, and a frame costs one pass over their codes; if it is
+nobody's, those that were not looked up for a while are, and there is one more pass. Codes that fail are counted by
+station and address, or whoever sends forged frames would keep a core busy (`MicBudget`).
 
 **The order is the guarantee.** An acknowledgement tells the device that its frame is safe, so it is sent when the frame
 is in the durable log and not before; also where this reception stores nothing itself, because an earlier one did.
@@ -291,18 +290,17 @@ class MessageLog(Protocol):
 
 
 class DurableTopic(Protocol):
-    """What is behind the server: a topic of `onefold.producers`, whose sequence ids make a repeated write harmless."""
+    """What is behind the server: a topic of `onefold.producers`, whose sequence ids make a repeated write harmless.
+
+    ``publish`` stores all that is new, and has a receipt (``verdict``, ``reason``) for each; ``tend`` sees to what is
+    due by the clock alone: snapshots, retention. It blocks.
+    """
 
     @property
     def log(self) -> MessageLog: ...
     def last_sequence_id(self, producer: str) -> int: ...
-    def publish(self, producer: str, messages: Sequence[tuple[int, bytes]]) -> Sequence[Any]:
-        """Store all that is new; a receipt (``verdict``, ``reason``) for each."""
-        ...
-
-    def tend(self) -> None:
-        """See to what is due by the clock alone: snapshots, retention. Blocks."""
-        ...
+    def publish(self, producer: str, messages: Sequence[tuple[int, bytes]]) -> Sequence[Any]: ...
+    def tend(self) -> None: ...
 
 
 class Upstream:
@@ -335,9 +333,8 @@ class Upstream:
         self._enough = asyncio.Event()
 
     def put(self, record: bytes | None) -> Reply[bool]:
-        """Store a record; the reply is True when it is durable, False if it had to be given up at the end.
-
-        None: there is nothing to store, only to wait for all before it. Beyond ``queued_max`` nothing is taken."""
+        """Store a record (None: only wait for all before it); the reply is True when it is durable, False if it had to
+        be given up at the end, or was not taken because ``queued_max`` wait."""
         reply: Reply[bool] = Reply()
         if self._queued_max is not None and len(self._queue) >= self._queued_max:
             self.refused += 1
@@ -358,9 +355,7 @@ class Upstream:
         self._pool.shutdown(wait=False)
 
     def tail(self, since_ms: int, least: int = 0) -> Iterator[StoredMessage]:
-        """The messages that earlier runs have stored since, and some before; at least so many of the last records.
-
-        Oldest first. Blocks."""
+        """What earlier runs have stored since, and some before, oldest first; ``least`` of the records. Blocks."""
         records, start = self.topic.log, self._began
         if records.start >= start:  # retention has removed all of it
             return
@@ -448,14 +443,11 @@ class RecordName(NamedTuple):
 class Recovery:
     """The bridge between two runs of one server. ``ticks`` is the clock of level 1, which nobody sets.
 
-    The counters are in their store, so only the memory of level 1 is gone. The log has it: whatever was stored within
-    the expiry was heard. And a run that died between winning a frame and storing it left the record with the store of
-    the claim, for by then all other servers had lost that frame.
-
-    Some of what it left is in the log, if it died before it could say so. A record is found there by what was heard,
-    where and when, whatever the clock said when it was written: the log is read from well before, and never less than a
-    server can have left behind. What cannot be read, of another version or damaged, is nobody's: in the log it is
-    passed over, in the store it stays.
+    What level 1 remembered is in the log: whatever was stored within the expiry was heard. And a run that died between
+    winning a frame and storing it left the record with the store of the claim (`Unfinished`). Some of these are in the
+    log, if it died before it could say so: they are found by what was heard, where and when, whatever the clock said;
+    the log is read from well before, and never less than a server can have left behind. What cannot be read, of another
+    version or damaged, is passed over in the log, and stays in the store.
     """
 
     _sightings: Sightings
@@ -534,8 +526,8 @@ def ticks_ms() -> int:
 class GatewayService:
     """Takes receptions of any protocol. Lives on one event loop.
 
-    ``topic`` opens a durable topic by its name. ``shared`` keeps the counters of devices that any server may serve,
-    ``local`` those that only this one may.
+    ``topic`` opens one by its name. ``shared`` keeps the counters of devices that any server may serve, ``local`` those
+    that only this one may.
     """
 
     def __init__(
@@ -547,7 +539,7 @@ class GatewayService:
         self.region = settings.region
         self.sessions = Sessions(registry)
         self.tally = Tally()
-        """The books: all that came in, and all that was decided."""
+        self.arrive = self.tally.arrive  # to be heard or refused: the one side of the books, `_book` keeps the other
         self.statuses: Counter[tuple[Answer, str]] = Counter()
         """As the tally, by status too; empty: it was refused before it had one."""
         self.latency = Latency()
@@ -585,12 +577,6 @@ class GatewayService:
             when_down=when_down, batch_max=limits.batch_max, parked_max=limits.parked_max,
         )  # fmt: skip
 
-    # --- what links call ------------------------------------------------------------------------------------------
-
-    def arrive(self) -> None:
-        """Something came in, and is to be heard or refused: the one side of the books, `_book` keeps the other."""
-        self.tally.arrive()
-
     def hear(self, reception: Reception) -> None:
         """Take a reception, at once; `Busy`: too much is in hand, and it was not taken."""
         if self.in_hand >= self.settings.limits.in_hand_max:
@@ -615,8 +601,6 @@ class GatewayService:
                 await self._change()
         finally:
             self._waiting -= 1
-
-    # --- one reception ----------------------------------------------------------------------------------------------
 
     async def _take(self, reception: Reception) -> None:
         """One reception from its arrival to its answer. Whatever goes wrong with it, the others go on."""
@@ -733,9 +717,8 @@ class GatewayService:
         return self.sessions.of(entry), self._rules.join(request, station, now_ms)
 
     async def _look_up(self, sessions: Sequence[DeviceSession], fcnt: int | None = None) -> bool:
-        """Wait until these devices are looked up; True: their own store could not be asked.
+        """Wait until those of these devices are looked up that are one question; True: their own store was down.
 
-        Those that the same store is to be asked for are one question; the caller comes back if there is more to ask.
         ``fcnt``: a frame of the one device has this counter, too low for what this server heard of it."""
         session = next((each for each in sessions if each.lookup is not None), None)
         if session is not None and session.lookup is not None:
@@ -793,8 +776,6 @@ class GatewayService:
         if (copies := self._copies.pop(frame, None)) is not None:
             copies.resolve(None)
 
-    # --- watching and ending ----------------------------------------------------------------------------------------
-
     def figures(self) -> dict[str, int]:
         self.downlinks.expire(self._clock())
         return {
@@ -830,7 +811,6 @@ class GatewayService:
         return problems
 
     def tend(self) -> None:
-        """See to what the topics owe by the clock alone. Blocks."""
         for upstream in self._upstreams:
             upstream.topic.tend()
 
