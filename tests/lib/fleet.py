@@ -189,7 +189,7 @@ class Scene:
         gateway.kill()
         await asyncio.to_thread(gateway.start)
         mine = [station for station in self.fleet.stations.values() if station.at == gateway.url]
-        while not all(station.connected for station in mine):
+        while any(station._socket is None for station in mine):
             await asyncio.sleep(0.01)
 
     async def restart_redis(self, down_s: float = 0.2) -> None:

@@ -25,7 +25,7 @@ from onefold.errors import BadInput, Misuse
 from onefold.lorawan.frames import DataUp, Frame
 from onefold.lorawan.radio import dashed
 from onefold.testing.faults import whole_folder
-from onefold.testing.radio import FrameKind, Frames, RadioTraffic, SimDevice
+from onefold.testing.radio import FrameKind, Frames, RadioTraffic
 
 
 class TruthLine(NamedTuple):
@@ -73,26 +73,24 @@ def as_json(line: TruthLine) -> str:
 def registry(traffic: RadioTraffic) -> Iterator[str]:
     """The text of the registry, device by device; strangers are not in it."""
     starts = first_counters(traffic)
-    return (entry(device, starts[i]) for i, device in enumerate(traffic.world.devices) if not device.stranger)
-
-
-def entry(device: SimDevice, start: int = 0) -> str:
-    """One device; ``start`` is the first counter that it uses."""
-    lines = [
-        "[[device]]",
-        f'dev_eui = "{device.dev_eui:016x}"',
-        f'dev_addr = "{device.dev_addr:08x}"',
-        f'nwk_skey = "{device.nwk_skey.hex()}"',
-        f'strategy = "{device.strategy}"',
-        f'activation = "{"otaa" if device.joins else "abp"}"',
-    ]
-    if device.joins:
-        lines.append(f'app_key = "{device.app_key.hex()}"')
-    if device.resets:
-        lines.append("relaxed = true")
-    if device.rolls_over:  # nobody can guess a high word that was never heard, nor one that passed unheard
-        lines.append(f"fcnt_up = {start - 1}")
-    return "\n".join(lines) + "\n\n"
+    for i, device in enumerate(traffic.world.devices):
+        if device.stranger:
+            continue
+        lines = [
+            "[[device]]",
+            f'dev_eui = "{device.dev_eui:016x}"',
+            f'dev_addr = "{device.dev_addr:08x}"',
+            f'nwk_skey = "{device.nwk_skey.hex()}"',
+            f'strategy = "{device.strategy}"',
+            f'activation = "{"otaa" if device.joins else "abp"}"',
+        ]
+        if device.joins:
+            lines.append(f'app_key = "{device.app_key.hex()}"')
+        if device.resets:
+            lines.append("relaxed = true")
+        if device.rolls_over:  # nobody can guess a high word that was never heard, nor one that passed unheard
+            lines.append(f"fcnt_up = {starts[i] - 1}")
+        yield "\n".join(lines) + "\n\n"
 
 
 def first_counters(traffic: RadioTraffic) -> dict[int, int]:
@@ -120,11 +118,6 @@ def heard(traffic: RadioTraffic) -> Iterator[HeardFrame]:
 
 
 def signed(number: int) -> int:
-    """The same 32 bits as a signed number.
-
-    >>> signed(0xFC00AC01)
-    -67064831
-    """
     return number - (1 << 32) if number >> 31 else number
 
 

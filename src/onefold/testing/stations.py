@@ -6,10 +6,9 @@
                     dntxed ->           <- dnmsg                                            transmit this; it is done
                     timesync ->         <- timesync                                         what time is it
 
-A station that loses its server connects again, from the discovery on; what it hears meanwhile is lost, as with real
-stations, and counted (`Counts.unsent`). Every ``dnmsg`` is parsed, its integrity code checked, and kept as an `Ack`.
-A down frame names an address and its own counter, nothing more. Which device is meant, only the integrity code tells,
-for devices may share an address. Which uplink it answers the station knows: a server says its clock value again.
+A station that loses its server connects again, from the discovery on; what it hears meanwhile is lost and counted, as
+with real stations. Every ``dnmsg`` is parsed, its integrity code checked, and kept as an `Ack`. Which device is meant
+that code tells, for devices may share an address; which uplink it answers, the clock value that the server repeats.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter, time
-from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -32,7 +30,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, W
 from onefold.errors import BadInput, Misuse, OnefoldError
 from onefold.lorawan.frames import parse_down
 from onefold.lorawan.mic import find_owner
-from onefold.lorawan.radio import dashed
+from onefold.lorawan.radio import dashed, document
 from onefold.lorawan.registry import Registry, read_registry
 from onefold.testing.radio_files import HeardFrame
 
@@ -133,10 +131,6 @@ class Station:
         """Connect and wait until the server has said what to do; then go on in the background."""
         self._task = asyncio.create_task(self._live(await self._connected()))
 
-    @property
-    def connected(self) -> bool:
-        return self._socket is not None
-
     async def send(self, heard: HeardFrame) -> bool:
         """Hand over what was heard; False: there is no connection."""
         if self._socket is None:
@@ -175,7 +169,7 @@ class Station:
         url = f"{self.at}/router-info"
         async with await self._open(url) as socket:
             await socket.send(json.dumps({"router": dashed(int(self.eui, 16))}))
-            reply = _object(url, await asyncio.wait_for(socket.recv(), OPEN_S))
+            reply = document(await asyncio.wait_for(socket.recv(), OPEN_S), f"{url}: the answer")
         if reply.get("error"):
             raise Misuse(f"{url}: {reply['error']}")
         if not isinstance(reply.get("uri"), str):
@@ -184,7 +178,7 @@ class Station:
         socket = await self._open(uri)
         version = {"msgtype": "version", "station": "onefold", "firmware": None, "package": None, "model": "simulated"}
         await socket.send(json.dumps(version | {"protocol": 2, "features": ""}))
-        config = _object(uri, await asyncio.wait_for(socket.recv(), OPEN_S))
+        config = document(await asyncio.wait_for(socket.recv(), OPEN_S), f"{uri}: the answer")
         if config.get("msgtype") != "router_config":
             raise BadInput(f"{uri}: said {str(config)[:200]}, must be a router_config")
         self.config = config
@@ -213,7 +207,7 @@ class Station:
         now = perf_counter()
         self._counts.received += 1
         try:
-            message = _object(self.at, text)
+            message = document(text, "the message")
             if message.get("msgtype") == "dnmsg":
                 uplink, began = self._sent[message["xtime"]]
                 device, counter, is_ack = self._ring.answer(bytes.fromhex(message["pdu"]))
@@ -248,9 +242,7 @@ class Fleet:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def play(self, lines: Iterable[HeardFrame], *, rate: float | None = None) -> None:
@@ -275,13 +267,3 @@ class Fleet:
 
     async def close(self) -> None:
         await asyncio.gather(*(station.close() for station in self.stations.values()))
-
-
-def _object(source: str, text: str | bytes) -> dict[str, Any]:
-    try:
-        message = json.loads(text)
-    except ValueError as error:
-        raise BadInput(f"{source}: said what is no JSON: {str(text)[:200]}") from error
-    if not isinstance(message, dict):
-        raise BadInput(f"{source}: said {str(text)[:200]}, must be a JSON object")
-    return message
