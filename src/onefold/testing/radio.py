@@ -26,10 +26,10 @@ written; nothing else runs row by row in Python.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ import numpy.typing as npt
 from onefold.errors import Misuse
 from onefold.lorawan.frames import Frame
 from onefold.lorawan.mic import signed_join, signed_up
-from onefold.testing.faults import DAY_MS, Range, check
+from onefold.testing.faults import DAY_MS, MostlyLess, Share, check
 
 Strategies: TypeAlias = Literal["drop", "mark", "none", "mixed"]
 STRATEGIES: Final = ("drop", "mark", "none")
@@ -59,50 +59,50 @@ class RadioPlan:
     onefold.errors.Misuse: devices is 5, must be at most frames, which is 4
     """
 
-    seed: int = 1
-    devices: int = 50
-    gateways: int = 5
-    frames: int = 5_000
+    seed: Annotated[int, (0, 2**63 - 1)] = 1
+    devices: Annotated[int, (1, 100_000)] = 50
+    gateways: Annotated[int, (1, 1_000)] = 5
+    frames: Annotated[int, (1, 10_000_000)] = 5_000
     """Uplinks that the devices send, all together; what is sent again, replayed or forged comes on top."""
-    interval_ms: int = 60_000
-    side_m: int = 10_000
-    range_m: int = 5_000
+    interval_ms: Annotated[int, (1_000, DAY_MS)] = 60_000
+    side_m: Annotated[int, (1, 1_000_000)] = 10_000
+    range_m: Annotated[int, (1, 10_000_000)] = 5_000
     """How far a gateway hears; a device is in the range of one at least."""
-    delay_ms: int = 40
+    delay_ms: Annotated[int, (1, 10_000)] = 40
     """From a gateway to the server, as a rule."""
-    slow_ms: int = 600
-    """The same for the last of two or more gateways, which hangs on a mobile link."""
+    slow_ms: Annotated[int, (1, 10_000)] = 600
+    """Of the last of two or more gateways, on a mobile link; far below the 60 s for which servers remember a frame."""
     strategy: Strategies = "mixed"
     """Of all devices; mixed: each has its own."""
-    confirmed: float = 0.25
-    retries: float = 0.3
+    confirmed: Share = 0.25
+    retries: Share = 0.3
     """Share of *confirmed* uplinks whose acknowledgement is missed: sent again, up to three times."""
-    retry_ms: int = 0
+    retry_ms: Annotated[int, (0, DAY_MS)] = 0
     """How long a device waits before it sends a confirmed frame again, in the median: half of that to half as much
     again. 0: as soon as both receive windows have passed, 2.5 to 5 s. Stacks that back off wait for minutes."""
-    losses: float = 0.02
+    losses: MostlyLess = 0.02
     """Uplinks that no gateway hears, however often they are sent."""
-    fades: float = 0.05
+    fades: MostlyLess = 0.05
     """Share of *receptions* that fail, one gateway at a time."""
-    mirrors: float = 0.01
+    mirrors: Share = 0.01
     """Share of *receptions* that a gateway has twice: same instant, other frequency, much weaker."""
-    replays: float = 0.01
+    replays: Share = 0.01
     """Recorded by somebody and sent again when the device is further on."""
-    forged: float = 0.01
+    forged: Share = 0.01
     """Frames on top with a device's address, a counter that fits, and a wrong integrity code."""
-    foreign: float = 0.01
+    foreign: Share = 0.01
     """Frames on top of devices of other networks: in no registry."""
-    joins: float = 0.2
+    joins: Share = 0.2
     """Share of *devices* that join over the air, once or twice."""
-    rollovers: float = 0.1
+    rollovers: Share = 0.1
     """Share of *devices* whose 16-bit counter rolls over on the way."""
-    resets: float = 0.1
+    resets: Share = 0.1
     """Share of *devices* that restart their counter on the way."""
-    shared: float = 0.04
+    shared: Share = 0.04
     """Share of *devices* that have the address of another."""
 
     def __post_init__(self) -> None:
-        check(self, RANGES)
+        check(self)
         if self.devices > self.frames:
             text = f"devices is {self.devices}, must be at most frames, which is {self.frames}"
             raise Misuse(text, devices=self.devices)
@@ -129,23 +129,6 @@ class RadioPlan:
         return 2 * (self.delay_ms + self.slow_ms) + 1_000
 
 
-RANGES: Final[Mapping[str, Range]] = {
-    "seed": (0, 2**63 - 1),
-    "devices": (1, 100_000),
-    "gateways": (1, 1_000),
-    "frames": (1, 10_000_000),
-    "interval_ms": (1_000, DAY_MS),
-    "side_m": (1, 1_000_000),
-    "range_m": (1, 10_000_000),
-    "delay_ms": (1, 10_000),
-    "slow_ms": (1, 10_000),  # far below the 60 s for which a server remembers a frame
-    "retry_ms": (0, DAY_MS),
-    "losses": (0.0, 0.9),
-    "fades": (0.0, 0.9),
-    **dict.fromkeys(("confirmed", "retries", "mirrors", "replays", "forged", "foreign"), (0.0, 1.0)),
-    **dict.fromkeys(("joins", "rollovers", "resets", "shared"), (0.0, 1.0)),
-}
-
 QUIET: Final = RadioPlan(
     range_m=10_000_000, confirmed=0, retries=0, losses=0, fades=0, mirrors=0, replays=0, forged=0, foreign=0,
     joins=0, rollovers=0, resets=0, shared=0,
@@ -168,8 +151,8 @@ PREFIXES: Final = (0x26000000, 0xFC000000)
 class SimDevice:
     dev_eui: int
     dev_addr: int
-    nwk_skey: bytes
-    app_key: bytes
+    nwk_skey: bytes = field(repr=False)
+    app_key: bytes = field(repr=False)
     strategy: str
     joins: bool = False
     resets: bool = False
@@ -178,9 +161,6 @@ class SimDevice:
     epoch: int = 0
     """The high word of its counter before it rolls over."""
     stranger: bool = False
-
-    def __repr__(self) -> str:  # never the keys
-        return f"SimDevice({self.dev_eui:016x}, {self.dev_addr:08x}, {self.strategy})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
