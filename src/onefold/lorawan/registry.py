@@ -89,16 +89,15 @@ def _choice(options: Iterable[str]) -> tuple[Callable[[object], str | None], str
     return lambda value: names.get(value.lower()) if isinstance(value, str) else None, f"one of {', '.join(options)}"
 
 
-def _gateway(value: object) -> str | None:
-    return value if isinstance(value, str) and len(value) <= GATEWAY_CHARACTERS_MAX else None
-
-
 READERS: Final[Mapping[str, tuple[Callable[[object], Any], str]]] = {
     "dev_eui": (partial(_number, 16), "16 hex digits in quotes"),
     "dev_addr": (partial(_number, 8), "8 hex digits in quotes"),
     **dict.fromkeys(SECRETS, (_secret, "32 hex digits in quotes")),
     "strategy": _choice(Strategy),
-    "gateway": (_gateway, "the name of a server"),
+    "gateway": (
+        lambda value: value if isinstance(value, str) and len(value) <= GATEWAY_CHARACTERS_MAX else None,
+        "the name of a server",
+    ),
     "class": _choice("AC"),
     "activation": _choice(("abp", "otaa")),
     "relaxed": (lambda value: bool(value) if value in (True, False) else None, "true or false"),
@@ -125,9 +124,10 @@ def registry_of(rows: Iterable[Mapping[str, Any]], source: str) -> Registry:
                 fields[name] = value
             elif name in given or name == "dev_eui":
                 problem = f"is {shown(given[name])}" if name in given else "is missing"
-                if name in SECRETS:
-                    is_text = isinstance(given[name], str)
-                    problem = f"has {len(given[name])} characters" if is_text else "is not a text"
+                if name in SECRETS and isinstance(given[name], str):
+                    problem, must = f"has {len(given[name])} characters", "32 hex digits"
+                elif name in SECRETS:
+                    problem = "is not a text"
                 raise BadInput(f"{where}: {name} {problem}, must be {must}", key=name)
         if ("dev_addr" in fields) != ("nwk_skey" in fields):
             raise BadInput(f"{where}: dev_addr and nwk_skey belong together, and one of them is missing")

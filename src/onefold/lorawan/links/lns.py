@@ -234,40 +234,38 @@ class StationConnection:
         self._queue: deque[str] = deque()
         self._news = asyncio.Event()
         self._end: tuple[int, str] | None = None
-        self._ended = asyncio.Event()
-        self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self._reader: asyncio.Task[None] | None = None
         self._complaints = Complaints()
 
     async def run(self) -> None:
-        reader, writer = self._tasks = asyncio.create_task(self._read()), asyncio.create_task(self._write())
-
-        def ended(task: asyncio.Task[None]) -> None:
-            """Close the connection when its reader or writer fails."""
-            if not task.cancelled() and (error := task.exception()):
-                log.error("station %s: unexpected: %s: %s", self.station, type(error).__name__, error)
-                self.close(OUR_ERROR, "an error of the server")
-
-        for task in self._tasks:
-            task.add_done_callback(ended)
+        self._reader = asyncio.create_task(self._read())
         try:
-            await self._ended.wait()
-            reader.cancel()
-            await asyncio.wait([writer], timeout=self._limits.write_s)
+            await self._write()
+        except TimeoutError:
+            self._cut(f"one message took {self._limits.write_s} s")
+        except (RuntimeError, OSError):  # uvicorn's ways to say that the other side has gone
+            self.close(NORMAL, "")
+        except Exception as error:
+            self._fail(error)
+        except asyncio.CancelledError:
+            self._abort()
+            raise
         finally:
-            reader.cancel()
-            if not writer.done():
-                writer.cancel()
-                self._abort()
+            self.stop_reading()
 
     def stop_reading(self) -> None:
-        if self._tasks:
-            self._tasks[0].cancel()
+        if self._reader is not None:
+            self._reader.cancel()
 
     def close(self, code: int, reason: str) -> None:
         """Send what is queued, then hang up; the first reason counts."""
         self._end = self._end or (code, reason)
-        self._ended.set()
+        self.stop_reading()
         self._news.set()
+
+    def _fail(self, error: Exception) -> None:
+        log.error("station %s: unexpected: %s: %s", self.station, type(error).__name__, error)
+        self.close(OUR_ERROR, "an error of the server")
 
     def send(self, text: str) -> bool:
         """Queue a message; False: the station is gone, or does not read and is now."""
@@ -287,22 +285,16 @@ class StationConnection:
         self._abort()
 
     async def _write(self) -> None:
-        send, queue = self._send, self._queue
-        try:
-            while True:
-                async with asyncio.timeout(self._limits.write_s):
-                    while queue:
-                        await send({"type": "websocket.send", "text": queue.popleft()})
+        while True:
+            async with asyncio.timeout(self._limits.write_s):
+                while self._queue:
+                    await self._send({"type": "websocket.send", "text": self._queue.popleft()})
                 if self._end is not None:
                     code, reason = self._end
-                    await send({"type": "websocket.close", "code": code, "reason": reason})
+                    await self._send({"type": "websocket.close", "code": code, "reason": reason})
                     return
-                self._news.clear()
-                await self._news.wait()
-        except TimeoutError:
-            self._cut(f"one message took {self._limits.write_s} s")
-        except (RuntimeError, OSError):  # uvicorn's ways to say that the other side has gone
-            self.close(NORMAL, "")
+            self._news.clear()
+            await self._news.wait()
 
     async def _read(self) -> None:
         receive, count = self._receive, self._lns.messages
@@ -327,6 +319,8 @@ class StationConnection:
             self._service.arrive()
             self._refuse(str(error))
             self.close(BAD_DATA, str(error).encode()[:REASON_BYTES_MAX].decode(errors="ignore"))
+        except Exception as error:
+            self._fail(error)
 
     async def _heard(self, kind: str, fields: dict[str, Any]) -> None:
         try:
