@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from onefold.clock import wall_ms
 from onefold.errors import BadInput, Misuse
 from onefold.lorawan.links import mqtt as events
-from onefold.lorawan.links.mqtt import ChirpstackMqtt, MqttLimits, parse_address
+from onefold.lorawan.links.mqtt import ChirpstackMqtt, MqttAddress, MqttLimits
 from onefold.lorawan.links.receiving import Receiver
 from onefold.lorawan.radio import EU868, Radio, region
 from onefold.lorawan.rules import MALFORMED
@@ -418,12 +418,12 @@ def test_a_broker_that_never_answers_costs_nothing_and_does_not_hold_up_the_end(
 )
 def test_a_url_that_makes_no_sense_is_refused_without_repeating_it(url):
     with pytest.raises(Misuse, match="MQTT broker") as caught:
-        parse_address(url)
+        MqttAddress(url)
     assert "sec" not in f"{caught.value} {caught.value.values}"
 
 
 def test_the_address_of_a_broker_is_read():
-    plain = parse_address("mqtt://[::1]")
+    plain = MqttAddress("mqtt://[::1]")
     assert (plain.host, plain.port, plain.tls, plain.user, plain.topics[0]) == (
         "::1",
         1883,
@@ -432,9 +432,8 @@ def test_the_address_of_a_broker_is_read():
         "gateway/+/event/+",
     )
     assert str(plain) == "mqtt://[::1]:1883/"
-    assert plain.context() is None
-    assert parse_address("mqtts://h/a/eu868/").topics == ["a/eu868/gateway/+/event/+"]
-    assert parse_address("mqtts://h").context() is not None
+    assert (plain.tls, MqttAddress("mqtts://h").tls) == (False, True)
+    assert MqttAddress("mqtts://h/a/eu868/").topics == ["a/eu868/gateway/+/event/+"]
 
 
 def read(event: Any) -> events.UplinkEvent | None:

@@ -164,9 +164,9 @@ def _check(
             "and both answer the device"
         )
     if mqtt is not None:
-        from onefold.lorawan.links.mqtt import parse_address
+        from onefold.lorawan.links.mqtt import MqttAddress
 
-        parse_address(mqtt)
+        MqttAddress(mqtt)
     for option, value, other, is_there in options:
         if value and not is_there:
             raise Misuse(f"{option} is {value}, but without {other} it has no effect")

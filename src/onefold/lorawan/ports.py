@@ -1,7 +1,4 @@
-"""The door to the counters of devices (lorawan).
-
-Counters by address: ``memory://``, ``sqlite:///x.db``, ``redis://host:6379/0``.
-"""
+"""The door to the counters of devices, by address: ``memory://``, ``sqlite:///x.db``, ``redis://host:6379/0``."""
 
 from __future__ import annotations
 
@@ -16,15 +13,10 @@ from onefold.stores.addresses import nothing_at, scheme_of
 class CounterStore(Protocol):
     """What all network servers know of each device: its last counters, and whose its last frame was (lorawan).
 
-    Shared by threads, processes or machines. `decide` is the rule; a claim is one step that nothing can come between,
-    and there is no lock that could run out under a slow owner. One entry per device, however many frames it sends: its
-    counters, and the key of the frame that was counted last.
-
-    Of join requests each nonce is kept for ever, under the claim's device: two bytes' worth each, 65,536 at most. Their
-    rule is `decide_join`.
-
-    Beside the counters stands an outbox: the messages of claims that were won and are not yet stored upstream. It holds
-    what is in flight and no more, if each server finishes what it has stored.
+    Shared by threads, processes or machines. The rules are `decide` and, for join requests, `decide_join`; a claim is
+    one step that nothing can come between. One entry per device: its counters, the key of the frame that was counted
+    last, and each nonce that it has joined with. Beside them stands an outbox: the messages of claims that were won and
+    are not yet stored upstream.
     """
 
     def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
@@ -60,7 +52,6 @@ KINDS = "memory://, sqlite:///file.db, sqlite:////folder/file.db, redis://host:6
 def open_counters(url: str) -> CounterStore:
     """The store at an address; whether a Redis server is there shows at the first call.
 
-    ``sqlite:///x.db`` is a file of the working folder, ``sqlite:////srv/x.db`` (four strokes) one by its full path.
     ``redis://`` takes options behind a ``?``: ``prefix``, ``timeout_s`` and ``replicas_min`` of `RedisCounters`, and
     redis-py's own for TLS, whose names begin with ``ssl_``.
 

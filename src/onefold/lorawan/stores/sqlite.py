@@ -1,15 +1,9 @@
 """The counters of devices in a SQLite file, for all processes of one machine.
 
-A batch of claims is one transaction: one sync for all of it, however many there are. The transaction holds the write
-lock from its beginning, so between reading a device and writing it nobody else can. A claim that is lost writes
-nothing; a batch in which all are lost, and nothing is finished, costs no sync.
-
-The messages of claims that were won and are not stored upstream yet lie in a second table. The same transaction that
-wins a claim puts its body there, and the one of a later batch takes it out. Nonces have a table of their own, a row of
-some 50 bytes each.
-
-A file of a version that did not keep the frames gets the column for them when it is opened. Until a device is counted
-again its last frame is not known.
+A batch of claims is one transaction: one sync for all of it. It holds the write lock from its beginning, so between
+reading a device and writing it nobody else can. A batch in which all are lost, and nothing is finished, costs no sync.
+The messages of claims that were won and are not stored upstream yet lie in a second table, the nonces in a third, a row
+of some 50 bytes each. A file of a version that did not keep the frames gets the column for them when it is opened.
 
 `MemoryCounters` are the same over a database that has no file.
 """
@@ -59,14 +53,11 @@ SCHEMA = (
 KNOWN_MAX = 500
 """Devices in one statement; SQLite takes 999 values or more."""
 
-_FIND = """
-    select fcnt_up, fcnt_down, server, frame from lorawan_counters
-    where device = ? and (until_ms is null or until_ms > ?)
-"""
 _KNOWN = """
     select device, fcnt_up, fcnt_down, server, frame from lorawan_counters
     where (until_ms is null or until_ms > ?) and device in ({})
 """
+_FIND = _KNOWN.format("?")
 _KEEP = """
     insert or replace into lorawan_counters (device, fcnt_up, fcnt_down, server, frame, until_ms)
     values (?, ?, ?, ?, ?, ?)
@@ -101,7 +92,6 @@ class SqliteCounters:
                 db.execute(_ADD_FRAME)
 
     def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
-        """Let go of what is finished, and judge the claims, in this order: one transaction, durable when it returns."""
         with self._alone():
             if not claims and not finished:
                 return []
@@ -161,8 +151,8 @@ class MemoryCounters(SqliteCounters):
 
 
 def _claim(db: sqlite3.Connection, claim: Claim, now_ms: int) -> Claimed:
-    row = db.execute(_FIND, [claim.entry, now_ms]).fetchone()
-    before = Counters(*row) if row else None
+    row = db.execute(_FIND, [now_ms, claim.entry]).fetchone()
+    before = Counters(*row[1:]) if row else None
     if claim.nonce is None:
         counters, claimed = decide(before, claim)
     else:
