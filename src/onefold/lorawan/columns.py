@@ -8,8 +8,7 @@ row is a miss, and opens a window, or it is a hit in the one that is open:
     fixed     a window ends ``expiry_ms`` after it opened, whatever comes in between. Where rows follow each other more
               closely than that for longer than that, the openers are found by going from one to the next
 
-The opener's station resubmits, or echoes if it heard the frame a moment before; another one only heard it too. A
-negative station marks a row that was refused before it came here (`refused`) and is no part of any frame.
+The opener's station resubmits, or echoes if it heard the frame a moment before; another one only heard it too.
 
 What outlasts the expiry is one frame for each *chain*, the one that was counted last. The chain of a data frame is its
 device, that of a join request the request itself: a nonce is used once. ``strict_adr`` leaves this out.
@@ -81,7 +80,7 @@ _COUNTED_BEFORE, _NONCE_USED = CODES["counted_before"], CODES["nonce_used"]
 
 
 def refused(reason: str) -> int:
-    """The station that stands for "refused already, for this reason"."""
+    """The negative station of a row that was refused already, for this reason: it is no part of any frame."""
     return -1 - CODES[reason]
 
 
@@ -399,8 +398,8 @@ def _know_again(chains: Chains, codes: Codes, receptions: ReceptionArrays) -> Ch
 class ColumnarStations:
     """Judges batches of rows; the rows of a chain must be contiguous over all batches, and in order.
 
-    The first chain of a batch may go on from the last one, its last chain may go on in the next: each has a bank of its
-    own, from which in order nothing is late. All chains between them share one.
+    The first chain of a batch may have begun before it, its last chain may go on after it: each has a bank of its own.
+    All chains between them share one.
 
     >>> columns = ColumnarStations(Windows())
     >>> device, frame, data, time = *np.zeros((3, 4), np.int64), np.array([0, 1_000, 2_000, 62_000])

@@ -8,8 +8,7 @@ gives a judgement, which is final when it has no claim. Else the claim is made, 
 - *Level 1* (`Stations`, one server): nobody heard the frame before, another station did, or the same station did. That
   is its *status*. With the *strategy* of its device it says where the frame goes (`TABLE`).
 - *Validation* (`check`): may this counter be, after the last one of its device? What is refused is taken back from
-  level 1. In the deployed code it stays there, and the copy of a refused frame from a second station passes as a soft
-  duplicate, which is not validated.
+  level 1; in the deployed code it stays, and a copy of it from a second station passes as a soft duplicate.
 - *Level 2* (`decide`, several servers): who counts it, and who answers the device. It does not change the status.
 
 The frame of a device that was counted last is known for ever, by its key, and so is every DevNonce that a device has
@@ -149,8 +148,7 @@ TABLE: Final[dict[tuple[Status, Strategy, bool, bool], Route]] = {
     for first in firsts
 }
 """The decision of the ADR: read it next to "Further processing of messages based on their duplication status", one line
-here is one line there. The deployed code marks soft duplicates under None too. The ADR says that None passes them
-"without marking them", and so does this table: marked is what is not the first under Mark, and nothing else."""
+here is one line there. The deployed code marks soft duplicates under None too, which the ADR does not."""
 
 LOST: Final = {DROP: NOWHERE, MARK: _MARKED, NONE: _UP}
 """Level 2, "Upstream Processing"; down goes only the answer of the server that was first."""
@@ -178,9 +176,11 @@ class Sighting(NamedTuple):
     station: str
     since_ms: int
     last_ms: int
-    """When it was heard last, by any station."""
     own_ms: int
-    """When it was heard last by the first station, as the clock said then, also if that was set back before."""
+    """When the first station heard it last, as the clock said then, also if that was set back before."""
+
+
+NEVER_MS: Final = -(1 << 62)
 
 
 class Sightings:
@@ -210,8 +210,7 @@ class Sightings:
         self.entries_max = entries_max
         self.evicted = 0
         self._heard: OrderedDict[bytes, Sighting] = OrderedDict()
-        self._now_ms: int | None = None
-        self._forgot_until_ms: int | None = None
+        self._now_ms = self._forgot_until_ms = NEVER_MS
 
     def __len__(self) -> int:
         return len(self._heard)
@@ -219,9 +218,7 @@ class Sightings:
     def see(self, key: bytes, station: str, now_ms: int) -> Sighting | None:
         """What was remembered of this key before now; None if it is new. From now on it is remembered."""
         clock_ms = now_ms
-        if self._now_ms is not None and now_ms < self._now_ms:
-            now_ms = self._now_ms
-        self._now_ms = now_ms
+        self._now_ms = now_ms = max(now_ms, self._now_ms)
         heard = self._heard
         while heard:  # drop what is expired
             oldest = next(iter(heard))
@@ -248,9 +245,7 @@ class Sightings:
 
     def forgot(self, now_ms: int) -> bool:
         """Could a miss be due to an entry that went before its time?"""
-        if self._forgot_until_ms is None:
-            return False
-        return max(now_ms, self._now_ms or now_ms) < self._forgot_until_ms
+        return max(now_ms, self._now_ms) < self._forgot_until_ms
 
     def _expires_ms(self, sighting: Sighting) -> int:
         return (sighting.last_ms if self.sliding else sighting.since_ms) + self.expiry_ms
@@ -259,9 +254,9 @@ class Sightings:
 class Stations:
     """Level 1: one network server, several stations ("Deduplication on the network server level").
 
-    The first station that heard a frame is remembered with its key. The same key from the same station is a
-    resubmission: the device missed its confirmation, or was restarted, or somebody replays. From another station it is
-    a duplicate under Drop and a soft duplicate else. A join request is only known or not known.
+    The same key from the station that heard it first is a resubmission: the device missed its confirmation, or was
+    restarted, or somebody replays. From another station it is a duplicate under Drop and a soft duplicate else. A join
+    request is only known or not known.
 
     Not in the ADR, to which what is expired is new: devices wait for minutes before they try again, so ``last``, the
     key of the frame that was counted last, is a resubmission for ever, from whatever station. Likewise a join request
@@ -395,12 +390,10 @@ LATE_MAX: Final = 1_000
 
 
 class Counters(NamedTuple):
-    """What is known of a device by all servers."""
+    """What is known of a device by all servers: its last counters up and down, of 32 bits, and who counted."""
 
     fcnt_up: int
-    """The last counter that was counted, 32 bit."""
     fcnt_down: int
-    """The last counter that was given out for a frame down."""
     server: str
     frame: str = ""
     """The key of the frame that was counted last, in hex; empty: it is not known."""
@@ -421,15 +414,14 @@ class Claim(NamedTuple):
     keep_ms: int = 0
     """How long the store remembers it; 0: for ever."""
     body: str = ""
-    """What goes upstream if it wins: kept until it is finished, however long that takes. Empty: nothing to keep."""
+    """What goes upstream if it wins, kept until it is finished; empty: nothing to keep."""
     number: int = 0
-    """Of this claim in the outbox of its server. Chosen by the claimant, never used twice; but the same claim, made
-    again because the store did not answer, has the same one."""
+    """Of this claim in the outbox of its server, chosen by the claimant; only the same claim made again has it too."""
     frame: str = ""
-    """The key of the frame, in hex: kept with the counter, so that the last frame of a device is known for ever."""
+    """The key of the frame, in hex."""
     nonce: int | None = None
-    """Of a join request: its DevNonce, of 16 bits. Each is won once, ever, whatever ``keep_ms`` is; that is how long
-    the store remembers who did it. None: it is no join, or one that may be won again after ``keep_ms``."""
+    """Of a join request: its DevNonce, won once, ever; ``keep_ms`` is how long the store remembers who did it. None: it
+    is no join, or one that may be won again after ``keep_ms``."""
 
     @property
     def entry(self) -> str:
@@ -448,7 +440,7 @@ class Claimed(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A message of this server is durable upstream: its body need not be kept any longer."""
+    """A message of this server is durable upstream: its body can go."""
 
     server: str
     number: int
@@ -588,10 +580,7 @@ class NetworkServer:
         self.strict_adr = strict_adr
 
     def uplink(self, device: Device, frame: DataUp, fcnt: int, heard: Heard, station: str, now_ms: int) -> Judged:
-        """Judge a data frame whose MIC is right under this 32-bit counter.
-
-        ``heard`` is what this server knows of the device, and is updated. After a restart it comes from the store.
-        """
+        """Judge a data frame whose MIC is right under this 32-bit counter; ``heard`` is updated."""
         if device.gateway is not None and device.gateway != self.name:
             return Judged(OTHER_GATEWAY, NOT_DUPLICATE, NOWHERE, fcnt, None)
         key, confirmed = frame.key, frame.confirmed
@@ -631,10 +620,9 @@ class NetworkServer:
         if status is DUPLICATE:
             return Judged(answer, status, NOWHERE, 0, None)
         name, nonce = f"{JOINS}{request.dev_eui:016x}/{request.join_eui:016x}", request.dev_nonce
-        if self.strict_adr:
-            claim = Claim(f"{name}/{nonce}", self.name, 0, keep_ms=JOIN_KEEP_MS)
-        else:
-            claim = Claim(name, self.name, 0, keep_ms=JOIN_KEEP_MS, nonce=nonce)
+        claim = Claim(name, self.name, 0, keep_ms=JOIN_KEEP_MS, nonce=nonce)
+        if self.strict_adr:  # it may be won again
+            claim = claim._replace(device=claim.entry, nonce=None)
         return Judged(answer, status, Route(True, True, False), 0, claim)
 
     def settle(self, judged: Judged, strategy: Strategy, claimed: Claimed | None) -> Judged:
