@@ -18,8 +18,7 @@ from onefold.clock import wall_ms
 from onefold.errors import BadInput, Misuse
 from onefold.lorawan.links import mqtt as events
 from onefold.lorawan.links.mqtt import ChirpstackMqtt, MqttAddress, MqttLimits
-from onefold.lorawan.links.receiving import Receiver
-from onefold.lorawan.radio import EU868, Radio, region
+from onefold.lorawan.radio import EU868, Radio, Receiver, region
 from onefold.lorawan.rules import MALFORMED
 from tests.lib.gatewaying import Process, device, write_registry
 from tests.lib.hearing import (

@@ -1,4 +1,4 @@
-"""Radio: what a link hands to the service, how it reads what gateways write, and the plans of the regions.
+"""Radio: what a link hands to the service, how it reads what gateways write, the plans of the regions, a link's counts.
 
 Three protocols bring receptions in: Basics Station over websockets, Semtech's UDP, ChirpStack's events over MQTT.
 Behind this page nothing knows which: a station is the lower-case hex EUI of the gateway, and the way back is a `Back`.
@@ -15,15 +15,22 @@ relative to them.
 
 import base64
 import binascii
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple, TypeAlias
+from time import monotonic
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
+from onefold.clock import Clock
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
 from onefold.lorawan.frames import PHY_BYTES_MAX, Frame
+from onefold.lorawan.rules import BUSY, MALFORMED
+from onefold.verdict import Answer
+
+log: Final = logging.getLogger("onefold.gateway")
 
 
 class Radio(NamedTuple):
@@ -352,3 +359,60 @@ def region(name: str, sub_band: int = SUB_BAND) -> Region:
     if not 1 <= sub_band <= 8:
         raise Misuse(f"sub_band is {sub_band}, must be 1 to 8", sub_band=sub_band)
     return _us915(sub_band)
+
+
+TELL_S: Final = 10.0
+"""One line on what gateways do wrong, this often at most: all of it is counted."""
+
+
+class Receiver(Protocol):
+    """Takes what the links hear: each that arrives is heard or refused after that, once; the books compare the two.
+
+    `Busy` from ``hear``: the queue is full, and nothing was taken.
+    """
+
+    def arrive(self) -> None: ...
+    def hear(self, reception: Reception) -> None: ...
+    def refuse(self, station: str, answer: Answer, problem: str) -> None: ...
+    def transmitted(self, number: int) -> None: ...
+
+
+class Complaints:
+    """What gateways do wrong, in the log: not in silence, and not so often that a stranger could fill a disk."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def tell(self, station: str, problem: str) -> None:
+        now_s = monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + TELL_S
+            log.error("station %s: %s", station, problem)
+
+
+class CountingLink:
+    """A link that counts what happens, by name."""
+
+    def __init__(self, receiver: Receiver, region: Region, clock_ms: Clock, figures: Iterable[str]) -> None:
+        self.problem: str | None = None
+        """Why it brings nothing in; None: it can, as far as it knows."""
+        self._receiver, self._region, self._clock_ms = receiver, region, clock_ms
+        self._complaints = Complaints()
+        self._counts = dict.fromkeys(figures, 0)
+
+    def _count(self, name: str) -> None:
+        self._counts[name] += 1
+
+    def _busy(self, station: str, busy: Exception) -> None:
+        self._count("busy")
+        self._receiver.refuse(station, BUSY, str(busy))
+
+    def _refuse(self, station: str, error: BadInput) -> None:
+        self._count("malformed")
+        self._complaints.tell(station, str(error))
+        self._receiver.arrive()
+        self._receiver.refuse(station, MALFORMED, str(error))
+
+    def _fail(self, who: str, error: Exception) -> None:
+        self._count("failed")
+        self._complaints.tell(who, f"unexpected: {type(error).__name__}: {error}")

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from onefold.clock import wall_ms
 from onefold.errors import Misuse
 from onefold.lorawan.links import udp as wire
-from onefold.lorawan.links.receiving import Receiver
 from onefold.lorawan.links.udp import Allow, Gateway, Gateways, SemtechUdp, UdpLimits
-from onefold.lorawan.radio import EU868, Radio, region
+from onefold.lorawan.radio import EU868, Radio, Receiver, region
 from onefold.lorawan.rules import MALFORMED
 from tests.lib.hearing import (
     ANSWER,

@@ -38,8 +38,7 @@ from onefold.errors import BadInput, Busy
 from onefold.lorawan import radio
 from onefold.lorawan.flow import GatewayLimits, GatewayService
 from onefold.lorawan.frames import CONFIRMED_UP, DATA_BYTES_MIN, PHY_BYTES_MAX, UNCONFIRMED_UP, DataUp, JoinRequest
-from onefold.lorawan.links.receiving import Complaints
-from onefold.lorawan.radio import Downlink, Radio, Reception, Region, dashed, shown, station_name, whole
+from onefold.lorawan.radio import Complaints, Downlink, Radio, Reception, Region, dashed, shown, station_name, whole
 from onefold.lorawan.rules import BUSY, MALFORMED
 from onefold.net.http import Closing
 

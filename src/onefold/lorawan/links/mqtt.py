@@ -42,8 +42,7 @@ from onefold.clock import Clock, wall_ms
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.lorawan import radio
 from onefold.lorawan.frames import Frame, parse
-from onefold.lorawan.links.receiving import CountingLink, Receiver
-from onefold.lorawan.radio import Downlink, Radio, Reception, Region
+from onefold.lorawan.radio import CountingLink, Downlink, Radio, Receiver, Reception, Region
 
 STATION: Final = re.compile(r"[0-9a-fA-F]{16}")
 FSK_BITS_PER_S: Final = 50_000

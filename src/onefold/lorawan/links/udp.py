@@ -37,8 +37,7 @@ from onefold.clock import Clock, wall_ms
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.lorawan import radio
 from onefold.lorawan.frames import PHY_BYTES_MAX, Frame, parse
-from onefold.lorawan.links.receiving import CountingLink, Receiver
-from onefold.lorawan.radio import Downlink, Radio, Reception, Region, station_name
+from onefold.lorawan.radio import CountingLink, Downlink, Radio, Receiver, Reception, Region, station_name
 from onefold.net.http import is_loopback
 
 VERSIONS: Final = frozenset({1, 2})
