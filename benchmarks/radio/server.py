@@ -21,8 +21,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from onefold.testing.radio import QUIET, RadioTraffic, make
-from onefold.testing.radio_files import heard, registry
+from onefold.testing.radio import QUIET, RadioTraffic, heard, make, registry
 from onefold.testing.stations import Fleet
 from tests.lib.fleet import Gateway, ring, until
 

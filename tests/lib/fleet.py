@@ -27,8 +27,7 @@ from typing import Any
 from onefold.lorawan.registry import registry_of
 from onefold.producers.log.reader import LogReader
 from onefold.producers.records import Kind
-from onefold.testing.radio import QUIET, RETRIES_MAX, RadioTraffic, make
-from onefold.testing.radio_files import HeardFrame, heard, registry
+from onefold.testing.radio import QUIET, RETRIES_MAX, HeardFrame, RadioTraffic, heard, make, registry
 from onefold.testing.stations import Ack, Counts, Fleet, Ring, doubled
 from tests.lib.local_server import free_port
 from tests.lib.redis_server import RedisServer

@@ -5,8 +5,7 @@ import random
 from math import ceil
 from pathlib import Path
 
-from onefold.testing.radio import RadioPlan, make
-from onefold.testing.radio_files import heard, registry, truth_lines
+from onefold.testing.radio import RadioPlan, heard, make, registry, truth_lines
 from onefold.testing.stations import Fleet
 from tests.lib.fleet import DEVICE_S, STATIONS, Found, Gateway, Play, Scene, patient, ring, run, straight, traffic
 from tests.lib.radio_score import RadioScore, score, verdicts

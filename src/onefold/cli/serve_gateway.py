@@ -14,7 +14,8 @@ from onefold.errors import Misuse
 
 if TYPE_CHECKING:
     from onefold.lorawan.flow import GatewayService
-    from onefold.lorawan.server import GatewayLink, GatewayServer
+    from onefold.lorawan.radio import GatewayLink
+    from onefold.lorawan.server import GatewayServer
 
 SWITCH_S: Final = 0.0005
 """How long a thread keeps the interpreter while another wants it. Python's 5 ms, for each turn between the event loop,

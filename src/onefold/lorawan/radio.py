@@ -17,6 +17,7 @@ import base64
 import binascii
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -390,8 +391,8 @@ class Complaints:
             log.error("station %s: %s", station, problem)
 
 
-class CountingLink:
-    """A link that counts what happens, by name."""
+class GatewayLink(ABC):
+    """A protocol that brings receptions in, and counts what happens, by name."""
 
     def __init__(self, receiver: Receiver, region: Region, clock_ms: Clock, figures: Iterable[str]) -> None:
         self.problem: str | None = None
@@ -399,6 +400,15 @@ class CountingLink:
         self._receiver, self._region, self._clock_ms = receiver, region, clock_ms
         self._complaints = Complaints()
         self._counts = dict.fromkeys(figures, 0)
+
+    @abstractmethod
+    async def start(self) -> None: ...
+
+    @abstractmethod
+    async def stop(self) -> None: ...
+
+    @abstractmethod
+    def figures(self) -> Mapping[str, int]: ...
 
     def _count(self, name: str) -> None:
         self._counts[name] += 1

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -27,6 +27,7 @@ from onefold.clock import wall_ms
 from onefold.lorawan.flow import DurableTopic, GatewayService, GatewaySettings
 from onefold.lorawan.links.lns import Lns
 from onefold.lorawan.ports import CounterStore, open_counters
+from onefold.lorawan.radio import GatewayLink
 from onefold.lorawan.registry import RegistryFile
 from onefold.lorawan.stores.sqlite import SqliteCounters
 from onefold.net.http import Admission, HttpServer, check_host, websocket_route
@@ -58,19 +59,6 @@ COUNTERS: Final = "counters.db"
 """In the server's folder: the counters of the devices that only it serves."""
 WATCH_S: Final = 2.0
 TEND_S: Final = 10.0
-
-
-class GatewayLink(Protocol):
-    """Another protocol that brings receptions in."""
-
-    problem: str | None
-    """Why it brings none; None: it can."""
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def figures(self) -> Mapping[str, int]: ...
 
 
 def gateway_metrics(

@@ -32,7 +32,7 @@ from onefold.lorawan.frames import parse_down
 from onefold.lorawan.mic import find_owner
 from onefold.lorawan.radio import dashed, document
 from onefold.lorawan.registry import Registry, read_registry
-from onefold.testing.radio_files import HeardFrame
+from onefold.testing.radio import HeardFrame
 
 
 class Ack(NamedTuple):

@@ -12,9 +12,21 @@ from onefold.errors import BadInput, Misuse
 from onefold.lorawan import Claim, Counters, DataUp, Device, Heard, NetworkServer, Strategy, decide, parse
 from onefold.lorawan.mic import ack_down, data_mic, find_counter, join_mic
 from onefold.lorawan.registry import Registry, RegistryEntry
-from onefold.testing.radio import QUIET, FrameKind, Frames, RadioPlan, RadioTraffic, SentFrame, make
-from onefold.testing.radio_files import HeardFrame as Line
-from onefold.testing.radio_files import first_counters, heard, read, truth_lines, write
+from onefold.testing.radio import (
+    QUIET,
+    FrameKind,
+    Frames,
+    RadioPlan,
+    RadioTraffic,
+    SentFrame,
+    first_counters,
+    heard,
+    make,
+    read,
+    truth_lines,
+    write,
+)
+from onefold.testing.radio import HeardFrame as Line
 from onefold.testing.stations import Ack, Ring, doubled
 from onefold.verdict import Verdict
 from tests.lib.examples import examples

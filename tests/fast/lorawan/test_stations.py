@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from onefold.errors import Misuse
-from onefold.testing.radio import QUIET, RadioPlan, RadioTraffic, make
-from onefold.testing.radio_files import heard
+from onefold.testing.radio import QUIET, RadioPlan, RadioTraffic, heard, make
 from onefold.testing.stations import Fleet
 from tests.lib.fleet import ring
 from tests.lib.lns_peer import Peer, settled

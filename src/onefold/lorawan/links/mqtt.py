@@ -42,7 +42,7 @@ from onefold.clock import Clock, wall_ms
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.lorawan import radio
 from onefold.lorawan.frames import Frame, parse
-from onefold.lorawan.radio import CountingLink, Downlink, Radio, Receiver, Reception, Region
+from onefold.lorawan.radio import Downlink, GatewayLink, Radio, Receiver, Reception, Region
 
 STATION: Final = re.compile(r"[0-9a-fA-F]{16}")
 FSK_BITS_PER_S: Final = 50_000
@@ -296,7 +296,7 @@ FIGURES: Final = (
 log: Final = logging.getLogger("onefold.gateway")
 
 
-class ChirpstackMqtt(CountingLink):
+class ChirpstackMqtt(GatewayLink):
     """The link: ``await start()``, then it runs by itself until ``await stop()``, broker or no broker."""
 
     def __init__(

@@ -37,7 +37,7 @@ from onefold.clock import Clock, wall_ms
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.lorawan import radio
 from onefold.lorawan.frames import PHY_BYTES_MAX, Frame, parse
-from onefold.lorawan.radio import CountingLink, Downlink, Radio, Receiver, Reception, Region, station_name
+from onefold.lorawan.radio import Downlink, GatewayLink, Radio, Receiver, Reception, Region, station_name
 from onefold.net.http import is_loopback
 
 VERSIONS: Final = frozenset({1, 2})
@@ -313,7 +313,7 @@ FIGURES: Final = (
 )  # fmt: skip
 
 
-class SemtechUdp(CountingLink, asyncio.DatagramProtocol):
+class SemtechUdp(GatewayLink, asyncio.DatagramProtocol):
     """The link: ``await start()``, then it runs by itself until ``await stop()``."""
 
     def __init__(
