@@ -118,10 +118,6 @@ class KnownFrames(NamedTuple):
     own: Int64s
     """When the station that opened it heard it last."""
 
-    @classmethod
-    def nothing(cls, frames: int) -> KnownFrames:
-        return cls(np.zeros(frames, np.int64), *(np.full(frames, NEVER, np.int64) for _ in range(3)))
-
     def take(self, frames: Int64s) -> KnownFrames:
         return KnownFrames(*(column[frames] for column in self))
 
@@ -241,26 +237,26 @@ class FrameBank:
         self._windows = windows
         self._late_ms = late_ms
         self._frames_max = frames_max
-        self._key, self._key_check = np.empty(0, np.int64), np.empty(0, np.int64)
-        self._known = KnownFrames.nothing(0)
+        self._frames = np.empty((6, 0), np.int64)  # the name in two halves, and `KnownFrames`
         # Of each chain the frame that opened a window last, sorted as the frames: chain, check, key, check, time.
         self._chains = None if strict_adr else np.empty((5, 0), np.int64)
         self._format = STRICT_FORMAT if strict_adr else FORMAT
         self._newest = self._given_up = NEVER
 
     def __len__(self) -> int:
-        return len(self._key)
+        return len(self._frames[0])
 
     def judge(self, receptions: ReceptionArrays) -> Codes:
         if not len(receptions.time):
             return np.empty(0, np.int8)
         first = begins(receptions.key, receptions.key_check)
         frame = np.cumsum(first) - 1
-        names = receptions.key[first], receptions.key_check[first]
-        at = find(self._key, self._key_check, *names)
-        memory, there = KnownFrames.nothing(len(at)), np.flatnonzero(at >= 0)
-        for column, values in zip(memory, self._known, strict=True):
-            column[there] = values[at[there]]
+        names = np.stack((receptions.key[first], receptions.key_check[first]))
+        at = find(self._frames[0], self._frames[1], names[0], names[1])
+        there = np.flatnonzero(at >= 0)
+        windows = np.full((4, len(at)), NEVER, np.int64)
+        windows[:, there] = self._frames[2:, at[there]]
+        memory = KnownFrames(*windows)  # views: what changes there changes here
         codes = self._judge_late(receptions, frame, at < 0, memory)
         if self._frames_max is not None:
             no_room = self._no_room(receptions.take(np.flatnonzero(first)), at, frame[codes < 0], self._frames_max)
@@ -269,28 +265,21 @@ class FrameBank:
         of_frame = begins(receptions.key[live], receptions.key_check[live])
         rows = ReceptionRows(of_frame, receptions.station[live], receptions.time[live], receptions.join[live])
         heard = frame[live][rows.begins]
-        codes[live], after = judge(rows, memory.take(heard), self._windows)
-        for column, values in zip(memory, after, strict=True):
-            column[heard] = values
-        for column, values in zip(self._known, memory, strict=True):
-            column[at[there]] = values[there]
+        codes[live], windows[:, heard] = judge(rows, memory.take(heard), self._windows)
+        self._frames[2:, at[there]] = windows[:, there]
         new = np.flatnonzero((at < 0) & (memory.last != NEVER))
-        new = new[np.argsort(names[0][new], kind="stable")]
-        slots = np.searchsorted(self._key, names[0][new])
-        self._key, self._key_check, *windows = (
-            np.insert(column, slots, values[new])
-            for column, values in zip((self._key, self._key_check, *self._known), (*names, *memory), strict=True)
-        )
-        self._known = KnownFrames(*windows)
+        new = new[np.argsort(names[0, new], kind="stable")]
+        slots = np.searchsorted(self._frames[0], names[0, new])
+        self._frames = np.insert(self._frames, slots, np.vstack((names, windows))[:, new], axis=1)
         if self._chains is not None:
             self._chains = _know_again(self._chains, codes, receptions)
         self._newest = max(self._newest, int(receptions.time.max()))
         # Drop the windows that nothing can meet any more but what is later than late_ms.
-        expired = self._newest - self._known.last >= self._windows.expiry_ms + self._late_ms
+        last = KnownFrames(*self._frames[2:]).last
+        expired = self._newest - last >= self._windows.expiry_ms + self._late_ms
         if expired.any():
-            self._given_up = max(self._given_up, int(self._known.last[expired].max()))
-            rest = np.flatnonzero(~expired)
-            self._key, self._key_check, self._known = self._key[rest], self._key_check[rest], self._known.take(rest)
+            self._given_up = max(self._given_up, int(last[expired].max()))
+            self._frames = self._frames[:, ~expired]
         return codes
 
     def _judge_late(self, receptions: ReceptionArrays, frame: Int64s, new: Bools, memory: KnownFrames) -> Codes:
@@ -333,7 +322,7 @@ class FrameBank:
 
     def snapshot(self) -> bytes:
         """All that is remembered, as bytes; the settings are not in it."""
-        columns = np.stack((self._key, self._key_check, *self._known)).astype("<i8").tobytes()
+        columns = self._frames.astype("<i8").tobytes()
         counts = [len(self)]
         if self._chains is not None:
             columns += self._chains.astype("<i8").tobytes()
@@ -358,8 +347,7 @@ class FrameBank:
         if len(columns) != frames_end + 40 * sum(chains) or zlib.crc32(columns) != checksum:
             raise BadInput(f"a damaged bank of frames: {len(columns)} bytes of {count} frames", offset=head.size)
         numbers = np.frombuffer(columns, "<i8").astype(np.int64)
-        self._key, self._key_check, *windows = numbers[: 6 * count].reshape(6, -1)
-        self._known = KnownFrames(*windows)
+        self._frames = numbers[: 6 * count].reshape(6, -1)
         if self._chains is not None:
             self._chains = numbers[6 * count :].reshape(5, -1)
         self._newest, self._given_up = newest, given_up

@@ -253,12 +253,6 @@ def record(server: str, reception: Reception, dev_eui: int | None, judged: Judge
     return _encode(row).encode()
 
 
-def refused(server: str, station: str, received_ms: int, verdict: str, reason: str, problem: str) -> bytes:
-    row = {"v": FORMAT, "kind": None, "server": server, "station": station, "received_ms": received_ms,
-           "verdict": verdict, "reason": reason, "told": problem}  # fmt: skip
-    return _encode(row).encode()
-
-
 UPLINKS: Final = "uplinks"
 RECEPTIONS: Final = "receptions"
 """The topic of everything, where that is kept."""
@@ -591,7 +585,9 @@ class GatewayService:
         """Something came from this station that is no reception: it is counted, with what was wrong."""
         self._book(answer, "")
         if self._everything is not None:
-            self._everything.put(refused(self.settings.name, station, self._clock(), *answer, problem))
+            row: dict[str, Any] = {"v": FORMAT, "kind": None, "server": self.settings.name, "station": station}
+            row |= {"received_ms": self._clock(), "verdict": answer.verdict, "reason": answer.reason, "told": problem}
+            self._everything.put(_encode(row).encode())
 
     async def room(self) -> None:
         """Wait until a reception can be taken; for ever, if the server is about to end."""
@@ -802,13 +798,10 @@ class GatewayService:
         return self.tally.pending if not (self.in_hand or self._waiting) else 0
 
     def problems(self) -> dict[str, str]:
-        problems = {desk.name: desk.problem for desk in self._desks if desk.problem is not None}
-        if self.unaccounted:
-            problems["books"] = str(self.tally)
-        for name, upstream in zip((UPLINKS, RECEPTIONS), self._upstreams, strict=False):
-            if upstream.problem is not None:
-                problems[name] = upstream.problem
-        return problems
+        parts = [(desk.name, desk.problem) for desk in self._desks]
+        parts += [("books", str(self.tally) if self.unaccounted else None)]
+        parts += zip((UPLINKS, RECEPTIONS), (upstream.problem for upstream in self._upstreams), strict=False)
+        return {name: problem for name, problem in parts if problem is not None}
 
     def tend(self) -> None:
         for upstream in self._upstreams:

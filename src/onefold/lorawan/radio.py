@@ -253,9 +253,6 @@ class Region:
         """
         return min(20, int(self.max_eirp) - 2)
 
-    def is_up(self, data_rate: int) -> bool:
-        return 0 <= data_rate < len(self.rx1_rates)
-
     def data_rate(self, spreading_factor: int, bandwidth_khz: int) -> int:
         """The index of a rate that devices send at; FSK is (0, 0). `BadInput`: the region has none.
 

@@ -108,10 +108,6 @@ class Plan:
     poisoned: int
     malformed: int
 
-    @property
-    def messages(self) -> int:
-        return self.originals + self.lost
-
 
 def plan(rows: int, chains: int, faults: Faults) -> Plan:
     """Share out the rows; `Misuse` if the extra rows leave less than one row per chain."""

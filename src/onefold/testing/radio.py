@@ -293,16 +293,28 @@ class _Uplinks:
 
 def transmit(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> Air:
     up = _uplinks(rng, plan, world)
-    replayed, replay_ms = _replays(rng, plan, world, up)
+    # What somebody sends again, after the device's next one was heard.
+    fixed = ~np.array([d.resets for d in world.devices])[up.device]
+    could = np.flatnonzero(fixed & (up.ordinal < up.count - 1))
+    replayed = rng.choice(could, min(round(plan.replays * plan.frames), len(could)), replace=False)
+    up.sure[replayed] = up.sure[replayed + 1] = True  # who replays it has heard it, and so has the network
+    later = plan.quiet_ms + rng.exponential(plan.interval_ms, len(replayed)).astype(np.int64)
+    replay_ms = up.time_ms[replayed + 1] + later
     up.lost &= ~up.sure
-    # What is sent again, and when: uplink by uplink, in order.
+    # What the device sends again: uplink by uplink, in order.
     retry_of = np.repeat(np.arange(len(up.device)), up.retries)
     total = np.cumsum(rng.integers(*plan.retry_range_ms, len(retry_of)))
     before = np.concatenate([[0], total])[np.cumsum(up.retries) - up.retries]
     retry_ms = up.time_ms[retry_of] + total - before[retry_of]
     forged = rng.integers(plan.frames, size=round(plan.forged * plan.frames))
     foreign = rng.integers(plan.devices, len(world.devices), size=round(plan.foreign * plan.frames))
-    joining, nonce, join_ms = _joins(rng, world, up)
+    # Who asks to join: once or twice before its first uplink.
+    once = np.flatnonzero([d.joins for d in world.devices])
+    twice = rng.random(len(once)) < 0.3
+    nonces = rng.integers(0, 65_000, len(once))
+    joining, nonce = np.concatenate([once, once[twice]]), np.concatenate([nonces, nonces[twice] + 1])
+    before_ms = np.repeat([2, 1], [len(once), int(np.sum(twice))]) * JOIN_MS
+    join_ms = up.time_ms[up.ordinal == 0][joining] - before_ms
     extra = [len(forged), len(foreign), len(joining)]
     first_ms = np.concatenate([up.time_ms, up.time_ms[forged], rng.choice(up.time_ms, len(foreign)), join_ms])
     frame = np.concatenate([np.arange(len(first_ms)), retry_of, replayed])
@@ -356,28 +368,6 @@ def _uplinks(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> _U
     )
 
 
-def _replays(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld, up: _Uplinks) -> tuple[Ints, Ints]:
-    """The uplinks that somebody sends again, and when: after the device's next one was heard."""
-    fixed = ~np.array([d.resets for d in world.devices])[up.device]
-    could = np.flatnonzero(fixed & (up.ordinal < up.count - 1))
-    count = min(round(plan.replays * plan.frames), len(could))
-    chosen = rng.choice(could, count, replace=False)
-    up.sure[chosen] = up.sure[chosen + 1] = True  # who replays it has heard it, and so has the network
-    later = plan.quiet_ms + rng.exponential(plan.interval_ms, count).astype(np.int64)
-    return chosen, up.time_ms[chosen + 1] + later
-
-
-def _joins(rng: np.random.Generator, world: RadioWorld, up: _Uplinks) -> tuple[Ints, Ints, Ints]:
-    """Who asks to join, with which nonce, and when: once or twice before its first uplink."""
-    first_ms = up.time_ms[up.ordinal == 0]
-    joining = np.flatnonzero([d.joins for d in world.devices])
-    twice = rng.random(len(joining)) < 0.3
-    nonce = rng.integers(0, 65_000, len(joining))
-    devices = np.concatenate([joining, joining[twice]])
-    before = np.repeat([2, 1], [len(joining), int(np.sum(twice))]) * JOIN_MS
-    return devices, np.concatenate([nonce, nonce[twice] + 1]), first_ms[devices] - before
-
-
 CHANNELS_HZ: Final = (868_100_000, 868_300_000, 868_500_000)
 DATA_RATES: Final = 6
 NOISE_DBM: Final = -117
@@ -400,9 +390,6 @@ class RadioReceptions:
     data_rate: Ints
     xtime: Ints
     """The gateway's own microseconds: the gateway in the high bits, and no two alike."""
-
-    def __len__(self) -> int:
-        return len(self.at_ms)
 
 
 def receive(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld, air: Air) -> RadioReceptions:
@@ -552,7 +539,7 @@ class RadioTraffic:
     truth: RadioTruth
 
     def __len__(self) -> int:
-        return len(self.receptions)
+        return len(self.receptions.at_ms)
 
 
 def make(plan: RadioPlan) -> RadioTraffic:

@@ -397,7 +397,7 @@ def make(traffic: Traffic) -> Made:
     rng = np.random.default_rng(traffic.seed)
     faults, text_numbers = traffic.faults, traffic.text_numbers
     counts = plan(traffic.rows, traffic.chains, faults)
-    lengths = spread(rng, counts.messages, traffic.chains, traffic.skew)
+    lengths = spread(rng, counts.originals + counts.lost, traffic.chains, traffic.skew)
     messages = publish(rng, lengths, ties=traffic.ties, interval_ms=traffic.interval_ms, no_previous=faults.no_previous)
     at, arrival, part, lost = deliver(rng, messages, counts, faults, text_numbers=text_numbers)
     no_previous = ~messages.names_previous[at]

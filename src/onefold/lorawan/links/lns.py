@@ -129,7 +129,7 @@ def join_request(fields: Mapping[str, Any]) -> JoinRequest:
 def read_radio(fields: Mapping[str, Any], region: Region) -> tuple[Radio, int, int]:
     """How it was heard, and what the station wants back with an answer: its ``xtime`` and ``rctx``."""
     rate = whole(fields, "DR", 0, 15)
-    if not region.is_up(rate):
+    if rate >= len(region.rx1_rates):
         raise BadInput(f"DR is {rate}, {region.name} has 0 to {len(region.rx1_rates) - 1} for devices")
     frequency = whole(fields, "Freq", 1, 2**32 - 1)
     info = radio.part(fields, "upinfo")
