@@ -16,7 +16,7 @@ joined with. The ADR forgets the one after the expiry and the other after five m
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
 
@@ -564,20 +564,15 @@ class Judged(NamedTuple):
     """To be made before this is final; None: it is final."""
 
 
+@dataclass(slots=True)
 class NetworkServer:
     """One of the servers: the memory of its stations, and its name among the others."""
 
-    __slots__ = ("gap_max", "name", "resubmits_max", "stations", "strict_adr")
-
-    def __init__(
-        self, name: str, stations: Stations | None = None, *, gap_max: int = GAP_MAX,
-        resubmits_max: int = RESUBMITS_MAX, strict_adr: bool = False,
-    ) -> None:  # fmt: skip
-        self.name = name
-        self.stations = Stations() if stations is None else stations
-        self.gap_max = gap_max
-        self.resubmits_max = resubmits_max
-        self.strict_adr = strict_adr
+    name: str
+    stations: Stations = field(default_factory=Stations)
+    gap_max: int = field(default=GAP_MAX, kw_only=True)
+    resubmits_max: int = field(default=RESUBMITS_MAX, kw_only=True)
+    strict_adr: bool = field(default=False, kw_only=True)
 
     def uplink(self, device: Device, frame: DataUp, fcnt: int, heard: Heard, station: str, now_ms: int) -> Judged:
         """Judge a data frame whose MIC is right under this 32-bit counter; ``heard`` is updated."""

@@ -15,7 +15,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -161,24 +161,19 @@ class GatewayServer(HttpServer):
             problems |= service.problems()
             return {"problems": problems} if problems else {"stations": len(lns.stations)}
 
-        async def reload(*, changed: bool) -> None:
-            if await asyncio.to_thread(lambda: self.registry.reload(changed=changed)):
-                service.sessions.use(self.registry.registry)
+        hung_up = asyncio.Event()
 
         async def watch() -> None:
-            """Use the registry again when its file has changed."""
+            """Use the registry again when its file has changed, and on SIGHUP."""
             while True:
-                await asyncio.sleep(WATCH_S)
-                await reload(changed=True)
-
-        reloading: set[asyncio.Task[None]] = set()
-
-        def hang_up() -> None:
-            reloading.add(task := asyncio.create_task(reload(changed=False)))
-            task.add_done_callback(reloading.discard)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(hung_up.wait(), WATCH_S)
+                changed = not hung_up.is_set()
+                hung_up.clear()
+                if await asyncio.to_thread(self.registry.reload, changed=changed):
+                    service.sessions.use(self.registry.registry)
 
         async def tend() -> None:
-            """See to what the topics owe by the clock alone (snapshots, retention), for ever."""
             while True:
                 await asyncio.sleep(TEND_S)
                 await asyncio.to_thread(service.tend)
@@ -195,7 +190,7 @@ class GatewayServer(HttpServer):
                 ending.push_async_callback(link.stop)  # after the last request: they too have acknowledgements to send
                 await link.start()
             if threading.current_thread() is threading.main_thread():
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
             await self.answer(
                 [websocket_route("/router-info", lns.discover), websocket_route("/router/{eui}", lns.serve)],
                 health=health,
