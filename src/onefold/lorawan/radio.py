@@ -3,9 +3,9 @@
 Three protocols bring receptions in: Basics Station over websockets, Semtech's UDP, ChirpStack's events over MQTT.
 Behind this page nothing knows which: a station is the lower-case hex EUI of the gateway, and the way back is a `Back`.
 
-JSON from a stranger is read field by field, each within its range. Every reader names the field and the value that is
-wrong (`BadInput`), shortened, because a stranger chose it too. Times are the exception: a gateway without a good clock
-still hears well, so a time that cannot be read is no time.
+JSON from a stranger is read field by field, each within its range; every reader names the field and the value that is
+wrong, shortened. Times are the exception: a gateway without a good clock still hears well, so a time that cannot be
+read is no time.
 
 The regions are from the LoRaWAN regional parameters (RP002) and, for what a station is told, from the LNS protocol of
 Basics Station: ``DRs`` are 16 triples of spreading factor (0: FSK, -1: none), bandwidth in kHz, and whether it is for
@@ -233,11 +233,7 @@ class Region:
     radio: dict[str, Any]
 
     def rx1(self, frequency: int, data_rate: int) -> Window:
-        """Where a device listens first.
-
-        >>> EU868.rx1(868_300_000, 5), region("US915").rx1(904_100_000, 3)
-        ((868300000, 5), (923900000, 13))
-        """
+        """Where a device listens first."""
         if self.name != "US915":
             return frequency, self.rx1_rates[data_rate]
         wide = self.rates[data_rate][1] == 500

@@ -8,14 +8,13 @@
                      propdf, rmtsh and all others    counted, and nothing else
 
 What is not JSON, or has no msgtype, ends the connection: whoever speaks there is no station. A frame whose fields are
-wrong is refused and counted, by an error that names the field; the station goes on. A station that comes again takes
-the place of its old connection, which may be half open still.
+wrong is refused and counted; the station goes on. A station that comes again takes the place of its old connection,
+which may be half open still.
 
 Stations send DevAddr and MIC as signed 32-bit numbers (their code casts them), and the protocol's text does not say so:
-both signs are taken. FPort is -1 where the frame has none. FCtrl says how long FOpts is; a message whose two disagree
-cannot be put back into the frame that was on the air, so its MIC could not be checked. An EUI is written with dashes
-(``00-16-C0-01-FF-10-A2-35``) or as ID6, four groups as in an IPv6 address (``16:c001:ff10:a235``, ``::1``), perhaps
-behind ``router-``, or as a number, which may be signed. Here it is a number.
+both signs are taken. FPort is -1 where the frame has none. A message whose FCtrl and FOpts disagree cannot be put back
+into the frame that was on the air. An EUI is written with dashes (``00-16-C0-01-FF-10-A2-35``) or as ID6, four groups
+as in an IPv6 address (``16:c001:ff10:a235``, ``::1``), perhaps behind ``router-``, or as a number, perhaps signed.
 """
 
 import asyncio

@@ -124,9 +124,6 @@ class RedisCounters:
     def _outbox(self, server: str) -> str:
         return f"{self._prefix}unfinished/{server}"
 
-    def _nonces(self, device: str) -> str:
-        return f"{self._prefix}nonces/{device}"
-
     def _call(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
         servers = {claim.server: [claim.server] for claim in claims if claim.body}
         for server, number in finished:
@@ -136,7 +133,7 @@ class RedisCounters:
         rows: list[list[object]] = []
         for claim in claims:
             if claim.nonce is not None:
-                keys.append(self._nonces(claim.device))
+                keys.append(f"{self._prefix}nonces/{claim.device}")
             rows.append([*claim._replace(number=0), len(keys)])
             rows[-1][_NUMBER] = str(claim.number)
         words: list[str | int] = [len(keys), *keys, json.dumps([rows, list(servers.values())])]
