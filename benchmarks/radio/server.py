@@ -21,10 +21,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from onefold.testing.radio import QUIET, RadioTraffic, make
-from onefold.testing.radio_files import heard, registry
-from onefold.testing.stations import Fleet, Ring
-from tests.lib.fleet import Gateway
+from onefold.testing.radio import QUIET, RadioTraffic, heard, make, registry
+from onefold.testing.stations import Fleet
+from tests.lib.fleet import Gateway, ring, until
 
 CORES = sorted(os.sched_getaffinity(0))
 DEVICES = 1_000
@@ -101,7 +100,7 @@ def flood(receptions: int, stations: int) -> Flood:
     lines = list(heard(made))
 
     async def play(gateway: Gateway) -> float:
-        async with Fleet(dict.fromkeys(made.world.gateways, gateway.url), Ring.of(made.world)) as fleet:
+        async with Fleet(dict.fromkeys(made.world.gateways, gateway.url), ring(made)) as fleet:
             began = perf_counter()
             await fleet.play(lines)
             while (await asyncio.to_thread(figures, gateway))["receptions"] < len(lines):
@@ -122,9 +121,9 @@ def wait(receptions: int, stations: int, rate: float) -> Wait:
     lines = list(heard(made))
 
     async def play(gateway: Gateway) -> tuple[Fleet, dict[str, float]]:
-        async with Fleet(dict.fromkeys(made.world.gateways, gateway.url), Ring.of(made.world)) as fleet:
+        async with Fleet(dict.fromkeys(made.world.gateways, gateway.url), ring(made)) as fleet:
             await fleet.play(lines, rate=rate)
-            await fleet.until(lambda counts: len(counts.acks) >= made.plan.frames, 10)
+            await until(fleet, lambda counts: len(counts.acks) >= made.plan.frames, 10)
             return fleet, await asyncio.to_thread(figures, gateway)
 
     with (

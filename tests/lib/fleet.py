@@ -13,9 +13,10 @@ import json
 import signal
 import subprocess
 import sys
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection
 from math import ceil
@@ -23,10 +24,10 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from onefold.lorawan.registry import registry_of
 from onefold.producers.log.reader import LogReader
 from onefold.producers.records import Kind
-from onefold.testing.radio import QUIET, RETRIES_MAX, RadioTraffic, make
-from onefold.testing.radio_files import HeardFrame, heard, registry
+from onefold.testing.radio import QUIET, RETRIES_MAX, HeardFrame, RadioTraffic, heard, make, registry
 from onefold.testing.stations import Ack, Counts, Fleet, Ring, doubled
 from tests.lib.local_server import free_port
 from tests.lib.redis_server import RedisServer
@@ -187,7 +188,7 @@ class Scene:
         gateway.kill()
         await asyncio.to_thread(gateway.start)
         mine = [station for station in self.fleet.stations.values() if station.at == gateway.url]
-        while not all(station.connected for station in mine):
+        while any(station._socket is None for station in mine):
             await asyncio.sleep(0.01)
 
     async def restart_redis(self, down_s: float = 0.2) -> None:
@@ -215,10 +216,23 @@ async def patient(scene: Scene, rate: float | None) -> None:
         waiting = rounds[n]
         for _ in range(1 + RETRIES_MAX):
             await scene.fleet.play((line for _, line in waiting), rate=rate)
-            await scene.fleet.until(_all_of({name for name, _ in waiting}), RETRY_S)
+            await until(scene.fleet, _all_of({name for name, _ in waiting}), RETRY_S)
             waiting = [one for one in waiting if one[0] not in _acknowledged(counts.acks)]
             if not waiting:
                 break
+
+
+def ring(made: RadioTraffic) -> Ring:
+    """The keys of its devices."""
+    return Ring(registry_of(tomllib.loads("".join(registry(made)))["device"], "the traffic"))
+
+
+async def until(fleet: Fleet, done: Callable[[Counts], bool], seconds: float) -> None:
+    """Wait until something is so of what the stations count, as long as this."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not done(fleet.counts):
+                await asyncio.sleep(0.01)
 
 
 def _all_of(wanted: set[tuple[str, int]]) -> Callable[[Counts], bool]:
@@ -262,7 +276,7 @@ async def _run(
     made: RadioTraffic, redis: RedisServer, gateways: list[Gateway], trouble: Trouble | None, play: Trouble
 ) -> Found:
     places = {eui: gateways[i // STATIONS].url for i, eui in enumerate(made.world.gateways)}
-    async with Fleet(places, Ring.of(made.world)) as fleet:
+    async with Fleet(places, ring(made)) as fleet:
         scene = Scene(made, redis, gateways, fleet)
         task = asyncio.create_task(trouble(scene)) if trouble is not None else None
         await play(scene)

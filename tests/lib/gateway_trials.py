@@ -5,10 +5,9 @@ import random
 from math import ceil
 from pathlib import Path
 
-from onefold.testing.radio import RadioPlan, make
-from onefold.testing.radio_files import heard, registry, truth_lines
-from onefold.testing.stations import Fleet, Ring
-from tests.lib.fleet import DEVICE_S, STATIONS, Found, Gateway, Play, Scene, patient, run, straight, traffic
+from onefold.testing.radio import RadioPlan, heard, make, registry, truth_lines
+from onefold.testing.stations import Fleet
+from tests.lib.fleet import DEVICE_S, STATIONS, Found, Gateway, Play, Scene, patient, ring, run, straight, traffic
 from tests.lib.radio_score import RadioScore, score, verdicts
 
 RATE = 2_000.0
@@ -22,7 +21,7 @@ def truth(root: Path, frames: int, *, seed: int = 1, rate: float = RATE) -> tupl
     devices.write_text("".join(registry(made)))
 
     async def play() -> None:
-        async with Fleet(dict.fromkeys(made.world.gateways, gateway.up().url), Ring.of(made.world)) as fleet:
+        async with Fleet(dict.fromkeys(made.world.gateways, gateway.up().url), ring(made)) as fleet:
             await fleet.play(heard(made), rate=rate)
             await fleet.quiet(0.5)
             assert await asyncio.to_thread(gateway.stop) == 0

@@ -25,7 +25,7 @@ from onefold.lorawan.radio import Downlink, Radio, Reception
 from onefold.lorawan.registry import registry_of
 from onefold.lorawan.rules import Claim, Claimed, Counters, Finished, Unfinished
 from onefold.lorawan.server import GatewayServer, GatewayServerSettings
-from onefold.lorawan.stores.memory import MemoryCounters
+from onefold.lorawan.stores.sqlite import MemoryCounters
 from onefold.producers.log.reader import LogReader
 from onefold.producers.topic import Topics
 

@@ -15,7 +15,7 @@ from onefold.lorawan.mic import ack_down, data_mic, signed_join, signed_up
 from onefold.lorawan.radio import Downlink, Reception
 from onefold.lorawan.registry import Registry, RegistryEntry
 from onefold.lorawan.rules import Device
-from onefold.lorawan.stores.memory import MemoryCounters
+from onefold.lorawan.stores.sqlite import MemoryCounters
 from onefold.producers.log.reader import LogReader
 from onefold.producers.topic import Topics
 from onefold.verdict import Answer

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onefold.testing.radio import FrameKind
-from onefold.testing.radio_files import TruthLine
+from onefold.testing.radio import FrameKind, TruthLine
 from onefold.verdict import Verdict
 
 FALSE = (FrameKind.FORGED, FrameKind.FOREIGN)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from onefold.spark.receptions.report import report
-from onefold.testing.radio import QUIET, FrameKind, make
-from onefold.testing.radio_files import RECEPTIONS, write
+from onefold.testing.radio import QUIET, RECEPTIONS, FrameKind, make, write
 
 PLAN = replace(
     QUIET, seed=3, devices=8, gateways=3, frames=400, interval_ms=900_000, confirmed=0.9, retries=0.3, retry_ms=197_000,

@@ -13,9 +13,8 @@ import redis
 from onefold.errors import Misuse, StoreFailed
 from onefold.lorawan.ports import open_counters
 from onefold.lorawan.rules import Claim, Claimed, Counters, Finished, Unfinished
-from onefold.lorawan.stores.memory import MemoryCounters
 from onefold.lorawan.stores.redis import CLAIMS_MAX, PREFIX, RedisCounters
-from onefold.lorawan.stores.sqlite import SqliteCounters
+from onefold.lorawan.stores.sqlite import MemoryCounters, SqliteCounters
 from tests.lib.local_server import free_port
 from tests.lib.redis_server import DURABLE, RedisServer
 
@@ -164,7 +163,7 @@ def test_a_server_that_comes_back_is_found_again(server):
     counters.close()
 
 
-@pytest.mark.parametrize("use", ["claim", "known", "unfinished", "forget", "warnings"])
+@pytest.mark.parametrize("use", ["claim", "known", "unfinished", "warnings"])
 def test_without_a_server_everything_fails_at_once_with_one_line_that_holds_no_password(use):
     port = free_port()
     counters = RedisCounters(f"redis://me:hush@127.0.0.1:{port}/3", timeout_s=60)

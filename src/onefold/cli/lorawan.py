@@ -87,8 +87,7 @@ def simulate(
     FOLDER/receptions.jsonl is what the gateways heard, FOLDER/devices.toml the registry of the devices, FOLDER/truth
     what every reception is, and how many uplinks of every device were sent and lost.
     """
-    from onefold.testing.radio import FrameKind, make
-    from onefold.testing.radio_files import write
+    from onefold.testing.radio import FrameKind, make, write
 
     plan = RadioPlan(
         seed=seed, devices=devices, gateways=gateways, frames=frames, interval_ms=interval_ms, side_m=side_m,
@@ -131,7 +130,7 @@ def play(
 
     Exit code 1: a server sent something wrong, two servers acknowledged one uplink, or a connection was lost.
     """
-    from onefold.testing.radio_files import DEVICES, read
+    from onefold.testing.radio import DEVICES, read
     from onefold.testing.stations import Counts, Fleet, Ring, doubled
 
     if not all(server.startswith(("ws://", "wss://")) for server in servers):

@@ -19,7 +19,8 @@ from onefold.reconcile.records import Records, open_records
 
 if TYPE_CHECKING:
     from onefold.lorawan.flow import GatewayService
-    from onefold.lorawan.server import GatewayLink, GatewayServer
+    from onefold.lorawan.radio import GatewayLink
+    from onefold.lorawan.server import GatewayServer
     from onefold.spark.diff_files import DiffTable
 
 __all__ = ["console", "desk", "gateway", "ingest", "reconcile"]
@@ -219,9 +220,9 @@ def _check_gateway(
             "and both answer the device"
         )
     if mqtt is not None:
-        from onefold.lorawan.links.mqtt import parse_address
+        from onefold.lorawan.links.mqtt import MqttAddress
 
-        parse_address(mqtt)
+        MqttAddress(mqtt)
     for option, value, other, is_there in needs:
         if value and not is_there:
             raise Misuse(f"{option} is {value}, but without {other} it has no effect")

@@ -1,9 +1,8 @@
 """Claims in batches: whatever came while the last batch was on its way makes the next one.
 
-A coordinator may be far away and slow, so it is asked in a thread and for many devices at once; the batch grows with
-the load by itself. A frame gives its claim to the desk and awaits the `Reply`. So does a frame that needs a device's
-counters (a `Lookup`): look-ups go ahead of the claims of the same round. Along with the claims goes what is stored
-upstream by now, so that the store need not keep it any longer.
+A coordinator may be far away and slow, so it is asked in a thread and for many devices at once. A frame gives its claim
+to the desk and awaits the `Reply`. So does a frame that needs a device's counters (a `Lookup`): look-ups go ahead of
+the claims of the same round. Along with these goes what is stored upstream by now, and need not be kept any longer.
 
 When the coordinator is down nobody knows who owns a frame. There are two answers to that, and neither is a guess:
 
@@ -181,15 +180,13 @@ class ClaimDesk:
 
     def _finish_now(self) -> None:
         self._finish_due = bool(self._finished)
-        if self._finish_due and not self._enough:
+        if not self._enough:
             self._wake()
 
     def _wake(self) -> None:
         self._news.set()
         if self._worker is None:
             self._worker = self._loop.create_task(self._work())
-
-    # --- the one task -----------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
         wait = RETRY_S[0]
@@ -209,7 +206,7 @@ class ClaimDesk:
             self._worker = None
 
     async def _round(self) -> bool:
-        """Ask the store for as much as fits: what an earlier run left, the look-ups, the claims; whether it answered.
+        """Ask the store for as much as fits; whether it answered.
 
         Frames that waited for a look-up make their claims in the same round: no sync comes between."""
         return (self._recovered or await self._recover()) and await self._look_up() and await self._make()
@@ -301,8 +298,7 @@ class ClaimDesk:
 
     def _answer_down(self) -> None:
         """Answer what is too much to wait that nobody knows, the oldest first; all of it, if nothing waits."""
-        brief = [lookup for lookup in self._lookups if lookup.brief]
-        for lookup in brief:
+        for lookup in [lookup for lookup in self._lookups if lookup.brief]:
             self._lookups.remove(lookup)
             self._answer(lookup, None)
         while (self._lookups or self._claims) and (not self._park or self.waiting > self._parked_max):

@@ -8,8 +8,7 @@ row is a miss, and opens a window, or it is a hit in the one that is open:
     fixed     a window ends ``expiry_ms`` after it opened, whatever comes in between. Where rows follow each other more
               closely than that for longer than that, the openers are found by going from one to the next
 
-The opener's station resubmits, or echoes if it heard the frame a moment before; another one only heard it too. A
-negative station marks a row that was refused before it came here (`refused`) and is no part of any frame.
+The opener's station resubmits, or echoes if it heard the frame a moment before; another one only heard it too.
 
 What outlasts the expiry is one frame for each *chain*, the one that was counted last. The chain of a data frame is its
 device, that of a join request the request itself: a nonce is used once. ``strict_adr`` leaves this out.
@@ -18,9 +17,10 @@ device, that of a join request the request itself: a nonce is used once. ``stric
     F9  F10  F9'         F9' is FIRST by level 1 again: only its counter tells that it is old
     J7  J7'              REPEAT nonce_used
 
-A table is judged with all of its rows at hand (`ColumnarStations`); a stream in batches, and a late row may belong
-before what was judged already. A `FrameBank` keeps, of each frame, its last window, until nothing that may still come
-can meet it: until the newest time of the bucket has passed the window's last sighting by the expiry and ``late_ms``:
+A table is judged chain after chain, by time (`ColumnarStations`); a stream in batches, and a late row may belong before
+what was judged already. Both remember in a `FrameBank`. It keeps, of each frame, its last window, until nothing that
+may still come can meet it: until the newest time of the bucket has passed the window's last sighting by the expiry and
+``late_ms``:
 
     a row at or after its frame's last sighting     is judged as in a table
     a row before it, within the window              is a hit; so is one less than the expiry before its opener
@@ -47,6 +47,8 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -59,6 +61,7 @@ from onefold.lorawan import rules
 Int64s: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
 Codes: TypeAlias = NDArray[np.int8]
+Chains: TypeAlias = NDArray[np.int64]
 
 EXPIRY_MS: Final = 60_000
 """The one minute of ADR 007."""
@@ -77,7 +80,7 @@ _COUNTED_BEFORE, _NONCE_USED = CODES["counted_before"], CODES["nonce_used"]
 
 
 def refused(reason: str) -> int:
-    """The station that stands for "refused already, for this reason"."""
+    """The negative station of a row that was refused already, for this reason: it is no part of any frame."""
     return -1 - CODES[reason]
 
 
@@ -115,10 +118,6 @@ class KnownFrames(NamedTuple):
     own: Int64s
     """When the station that opened it heard it last."""
 
-    @classmethod
-    def nothing(cls, frames: int) -> KnownFrames:
-        return cls(np.zeros(frames, np.int64), *(np.full(frames, NEVER, np.int64) for _ in range(3)))
-
     def take(self, frames: Int64s) -> KnownFrames:
         return KnownFrames(*(column[frames] for column in self))
 
@@ -153,26 +152,22 @@ def judge(rows: ReceptionRows, memory: KnownFrames, windows: Windows) -> tuple[C
         made_up = before + np.arange(len(before))
     own = all_rows.time.copy()
     own[made_up[each - 1 :: each]] = memory.own[older]
-    judged = classify(all_rows, own, windows)
+    codes, opener, last_own = classify(all_rows, own, windows)
     ends = np.append(np.flatnonzero(all_rows.begins)[1:], len(own)) - 1
-    opened = judged.opener[ends]
+    opened = opener[ends]
     since = all_rows.time[opened]
     if windows.sliding:  # there the made-up row is the last sighting, not the opener
         still = made_up == opened[older]
         since[older[still]] = memory.since[older[still]]
-    after = KnownFrames(all_rows.station[opened], since, all_rows.time[ends], own[judged.own[ends]])
-    return np.delete(judged.codes, made_up), after
+    after = KnownFrames(all_rows.station[opened], since, all_rows.time[ends], own[last_own[ends]])
+    return np.delete(codes, made_up), after
 
 
-class JudgedColumns(NamedTuple):
-    codes: Codes
-    opener: Int64s
-    own: Int64s
-    """Which row of the window's station was the last one, up to and with it."""
+def classify(rows: ReceptionRows, own: Int64s, windows: Windows) -> tuple[Codes, Int64s, Int64s]:
+    """Of each row its code, which row opened its window, and which of that station's was the last one up to it.
 
-
-def classify(rows: ReceptionRows, own: Int64s, windows: Windows) -> JudgedColumns:
-    """What each row is; ``own``: of rows of a window's station, when it heard the frame last."""
+    ``own``: of rows of a window's station, when it heard the frame last.
+    """
     pause = np.diff(rows.time, prepend=rows.time[:1])
     opens = rows.begins | (pause >= windows.expiry_ms)
     if not windows.sliding:
@@ -199,93 +194,7 @@ def classify(rows: ReceptionRows, own: Int64s, windows: Windows) -> JudgedColumn
     codes[opens] = _NEW_FRAME
     if rows.join.any():
         codes[rows.join] = np.where(opens[rows.join], np.int8(_NEW_JOIN), np.int8(_JOIN_REPEATED))
-    return JudgedColumns(codes, opener, last_own)
-
-
-def openers(codes: Codes) -> Int64s:
-    return np.flatnonzero((codes == _NEW_FRAME) | (codes == _NEW_JOIN))
-
-
-def as_again(codes: Codes) -> Codes:
-    """What openers are whose frame was counted last in their chain already."""
-    return np.where(codes == _NEW_JOIN, np.int8(_NONCE_USED), np.int8(_COUNTED_BEFORE))
-
-
-class ColumnarStations:
-    """Judges batches of rows; the rows of a chain must be contiguous over all batches, and in order.
-
-    >>> columns = ColumnarStations(Windows())
-    >>> device, frame, data, time = *np.zeros((3, 4), np.int64), np.array([0, 1_000, 2_000, 62_000])
-    >>> [rules.ANSWERS[code].reason for code in columns.judge(device, time, data, np.array([7, 8, 7, 7]), frame, frame)]
-    ['new_frame', 'other_station', 'resubmitted', 'counted_before']
-    """
-
-    def __init__(self, windows: Windows, *, strict_adr: bool = False) -> None:
-        self._windows = windows
-        self._strict_adr = strict_adr
-        # Of the chain that the last batch ended with:
-        self._chain: int | None = None
-        self._open: dict[tuple[int, int], tuple[int, ...]] = {}  # what is known of its frames
-        self._last: tuple[int, int] | None = None  # the frame of its last opener
-
-    def judge(
-        self, chain: Int64s, time: Int64s, join: Int64s, station: Int64s, frame: Int64s, frame_check: Int64s
-    ) -> Codes:
-        """The code of each row's answer, which is its place in ``ANSWERS``; ``join`` is 1 for join requests.
-
-        A frame's name is two columns, both halves of a hash; its rows are all of one chain.
-        """
-        codes = np.where(station < 0, -1 - station, 0).astype(np.int8)
-        good = np.flatnonzero(station >= 0)
-        if len(good) < len(codes):
-            chain, time, join, station, frame, frame_check = (
-                column[good] for column in (chain, time, join, station, frame, frame_check)
-            )
-        if not len(good):
-            return codes
-        if int(chain[0]) != self._chain:
-            self._open, self._last = {}, None
-        self._chain = int(chain[0])
-        by_frame = np.argsort(frame, kind="stable")  # in a frame, the rows stay in the order of judgement
-        names = chain[by_frame], frame[by_frame], frame_check[by_frame]
-        if (begins(*names) & ~begins(*names[:2])).any():  # two names, one first half
-            by_frame = np.lexsort((frame_check, frame, chain))
-            names = chain[by_frame], frame[by_frame], frame_check[by_frame]
-        rows = ReceptionRows(begins(*names), station[by_frame], time[by_frame], join[by_frame] != 0)
-        of_chain, key, key_check = (name[rows.begins] for name in names)
-        judged, after = judge(rows, self._recall(of_chain, key, key_check), self._windows)
-        answers = np.empty(len(chain), np.int8)
-        answers[by_frame] = judged
-        ends_with = int(chain[-1])
-        if ends_with != self._chain:
-            self._open = {}
-        last = np.flatnonzero(of_chain == ends_with)
-        # What the rows of this chain may still meet, if more of them come:
-        of_last = zip(key[last].tolist(), key_check[last].tolist(), strict=True)
-        windows = zip(*(column.tolist() for column in after.take(last)), strict=True)
-        self._open.update(zip(of_last, windows, strict=True))
-        seen, newest = KnownFrames._fields.index("last"), int(time[-1])
-        for name in [name for name, window in self._open.items() if newest - window[seen] >= self._windows.expiry_ms]:
-            del self._open[name]
-        opens = openers(answers)
-        if not self._strict_adr and len(opens):
-            names = chain[opens], frame[opens], frame_check[opens]
-            again = ~begins(*names)
-            again[0] = int(names[0][0]) == self._chain and (int(names[1][0]), int(names[2][0])) == self._last
-            answers[opens[again]] = as_again(answers[opens[again]])
-            self._last = int(names[1][-1]), int(names[2][-1])  # of the last chain, whose first row opened a window
-        self._chain = ends_with
-        codes[good] = answers
-        return codes
-
-    def _recall(self, chain: Int64s, frame: Int64s, frame_check: Int64s) -> KnownFrames:
-        memory = KnownFrames.nothing(len(chain))
-        if self._open:
-            for i in np.flatnonzero(chain == self._chain):
-                if before := self._open.get((int(frame[i]), int(frame_check[i]))):
-                    for column, value in zip(memory, before, strict=True):
-                        column[i] = value
-        return memory
+    return codes, opener, last_own
 
 
 STRICT_FORMAT: Final = 1
@@ -311,53 +220,8 @@ class ReceptionArrays(NamedTuple):
     turn: Int64s
     """The place of the row when all are sorted by chain, and in it by time."""
 
-    def rows(self) -> ReceptionRows:
-        return ReceptionRows(begins(self.key, self.key_check), self.station, self.time, self.join)
-
     def take(self, rows: Int64s) -> ReceptionArrays:
         return ReceptionArrays._make(column[rows] for column in self)
-
-
-class _Chains:
-    """The frame that opened a window last, of each chain; sorted by the first half of the chain's name."""
-
-    def __init__(self, columns: NDArray[np.int64] | None = None) -> None:
-        self.columns = np.empty((5, 0), np.int64) if columns is None else columns  # chain, check, key, check, time
-
-    def __len__(self) -> int:
-        return len(self.columns[0])
-
-    def know_again(self, codes: Codes, receptions: ReceptionArrays) -> None:
-        """Change the codes of openers whose frame was the last one of their chain, and remember those that are now.
-
-        What is remembered stands among the openers by its time: one that comes late is not compared with what came
-        after it."""
-        opens = openers(codes)
-        if not len(opens):
-            return
-        opens = opens[np.argsort(receptions.turn[opens])]
-        rows = receptions.take(opens)
-        first = begins(rows.chain, rows.chain_check)
-        at = find(self.columns[0], self.columns[1], rows.chain[first], rows.chain_check[first])
-        there = np.flatnonzero(at >= 0)
-        chain = np.concatenate((there, np.cumsum(first) - 1))
-        key, key_check, time = (
-            np.concatenate((column_before, column))
-            for column_before, column in zip(
-                self.columns[2:, at[there]], (rows.key, rows.key_check, rows.time), strict=True
-            )
-        )
-        order = np.lexsort((np.arange(len(chain)), time, chain))  # of one time, what was known before comes first
-        again = np.zeros(len(chain), np.bool_)
-        again[order] = ~begins(chain[order], key[order], key_check[order])
-        known_again = opens[again[len(there) :]]
-        codes[known_again] = as_again(codes[known_again])
-        lasts = order[np.append(np.flatnonzero(np.diff(chain[order])), len(order) - 1)]
-        values = np.stack((rows.chain[first], rows.chain_check[first], key[lasts], key_check[lasts], time[lasts]))
-        self.columns[:, at[there]] = values[:, there]
-        new = np.flatnonzero(at < 0)
-        new = new[np.argsort(values[0, new], kind="stable")]
-        self.columns = np.insert(self.columns, np.searchsorted(self.columns[0], values[0, new]), values[:, new], axis=1)
 
 
 class FrameBank:
@@ -373,52 +237,49 @@ class FrameBank:
         self._windows = windows
         self._late_ms = late_ms
         self._frames_max = frames_max
-        self._key, self._key_check = np.empty(0, np.int64), np.empty(0, np.int64)
-        self._known = KnownFrames.nothing(0)
-        self._chains: _Chains | None = None if strict_adr else _Chains()
+        self._frames = np.empty((6, 0), np.int64)  # the name in two halves, and `KnownFrames`
+        # Of each chain the frame that opened a window last, sorted as the frames: chain, check, key, check, time.
+        self._chains = None if strict_adr else np.empty((5, 0), np.int64)
+        self._format = STRICT_FORMAT if strict_adr else FORMAT
         self._newest = self._given_up = NEVER
 
     def __len__(self) -> int:
-        return len(self._key)
+        return len(self._frames[0])
 
     def judge(self, receptions: ReceptionArrays) -> Codes:
         if not len(receptions.time):
             return np.empty(0, np.int8)
         first = begins(receptions.key, receptions.key_check)
         frame = np.cumsum(first) - 1
-        names = receptions.key[first], receptions.key_check[first]
-        at = find(self._key, self._key_check, *names)
-        memory, there = KnownFrames.nothing(len(at)), np.flatnonzero(at >= 0)
-        for column, values in zip(memory, self._known, strict=True):
-            column[there] = values[at[there]]
+        names = np.stack((receptions.key[first], receptions.key_check[first]))
+        at = find(self._frames[0], self._frames[1], names[0], names[1])
+        there = np.flatnonzero(at >= 0)
+        windows = np.full((4, len(at)), NEVER, np.int64)
+        windows[:, there] = self._frames[2:, at[there]]
+        memory = KnownFrames(*windows)  # views: what changes there changes here
         codes = self._judge_late(receptions, frame, at < 0, memory)
-        no_room = self._no_room(receptions.take(np.flatnonzero(first)), at, frame, codes < 0)
-        codes[no_room[frame] & (codes < 0)] = _STATE_FULL
+        if self._frames_max is not None:
+            no_room = self._no_room(receptions.take(np.flatnonzero(first)), at, frame[codes < 0], self._frames_max)
+            codes[no_room[frame] & (codes < 0)] = _STATE_FULL
         live = np.flatnonzero(codes < 0)
-        rows = receptions.take(live).rows()
+        of_frame = begins(receptions.key[live], receptions.key_check[live])
+        rows = ReceptionRows(of_frame, receptions.station[live], receptions.time[live], receptions.join[live])
         heard = frame[live][rows.begins]
-        codes[live], after = judge(rows, memory.take(heard), self._windows)
-        for column, values in zip(memory, after, strict=True):
-            column[heard] = values
-        for column, values in zip(self._known, memory, strict=True):
-            column[at[there]] = values[there]
+        codes[live], windows[:, heard] = judge(rows, memory.take(heard), self._windows)
+        self._frames[2:, at[there]] = windows[:, there]
         new = np.flatnonzero((at < 0) & (memory.last != NEVER))
-        new = new[np.argsort(names[0][new], kind="stable")]
-        slots = np.searchsorted(self._key, names[0][new])
-        self._key, self._key_check, *windows = (
-            np.insert(column, slots, values[new])
-            for column, values in zip((self._key, self._key_check, *self._known), (*names, *memory), strict=True)
-        )
-        self._known = KnownFrames(*windows)
+        new = new[np.argsort(names[0, new], kind="stable")]
+        slots = np.searchsorted(self._frames[0], names[0, new])
+        self._frames = np.insert(self._frames, slots, np.vstack((names, windows))[:, new], axis=1)
         if self._chains is not None:
-            self._chains.know_again(codes, receptions)
+            self._chains = _know_again(self._chains, codes, receptions)
         self._newest = max(self._newest, int(receptions.time.max()))
         # Drop the windows that nothing can meet any more but what is later than late_ms.
-        expired = self._newest - self._known.last >= self._windows.expiry_ms + self._late_ms
+        last = KnownFrames(*self._frames[2:]).last
+        expired = self._newest - last >= self._windows.expiry_ms + self._late_ms
         if expired.any():
-            self._given_up = max(self._given_up, int(self._known.last[expired].max()))
-            rest = np.flatnonzero(~expired)
-            self._key, self._key_check, self._known = self._key[rest], self._key_check[rest], self._known.take(rest)
+            self._given_up = max(self._given_up, int(last[expired].max()))
+            self._frames = self._frames[:, ~expired]
         return codes
 
     def _judge_late(self, receptions: ReceptionArrays, frame: Int64s, new: Bools, memory: KnownFrames) -> Codes:
@@ -444,37 +305,30 @@ class FrameBank:
             np.minimum.at(memory.since, rank[behind[hit]], receptions.time[behind[hit]])
         return codes
 
-    def _no_room(self, frames: ReceptionArrays, at: Int64s, frame: Int64s, live: Bools) -> Bools:
-        refused = np.zeros(len(at), np.bool_)
-        if self._frames_max is None:
-            return refused
-        wants = np.zeros(len(at), np.bool_)
-        wants[frame[live]] = True
+    def _no_room(self, frames: ReceptionArrays, at: Int64s, wanted: Int64s, frames_max: int) -> Bools:
+        """Which of the wanted frames cannot be remembered, of those that stand nowhere (``at`` below 0)."""
+        refused, wants = np.zeros((2, len(at)), np.bool_)
+        wants[wanted] = True
         new = np.flatnonzero(wants & (at < 0))
         if self._chains is not None:
-            names, checks = self._chains.columns[:2]
-            strange = new[find(names, checks, frames.chain[new], frames.chain_check[new]) < 0]
+            strange = new[find(self._chains[0], self._chains[1], frames.chain[new], frames.chain_check[new]) < 0]
             by_chain = strange[np.lexsort((frames.chain_check[strange], frames.chain[strange]))]
             nth = np.cumsum(begins(frames.chain[by_chain], frames.chain_check[by_chain]))
-            refused[by_chain[nth > self._frames_max - len(self._chains)]] = True
+            refused[by_chain[nth > frames_max - len(self._chains[0])]] = True
             new = new[~refused[new]]
         by_name = new[np.lexsort((frames.key_check[new], frames.key[new]))]  # the same ones, however often it is tried
-        refused[by_name[max(0, self._frames_max - len(self)) :]] = True
+        refused[by_name[max(0, frames_max - len(self)) :]] = True
         return refused
 
     def snapshot(self) -> bytes:
         """All that is remembered, as bytes; the settings are not in it."""
-        columns = np.stack((self._key, self._key_check, *self._known)).astype("<i8").tobytes()
+        columns = self._frames.astype("<i8").tobytes()
         counts = [len(self)]
         if self._chains is not None:
-            columns += self._chains.columns.astype("<i8").tobytes()
-            counts.append(len(self._chains))
+            columns += self._chains.astype("<i8").tobytes()
+            counts.append(len(self._chains[0]))
         head = _MAGIC, self._format, self._newest, self._given_up, *counts, zlib.crc32(columns)
         return _HEADS[self._format].pack(*head) + columns
-
-    @property
-    def _format(self) -> int:
-        return STRICT_FORMAT if self._chains is None else FORMAT
 
     def resume(self, data: bytes) -> FrameBank:
         """Go on where another bank's snapshot was taken, with the settings of this one; else `BadInput`."""
@@ -493,12 +347,77 @@ class FrameBank:
         if len(columns) != frames_end + 40 * sum(chains) or zlib.crc32(columns) != checksum:
             raise BadInput(f"a damaged bank of frames: {len(columns)} bytes of {count} frames", offset=head.size)
         numbers = np.frombuffer(columns, "<i8").astype(np.int64)
-        self._key, self._key_check, *windows = numbers[: 6 * count].reshape(6, -1)
-        self._known = KnownFrames(*windows)
+        self._frames = numbers[: 6 * count].reshape(6, -1)
         if self._chains is not None:
-            self._chains = _Chains(numbers[6 * count :].reshape(5, -1))
+            self._chains = numbers[6 * count :].reshape(5, -1)
         self._newest, self._given_up = newest, given_up
         return self
 
-    def __str__(self) -> str:
-        return f"{len(self)} frame{'s' * (len(self) != 1)}"
+
+def _know_again(chains: Chains, codes: Codes, receptions: ReceptionArrays) -> Chains:
+    """Change the codes of openers whose frame was the last one of their chain; what is the last one of each now.
+
+    What is remembered stands among the openers by its time: one that comes late is not compared with what came after
+    it.
+    """
+    opens = np.flatnonzero((codes == _NEW_FRAME) | (codes == _NEW_JOIN))
+    if not len(opens):
+        return chains
+    opens = opens[np.argsort(receptions.turn[opens])]
+    rows = receptions.take(opens)
+    first = begins(rows.chain, rows.chain_check)
+    at = find(chains[0], chains[1], rows.chain[first], rows.chain_check[first])
+    there = np.flatnonzero(at >= 0)
+    chain = np.concatenate((there, np.cumsum(first) - 1))
+    key, key_check, time = np.hstack((chains[2:, at[there]], np.stack((rows.key, rows.key_check, rows.time))))
+    order = np.lexsort((np.arange(len(chain)), time, chain))  # of one time, what was known before comes first
+    again = np.zeros(len(chain), np.bool_)
+    again[order] = ~begins(chain[order], key[order], key_check[order])
+    known_again = opens[again[len(there) :]]
+    codes[known_again] = np.where(codes[known_again] == _NEW_JOIN, np.int8(_NONCE_USED), np.int8(_COUNTED_BEFORE))
+    lasts = order[np.append(np.flatnonzero(np.diff(chain[order])), len(order) - 1)]
+    values = np.stack((rows.chain[first], rows.chain_check[first], key[lasts], key_check[lasts], time[lasts]))
+    chains[:, at[there]] = values[:, there]
+    new = np.flatnonzero(at < 0)
+    new = new[np.argsort(values[0, new], kind="stable")]
+    return np.insert(chains, np.searchsorted(chains[0], values[0, new]), values[:, new], axis=1)
+
+
+class ColumnarStations:
+    """Judges batches of rows; the rows of a chain must be contiguous over all batches, and in order.
+
+    The first chain of a batch may have begun before it, its last chain may go on after it: each has a bank of its own.
+    All chains between them share one.
+
+    >>> columns = ColumnarStations(Windows())
+    >>> device, frame, data, time = *np.zeros((3, 4), np.int64), np.array([0, 1_000, 2_000, 62_000])
+    >>> [rules.ANSWERS[code].reason for code in columns.judge(device, time, data, np.array([7, 8, 7, 7]), frame, frame)]
+    ['new_frame', 'other_station', 'resubmitted', 'counted_before']
+    """
+
+    def __init__(self, windows: Windows, *, strict_adr: bool = False) -> None:
+        self._new_bank = partial(FrameBank, windows, late_ms=0, strict_adr=strict_adr)
+        self._bank, self._chain = self._new_bank(), -1
+
+    def judge(
+        self, chain: Int64s, time: Int64s, join: Int64s, station: Int64s, frame: Int64s, frame_check: Int64s
+    ) -> Codes:
+        """The code of each row's answer, which is its place in ``ANSWERS``; ``join`` is 1 for join requests.
+
+        A chain is a number from 0 up. A frame's name is two columns, both halves of a hash; its rows are all of one
+        chain.
+        """
+        codes = np.where(station < 0, -1 - station, 0).astype(np.int8)
+        good = np.flatnonzero(station >= 0)
+        rows = ReceptionArrays(frame, frame_check, station, time, join != 0, chain, chain, np.arange(len(chain)))
+        edges = np.flatnonzero(np.diff(chain[good])) + 1
+        for start, end in pairwise(sorted({0, *edges[:1].tolist(), *edges[-1:].tolist(), len(good)})):
+            part = good[start:end]
+            by_frame = rows.take(part[np.argsort(frame[part], kind="stable")])  # in it, in the order of judgement
+            if (begins(by_frame.key, by_frame.key_check) & ~begins(by_frame.key)).any():  # two names, one first half
+                by_frame = rows.take(part[np.lexsort((frame_check[part], frame[part]))])
+            if int(chain[part[0]]) != self._chain:
+                self._bank = self._new_bank()
+            self._chain = int(chain[part[-1]])
+            codes[by_frame.turn] = self._bank.judge(by_frame)
+        return codes

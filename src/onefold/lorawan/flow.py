@@ -8,13 +8,12 @@ of three kinds: what a store knows of a device, what became of a claim (`ClaimDe
 (`Upstream`). Between two of them it runs without a break, and frames go on in the order in which they came.
 
 **Whose frame is it?** Up to the MIC nothing changes, whatever is sent. A device that was not heard since the start is
-looked up first, so a restart forgets no counter. It is looked up again, not too often, when a frame does not fit its
-counter: another server may have counted on, or heard that it began again. Its counters live in the shared store, or in
-this server's own where only this server may serve the device; at first sight both are asked, for it may have been
-otherwise before. Many devices may share an address: all of them are looked up with one question, and a frame costs one
-pass over their codes; if it is nobody's, those that were not looked up for a while are, once, and there is one more
-pass. Codes that fail are counted by station and address, or whoever sends forged frames would keep a core busy
-(`MicBudget`).
+looked up first, so a restart forgets no counter; again, not too often, when a frame does not fit its counter: another
+server may have counted on, or heard that it began again. Its counters live in the shared store, or in this server's own
+where only this server may serve the device; at first sight both are asked, for it may have been otherwise before.
+Devices that share an address are looked up with one question, and a frame costs one pass over their codes; if it is
+nobody's, those that were not looked up for a while are, and there is one more pass. Codes that fail are counted by
+station and address, or whoever sends forged frames would keep a core busy (`MicBudget`).
 
 **The order is the guarantee.** An acknowledgement tells the device that its frame is safe, so it is sent when the frame
 is in the durable log and not before; also where this reception stores nothing itself, because an earlier one did.
@@ -111,48 +110,42 @@ BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 class Latency:
     """A histogram.
 
-    >>> latency = Latency((0.1, 1.0))
-    >>> for seconds in (0.05, 0.1, 0.3, 7.0):
+    >>> latency = Latency()
+    >>> for seconds in (0.05, 10.0, 30.0, 70.0):
     ...     latency.note(seconds)
-    >>> latency.buckets(), round(latency.sum_s, 2)
-    ([('0.1', 2), ('1.0', 3), ('+Inf', 4)], 7.45)
+    >>> latency.buckets()[-3:], latency.sum_s
+    ([('10.0', 2), ('60.0', 3), ('+Inf', 4)], 110.05)
     """
 
-    def __init__(self, bounds_s: Sequence[float] = BOUNDS_S) -> None:
-        self._bounds = tuple(bounds_s)
-        self._counts = [0] * (len(self._bounds) + 1)
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_S) + 1)
         self.sum_s = 0.0
 
     def note(self, seconds: float) -> None:
-        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.sum_s += seconds
 
     def buckets(self) -> list[tuple[str, int]]:
-        return list(zip((*map(str, self._bounds), "+Inf"), accumulate(self._counts), strict=True))
+        return list(zip((*map(str, BOUNDS_S), "+Inf"), accumulate(self._counts), strict=True))
 
 
 OUTSTANDING_MAX: Final = 100_000
 SECOND_WINDOW_MS: Final = 1_000
 
 
-@dataclass
 class Downlinks:
-    """Sends acknowledgements, and counts what becomes of them."""
+    """Sends acknowledgements, and counts what becomes of them.
 
-    region: Region
-    rx_delay_s: int
-    next_number: int
-    """Unique in this server also over restarts, where it begins with the time."""
-    lost_ms: int = 30_000
-    sent: int = 0
-    transmitted: int = 0
-    lost: int = 0
-    """Sent, and no station said that it was on the air."""
-    late: int = 0
-    """Not sent, for the device does not listen any more."""
-    gone: int = 0
-    """Not sent, for the station is not there any more."""
-    _outstanding: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    ``number`` is the first one's; it has to be unique in this server also over restarts, so it begins with the time.
+    """
+
+    def __init__(self, settings: GatewaySettings, number: int) -> None:
+        self.region, self.rx_delay_s = settings.region, settings.rx_delay_s
+        self.outcomes = dict.fromkeys(("sent", "transmitted", "lost", "late", "gone"), 0)
+        """Lost: no station said that it was on the air. Not sent: the device listens no more, the station is gone."""
+        self._lost_ms = round(1_000 * settings.limits.lost_s)
+        self._next_number = number
+        self._outstanding: OrderedDict[int, int] = OrderedDict()
 
     def acknowledge(self, reception: Reception, entry: RegistryEntry, fcnt_down: int, now_ms: int) -> bool:
         """Confirm this uplink; whether a station has it in hand now."""
@@ -160,7 +153,7 @@ class Downlinks:
         if not isinstance(frame, DataUp) or entry.nwk_skey is None:
             return False
         if device.device_class == "A" and now_ms - reception.received_ms > 1_000 * self.rx_delay_s + SECOND_WINDOW_MS:
-            self.late += 1
+            self.outcomes["late"] += 1
             return False
         downlink = Downlink(
             pdu=ack_down(nwk_skey=entry.nwk_skey, dev_addr=frame.dev_addr, fcnt=fcnt_down),
@@ -169,30 +162,27 @@ class Downlinks:
             rx_delay_s=self.rx_delay_s,
             rx1=self.region.rx1(radio.frequency_hz, radio.data_rate),
             rx2=self.region.rx2,
-            number=self.next_number,
+            number=self._next_number,
         )
-        self.next_number += 1
+        self._next_number += 1
         if reception.back is None or not reception.back(downlink):
-            self.gone += 1
+            self.outcomes["gone"] += 1
             return False
-        self.sent += 1
+        self.outcomes["sent"] += 1
         self._outstanding[downlink.number] = now_ms
         self.expire(now_ms)
         return True
 
-    def was_transmitted(self, number: int) -> None:
+    def transmitted(self, number: int) -> None:
         if self._outstanding.pop(number, None) is not None:
-            self.transmitted += 1
+            self.outcomes["transmitted"] += 1
 
     def expire(self, now_ms: int) -> None:
         """Give up those of which nobody said anything for too long; so do those that a clock which was ahead dated."""
-        waiting = self._outstanding
-        while waiting and (len(waiting) > OUTSTANDING_MAX or abs(now_ms - next(iter(waiting.values()))) > self.lost_ms):
+        waiting, lost_ms = self._outstanding, self._lost_ms
+        while waiting and (len(waiting) > OUTSTANDING_MAX or abs(now_ms - next(iter(waiting.values()))) > lost_ms):
             waiting.popitem(last=False)
-            self.lost += 1
-
-    def figures(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in ("sent", "transmitted", "lost", "late", "gone")}
+            self.outcomes["lost"] += 1
 
 
 PAIRS_MAX: Final = 10_000
@@ -263,12 +253,6 @@ def record(server: str, reception: Reception, dev_eui: int | None, judged: Judge
     return _encode(row).encode()
 
 
-def refused(server: str, station: str, received_ms: int, verdict: str, reason: str, problem: str) -> bytes:
-    row = {"v": FORMAT, "kind": None, "server": server, "station": station, "received_ms": received_ms,
-           "verdict": verdict, "reason": reason, "told": problem}  # fmt: skip
-    return _encode(row).encode()
-
-
 UPLINKS: Final = "uplinks"
 RECEPTIONS: Final = "receptions"
 """The topic of everything, where that is kept."""
@@ -300,18 +284,17 @@ class MessageLog(Protocol):
 
 
 class DurableTopic(Protocol):
-    """What is behind the server: a topic of `onefold.producers`, whose sequence ids make a repeated write harmless."""
+    """What is behind the server: a topic of `onefold.producers`, whose sequence ids make a repeated write harmless.
+
+    ``publish`` stores all that is new, and has a receipt (``verdict``, ``reason``) for each; ``tend`` sees to what is
+    due by the clock alone: snapshots, retention. It blocks.
+    """
 
     @property
     def log(self) -> MessageLog: ...
     def last_sequence_id(self, producer: str) -> int: ...
-    def publish(self, producer: str, messages: Sequence[tuple[int, bytes]]) -> Sequence[Any]:
-        """Store all that is new; a receipt (``verdict``, ``reason``) for each."""
-        ...
-
-    def tend(self) -> None:
-        """See to what is due by the clock alone: snapshots, retention. Blocks."""
-        ...
+    def publish(self, producer: str, messages: Sequence[tuple[int, bytes]]) -> Sequence[Any]: ...
+    def tend(self) -> None: ...
 
 
 class Upstream:
@@ -344,9 +327,8 @@ class Upstream:
         self._enough = asyncio.Event()
 
     def put(self, record: bytes | None) -> Reply[bool]:
-        """Store a record; the reply is True when it is durable, False if it had to be given up at the end.
-
-        None: there is nothing to store, only to wait for all before it. Beyond ``queued_max`` nothing is taken."""
+        """Store a record (None: only wait for all before it); the reply is True when it is durable, False if it had to
+        be given up at the end, or was not taken because ``queued_max`` wait."""
         reply: Reply[bool] = Reply()
         if self._queued_max is not None and len(self._queue) >= self._queued_max:
             self.refused += 1
@@ -356,9 +338,6 @@ class Upstream:
         if self._worker is None:
             self._worker = self._loop.create_task(self._work())
         return reply
-
-    def __len__(self) -> int:
-        return len(self._queue)
 
     async def close(self, seconds: float) -> None:
         """Store what is queued, for so long at most."""
@@ -370,9 +349,7 @@ class Upstream:
         self._pool.shutdown(wait=False)
 
     def tail(self, since_ms: int, least: int = 0) -> Iterator[StoredMessage]:
-        """The messages that earlier runs have stored since, and some before; at least so many of the last records.
-
-        Oldest first. Blocks."""
+        """What earlier runs have stored since, and some before, oldest first; ``least`` of the records. Blocks."""
         records, start = self.topic.log, self._began
         if records.start >= start:  # retention has removed all of it
             return
@@ -460,14 +437,11 @@ class RecordName(NamedTuple):
 class Recovery:
     """The bridge between two runs of one server. ``ticks`` is the clock of level 1, which nobody sets.
 
-    The counters are in their store, so only the memory of level 1 is gone. The log has it: whatever was stored within
-    the expiry was heard. And a run that died between winning a frame and storing it left the record with the store of
-    the claim, for by then all other servers had lost that frame.
-
-    Some of what it left is in the log, if it died before it could say so. A record is found there by what was heard,
-    where and when, whatever the clock said when it was written: the log is read from well before, and never less than a
-    server can have left behind. What cannot be read, of another version or damaged, is nobody's: in the log it is
-    passed over, in the store it stays.
+    What level 1 remembered is in the log: whatever was stored within the expiry was heard. And a run that died between
+    winning a frame and storing it left the record with the store of the claim (`Unfinished`). Some of these are in the
+    log, if it died before it could say so: they are found by what was heard, where and when, whatever the clock said;
+    the log is read from well before, and never less than a server can have left behind. What cannot be read, of another
+    version or damaged, is passed over in the log, and stays in the store.
     """
 
     _sightings: Sightings
@@ -535,7 +509,7 @@ class Recovery:
 ASK_S: Final = 10.0
 """A device whose frames do not fit its counter is looked up again, this often at most."""
 NUMBER_BITS: Final = 10
-"""Claims are numbered from the time of the start on: a million a second would be needed to run into the next start."""
+"""Claims and downlinks are numbered from the time of the start on: to run into the next takes a million a second."""
 
 
 def ticks_ms() -> int:
@@ -546,8 +520,8 @@ def ticks_ms() -> int:
 class GatewayService:
     """Takes receptions of any protocol. Lives on one event loop.
 
-    ``topic`` opens a durable topic by its name. ``shared`` keeps the counters of devices that any server may serve,
-    ``local`` those that only this one may.
+    ``topic`` opens one by its name. ``shared`` keeps the counters of devices that any server may serve, ``local`` those
+    that only this one may.
     """
 
     def __init__(
@@ -559,13 +533,12 @@ class GatewayService:
         self.region = settings.region
         self.sessions = Sessions(registry)
         self.tally = Tally()
-        """The books: all that came in, and all that was decided."""
+        self.arrive = self.tally.arrive  # to be heard or refused: the one side of the books, `_book` keeps the other
         self.statuses: Counter[tuple[Answer, str]] = Counter()
         """As the tally, by status too; empty: it was refused before it had one."""
         self.latency = Latency()
-        self.downlinks = Downlinks(
-            settings.region, settings.rx_delay_s, clock() << 10, lost_ms=round(1_000 * limits.lost_s)
-        )
+        self.downlinks = Downlinks(settings, clock() << NUMBER_BITS)
+        self.transmitted = self.downlinks.transmitted
         self.in_hand = 0
         self.failed = 0
         self.closing = False
@@ -598,12 +571,6 @@ class GatewayService:
             when_down=when_down, batch_max=limits.batch_max, parked_max=limits.parked_max,
         )  # fmt: skip
 
-    # --- what links call ------------------------------------------------------------------------------------------
-
-    def arrive(self) -> None:
-        """Something came in, and is to be heard or refused: the one side of the books, `_book` keeps the other."""
-        self.tally.arrive()
-
     def hear(self, reception: Reception) -> None:
         """Take a reception, at once; `Busy`: too much is in hand, and it was not taken."""
         if self.in_hand >= self.settings.limits.in_hand_max:
@@ -618,10 +585,9 @@ class GatewayService:
         """Something came from this station that is no reception: it is counted, with what was wrong."""
         self._book(answer, "")
         if self._everything is not None:
-            self._everything.put(refused(self.settings.name, station, self._clock(), *answer, problem))
-
-    def transmitted(self, number: int) -> None:
-        self.downlinks.was_transmitted(number)
+            row: dict[str, Any] = {"v": FORMAT, "kind": None, "server": self.settings.name, "station": station}
+            row |= {"received_ms": self._clock(), "verdict": answer.verdict, "reason": answer.reason, "told": problem}
+            self._everything.put(_encode(row).encode())
 
     async def room(self) -> None:
         """Wait until a reception can be taken; for ever, if the server is about to end."""
@@ -631,8 +597,6 @@ class GatewayService:
                 await self._change()
         finally:
             self._waiting -= 1
-
-    # --- one reception ----------------------------------------------------------------------------------------------
 
     async def _take(self, reception: Reception) -> None:
         """One reception from its arrival to its answer. Whatever goes wrong with it, the others go on."""
@@ -749,9 +713,8 @@ class GatewayService:
         return self.sessions.of(entry), self._rules.join(request, station, now_ms)
 
     async def _look_up(self, sessions: Sequence[DeviceSession], fcnt: int | None = None) -> bool:
-        """Wait until these devices are looked up; True: their own store could not be asked.
+        """Wait until those of these devices are looked up that are one question; True: their own store was down.
 
-        Those that the same store is to be asked for are one question; the caller comes back if there is more to ask.
         ``fcnt``: a frame of the one device has this counter, too low for what this server heard of it."""
         session = next((each for each in sessions if each.lookup is not None), None)
         if session is not None and session.lookup is not None:
@@ -772,7 +735,7 @@ class GatewayService:
             if home:
                 each.asked_at = monotonic()
                 if stored is not None and fcnt is not None and self._began_elsewhere(each, fcnt, stored):
-                    each.begin_again(stored)
+                    each.heard, each.fcnt_down = rules.Heard(), stored.fcnt_down
             if counters is not None:
                 each.learn(stored, self.settings.name, home=home)
                 each.loaded = each.loaded or home
@@ -809,8 +772,6 @@ class GatewayService:
         if (copies := self._copies.pop(frame, None)) is not None:
             copies.resolve(None)
 
-    # --- watching and ending ----------------------------------------------------------------------------------------
-
     def figures(self) -> dict[str, int]:
         self.downlinks.expire(self._clock())
         return {
@@ -837,16 +798,12 @@ class GatewayService:
         return self.tally.pending if not (self.in_hand or self._waiting) else 0
 
     def problems(self) -> dict[str, str]:
-        problems = {desk.name: desk.problem for desk in self._desks if desk.problem is not None}
-        if self.unaccounted:
-            problems["books"] = str(self.tally)
-        for name, upstream in zip((UPLINKS, RECEPTIONS), self._upstreams, strict=False):
-            if upstream.problem is not None:
-                problems[name] = upstream.problem
-        return problems
+        parts = [(desk.name, desk.problem) for desk in self._desks]
+        parts += [("books", str(self.tally) if self.unaccounted else None)]
+        parts += zip((UPLINKS, RECEPTIONS), (upstream.problem for upstream in self._upstreams), strict=False)
+        return {name: problem for name, problem in parts if problem is not None}
 
     def tend(self) -> None:
-        """See to what the topics owe by the clock alone. Blocks."""
         for upstream in self._upstreams:
             upstream.topic.tend()
 

@@ -92,7 +92,6 @@ class _DataFrame(NamedTuple):
     fopts: bytes
     fport: int | None
     payload: bytes
-    """FRMPayload, as on the air."""
     mic: int
 
     @property
@@ -101,7 +100,6 @@ class _DataFrame(NamedTuple):
 
     @property
     def ack(self) -> bool:
-        """It confirms the last frame of the other side."""
         return bool(self.fctrl & ACK)
 
     @property
@@ -122,7 +120,6 @@ class DataUp(_DataFrame):
 
     @property
     def adr(self) -> bool:
-        """The network may set the data rate."""
         return bool(self.fctrl & ADR)
 
     @property
@@ -132,7 +129,6 @@ class DataUp(_DataFrame):
 
     @property
     def key(self) -> bytes:
-        """What it is known by on level 1."""
         return data_key(dev_addr=self.dev_addr, mic=self.mic, payload=self.raw, fcnt=self.fcnt)
 
 

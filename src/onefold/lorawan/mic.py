@@ -56,7 +56,7 @@ def find_counter(nwk_skey: bytes, frame: DataUp, last: int | None) -> int | None
     return find_owner([(nwk_skey, last)], frame)[1]
 
 
-def find_owner(devices: Iterable[tuple[bytes, int | None]], frame: DataUp) -> tuple[int, int | None, int]:
+def find_owner(devices: Iterable[tuple[bytes, int | None]], frame: DataUp | DataDown) -> tuple[int, int | None, int]:
     """Whose frame is it, of devices that share its address? Each is its key and its last counter.
 
     The place of the device, the 32-bit counter under which its code is right, and how many codes were tried for that;
@@ -66,11 +66,11 @@ def find_owner(devices: Iterable[tuple[bytes, int | None]], frame: DataUp) -> tu
     >>> find_owner([(b"x" * 16, None), (bytes(16), 6)], frame), find_owner([(b"x" * 16, 70_000)], frame)
     ((1, 7, 2), (0, None, 3))
     """
-    raw, dev_addr, mic, tried = frame.raw, frame.dev_addr, frame.mic, 0
+    raw, dev_addr, mic, down, tried = frame.raw, frame.dev_addr, frame.mic, isinstance(frame, DataDown), 0
     for at, (nwk_skey, last) in enumerate(devices):
         for counter in candidates(last, frame.fcnt):
             tried += 1
-            if data_mic(nwk_skey, raw, dev_addr, counter) == mic:
+            if data_mic(nwk_skey, raw, dev_addr, counter, down=down) == mic:
                 return at, counter, tried
     return 0, None, tried
 

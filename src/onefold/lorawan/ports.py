@@ -1,7 +1,4 @@
-"""The door to the counters of devices (lorawan).
-
-Counters by address: ``memory://``, ``sqlite:///x.db``, ``redis://host:6379/0``.
-"""
+"""The door to the counters of devices, by address: ``memory://``, ``sqlite:///x.db``, ``redis://host:6379/0``."""
 
 from __future__ import annotations
 
@@ -16,15 +13,10 @@ from onefold.stores.addresses import nothing_at, scheme_of
 class CounterStore(Protocol):
     """What all network servers know of each device: its last counters, and whose its last frame was (lorawan).
 
-    Shared by threads, processes or machines. `decide` is the rule; a claim is one step that nothing can come between,
-    and there is no lock that could run out under a slow owner. One entry per device, however many frames it sends: its
-    counters, and the key of the frame that was counted last.
-
-    Of join requests each nonce is kept for ever, under the claim's device: two bytes' worth each, 65,536 at most. Their
-    rule is `decide_join`.
-
-    Beside the counters stands an outbox: the messages of claims that were won and are not yet stored upstream. It holds
-    what is in flight and no more, if each server finishes what it has stored.
+    Shared by threads, processes or machines. The rules are `decide` and, for join requests, `decide_join`; a claim is
+    one step that nothing can come between. One entry per device: its counters, the key of the frame that was counted
+    last, and each nonce that it has joined with. Beside them stands an outbox: the messages of claims that were won and
+    are not yet stored upstream.
     """
 
     def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
@@ -32,35 +24,21 @@ class CounterStore(Protocol):
 
         What was won is kept when it returns, as durably as the store can, for ``keep_ms`` from then on (0: for ever),
         and a nonce for ever in any case; a lost claim changes nothing. A won claim's body is kept in the same step, for
-        ever, under its server and number (0 to 2^63 - 1), so two receptions of one frame keep both. The same claim made
-        again keeps one: it has the same number.
+        ever, under its server and number (0 to 2^63 - 1): two receptions of one frame keep both, the same claim made
+        again keeps one. The bodies of what is ``finished`` are let go before; one that is not there does no harm.
 
-        ``finished`` are messages whose bodies are let go, before any of the claims is judged; one that is not there
-        does no harm, and the claims may be none.
-
-        If it raises `StoreFailed` nothing is known of these claims and of what was finished: make the same call again.
-        Who had won, with a body, wins again, whatever was counted since; only a downlink's number may then be skipped,
-        or not be given. Whoever gives a claim up instead does not know whether its body is kept, and
-        finishes it like the others.
+        `StoreFailed`: nothing is known of these claims and of what was finished. Make the same call again: who had won,
+        with a body, wins again, whatever was counted since; only a downlink's number may then be skipped, or not be
+        given. Whoever gives a claim up instead finishes it like the others: its body may be kept.
         """
         ...
 
     def unfinished(self, server: str) -> list[Unfinished]:
-        """What this server won, with a body, and has not finished; by number.
-
-        To be stored upstream at the start after a crash, before anything new is claimed.
-        """
+        """What this server won, with a body, and has not finished, by number: to be stored upstream after a crash."""
         ...
 
     def known(self, devices: Sequence[str]) -> list[Counters | None]:
-        """What is kept of each device, in this order; None if it was never heard, forgotten, or kept long enough.
-
-        One question to the store, or a few for many devices; not one for each.
-        """
-        ...
-
-    def forget(self, device: str) -> None:
-        """As if it had never been heard, nor joined; but what is unfinished of it stays."""
+        """What is kept of each device, in this order; None if it was never heard, or kept long enough."""
         ...
 
     def close(self) -> None:
@@ -74,7 +52,6 @@ KINDS = "memory://, sqlite:///file.db, sqlite:////folder/file.db, redis://host:6
 def open_counters(url: str) -> CounterStore:
     """The store at an address; whether a Redis server is there shows at the first call.
 
-    ``sqlite:///x.db`` is a file of the working folder, ``sqlite:////srv/x.db`` (four strokes) one by its full path.
     ``redis://`` takes options behind a ``?``: ``prefix``, ``timeout_s`` and ``replicas_min`` of `RedisCounters`, and
     redis-py's own for TLS, whose names begin with ``ssl_``.
 
@@ -86,7 +63,7 @@ def open_counters(url: str) -> CounterStore:
     """
     match scheme_of(url):
         case "memory", _:
-            from onefold.lorawan.stores.memory import MemoryCounters
+            from onefold.lorawan.stores.sqlite import MemoryCounters
 
             return MemoryCounters(wall_ms)
         case "sqlite", path:

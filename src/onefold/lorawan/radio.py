@@ -1,11 +1,11 @@
-"""Radio: what a link hands to the service, how it reads what gateways write, and the plans of the regions.
+"""Radio: what a link hands to the service, how it reads what gateways write, the plans of the regions, a link's counts.
 
 Three protocols bring receptions in: Basics Station over websockets, Semtech's UDP, ChirpStack's events over MQTT.
 Behind this page nothing knows which: a station is the lower-case hex EUI of the gateway, and the way back is a `Back`.
 
-JSON from a stranger is read field by field, each within its range. Every reader names the field and the value that is
-wrong (`BadInput`), shortened, because a stranger chose it too. Times are the exception: a gateway without a good clock
-still hears well, so a time that cannot be read is no time.
+JSON from a stranger is read field by field, each within its range; every reader names the field and the value that is
+wrong, shortened. Times are the exception: a gateway without a good clock still hears well, so a time that cannot be
+read is no time.
 
 The regions are from the LoRaWAN regional parameters (RP002) and, for what a station is told, from the LNS protocol of
 Basics Station: ``DRs`` are 16 triples of spreading factor (0: FSK, -1: none), bandwidth in kHz, and whether it is for
@@ -15,15 +15,23 @@ relative to them.
 
 import base64
 import binascii
+import logging
 import math
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple, TypeAlias
+from time import monotonic
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
+from onefold.clock import Clock
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
 from onefold.lorawan.frames import PHY_BYTES_MAX, Frame
+from onefold.lorawan.rules import BUSY, MALFORMED
+from onefold.verdict import Answer
+
+log: Final = logging.getLogger("onefold.gateway")
 
 
 class Radio(NamedTuple):
@@ -36,6 +44,10 @@ class Radio(NamedTuple):
     """The station's own clock, ms since 1970; None: it has none that can be trusted."""
 
 
+Window: TypeAlias = tuple[int, int]
+"""Frequency in Hz, data rate."""
+
+
 class Downlink(NamedTuple):
     """A frame to transmit: ``rx_delay_s`` after the uplink in the first window, or a second later in the other."""
 
@@ -44,8 +56,8 @@ class Downlink(NamedTuple):
     device_class: str
     """``A`` or ``C``: one of class C listens to its second window all the time."""
     rx_delay_s: int
-    rx1: tuple[int, int]
-    rx2: tuple[int, int]
+    rx1: Window
+    rx2: Window
     number: int
     """Unique in this server: the station names it when it has transmitted."""
 
@@ -59,7 +71,7 @@ station transmit the frame; False: the station is gone. Never blocks, never rais
 class Reception:
     frame: Frame
     station: str
-    """Sixteen lower-case hex digits: ``0016c001ff10a235``."""
+    """Its `station_name`."""
     radio: Radio
     back: Back | None = field(compare=False)
     """None: nothing can be transmitted there."""
@@ -68,20 +80,12 @@ class Reception:
 
 
 def station_name(eui: int) -> str:
-    """How a station is called everywhere.
-
-    >>> station_name(0x0016C001FF10A235)
-    '0016c001ff10a235'
-    """
+    """How a station is called everywhere: ``0016c001ff10a235``."""
     return f"{eui:016x}"
 
 
 def dashed(eui: int) -> str:
-    """As Basics Stations write the EUI of a device.
-
-    >>> dashed(0x16C001FF10A235)
-    '00-16-C0-01-FF-10-A2-35'
-    """
+    """As Basics Stations write the EUI of a device: ``00-16-C0-01-FF-10-A2-35``."""
     return eui.to_bytes(8, "big").hex("-").upper()
 
 
@@ -113,21 +117,31 @@ def document(data: bytes | str, what: str) -> dict[str, Any]:
     return value
 
 
-def integer(source: Mapping[str, Any], name: str, low: int, high: int) -> int:
-    """A whole number of this range; 868100000.0 is one."""
+def wrong(source: Mapping[str, Any], name: str, must: str) -> BadInput:
+    """The error that a field is something else than it must be."""
+    value = shown(source[name]) if name in source else "missing"
+    return BadInput(f"{name} is {value}, must be {must}", field=name)
+
+
+def whole(source: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    """A whole number within these; 5.0 and true are none."""
     value = source.get(name)
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise BadInput(f"{name} is {shown(value)}, must be a whole number of {low} to {high}", field=name)
+    if type(value) is not int or not low <= value <= high:
+        raise wrong(source, name, f"a whole number, {low} to {high}")
     return value
+
+
+def integer(source: Mapping[str, Any], name: str, low: int, high: int) -> int:
+    """The same, but 868100000.0 is one."""
+    value = source.get(name)
+    return whole({name: int(value)} if isinstance(value, float) and value.is_integer() else source, name, low, high)
 
 
 def number(source: Mapping[str, Any], name: str, low: float, high: float) -> float:
     value = source.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise BadInput(f"{name} is {shown(value)}, must be a number of {low:g} to {high:g}", field=name)
-    return value
+        raise wrong(source, name, f"a number, {low:g} to {high:g}")
+    return float(value)
 
 
 def decibels(source: Mapping[str, Any], name: str) -> float | None:
@@ -138,14 +152,14 @@ def decibels(source: Mapping[str, Any], name: str) -> float | None:
 def text(source: Mapping[str, Any], name: str) -> str:
     value = source.get(name)
     if not isinstance(value, str):
-        raise BadInput(f"{name} is {shown(value)}, must be a string", field=name)
+        raise wrong(source, name, "a string")
     return value
 
 
 def part(source: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = source.get(name)
     if not isinstance(value, dict):
-        raise BadInput(f"{name} is {shown(value)}, must be an object", field=name)
+        raise wrong(source, name, "an object")
     return value
 
 
@@ -158,7 +172,7 @@ def octets(source: Mapping[str, Any], name: str, bytes_max: int = PHY_BYTES_MAX)
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except (binascii.Error, ValueError):
-        raise BadInput(f"{name} is {shown(value)}, must be base64", field=name) from None
+        raise wrong(source, name, "base64") from None
 
 
 def moment_ms(source: Mapping[str, Any], name: str) -> int | None:
@@ -198,9 +212,6 @@ def trusted_ms(time_ms: int) -> int | None:
 
 
 Rate: TypeAlias = tuple[int, int, int]
-Window: TypeAlias = tuple[int, int]
-"""Frequency in Hz, data rate."""
-
 NONE: Final[Rate] = (-1, 0, 0)
 SUB_BAND: Final = 2
 """Of US915: channels 8 to 15 and 65, which The Things Network and Helium use."""
@@ -222,11 +233,7 @@ class Region:
     radio: dict[str, Any]
 
     def rx1(self, frequency: int, data_rate: int) -> Window:
-        """Where a device listens first.
-
-        >>> EU868.rx1(868_300_000, 5), region("US915").rx1(904_100_000, 3)
-        ((868300000, 5), (923900000, 13))
-        """
+        """Where a device listens first."""
         if self.name != "US915":
             return frequency, self.rx1_rates[data_rate]
         wide = self.rates[data_rate][1] == 500
@@ -241,9 +248,6 @@ class Region:
         (14, 20)
         """
         return min(20, int(self.max_eirp) - 2)
-
-    def is_up(self, data_rate: int) -> bool:
-        return 0 <= data_rate < len(self.rx1_rates)
 
     def data_rate(self, spreading_factor: int, bandwidth_khz: int) -> int:
         """The index of a rate that devices send at; FSK is (0, 0). `BadInput`: the region has none.
@@ -349,3 +353,69 @@ def region(name: str, sub_band: int = SUB_BAND) -> Region:
     if not 1 <= sub_band <= 8:
         raise Misuse(f"sub_band is {sub_band}, must be 1 to 8", sub_band=sub_band)
     return _us915(sub_band)
+
+
+TELL_S: Final = 10.0
+"""One line on what gateways do wrong, this often at most: all of it is counted."""
+
+
+class Receiver(Protocol):
+    """Takes what the links hear: each that arrives is heard or refused after that, once; the books compare the two.
+
+    `Busy` from ``hear``: the queue is full, and nothing was taken.
+    """
+
+    def arrive(self) -> None: ...
+    def hear(self, reception: Reception) -> None: ...
+    def refuse(self, station: str, answer: Answer, problem: str) -> None: ...
+    def transmitted(self, number: int) -> None: ...
+
+
+class Complaints:
+    """What gateways do wrong, in the log: not in silence, and not so often that a stranger could fill a disk."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def tell(self, station: str, problem: str) -> None:
+        now_s = monotonic()
+        if now_s >= self._next_s:
+            self._next_s = now_s + TELL_S
+            log.error("station %s: %s", station, problem)
+
+
+class GatewayLink(ABC):
+    """A protocol that brings receptions in, and counts what happens, by name."""
+
+    def __init__(self, receiver: Receiver, region: Region, clock_ms: Clock, figures: Iterable[str]) -> None:
+        self.problem: str | None = None
+        """Why it brings nothing in; None: it can, as far as it knows."""
+        self._receiver, self._region, self._clock_ms = receiver, region, clock_ms
+        self._complaints = Complaints()
+        self._counts = dict.fromkeys(figures, 0)
+
+    @abstractmethod
+    async def start(self) -> None: ...
+
+    @abstractmethod
+    async def stop(self) -> None: ...
+
+    @abstractmethod
+    def figures(self) -> Mapping[str, int]: ...
+
+    def _count(self, name: str) -> None:
+        self._counts[name] += 1
+
+    def _busy(self, station: str, busy: Exception) -> None:
+        self._count("busy")
+        self._receiver.refuse(station, BUSY, str(busy))
+
+    def _refuse(self, station: str, error: BadInput) -> None:
+        self._count("malformed")
+        self._complaints.tell(station, str(error))
+        self._receiver.arrive()
+        self._receiver.refuse(station, MALFORMED, str(error))
+
+    def _fail(self, who: str, error: Exception) -> None:
+        self._count("failed")
+        self._complaints.tell(who, f"unexpected: {type(error).__name__}: {error}")

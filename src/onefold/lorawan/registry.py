@@ -24,26 +24,21 @@ import re
 import sqlite3
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from math import inf
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from onefold.errors import BadInput, OnefoldError
 from onefold.lorawan.claims import Lookup
 from onefold.lorawan.radio import shown
 from onefold.lorawan.rules import Counters, Device, Heard, Strategy
 
-T = TypeVar("T", bound=str)
 HEX: Final = re.compile(r"[0-9a-fA-F]*")
 SECRETS: Final = ("nwk_skey", "app_skey", "app_key")
-FIELDS: Final = (
-    "dev_eui", "dev_addr", "nwk_skey", "app_skey", "app_key", "strategy", "gateway", "class", "activation", "relaxed",
-    "fcnt_up",
-)  # fmt: skip
 GATEWAY_CHARACTERS_MAX: Final = 100
 
 
@@ -61,8 +56,7 @@ class RegistryEntry:
     def session(self) -> str:
         """What its counters are kept under: the device, and which of its keys they belong to.
 
-        A device that joined again counts from zero. With a name of its own the new session is not taken for a replay of
-        the old one, by any server, in whatever order they learn of it.
+        A device that joined again counts from zero: under another name, no server takes that for a replay.
         """
         keys = sha256(b"onefold session" + (self.nwk_skey or b"")).hexdigest()
         return f"{self.device.dev_eui:016x}/{keys[:8]}"
@@ -71,17 +65,48 @@ class RegistryEntry:
 class Registry:
     def __init__(self, entries: Iterable[RegistryEntry] = ()) -> None:
         self.by_eui = {entry.device.dev_eui: entry for entry in entries}
-        groups: dict[int, list[RegistryEntry]] = {}
+        self.by_address: dict[int, list[RegistryEntry]] = {}
         for entry in self.by_eui.values():
             if entry.device.dev_addr is not None and entry.nwk_skey is not None:
-                groups.setdefault(entry.device.dev_addr, []).append(entry)
-        self.by_address = {address: tuple(group) for address, group in groups.items()}
+                self.by_address.setdefault(entry.device.dev_addr, []).append(entry)
 
     def __len__(self) -> int:
         return len(self.by_eui)
 
-    def at(self, dev_addr: int) -> tuple[RegistryEntry, ...]:
-        return self.by_address.get(dev_addr, ())
+
+def _number(digits: int, value: object) -> int | None:
+    plain = value.replace("-", "").replace(":", "") if isinstance(value, str) else ""
+    return int(plain, 16) if len(plain) == digits and HEX.fullmatch(plain) else None
+
+
+def _secret(value: object) -> bytes | None:
+    good = isinstance(value, str) and len(value) == 32 and HEX.fullmatch(value)
+    return bytes.fromhex(str(value)) if good else None
+
+
+def _choice(options: Iterable[str]) -> tuple[Callable[[object], str | None], str]:
+    names = {option.lower(): option for option in options}
+    return lambda value: names.get(value.lower()) if isinstance(value, str) else None, f"one of {', '.join(options)}"
+
+
+READERS: Final[Mapping[str, tuple[Callable[[object], Any], str]]] = {
+    "dev_eui": (partial(_number, 16), "16 hex digits in quotes"),
+    "dev_addr": (partial(_number, 8), "8 hex digits in quotes"),
+    **dict.fromkeys(SECRETS, (_secret, "32 hex digits in quotes")),
+    "strategy": _choice(Strategy),
+    "gateway": (
+        lambda value: value if isinstance(value, str) and len(value) <= GATEWAY_CHARACTERS_MAX else None,
+        "the name of a server",
+    ),
+    "class": _choice("AC"),
+    "activation": _choice(("abp", "otaa")),
+    "relaxed": (lambda value: bool(value) if value in (True, False) else None, "true or false"),
+    "fcnt_up": (
+        lambda value: value if type(value) is int and 0 <= value < 2**32 else None,
+        "a whole number, 0 to 4294967295",
+    ),
+}
+"""How a value is read, None: it is wrong; and what it must be."""
 
 
 def registry_of(rows: Iterable[Mapping[str, Any]], source: str) -> Registry:
@@ -90,80 +115,31 @@ def registry_of(rows: Iterable[Mapping[str, Any]], source: str) -> Registry:
     for number, row in enumerate(rows, 1):
         eui = row.get("dev_eui")
         where = f"{source}: device {number}" + (f" ({eui})" if isinstance(eui, str) and len(eui) < 40 else "")
-        fields = _Row(row, where)
-        if unknown := fields.values.keys() - set(FIELDS):
-            raise BadInput(f"{where}: there is no key {min(unknown)!r}, only {', '.join(FIELDS)}")
-        address = fields.number("dev_addr", 4)
-        secrets = {name: fields.secret(name) for name in SECRETS}
-        if (address is None) != (secrets["nwk_skey"] is None):
+        given = {name: value for name, value in row.items() if value is not None}
+        if unknown := given.keys() - READERS.keys():
+            raise BadInput(f"{where}: there is no key {min(unknown)!r}, only {', '.join(READERS)}")
+        fields: dict[str, Any] = {}
+        for name, (read, must) in READERS.items():
+            if name in given and (value := read(given[name])) is not None:
+                fields[name] = value
+            elif name in given or name == "dev_eui":
+                problem = f"is {shown(given[name])}" if name in given else "is missing"
+                if name in SECRETS and isinstance(given[name], str):
+                    problem, must = f"has {len(given[name])} characters", "32 hex digits"
+                elif name in SECRETS:
+                    problem = "is not a text"
+                raise BadInput(f"{where}: {name} {problem}, must be {must}", key=name)
+        if ("dev_addr" in fields) != ("nwk_skey" in fields):
             raise BadInput(f"{where}: dev_addr and nwk_skey belong together, and one of them is missing")
-        if address is None and secrets["app_key"] is None:
+        if "dev_addr" not in fields and "app_key" not in fields:
             text = "has neither dev_addr and nwk_skey nor an app_key, so nothing of it can be checked"
             raise BadInput(f"{where}: {text}")
-        device = Device(
-            dev_eui=fields.number("dev_eui", 8, needed=True) or 0,
-            dev_addr=address,
-            strategy=Strategy(fields.choice("strategy", "drop", "mark", "none", default="none")),
-            gateway=fields.checked("gateway", _names_a_server, "the name of a server") or None,
-            activation=fields.choice("activation", "abp", "otaa", default="abp"),
-            relaxed=bool(fields.checked("relaxed", lambda value: value in (True, False), "true or false")),
-            device_class=fields.choice("class", "A", "C", default="A"),
-        )
-        if device.dev_eui in entries:
+        if fields["dev_eui"] in entries:
             raise BadInput(f"{where}: dev_eui is there twice", dev_eui=eui)
-        fcnt_up = fields.checked("fcnt_up", _is_counter, "a whole number, 0 to 4294967295")
-        entries[device.dev_eui] = RegistryEntry(device, **secrets, fcnt_up=fcnt_up)
+        keys = {name: fields.pop(name, None) for name in (*SECRETS, "fcnt_up")}
+        device = Device(device_class=fields.pop("class", "A"), gateway=fields.pop("gateway", None) or None, **fields)
+        entries[device.dev_eui] = RegistryEntry(device, **keys)
     return Registry(entries.values())
-
-
-def _names_a_server(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= GATEWAY_CHARACTERS_MAX
-
-
-def _is_counter(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**32
-
-
-class _Row:
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values = {name: value for name, value in values.items() if value is not None}
-        self.where = where
-
-    def wrong(self, name: str, must: str) -> BadInput:
-        value = shown(self.values[name]) if name in self.values else "missing"
-        return BadInput(f"{self.where}: {name} is {value}, must be {must}", key=name)
-
-    def number(self, name: str, size: int, *, needed: bool = False) -> int | None:
-        value = self.values.get(name)
-        if value is None and not needed:
-            return None
-        digits = value.replace("-", "").replace(":", "") if isinstance(value, str) else ""
-        if len(digits) != 2 * size or not HEX.fullmatch(digits):
-            raise self.wrong(name, f"{2 * size} hex digits in quotes")
-        return int(digits, 16)
-
-    def secret(self, name: str) -> bytes | None:
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, str):
-            raise BadInput(f"{self.where}: {name} is not a text, must be 32 hex digits in quotes", key=name)
-        if len(value) != 32 or not HEX.fullmatch(value):
-            raise BadInput(f"{self.where}: {name} has {len(value)} characters, must be 32 hex digits", key=name)
-        return bytes.fromhex(value)
-
-    def choice(self, name: str, *names: T, default: T) -> T:
-        value = self.values.get(name, default)
-        for option in names:
-            if isinstance(value, str) and value.lower() == option.lower():
-                return option
-        raise self.wrong(name, f"one of {', '.join(names)}")
-
-    def checked(self, name: str, good: Callable[[object], bool], must: str) -> Any:
-        value = self.values.get(name)
-        if value is not None and not good(value):
-            raise self.wrong(name, must)
-        return value
 
 
 SQLITE: Final = b"SQLite format 3\0"
@@ -200,7 +176,7 @@ def _table(path: Path) -> Iterator[dict[str, Any]]:
             columns = {row["name"] for row in database.execute("pragma table_info(devices)")}
             if not columns:
                 raise BadInput(f"{path}: has no table devices", path=str(path))
-            wanted = ", ".join(f'"{name}"' for name in FIELDS if name in columns)
+            wanted = ", ".join(f'"{name}"' for name in READERS if name in columns)
             if "dev_eui" not in columns:
                 raise BadInput(f"{path}: the table devices has no column dev_eui", path=str(path))
             rows = database.execute(f"select {wanted} from devices order by dev_eui")  # noqa: S608 # our own names
@@ -238,11 +214,9 @@ class RegistryFile:
         """What changes when the file does; of SQLite also its write-ahead log."""
         stamps = []
         for path in (self.path, Path(f"{self.path}-wal")):
-            try:
+            with suppress(OSError):
                 status = os.stat(path)
-            except OSError:
-                continue
-            stamps.append((status.st_ino, status.st_size, status.st_mtime_ns))
+                stamps.append((status.st_ino, status.st_size, status.st_mtime_ns))
         return tuple(stamps)
 
 
@@ -287,11 +261,6 @@ class DeviceSession:
             own = counters.server == server and counters.frame
             heard.frame = bytes.fromhex(counters.frame) if own else None
 
-    def begin_again(self, counters: Counters) -> None:
-        """It began again, and only another server heard that."""
-        self.heard = Heard()
-        self.fcnt_down = counters.fcnt_down
-
 
 def expected(counters: Counters, server: str) -> int:
     """The counter that ours have to be above. If another server counted the last frame, that and some before it may
@@ -304,27 +273,25 @@ class Sessions:
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self._found: dict[str, DeviceSession] = {}
+        self._heard: dict[str, DeviceSession] = {}
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._heard)
 
     def at(self, dev_addr: int) -> list[DeviceSession]:
-        return [self.of(entry) for entry in self.registry.at(dev_addr)]
+        return [self.of(entry) for entry in self.registry.by_address.get(dev_addr, ())]
 
     def of(self, entry: RegistryEntry) -> DeviceSession:
-        session = self._found.get(entry.session)
+        session = self._heard.get(entry.session)
         if session is None:
-            session = self._found[entry.session] = DeviceSession(entry)
+            session = self._heard[entry.session] = DeviceSession(entry)
         return session
 
     def use(self, registry: Registry) -> None:
         """Another registry: devices keep what is known of them as long as they keep their keys."""
         self.registry = registry
-        sessions = {}
+        before, self._heard = self._heard, {}
         for entry in registry.by_eui.values():
-            session = self._found.get(entry.session)
-            if session is not None:
+            if (session := before.get(entry.session)) is not None:
                 session.entry = entry
-                sessions[entry.session] = session
-        self._found = sessions
+                self._heard[entry.session] = session

@@ -8,8 +8,7 @@ gives a judgement, which is final when it has no claim. Else the claim is made, 
 - *Level 1* (`Stations`, one server): nobody heard the frame before, another station did, or the same station did. That
   is its *status*. With the *strategy* of its device it says where the frame goes (`TABLE`).
 - *Validation* (`check`): may this counter be, after the last one of its device? What is refused is taken back from
-  level 1. In the deployed code it stays there, and the copy of a refused frame from a second station passes as a soft
-  duplicate, which is not validated.
+  level 1; in the deployed code it stays, and a copy of it from a second station passes as a soft duplicate.
 - *Level 2* (`decide`, several servers): who counts it, and who answers the device. It does not change the status.
 
 The frame of a device that was counted last is known for ever, by its key, and so is every DevNonce that a device has
@@ -17,7 +16,7 @@ joined with. The ADR forgets the one after the expiry and the other after five m
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal, NamedTuple
 
@@ -149,8 +148,7 @@ TABLE: Final[dict[tuple[Status, Strategy, bool, bool], Route]] = {
     for first in firsts
 }
 """The decision of the ADR: read it next to "Further processing of messages based on their duplication status", one line
-here is one line there. The deployed code marks soft duplicates under None too. The ADR says that None passes them
-"without marking them", and so does this table: marked is what is not the first under Mark, and nothing else."""
+here is one line there. The deployed code marks soft duplicates under None too, which the ADR does not."""
 
 LOST: Final = {DROP: NOWHERE, MARK: _MARKED, NONE: _UP}
 """Level 2, "Upstream Processing"; down goes only the answer of the server that was first."""
@@ -178,21 +176,20 @@ class Sighting(NamedTuple):
     station: str
     since_ms: int
     last_ms: int
-    """When it was heard last, by any station."""
     own_ms: int
-    """When it was heard last by the first station, as the clock said then, also if that was set back before."""
+    """When the first station heard it last, as the clock said then, also if that was set back before."""
+
+
+NEVER_MS: Final = -(1 << 62)
 
 
 class Sightings:
     """Who heard a key: the memory of level 1.
 
-    An entry says which station was first, and when it was heard first and last. It expires: *sliding*, when it was not
-    heard for ``expiry_ms`` (each hit begins the time anew, as in the ADR); or *fixed*, ``expiry_ms`` after it was first
-    heard. A key that comes at the very moment of expiry is new.
-
-    Entries stand in the order in which they expire, so what is expired is in front and is dropped as time goes. When
-    there is no more room the front one goes before its time: then a miss may be a mistake until it would have expired,
-    and `forgot` says so. Time never falls: an earlier one counts as the latest that was seen.
+    A key expires ``expiry_ms`` after it was heard last (*sliding*, as in the ADR) or first (*fixed*); at that very
+    moment it is new. Entries stand in the order in which they expire. When there is no more room the front one goes
+    before its time: until then a miss may be a mistake, and `forgot` says so. Time never falls: an earlier one counts
+    as the latest that was seen.
 
     Cost: O(1) amortised, some 300 bytes per entry.
 
@@ -213,8 +210,7 @@ class Sightings:
         self.entries_max = entries_max
         self.evicted = 0
         self._heard: OrderedDict[bytes, Sighting] = OrderedDict()
-        self._now_ms: int | None = None
-        self._forgot_until_ms: int | None = None
+        self._now_ms = self._forgot_until_ms = NEVER_MS
 
     def __len__(self) -> int:
         return len(self._heard)
@@ -222,9 +218,7 @@ class Sightings:
     def see(self, key: bytes, station: str, now_ms: int) -> Sighting | None:
         """What was remembered of this key before now; None if it is new. From now on it is remembered."""
         clock_ms = now_ms
-        if self._now_ms is not None and now_ms < self._now_ms:
-            now_ms = self._now_ms
-        self._now_ms = now_ms
+        self._now_ms = now_ms = max(now_ms, self._now_ms)
         heard = self._heard
         while heard:  # drop what is expired
             oldest = next(iter(heard))
@@ -246,14 +240,12 @@ class Sightings:
         return before
 
     def forget(self, key: bytes) -> None:
-        """Take back a sighting: the frame was refused, and what is refused leaves no trace."""
+        """Take back a sighting: the frame was refused, and no copy may pass as a duplicate of something good."""
         self._heard.pop(key, None)
 
     def forgot(self, now_ms: int) -> bool:
         """Could a miss be due to an entry that went before its time?"""
-        if self._forgot_until_ms is None:
-            return False
-        return max(now_ms, self._now_ms or now_ms) < self._forgot_until_ms
+        return max(now_ms, self._now_ms) < self._forgot_until_ms
 
     def _expires_ms(self, sighting: Sighting) -> int:
         return (sighting.last_ms if self.sliding else sighting.since_ms) + self.expiry_ms
@@ -262,17 +254,15 @@ class Sightings:
 class Stations:
     """Level 1: one network server, several stations ("Deduplication on the network server level").
 
-    The first station that heard a frame is remembered with its key. The same key from the same station is a
-    resubmission: the device missed its confirmation, or was restarted, or somebody replays. From another station it is
-    a duplicate under Drop and a soft duplicate else. A join request is only known or not known.
+    The same key from the station that heard it first is a resubmission: the device missed its confirmation, or was
+    restarted, or somebody replays. From another station it is a duplicate under Drop and a soft duplicate else. A join
+    request is only known or not known.
 
-    Not in the ADR: what is expired is new to it, and a device whose confirmation was lost for longer than the expiry
-    counts twice. Devices wait for minutes before they try again, so ``last``, the key of the frame that was counted
-    last, is known for ever: it is a resubmission, from whatever station. Likewise a join request whose nonce was used.
-
-    Not in the ADR either, and off unless asked for: a station with two antennas, or one that hears a strong signal on
-    an image frequency too, reports one transmission twice within milliseconds. With ``echo_ms`` that is no
-    resubmission, or the device would be answered twice.
+    Not in the ADR, to which what is expired is new: devices wait for minutes before they try again, so ``last``, the
+    key of the frame that was counted last, is a resubmission for ever, from whatever station. Likewise a join request
+    whose nonce was used. Not in the ADR either, and off unless asked for: a station with two antennas, or one that
+    hears a strong signal on an image frequency too, reports one transmission twice within milliseconds. With
+    ``echo_ms`` that is no resubmission, or the device would be answered twice.
 
     >>> stations = Stations()
     >>> for station in ("a", "a", "b"):
@@ -317,10 +307,6 @@ class Stations:
         if used:
             return DUPLICATE, NONCE_USED
         return NOT_DUPLICATE, FORGOTTEN if self.sightings.forgot(now_ms) else NEW_JOIN
-
-    def forget(self, key: bytes) -> None:
-        """The frame was refused: a copy of it must not pass as a duplicate of something good."""
-        self.sightings.forget(key)
 
 
 GAP_MAX = 16_384
@@ -404,12 +390,10 @@ LATE_MAX: Final = 1_000
 
 
 class Counters(NamedTuple):
-    """What is known of a device by all servers."""
+    """What is known of a device by all servers: its last counters up and down, of 32 bits, and who counted."""
 
     fcnt_up: int
-    """The last counter that was counted, 32 bit."""
     fcnt_down: int
-    """The last counter that was given out for a frame down."""
     server: str
     frame: str = ""
     """The key of the frame that was counted last, in hex; empty: it is not known."""
@@ -430,15 +414,14 @@ class Claim(NamedTuple):
     keep_ms: int = 0
     """How long the store remembers it; 0: for ever."""
     body: str = ""
-    """What goes upstream if it wins: kept until it is finished, however long that takes. Empty: nothing to keep."""
+    """What goes upstream if it wins, kept until it is finished; empty: nothing to keep."""
     number: int = 0
-    """Of this claim in the outbox of its server. Chosen by the claimant, never used twice; but the same claim, made
-    again because the store did not answer, has the same one."""
+    """Of this claim in the outbox of its server, chosen by the claimant; only the same claim made again has it too."""
     frame: str = ""
-    """The key of the frame, in hex: kept with the counter, so that the last frame of a device is known for ever."""
+    """The key of the frame, in hex."""
     nonce: int | None = None
-    """Of a join request: its DevNonce, of 16 bits. Each is won once, ever, whatever ``keep_ms`` is; that is how long
-    the store remembers who did it. None: it is no join, or one that may be won again after ``keep_ms``."""
+    """Of a join request: its DevNonce, won once, ever; ``keep_ms`` is how long the store remembers who did it. None: it
+    is no join, or one that may be won again after ``keep_ms``."""
 
     @property
     def entry(self) -> str:
@@ -457,7 +440,7 @@ class Claimed(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A message of this server is durable upstream: its body need not be kept any longer."""
+    """A message of this server is durable upstream: its body can go."""
 
     server: str
     number: int
@@ -466,11 +449,9 @@ class Finished(NamedTuple):
 class Unfinished(NamedTuple):
     """A message that its server won and has not finished.
 
-    Between winning a claim and storing its message upstream a server can die, and by then every other server has lost
-    that frame: under Drop nobody would ever store it. So a claim may carry the message (`Claim.body`), and in the step
-    in which it wins the store keeps it. When it is stored upstream the server says so along with its next claims
-    (`Finished`); what it finds when it starts again it has to store first. None is lost, and one is stored twice only
-    if the server died between storing it and saying so.
+    A server can die between winning a claim and storing its message upstream, when every other server has lost that
+    frame. So the step in which a claim wins keeps its message (`Claim.body`), until the server says that it is stored
+    (`Finished`). What it finds when it starts again it stores first: none is lost.
     """
 
     number: int
@@ -493,17 +474,13 @@ def won_before(unfinished: Unfinished | None, claim: Claim) -> bool:
 def decide(counters: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
     """Level 2: what is known after a claim, and what became of it ("Deduplication between different network servers").
 
-    Per device the shared store keeps the last counter, the server that counted it, and the last counter that went down.
     A claim wins with a higher counter, or with the same one if its server has that already (it does its work again
     after a crash). All others lose. Only the winner gets a counter to send down with. A store says "won" to a lost one
     that was `won_before`.
 
     The store does this in one atomic step. The deployed system takes a lock with an expiry, reads, and writes: a server
-    that is held up between two of these steps wins what another has won. Here there is nothing to hold.
-
-    Counters have 32 bits. With the 16 of the air, a device that reaches 65,536 looks like one that fell back to 0, and
-    nothing of it counts for the next 65,535 frames. With the counter stands the key of the frame, so the last frame of
-    a device is known for ever, however late its copy comes: after a restart, too. Older ones are told by counter.
+    that is held up between two of these steps wins what another has won. Counters have 32 bits: by the 16 of the air, a
+    device that reaches 65,536 looks like one that fell back to 0, and nothing of it counts for the next 65,535 frames.
 
     >>> known, a = decide(None, Claim("d", "a", 7, wants_down=True))
     >>> known, b = decide(known, Claim("d", "b", 7, wants_down=True))
@@ -536,12 +513,11 @@ def decide(counters: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
 
 
 def decide_join(counters: Counters | None, claim: Claim, *, used: bool) -> Claimed:
-    """What becomes of a claim with a nonce, which is kept for ever: a device uses each once, and whoever recorded the
-    request can send it again years later. There are 65,536 at most, and only requests whose MIC is right get here, so
-    no stranger can fill the store. ``used``: its device has joined with it; ``counters``: who did it of late.
+    """What becomes of a claim with a nonce, which is kept for ever: whoever recorded the request can send it again
+    years later. There are 65,536 at most, and only requests whose MIC is right get here, so no stranger can fill the
+    store. ``used``: its device has joined with it; ``counters``: who did it of late.
 
-    A store says "won" to a lost one that was `won_before`. Who lost and is told no server lost to nobody of now: the
-    request is replayed.
+    A store says "won" to a lost one that was `won_before`. No server is named: the request is replayed.
 
     >>> claim = Claim("join/d", "b", 0, nonce=7)
     >>> decide_join(None, claim, used=False).won, decide_join(None, claim, used=True).won
@@ -557,11 +533,10 @@ def decide_join(counters: Counters | None, claim: Claim, *, used: bool) -> Claim
 def _begins_anew(counters: Counters, claim: Claim) -> bool:
     """Is this the first that the store hears of the device's beginning again?
 
-    Such a device sends 0, then 1. Each server notices for itself, some later than others, and the first one begins anew
-    in the store. The copies of the others must not do so once more: they would win what is counted, and shut out what
-    the device sends now. So the claim says what this server heard last before. If the store is behind that, it has
-    begun again already; unless it is so far ahead of the claim that no server can be so late. Then this server had
-    heard what never reached the store, or nothing of a whole life of the device between.
+    Each server notices for itself, and the first one begins anew in the store. The copies of the others must not do so
+    once more: they would win what is counted, and shut out what the device sends now. So the claim says what this
+    server heard last before. If the store is behind that, it has begun again already; unless it is so far ahead of the
+    claim that no server can be so late.
     """
     after = claim.restarted_after
     if after is None or claim.fcnt_up >= counters.fcnt_up:
@@ -589,26 +564,18 @@ class Judged(NamedTuple):
     """To be made before this is final; None: it is final."""
 
 
+@dataclass(slots=True)
 class NetworkServer:
     """One of the servers: the memory of its stations, and its name among the others."""
 
-    __slots__ = ("gap_max", "name", "resubmits_max", "stations", "strict_adr")
-
-    def __init__(
-        self, name: str, stations: Stations | None = None, *, gap_max: int = GAP_MAX,
-        resubmits_max: int = RESUBMITS_MAX, strict_adr: bool = False,
-    ) -> None:  # fmt: skip
-        self.name = name
-        self.stations = Stations() if stations is None else stations
-        self.gap_max = gap_max
-        self.resubmits_max = resubmits_max
-        self.strict_adr = strict_adr
+    name: str
+    stations: Stations = field(default_factory=Stations)
+    gap_max: int = field(default=GAP_MAX, kw_only=True)
+    resubmits_max: int = field(default=RESUBMITS_MAX, kw_only=True)
+    strict_adr: bool = field(default=False, kw_only=True)
 
     def uplink(self, device: Device, frame: DataUp, fcnt: int, heard: Heard, station: str, now_ms: int) -> Judged:
-        """Judge a data frame whose MIC is right under this 32-bit counter.
-
-        ``heard`` is what this server knows of the device, and is updated. After a restart it comes from the store.
-        """
+        """Judge a data frame whose MIC is right under this 32-bit counter; ``heard`` is updated."""
         if device.gateway is not None and device.gateway != self.name:
             return Judged(OTHER_GATEWAY, NOT_DUPLICATE, NOWHERE, fcnt, None)
         key, confirmed = frame.key, frame.confirmed
@@ -624,7 +591,7 @@ class NetworkServer:
         )  # fmt: skip
         if problem is not None:
             if not known or answer is COUNTED_BEFORE:
-                self.stations.forget(key)
+                self.stations.sightings.forget(key)
             if problem is REPLAYED and answer is COUNTED_BEFORE:
                 problem = COUNTED_BEFORE  # no confirmation explains it, but who sent it again is not known, either
             if problem is OLD_COUNTER and answer is FORGOTTEN:
@@ -648,17 +615,14 @@ class NetworkServer:
         if status is DUPLICATE:
             return Judged(answer, status, NOWHERE, 0, None)
         name, nonce = f"{JOINS}{request.dev_eui:016x}/{request.join_eui:016x}", request.dev_nonce
-        if self.strict_adr:
-            claim = Claim(f"{name}/{nonce}", self.name, 0, keep_ms=JOIN_KEEP_MS)
-        else:
-            claim = Claim(name, self.name, 0, keep_ms=JOIN_KEEP_MS, nonce=nonce)
+        claim = Claim(name, self.name, 0, keep_ms=JOIN_KEEP_MS, nonce=nonce)
+        if self.strict_adr:  # it may be won again
+            claim = claim._replace(device=claim.entry, nonce=None)
         return Judged(answer, status, Route(True, True, False), 0, claim)
 
     def settle(self, judged: Judged, strategy: Strategy, claimed: Claimed | None) -> Judged:
-        """The final judgement, after the claim. ``claimed`` None: the coordinator could not be asked.
-
-        Then nothing goes down, for another server may answer too; and what would have been FIRST is UNSURE.
-        """
+        """The final judgement, after the claim. ``claimed`` None: the coordinator could not be asked. Then nothing goes
+        down, for another server may answer too; and what would have been FIRST is UNSURE."""
         claim = judged.claim
         if claim is None:
             return judged

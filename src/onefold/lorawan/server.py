@@ -15,10 +15,10 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -27,6 +27,7 @@ from onefold.clock import wall_ms
 from onefold.lorawan.flow import DurableTopic, GatewayService, GatewaySettings
 from onefold.lorawan.links.lns import Lns
 from onefold.lorawan.ports import CounterStore, open_counters
+from onefold.lorawan.radio import GatewayLink
 from onefold.lorawan.registry import RegistryFile
 from onefold.lorawan.stores.sqlite import SqliteCounters
 from onefold.net.http import Admission, HttpServer, check_host, websocket_route
@@ -60,19 +61,6 @@ WATCH_S: Final = 2.0
 TEND_S: Final = 10.0
 
 
-class GatewayLink(Protocol):
-    """Another protocol that brings receptions in."""
-
-    problem: str | None
-    """Why it brings none; None: it can."""
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def figures(self) -> Mapping[str, int]: ...
-
-
 def gateway_metrics(
     service: GatewayService, lns: Lns, links: Mapping[str, GatewayLink], connections: int
 ) -> Iterator[Metric]:
@@ -84,7 +72,7 @@ def gateway_metrics(
         receptions.add_metric([str(judged.verdict), judged.reason, status], count)
     yield receptions
     for name, meaning, label, counts in (
-        ("downlinks", "Acknowledgements, by outcome.", "outcome", service.downlinks.figures().items()),
+        ("downlinks", "Acknowledgements, by outcome.", "outcome", service.downlinks.outcomes.items()),
         ("messages", "Messages of stations, by kind.", "msgtype", sorted(lns.messages.items())),
     ):
         family = CounterMetricFamily(f"{PREFIX}_{name}", meaning, labels=[label])
@@ -173,24 +161,19 @@ class GatewayServer(HttpServer):
             problems |= service.problems()
             return {"problems": problems} if problems else {"stations": len(lns.stations)}
 
-        async def reload(*, changed: bool) -> None:
-            if await asyncio.to_thread(lambda: self.registry.reload(changed=changed)):
-                service.sessions.use(self.registry.registry)
+        hung_up = asyncio.Event()
 
         async def watch() -> None:
-            """Use the registry again when its file has changed."""
+            """Use the registry again when its file has changed, and on SIGHUP."""
             while True:
-                await asyncio.sleep(WATCH_S)
-                await reload(changed=True)
-
-        reloading: set[asyncio.Task[None]] = set()
-
-        def hang_up() -> None:
-            reloading.add(task := asyncio.create_task(reload(changed=False)))
-            task.add_done_callback(reloading.discard)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(hung_up.wait(), WATCH_S)
+                changed = not hung_up.is_set()
+                hung_up.clear()
+                if await asyncio.to_thread(self.registry.reload, changed=changed):
+                    service.sessions.use(self.registry.registry)
 
         async def tend() -> None:
-            """See to what the topics owe by the clock alone (snapshots, retention), for ever."""
             while True:
                 await asyncio.sleep(TEND_S)
                 await asyncio.to_thread(service.tend)
@@ -207,7 +190,7 @@ class GatewayServer(HttpServer):
                 ending.push_async_callback(link.stop)  # after the last request: they too have acknowledgements to send
                 await link.start()
             if threading.current_thread() is threading.main_thread():
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)
             await self.answer(
                 [websocket_route("/router-info", lns.discover), websocket_route("/router/{eui}", lns.serve)],
                 health=health,

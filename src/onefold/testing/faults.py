@@ -1,8 +1,7 @@
 """What can go wrong with a message on its way, each as a rate.
 
 A fault is data: the same settings and the same seed give the same faults again. The defaults are a bad day on a public
-network, not a catastrophe; `NONE` is a network that never fails. Settings out of range are `Misuse`, and the text names
-the field and its value.
+network, not a catastrophe; `NONE` is a network that never fails.
 
 A `Plan` says how many of everything, so that the rows asked for are exactly the rows made:
 
@@ -15,29 +14,20 @@ for a lost message takes no row.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias, get_type_hints
 
 from onefold.errors import Misuse
 
-Range: TypeAlias = tuple[int, int] | tuple[float, float]
-
 DAY_MS: Final = 86_400_000
-RANGES: Final[Mapping[str, Range]] = {
-    "copies": (0.0, 1.0),
-    "copy_delay_ms": (0, 30 * DAY_MS),
-    "reorder": (0.0, 1.0),
-    "reorder_ms": (0, 30 * DAY_MS),
-    "losses": (0.0, 0.9),
-    "late_heads": (0.0, 1.0),
-    "no_previous": (0.0, 1.0),
-    "poisoned": (0.0, 1.0),
-    "malformed": (0.0, 0.9),
-}
+Share: TypeAlias = Annotated[float, (0.0, 1.0)]
+"""With the range that `check` holds it to."""
+MostlyLess: TypeAlias = Annotated[float, (0.0, 0.9)]
+Delay: TypeAlias = Annotated[int, (0, 30 * DAY_MS)]
 COPIES_EACH: Final = 1.25
 """Rows per copied message beside the original: most are repeated once, some twice or more."""
 
@@ -51,37 +41,38 @@ class Faults:
     onefold.errors.Misuse: losses is 2, must be between 0.0 and 0.9
     """
 
-    copies: float = 0.10
+    copies: Share = 0.10
     """Delivered again, once or more. Receivers report 1 to 30 % where senders retry or several hear one frame."""
-    copy_delay_ms: int = 60_000
+    copy_delay_ms: Delay = 60_000
     """A copy comes at most this much after the first delivery. 60 s: the memory of LoRaWAN network servers."""
-    reorder: float = 0.05
+    reorder: Share = 0.05
     """Delivered late, and after the successor where `reorder_ms` allows it."""
-    reorder_ms: int = 10_000
+    reorder_ms: Delay = 10_000
     """The longest such delay: ten messages at the default pace."""
-    losses: float = 0.002
+    losses: MostlyLess = 0.002
     """Never delivered at all; each chain keeps at least one message."""
-    late_heads: float = 0.02
+    late_heads: Share = 0.02
     """Share of *chains* whose first message arrives after its successor."""
-    no_previous: float = 0.0
+    no_previous: Share = 0.0
     """Share of *chains* whose messages never name their predecessor: best-effort publishers."""
-    poisoned: float = 0.0
+    poisoned: Share = 0.0
     """Share of *chains* that get one extra row from the far future, meant to mute them."""
-    malformed: float = 0.0
+    malformed: MostlyLess = 0.0
     """Share of *rows* that are extra: damaged copies, every kind in turn."""
 
     def __post_init__(self) -> None:
-        check(self, RANGES)
+        check(self)
 
 
-def check(settings: object, ranges: Mapping[str, Range]) -> None:
-    """Raise `Misuse` for the first field outside its range; whole bounds ask for a whole number."""
-    for name, (low, high) in ranges.items():
+def check(settings: object) -> None:
+    """Raise `Misuse` for the first field outside the range in its type; whole bounds ask for a whole number."""
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
         value = getattr(settings, name)
-        kinds = (int,) if isinstance(low, int) else (int, float)
-        if type(value) not in kinds or math.isnan(value) or not low <= value <= high:
-            whole = "a whole number " if kinds == (int,) else ""
-            raise Misuse(f"{name} is {value!r}, must be {whole}between {low} and {high}", **{name: value})
+        for low, high in getattr(hint, "__metadata__", ()):
+            kinds = (int,) if isinstance(low, int) else (int, float)
+            if type(value) not in kinds or math.isnan(value) or not low <= value <= high:
+                whole = "a whole number " if kinds == (int,) else ""
+                raise Misuse(f"{name} is {value!r}, must be {whole}between {low} and {high}", **{name: value})
 
 
 @contextmanager
@@ -116,10 +107,6 @@ class Plan:
     copies: int
     poisoned: int
     malformed: int
-
-    @property
-    def messages(self) -> int:
-        return self.originals + self.lost
 
 
 def plan(rows: int, chains: int, faults: Faults) -> Plan:

@@ -20,24 +20,39 @@ Two things are arranged so that the truth can be told from the air alone. What a
 *sure* to be heard: the uplink after a replayed one, and those around a restart. And devices that may restart their
 counter are not replayed: of such a device nobody can tell a replay from a restart.
 
+In a folder, which is written whole or not at all:
+
+    receptions.jsonl          {"station": "0016...", "at_ms": 1704067230000, "message": {"msgtype": "updf", ...}}
+    devices.toml              a registry of the devices, for `onefold serve gateway --devices`
+    truth/receptions.jsonl    what each of these lines is, in the same order
+    truth/devices.jsonl       of each device how many uplinks were sent, heard, lost
+    truth/plan.json           what it was made from
+
+Receptions are messages of a Basics Station, ``updf`` and ``jreq``. Stations write addresses and integrity codes as
+*signed* 32-bit numbers, ids with dashes, a missing port as -1. Lines are put together from text: the part that is the
+frame's is made once per frame, and nothing in it needs escaping.
+
 Cost: some 10 us per distinct frame (its integrity code; copies share their frame) and 5 us per reception when it is
 written; nothing else runs row by row in Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
-from typing import Final, Literal, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from onefold.errors import Misuse
-from onefold.lorawan.frames import Frame
+from onefold.errors import BadInput, Misuse
+from onefold.lorawan.frames import DataUp, Frame
 from onefold.lorawan.mic import signed_join, signed_up
-from onefold.testing.faults import DAY_MS, Range, check
+from onefold.lorawan.radio import dashed
+from onefold.testing.faults import DAY_MS, MostlyLess, Share, check, whole_folder
 
 Strategies: TypeAlias = Literal["drop", "mark", "none", "mixed"]
 STRATEGIES: Final = ("drop", "mark", "none")
@@ -59,50 +74,50 @@ class RadioPlan:
     onefold.errors.Misuse: devices is 5, must be at most frames, which is 4
     """
 
-    seed: int = 1
-    devices: int = 50
-    gateways: int = 5
-    frames: int = 5_000
+    seed: Annotated[int, (0, 2**63 - 1)] = 1
+    devices: Annotated[int, (1, 100_000)] = 50
+    gateways: Annotated[int, (1, 1_000)] = 5
+    frames: Annotated[int, (1, 10_000_000)] = 5_000
     """Uplinks that the devices send, all together; what is sent again, replayed or forged comes on top."""
-    interval_ms: int = 60_000
-    side_m: int = 10_000
-    range_m: int = 5_000
+    interval_ms: Annotated[int, (1_000, DAY_MS)] = 60_000
+    side_m: Annotated[int, (1, 1_000_000)] = 10_000
+    range_m: Annotated[int, (1, 10_000_000)] = 5_000
     """How far a gateway hears; a device is in the range of one at least."""
-    delay_ms: int = 40
+    delay_ms: Annotated[int, (1, 10_000)] = 40
     """From a gateway to the server, as a rule."""
-    slow_ms: int = 600
-    """The same for the last of two or more gateways, which hangs on a mobile link."""
+    slow_ms: Annotated[int, (1, 10_000)] = 600
+    """Of the last of two or more gateways, on a mobile link; far below the 60 s for which servers remember a frame."""
     strategy: Strategies = "mixed"
     """Of all devices; mixed: each has its own."""
-    confirmed: float = 0.25
-    retries: float = 0.3
+    confirmed: Share = 0.25
+    retries: Share = 0.3
     """Share of *confirmed* uplinks whose acknowledgement is missed: sent again, up to three times."""
-    retry_ms: int = 0
+    retry_ms: Annotated[int, (0, DAY_MS)] = 0
     """How long a device waits before it sends a confirmed frame again, in the median: half of that to half as much
     again. 0: as soon as both receive windows have passed, 2.5 to 5 s. Stacks that back off wait for minutes."""
-    losses: float = 0.02
+    losses: MostlyLess = 0.02
     """Uplinks that no gateway hears, however often they are sent."""
-    fades: float = 0.05
+    fades: MostlyLess = 0.05
     """Share of *receptions* that fail, one gateway at a time."""
-    mirrors: float = 0.01
+    mirrors: Share = 0.01
     """Share of *receptions* that a gateway has twice: same instant, other frequency, much weaker."""
-    replays: float = 0.01
+    replays: Share = 0.01
     """Recorded by somebody and sent again when the device is further on."""
-    forged: float = 0.01
+    forged: Share = 0.01
     """Frames on top with a device's address, a counter that fits, and a wrong integrity code."""
-    foreign: float = 0.01
+    foreign: Share = 0.01
     """Frames on top of devices of other networks: in no registry."""
-    joins: float = 0.2
+    joins: Share = 0.2
     """Share of *devices* that join over the air, once or twice."""
-    rollovers: float = 0.1
+    rollovers: Share = 0.1
     """Share of *devices* whose 16-bit counter rolls over on the way."""
-    resets: float = 0.1
+    resets: Share = 0.1
     """Share of *devices* that restart their counter on the way."""
-    shared: float = 0.04
+    shared: Share = 0.04
     """Share of *devices* that have the address of another."""
 
     def __post_init__(self) -> None:
-        check(self, RANGES)
+        check(self)
         if self.devices > self.frames:
             text = f"devices is {self.devices}, must be at most frames, which is {self.frames}"
             raise Misuse(text, devices=self.devices)
@@ -129,23 +144,6 @@ class RadioPlan:
         return 2 * (self.delay_ms + self.slow_ms) + 1_000
 
 
-RANGES: Final[Mapping[str, Range]] = {
-    "seed": (0, 2**63 - 1),
-    "devices": (1, 100_000),
-    "gateways": (1, 1_000),
-    "frames": (1, 10_000_000),
-    "interval_ms": (1_000, DAY_MS),
-    "side_m": (1, 1_000_000),
-    "range_m": (1, 10_000_000),
-    "delay_ms": (1, 10_000),
-    "slow_ms": (1, 10_000),  # far below the 60 s for which a server remembers a frame
-    "retry_ms": (0, DAY_MS),
-    "losses": (0.0, 0.9),
-    "fades": (0.0, 0.9),
-    **dict.fromkeys(("confirmed", "retries", "mirrors", "replays", "forged", "foreign"), (0.0, 1.0)),
-    **dict.fromkeys(("joins", "rollovers", "resets", "shared"), (0.0, 1.0)),
-}
-
 QUIET: Final = RadioPlan(
     range_m=10_000_000, confirmed=0, retries=0, losses=0, fades=0, mirrors=0, replays=0, forged=0, foreign=0,
     joins=0, rollovers=0, resets=0, shared=0,
@@ -168,8 +166,8 @@ PREFIXES: Final = (0x26000000, 0xFC000000)
 class SimDevice:
     dev_eui: int
     dev_addr: int
-    nwk_skey: bytes
-    app_key: bytes
+    nwk_skey: bytes = field(repr=False)
+    app_key: bytes = field(repr=False)
     strategy: str
     joins: bool = False
     resets: bool = False
@@ -178,9 +176,6 @@ class SimDevice:
     epoch: int = 0
     """The high word of its counter before it rolls over."""
     stranger: bool = False
-
-    def __repr__(self) -> str:  # never the keys
-        return f"SimDevice({self.dev_eui:016x}, {self.dev_addr:08x}, {self.strategy})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -298,16 +293,28 @@ class _Uplinks:
 
 def transmit(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> Air:
     up = _uplinks(rng, plan, world)
-    replayed, replay_ms = _replays(rng, plan, world, up)
+    # What somebody sends again, after the device's next one was heard.
+    fixed = ~np.array([d.resets for d in world.devices])[up.device]
+    could = np.flatnonzero(fixed & (up.ordinal < up.count - 1))
+    replayed = rng.choice(could, min(round(plan.replays * plan.frames), len(could)), replace=False)
+    up.sure[replayed] = up.sure[replayed + 1] = True  # who replays it has heard it, and so has the network
+    later = plan.quiet_ms + rng.exponential(plan.interval_ms, len(replayed)).astype(np.int64)
+    replay_ms = up.time_ms[replayed + 1] + later
     up.lost &= ~up.sure
-    # What is sent again, and when: uplink by uplink, in order.
+    # What the device sends again: uplink by uplink, in order.
     retry_of = np.repeat(np.arange(len(up.device)), up.retries)
     total = np.cumsum(rng.integers(*plan.retry_range_ms, len(retry_of)))
     before = np.concatenate([[0], total])[np.cumsum(up.retries) - up.retries]
     retry_ms = up.time_ms[retry_of] + total - before[retry_of]
     forged = rng.integers(plan.frames, size=round(plan.forged * plan.frames))
     foreign = rng.integers(plan.devices, len(world.devices), size=round(plan.foreign * plan.frames))
-    joining, nonce, join_ms = _joins(rng, world, up)
+    # Who asks to join: once or twice before its first uplink.
+    once = np.flatnonzero([d.joins for d in world.devices])
+    twice = rng.random(len(once)) < 0.3
+    nonces = rng.integers(0, 65_000, len(once))
+    joining, nonce = np.concatenate([once, once[twice]]), np.concatenate([nonces, nonces[twice] + 1])
+    before_ms = np.repeat([2, 1], [len(once), int(np.sum(twice))]) * JOIN_MS
+    join_ms = up.time_ms[up.ordinal == 0][joining] - before_ms
     extra = [len(forged), len(foreign), len(joining)]
     first_ms = np.concatenate([up.time_ms, up.time_ms[forged], rng.choice(up.time_ms, len(foreign)), join_ms])
     frame = np.concatenate([np.arange(len(first_ms)), retry_of, replayed])
@@ -361,28 +368,6 @@ def _uplinks(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> _U
     )
 
 
-def _replays(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld, up: _Uplinks) -> tuple[Ints, Ints]:
-    """The uplinks that somebody sends again, and when: after the device's next one was heard."""
-    fixed = ~np.array([d.resets for d in world.devices])[up.device]
-    could = np.flatnonzero(fixed & (up.ordinal < up.count - 1))
-    count = min(round(plan.replays * plan.frames), len(could))
-    chosen = rng.choice(could, count, replace=False)
-    up.sure[chosen] = up.sure[chosen + 1] = True  # who replays it has heard it, and so has the network
-    later = plan.quiet_ms + rng.exponential(plan.interval_ms, count).astype(np.int64)
-    return chosen, up.time_ms[chosen + 1] + later
-
-
-def _joins(rng: np.random.Generator, world: RadioWorld, up: _Uplinks) -> tuple[Ints, Ints, Ints]:
-    """Who asks to join, with which nonce, and when: once or twice before its first uplink."""
-    first_ms = up.time_ms[up.ordinal == 0]
-    joining = np.flatnonzero([d.joins for d in world.devices])
-    twice = rng.random(len(joining)) < 0.3
-    nonce = rng.integers(0, 65_000, len(joining))
-    devices = np.concatenate([joining, joining[twice]])
-    before = np.repeat([2, 1], [len(joining), int(np.sum(twice))]) * JOIN_MS
-    return devices, np.concatenate([nonce, nonce[twice] + 1]), first_ms[devices] - before
-
-
 CHANNELS_HZ: Final = (868_100_000, 868_300_000, 868_500_000)
 DATA_RATES: Final = 6
 NOISE_DBM: Final = -117
@@ -405,9 +390,6 @@ class RadioReceptions:
     data_rate: Ints
     xtime: Ints
     """The gateway's own microseconds: the gateway in the high bits, and no two alike."""
-
-    def __len__(self) -> int:
-        return len(self.at_ms)
 
 
 def receive(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld, air: Air) -> RadioReceptions:
@@ -557,7 +539,7 @@ class RadioTraffic:
     truth: RadioTruth
 
     def __len__(self) -> int:
-        return len(self.receptions)
+        return len(self.receptions.at_ms)
 
 
 def make(plan: RadioPlan) -> RadioTraffic:
@@ -572,3 +554,157 @@ def make(plan: RadioPlan) -> RadioTraffic:
     air = transmit(rng, plan, world)
     heard = receive(rng, plan, world, air)
     return RadioTraffic(plan, world, air, list(sign(rng, world, air)), heard, tell(world, air, heard))
+
+
+class TruthLine(NamedTuple):
+    station: str
+    key: str
+    """The frame's key, in hex: the same for all receptions of a frame."""
+    kind: FrameKind
+    frame: int
+    device: str
+    """Its DevEUI, in hex; of a stranger too."""
+    counter: int
+    """32 bit; of a join request: its nonce."""
+    join: bool
+
+
+class HeardFrame(NamedTuple):
+    """A line of the traffic: what one station says, and when."""
+
+    station: str
+    at_ms: int
+    message: str
+    xtime: int
+    """The station's own clock in it: whoever answers the frame says it again."""
+
+
+def truth_lines(traffic: RadioTraffic) -> Iterator[TruthLine]:
+    keys = [frame.key.hex() for frame in traffic.frames]
+    names = [f"{device.dev_eui:016x}" for device in traffic.world.devices]
+    owners, counters = (column.tolist() for column in (traffic.air.device, traffic.air.counter))
+    joins = [not hasattr(frame, "fcnt") for frame in traffic.frames]
+    kinds = list(FrameKind)
+    columns = (traffic.receptions.gateway, traffic.truth.kind, traffic.truth.frame)
+    for gateway, kind, frame in zip(*(column.tolist() for column in columns), strict=True):
+        station, device = traffic.world.gateways[gateway], names[owners[frame]]
+        yield TruthLine(station, keys[frame], kinds[kind], frame, device, counters[frame], joins[frame])
+
+
+def as_json(line: TruthLine) -> str:
+    return (
+        f'{{"station":"{line.station}","key":"{line.key}","kind":"{line.kind.name.lower()}","frame":{line.frame},'
+        f'"device":"{line.device}","counter":{line.counter},"join":{str(line.join).lower()}}}\n'
+    )
+
+
+def registry(traffic: RadioTraffic) -> Iterator[str]:
+    """The text of the registry, device by device; strangers are not in it."""
+    starts = first_counters(traffic)
+    for i, device in enumerate(traffic.world.devices):
+        if device.stranger:
+            continue
+        lines = [
+            "[[device]]",
+            f'dev_eui = "{device.dev_eui:016x}"',
+            f'dev_addr = "{device.dev_addr:08x}"',
+            f'nwk_skey = "{device.nwk_skey.hex()}"',
+            f'strategy = "{device.strategy}"',
+            f'activation = "{"otaa" if device.joins else "abp"}"',
+        ]
+        if device.joins:
+            lines.append(f'app_key = "{device.app_key.hex()}"')
+        if device.resets:
+            lines.append("relaxed = true")
+        if device.rolls_over:  # nobody can guess a high word that was never heard, nor one that passed unheard
+            lines.append(f"fcnt_up = {starts[i] - 1}")
+        yield "\n".join(lines) + "\n\n"
+
+
+def first_counters(traffic: RadioTraffic) -> dict[int, int]:
+    """The first counter that each device uses, by its number."""
+    uplinks = traffic.air.kind == Frames.UPLINK
+    pairs = zip(traffic.air.device[uplinks].tolist(), traffic.air.counter[uplinks].tolist(), strict=True)
+    return dict(reversed(list(pairs)))  # each device's uplinks stand in order
+
+
+def heard(traffic: RadioTraffic) -> Iterator[HeardFrame]:
+    """Every reception in order of arrival: the lines of the traffic, without a file."""
+    arrivals = traffic.receptions
+    texts = [_frame(frame) for frame in traffic.frames]
+    times = traffic.air.time_ms[arrivals.transmission]
+    columns = (traffic.truth.frame, arrivals.gateway, arrivals.at_ms, times, arrivals.rssi, arrivals.snr)
+    numbers = (arrivals.frequency_hz, arrivals.data_rate, arrivals.xtime)
+    rows = zip(*(column.tolist() for column in columns + numbers), strict=True)
+    for frame, gateway, at_ms, time_ms, rssi, snr, frequency, data_rate, xtime in rows:
+        seconds = f"{time_ms // 1000}.{time_ms % 1000:03d}"
+        message = (
+            f'{texts[frame]},"RefTime":{seconds},"DR":{data_rate},"Freq":{frequency},"upinfo":{{"rctx":0,'
+            f'"xtime":{xtime},"gpstime":0,"fts":-1,"rssi":{rssi},"snr":{snr},"rxtime":{seconds}}}}}'
+        )
+        yield HeardFrame(traffic.world.gateways[gateway], at_ms, message, xtime)
+
+
+def signed(number: int) -> int:
+    return number - (1 << 32) if number >> 31 else number
+
+
+def _frame(frame: Frame) -> str:
+    if isinstance(frame, DataUp):
+        return (
+            f'{{"msgtype":"updf","MHdr":{frame.mhdr},"DevAddr":{signed(frame.dev_addr)},"FCtrl":{frame.fctrl},'
+            f'"FCnt":{frame.fcnt},"FOpts":"{frame.fopts.hex().upper()}",'
+            f'"FPort":{-1 if frame.fport is None else frame.fport},'
+            f'"FRMPayload":"{frame.payload.hex().upper()}","MIC":{signed(frame.mic)}'
+        )
+    return (
+        f'{{"msgtype":"jreq","MHdr":{frame.mhdr},"JoinEui":"{dashed(frame.join_eui)}",'
+        f'"DevEui":"{dashed(frame.dev_eui)}","DevNonce":{frame.dev_nonce},"MIC":{signed(frame.mic)}'
+    )
+
+
+RECEPTIONS: Final = "receptions.jsonl"
+DEVICES: Final = "devices.toml"
+TRUTH: Final = "truth/receptions.jsonl"
+ORDER: Final = ["station", "at_ms", "message"]
+LINE_BYTES_MAX: Final = 16_384
+"""Of a line that is read; a message of ours has less than a kilobyte."""
+
+
+def write(traffic: RadioTraffic, folder: str | Path) -> None:
+    """Write traffic, registry and truth into a folder that must not exist or be empty."""
+    with whole_folder(Path(folder), "folder") as whole:
+        (whole / "truth").mkdir()
+        lines = heard(traffic)
+        _write(whole / RECEPTIONS, (f'{{"station":"{s}","at_ms":{at},"message":{text}}}\n' for s, at, text, _ in lines))
+        _write(whole / DEVICES, registry(traffic))
+        _write(whole / TRUTH, map(as_json, truth_lines(traffic)))
+        devices = ({**row._asdict(), "dev_eui": f"{row.dev_eui:016x}"} for row in traffic.truth.devices)
+        _write(whole / "truth/devices.jsonl", (json.dumps(row) + "\n" for row in devices))
+        _write(whole / "truth/plan.json", [json.dumps(asdict(traffic.plan), indent=2), "\n"])
+
+
+def read(folder: str | Path) -> Iterator[HeardFrame]:
+    """The lines of a folder's traffic; `BadInput` names the file and the line."""
+    file = Path(folder) / RECEPTIONS
+    if not file.is_file():
+        raise Misuse(f"{file}: is not there: 'onefold lorawan simulate' makes such a folder", folder=str(folder))
+    with file.open("rb") as opened:
+        number = 0
+        while text := opened.readline(LINE_BYTES_MAX):
+            number += 1
+            try:
+                line = json.loads(text)
+                station, at_ms, xtime = line["station"], line["at_ms"], line["message"]["upinfo"]["xtime"]
+                if len(station) != 16 or int(station, 16) < 0 or (type(at_ms), type(xtime)) != (int, int):
+                    raise ValueError(station)
+                # As it stands there: to write it again costs as much as to read it.
+                message = text.partition(b'"message":')[2].rstrip()[:-1] if [*line] == ORDER else None
+                yield HeardFrame(station, at_ms, message.decode() if message else json.dumps(line["message"]), xtime)
+            except (ValueError, TypeError, KeyError) as error:
+                raise BadInput(f"{file}:{number}: is no reception: {text[:80]!r}") from error
+
+
+def _write(file: Path, texts: Iterable[str]) -> None:
+    with file.open("w", encoding="utf-8") as out:
+        out.writelines(texts)

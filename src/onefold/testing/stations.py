@@ -6,10 +6,9 @@
                     dntxed ->           <- dnmsg                                            transmit this; it is done
                     timesync ->         <- timesync                                         what time is it
 
-A station that loses its server connects again, from the discovery on; what it hears meanwhile is lost, as with real
-stations, and counted (`Counts.unsent`). Every ``dnmsg`` is parsed, its integrity code checked, and kept as an `Ack`.
-A down frame names an address and its own counter, nothing more. Which device is meant, only the integrity code tells,
-for devices may share an address. Which uplink it answers the station knows: a server says its clock value again.
+A station that loses its server connects again, from the discovery on; what it hears meanwhile is lost and counted, as
+with real stations. Every ``dnmsg`` is parsed, its integrity code checked, and kept as an `Ack`. Which device is meant
+that code tells, for devices may share an address; which uplink it answers, the clock value that the server repeats.
 """
 
 from __future__ import annotations
@@ -17,25 +16,23 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import tomllib
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter, time
-from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, InvalidURI, WebSocketException
 
 from onefold.errors import BadInput, Misuse, OnefoldError
-from onefold.lorawan.frames import candidates, parse_down
-from onefold.lorawan.mic import data_mic
-from onefold.lorawan.radio import dashed
-from onefold.testing.radio import RadioWorld
-from onefold.testing.radio_files import HeardFrame
+from onefold.lorawan.frames import parse_down
+from onefold.lorawan.mic import find_owner
+from onefold.lorawan.radio import dashed, document
+from onefold.lorawan.registry import Registry, read_registry
+from onefold.testing.radio import HeardFrame
 
 
 class Ack(NamedTuple):
@@ -54,38 +51,30 @@ class Ack(NamedTuple):
 
 
 class Ring:
-    """The keys of all devices, by address."""
+    """The keys of all devices, and the last counter that went down to each."""
 
-    def __init__(self, keys: Iterable[tuple[int, str, bytes]]) -> None:
-        """Address, DevEUI in hex and network session key of each device."""
-        self._keys: defaultdict[int, list[tuple[str, bytes]]] = defaultdict(list)
-        for dev_addr, dev_eui, nwk_skey in keys:
-            self._keys[dev_addr].append((dev_eui, nwk_skey))
-        self._last: dict[str, int] = {}
-
-    @classmethod
-    def of(cls, world: RadioWorld) -> Ring:
-        return cls((d.dev_addr, f"{d.dev_eui:016x}", d.nwk_skey) for d in world.devices if not d.stranger)
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._last: dict[int, int] = {}
 
     @classmethod
     def read(cls, file: Path) -> Ring:
         try:
-            devices = tomllib.loads(file.read_text(encoding="utf-8")).get("device", [])
-            return cls((int(d["dev_addr"], 16), d["dev_eui"], bytes.fromhex(d["nwk_skey"])) for d in devices)
+            return cls(read_registry(file))
         except FileNotFoundError as error:
             raise Misuse(f"{file}: is not there: 'onefold lorawan simulate' makes such a folder") from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadInput(f"{file}: is no registry of simulated devices: {error}") from error
 
     def answer(self, pdu: bytes) -> tuple[str, int, bool]:
         """Device, 32-bit counter and ACK bit of a down frame; `BadInput` if no device has a key that fits."""
         down = parse_down(pdu)
-        for dev_eui, nwk_skey in self._keys.get(down.dev_addr, ()):
-            for counter in candidates(self._last.get(dev_eui), down.fcnt):
-                if data_mic(nwk_skey, down.raw, down.dev_addr, counter, down=True) == down.mic:
-                    self._last[dev_eui] = max(counter, self._last.get(dev_eui, 0))
-                    return dev_eui, counter, down.ack
-        raise BadInput(f"the integrity code of a down frame to {down.dev_addr:08x} is wrong: {pdu.hex()}")
+        entries = self._registry.by_address.get(down.dev_addr, [])
+        keys = ((entry.nwk_skey or b"", self._last.get(entry.device.dev_eui)) for entry in entries)
+        owner, counter, _ = find_owner(keys, down)
+        if counter is None:
+            raise BadInput(f"the integrity code of a down frame to {down.dev_addr:08x} is wrong: {pdu.hex()}")
+        dev_eui = entries[owner].device.dev_eui
+        self._last[dev_eui] = max(counter, self._last.get(dev_eui, 0))
+        return f"{dev_eui:016x}", counter, down.ack
 
 
 def doubled(acks: Iterable[Ack]) -> Mapping[tuple[str, int, int], set[str]]:
@@ -112,7 +101,7 @@ LOG.addHandler(logging.NullHandler())
 @dataclass(slots=True)
 class Counts:
     sent: int = 0
-    missed: list[HeardFrame] = field(default_factory=list)
+    unsent: int = 0
     """Heard while there was no connection: lost."""
     connects: int = 0
     received: int = 0
@@ -121,10 +110,6 @@ class Counts:
     problems: list[str] = field(default_factory=list)
     """What a server said that makes no sense; the first hundred."""
     acks: list[Ack] = field(default_factory=list)
-
-    @property
-    def unsent(self) -> int:
-        return len(self.missed)
 
     def problem(self, text: str) -> None:
         if len(self.problems) < 100:
@@ -145,10 +130,6 @@ class Station:
     async def start(self) -> None:
         """Connect and wait until the server has said what to do; then go on in the background."""
         self._task = asyncio.create_task(self._live(await self._connected()))
-
-    @property
-    def connected(self) -> bool:
-        return self._socket is not None
 
     async def send(self, heard: HeardFrame) -> bool:
         """Hand over what was heard; False: there is no connection."""
@@ -188,7 +169,7 @@ class Station:
         url = f"{self.at}/router-info"
         async with await self._open(url) as socket:
             await socket.send(json.dumps({"router": dashed(int(self.eui, 16))}))
-            reply = _object(url, await asyncio.wait_for(socket.recv(), OPEN_S))
+            reply = document(await asyncio.wait_for(socket.recv(), OPEN_S), f"{url}: the answer")
         if reply.get("error"):
             raise Misuse(f"{url}: {reply['error']}")
         if not isinstance(reply.get("uri"), str):
@@ -197,7 +178,7 @@ class Station:
         socket = await self._open(uri)
         version = {"msgtype": "version", "station": "onefold", "firmware": None, "package": None, "model": "simulated"}
         await socket.send(json.dumps(version | {"protocol": 2, "features": ""}))
-        config = _object(uri, await asyncio.wait_for(socket.recv(), OPEN_S))
+        config = document(await asyncio.wait_for(socket.recv(), OPEN_S), f"{uri}: the answer")
         if config.get("msgtype") != "router_config":
             raise BadInput(f"{uri}: said {str(config)[:200]}, must be a router_config")
         self.config = config
@@ -226,7 +207,7 @@ class Station:
         now = perf_counter()
         self._counts.received += 1
         try:
-            message = _object(self.at, text)
+            message = document(text, "the message")
             if message.get("msgtype") == "dnmsg":
                 uplink, began = self._sent[message["xtime"]]
                 device, counter, is_ack = self._ring.answer(bytes.fromhex(message["pdu"]))
@@ -261,9 +242,7 @@ class Fleet:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     async def play(self, lines: Iterable[HeardFrame], *, rate: float | None = None) -> None:
@@ -277,16 +256,7 @@ class Fleet:
             if await self.stations[heard.station].send(heard):
                 self.counts.sent += 1
             else:
-                self.counts.missed.append(heard)
-
-    async def until(self, done: Callable[[Counts], bool], seconds: float = 30) -> bool:
-        """Wait until something is so, as long as this; whether it is."""
-        end = perf_counter() + seconds
-        while not done(self.counts):
-            if perf_counter() > end:
-                return False
-            await asyncio.sleep(0.01)
-        return True
+                self.counts.unsent += 1
 
     async def quiet(self, seconds: float) -> None:
         """Wait until the servers have said nothing for so long."""
@@ -297,13 +267,3 @@ class Fleet:
 
     async def close(self) -> None:
         await asyncio.gather(*(station.close() for station in self.stations.values()))
-
-
-def _object(source: str, text: str | bytes) -> dict[str, Any]:
-    try:
-        message = json.loads(text)
-    except ValueError as error:
-        raise BadInput(f"{source}: said what is no JSON: {str(text)[:200]}") from error
-    if not isinstance(message, dict):
-        raise BadInput(f"{source}: said {str(text)[:200]}, must be a JSON object")
-    return message

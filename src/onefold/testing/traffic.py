@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ import pyarrow.parquet as pq
 
 from onefold.chains import rules
 from onefold.errors import Misuse
-from onefold.testing.faults import DAY_MS, Faults, Plan, Range, check, plan, whole_folder
+from onefold.testing.faults import DAY_MS, Faults, MostlyLess, Plan, check, plan, whole_folder
 from onefold.verdict import Answer, Verdict
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -68,14 +68,6 @@ DISTANCE_MAX_MS: Final = 100
 """From any publisher to us: within one continent."""
 SPAN_MAX_MS: Final = 200_000_000_000
 """Six years: the most that ``rows * interval_ms`` may be, so that the far future stays far."""
-RANGES: Final[Mapping[str, Range]] = {
-    "seed": (0, 2**63 - 1),
-    "rows": (1, 50_000_000),  # above it the payloads no longer fit into one Arrow string column of 2 GiB
-    "chains": (1, 50_000_000),
-    "skew": (0.0, 4.0),
-    "ties": (0.0, 0.9),  # so that no sequence ever comes near its limit of 2^20
-    "interval_ms": (1, DAY_MS),
-}
 Format: TypeAlias = Literal["parquet", "jsonl"]
 FILE_COUNT_MAX: Final = 10_000
 LINES_AT_ONCE: Final = 100_000
@@ -359,22 +351,22 @@ class Traffic:
     onefold.errors.Misuse: chains is 20, must be at most rows, which is 10
     """
 
-    seed: int = 1
-    rows: int = 10_000
+    seed: Annotated[int, (0, 2**63 - 1)] = 1
+    rows: Annotated[int, (1, 50_000_000)] = 10_000  # of more the payloads do not fit into a string column of 2 GiB
     """Delivered rows, exactly: originals, copies, poisoned and malformed."""
-    chains: int = 100
-    skew: float = 0.0
+    chains: Annotated[int, (1, 50_000_000)] = 100
+    skew: Annotated[float, (0.0, 4.0)] = 0.0
     """How unequal the chains are: 0 equal, 1 as words are in a text (Zipf)."""
-    ties: float = 0.05
+    ties: MostlyLess = 0.05  # so that no sequence ever comes near its limit of 2^20
     """Share of messages in the same ms as the one before; their sequence goes up instead."""
-    interval_ms: int = 1_000
+    interval_ms: Annotated[int, (1, DAY_MS)] = 1_000
     """Mean time between two messages of a chain."""
     text_numbers: bool = False
     """Number columns as strings, as they come from CSV; then some malformed numbers are text."""
     faults: Faults = field(default_factory=Faults)
 
     def __post_init__(self) -> None:
-        check(self, RANGES)
+        check(self)
         if self.chains > self.rows:
             raise Misuse(f"chains is {self.chains}, must be at most rows, which is {self.rows}", chains=self.chains)
         if self.rows * self.interval_ms > SPAN_MAX_MS:
@@ -405,7 +397,7 @@ def make(traffic: Traffic) -> Made:
     rng = np.random.default_rng(traffic.seed)
     faults, text_numbers = traffic.faults, traffic.text_numbers
     counts = plan(traffic.rows, traffic.chains, faults)
-    lengths = spread(rng, counts.messages, traffic.chains, traffic.skew)
+    lengths = spread(rng, counts.originals + counts.lost, traffic.chains, traffic.skew)
     messages = publish(rng, lengths, ties=traffic.ties, interval_ms=traffic.interval_ms, no_previous=faults.no_previous)
     at, arrival, part, lost = deliver(rng, messages, counts, faults, text_numbers=text_numbers)
     no_previous = ~messages.names_previous[at]

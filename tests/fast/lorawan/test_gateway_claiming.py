@@ -11,7 +11,7 @@ from onefold.lorawan.flow import Downlinks, GatewayLimits
 from onefold.lorawan.mic import signed_join
 from onefold.lorawan.registry import registry_of
 from onefold.lorawan.rules import Claim, NetworkServer
-from onefold.lorawan.stores.memory import MemoryCounters
+from onefold.lorawan.stores.sqlite import MemoryCounters
 from tests.lib.gatewaying import KEY, FaultyCounters, Way, answered, device, kept, reception, service, stored, uplink
 from tests.lib.hearing import until
 

@@ -12,9 +12,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from onefold.errors import Misuse, StoreFailed
-from onefold.lorawan.flow import Downlinks, GatewayLimits
+from onefold.lorawan.flow import Downlinks, GatewayLimits, GatewaySettings
 from onefold.lorawan.links import lns as lns_json
-from onefold.lorawan.radio import EU868, Downlink, Radio, Reception
+from onefold.lorawan.radio import Downlink, Radio, Reception
 from onefold.lorawan.registry import RegistryEntry
 from onefold.lorawan.rules import Device
 from onefold.producers.topic import Topic
@@ -229,11 +229,11 @@ def test_what_is_kept_of_everything_is_bounded_when_the_disk_fails_and_the_uplin
                 made.hear(reception(uplink(1, 99)))  # a stranger's
             made.hear(reception(uplink(1)))
             await made.idle()
-            assert len(everything) <= 500
+            assert len(everything._queue) <= 500
             assert made.figures()["unkept"] == 2_501
             await until(lambda: made.problems() == {"receptions": "No space left on device"})
             broken.clear()
-            await until(lambda: len(everything) == 0)
+            await until(lambda: len(everything._queue) == 0)
 
     asyncio.run(main())
     assert len(stored(tmp_path)) == 1
@@ -284,11 +284,11 @@ class Deaf:
 
 
 def test_downlinks_that_a_clock_which_was_ahead_dated_do_not_keep_later_ones_from_being_given_up():
-    downlinks = Downlinks(region=EU868, rx_delay_s=1, next_number=1, lost_ms=30_000)
+    downlinks = Downlinks(GatewaySettings(), 1)
     entry = RegistryEntry(Device(dev_eui=2, dev_addr=0x26011BDA), nwk_skey=KEY)
     now_ms, month_ms = 1_700_000_000_000, 30 * 86_400_000
     for at_ms in (now_ms + month_ms, now_ms, now_ms + 20_000):
         assert downlinks.acknowledge(Reception(FRAME, STATION, Radio(868_100_000, 5), Deaf(), at_ms), entry, 1, at_ms)
-    assert downlinks.figures()["lost"] == 1, "the one of the month to come, when the clock is back"
+    assert downlinks.outcomes["lost"] == 1, "the one of the month to come, when the clock is back"
     downlinks.expire(now_ms + 30_001)
-    assert downlinks.figures()["lost"] == 2
+    assert downlinks.outcomes["lost"] == 2

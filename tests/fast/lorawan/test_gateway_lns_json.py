@@ -127,7 +127,7 @@ def test_what_the_vectors_reject_is_rejected_with_field_and_value(line):
         (changed(UPDF, DR=8), "DR is 8, EU868 has 0 to 7"),
         (changed(UPDF, upinfo=...), "upinfo is missing"),
         (changed(UPDF, upinfo={**UPDF["upinfo"], "xtime": None}), "xtime is None"),
-        (changed(UPDF, upinfo={**UPDF["upinfo"], "rssi": "loud"}), "upinfo: rssi is 'loud'"),
+        (changed(UPDF, upinfo={**UPDF["upinfo"], "rssi": "loud"}), "rssi is 'loud', must be a number, -1000 to 1000"),
         (changed(JREQ, DevEui=5), "DevEui is 5"),
         (changed(JREQ, JoinEui="47:62:78:C8:E5:D2:C4:B5"), "JoinEui is '47:62"),
     ],

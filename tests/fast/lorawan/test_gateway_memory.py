@@ -7,8 +7,7 @@ import pytest
 from onefold.clock import wall_ms
 from onefold.lorawan.flow import GatewayLimits, GatewayService, Upstream
 from onefold.lorawan.mic import signed_join
-from onefold.lorawan.stores.memory import MemoryCounters
-from onefold.lorawan.stores.sqlite import SqliteCounters
+from onefold.lorawan.stores.sqlite import MemoryCounters, SqliteCounters
 from tests.lib.gatewaying import KEY, FaultyCounters, Way, answered, device, kept, reception, service, stored, uplink
 
 HOUR_MS = 3_600_000

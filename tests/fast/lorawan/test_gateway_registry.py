@@ -26,7 +26,7 @@ def test_a_device_has_what_the_file_says(tmp_path):
     )  # fmt: skip
     registry = read_registry(path)
     entry = registry.by_eui[0x0004A30B001C0530]
-    assert registry.at(0x26011BDA) == (entry,)
+    assert registry.by_address == {0x26011BDA: [entry]}
     assert (entry.device.strategy, entry.device.gateway, entry.device.device_class) == (Strategy.MARK, "a", "C")
     assert (entry.device.activation, entry.device.relaxed, entry.fcnt_up) == ("otaa", True, 5)
     assert registry.by_eui[2].device.strategy is Strategy.NONE
@@ -99,7 +99,7 @@ def test_a_table_of_sqlite_is_read_the_same(tmp_path):
         database.execute("insert into devices values (?, ?, ?, ?, ?, ?)", row)
     registry = read_registry(path)
     assert registry.by_eui[1].device.relaxed
-    assert registry.at(1)[0].nwk_skey == bytes.fromhex(KEY)
+    assert registry.by_address[1][0].nwk_skey == bytes.fromhex(KEY)
     with sqlite3.connect(path) as database:
         database.execute("update devices set strategy = 'x'")
     with pytest.raises(BadInput, match="strategy is 'x'"):

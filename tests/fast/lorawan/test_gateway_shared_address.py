@@ -8,7 +8,7 @@ import pytest
 
 from onefold.clock import wall_ms
 from onefold.lorawan.flow import GatewayLimits
-from onefold.lorawan.stores.memory import MemoryCounters
+from onefold.lorawan.stores.sqlite import MemoryCounters
 from tests.lib.gatewaying import FaultyCounters, answered, device, kept, reception, service, uplink
 
 FORGED = "ee" * 16

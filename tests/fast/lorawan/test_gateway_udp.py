@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from onefold.clock import wall_ms
 from onefold.errors import Misuse
 from onefold.lorawan.links import udp as wire
-from onefold.lorawan.links.receiving import Receiver
 from onefold.lorawan.links.udp import Allow, Gateway, Gateways, SemtechUdp, UdpLimits
-from onefold.lorawan.radio import EU868, Radio, region
+from onefold.lorawan.radio import EU868, Radio, Receiver, region
 from onefold.lorawan.rules import MALFORMED
 from tests.lib.hearing import (
     ANSWER,
@@ -186,7 +185,7 @@ def test_a_confirmed_uplink_is_stored_once_and_acknowledged_once_through_the_gat
                     await service.idle()
                     assert second.got.empty()
             await service.idle()
-            figures = service.downlinks.figures()
+            figures = service.downlinks.outcomes
             reasons = {answer.reason: count for answer, count in service.tally}
         packet = json.loads(sent[4:])["txpk"]
         assert is_acknowledgement(base64.b64decode(packet["data"]))
@@ -345,7 +344,7 @@ DOWN = b64(ANSWER.pdu)
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"tmst": -1}, "tmst is -1, must be a whole number of 0 to 4294967295"),
+        ({"tmst": -1}, "tmst is -1, must be a whole number, 0 to 4294967295"),
         ({"tmst": 2**32}, "tmst is 4294967296"),
         ({"tmst": "1"}, "tmst is '1'"),
         ({"tmst": True}, "tmst is True"),

@@ -11,9 +11,22 @@ from hypothesis import strategies as st
 from onefold.errors import BadInput, Misuse
 from onefold.lorawan import Claim, Counters, DataUp, Device, Heard, NetworkServer, Strategy, decide, parse
 from onefold.lorawan.mic import ack_down, data_mic, find_counter, join_mic
-from onefold.testing.radio import QUIET, FrameKind, Frames, RadioPlan, RadioTraffic, SentFrame, make
-from onefold.testing.radio_files import HeardFrame as Line
-from onefold.testing.radio_files import first_counters, heard, read, truth_lines, write
+from onefold.lorawan.registry import Registry, RegistryEntry
+from onefold.testing.radio import (
+    QUIET,
+    FrameKind,
+    Frames,
+    RadioPlan,
+    RadioTraffic,
+    SentFrame,
+    first_counters,
+    heard,
+    make,
+    read,
+    truth_lines,
+    write,
+)
+from onefold.testing.radio import HeardFrame as Line
 from onefold.testing.stations import Ack, Ring, doubled
 from onefold.verdict import Verdict
 from tests.lib.examples import examples
@@ -248,10 +261,12 @@ def test_verdicts_of_a_server_are_matched_whatever_their_order(made):
 
 
 def test_acknowledgements_are_checked_and_told_apart_by_the_key():
-    ring = Ring([(7, "aa", bytes(16)), (7, "bb", bytes([1]) * 16)])
-    assert ring.answer(ack_down(nwk_skey=bytes([1]) * 16, dev_addr=7, fcnt=1)) == ("bb", 1, True)
-    assert ring.answer(ack_down(nwk_skey=bytes(16), dev_addr=7, fcnt=65_535)) == ("aa", 65_535, True)
-    assert ring.answer(ack_down(nwk_skey=bytes(16), dev_addr=7, fcnt=65_536)) == ("aa", 65_536, True)
+    devices = ((0xAA, bytes(16)), (0xBB, bytes([1]) * 16))
+    ring = Ring(Registry(RegistryEntry(Device(dev_eui=eui, dev_addr=7), key) for eui, key in devices))
+    one, other = f"{0xAA:016x}", f"{0xBB:016x}"
+    assert ring.answer(ack_down(nwk_skey=bytes([1]) * 16, dev_addr=7, fcnt=1)) == (other, 1, True)
+    assert ring.answer(ack_down(nwk_skey=bytes(16), dev_addr=7, fcnt=65_535)) == (one, 65_535, True)
+    assert ring.answer(ack_down(nwk_skey=bytes(16), dev_addr=7, fcnt=65_536)) == (one, 65_536, True)
     with pytest.raises(BadInput, match="to 00000007 is wrong"):
         ring.answer(ack_down(nwk_skey=bytes([2]) * 16, dev_addr=7, fcnt=1))
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from onefold.errors import Misuse
-from onefold.testing.radio import QUIET, RadioPlan, RadioTraffic, make
-from onefold.testing.radio_files import heard
-from onefold.testing.stations import Fleet, Ring
+from onefold.testing.radio import QUIET, RadioPlan, RadioTraffic, heard, make
+from onefold.testing.stations import Fleet
+from tests.lib.fleet import ring
 from tests.lib.lns_peer import Peer, settled
 
 
@@ -22,7 +22,7 @@ def places(made: RadioTraffic, peer: Peer) -> dict[str, str]:
 
 def play(made: RadioTraffic, peer: Peer, **settings) -> Fleet:
     async def run() -> Fleet:
-        async with peer.open(), Fleet(places(made, peer), Ring.of(made.world), **settings) as fleet:
+        async with peer.open(), Fleet(places(made, peer), ring(made), **settings) as fleet:
             await fleet.play(heard(made))
             if not peer.cut_after:
                 await settled(peer, len(made))
@@ -94,7 +94,7 @@ def test_a_server_that_does_not_want_the_station_is_believed(made):
 
 def test_nobody_there_is_said(made):
     async def run() -> None:
-        async with Fleet(dict.fromkeys(made.world.gateways, "ws://127.0.0.1:1"), Ring.of(made.world)):
+        async with Fleet(dict.fromkeys(made.world.gateways, "ws://127.0.0.1:1"), ring(made)):
             pass
 
     with pytest.raises(ConnectionError, match=r"ws://127.0.0.1:1/router-info: cannot connect"):
@@ -104,7 +104,7 @@ def test_nobody_there_is_said(made):
 def test_a_rate_is_kept(made):
     async def run() -> float:
         peer = Peer(made)
-        async with peer.open(), Fleet(places(made, peer), Ring.of(made.world)) as fleet:
+        async with peer.open(), Fleet(places(made, peer), ring(made)) as fleet:
             began = asyncio.get_running_loop().time()
             await fleet.play(list(heard(made))[:100], rate=400)
             return asyncio.get_running_loop().time() - began

@@ -8,14 +8,13 @@
                      propdf, rmtsh and all others    counted, and nothing else
 
 What is not JSON, or has no msgtype, ends the connection: whoever speaks there is no station. A frame whose fields are
-wrong is refused and counted, by an error that names the field; the station goes on. A station that comes again takes
-the place of its old connection, which may be half open still.
+wrong is refused and counted; the station goes on. A station that comes again takes the place of its old connection,
+which may be half open still.
 
 Stations send DevAddr and MIC as signed 32-bit numbers (their code casts them), and the protocol's text does not say so:
-both signs are taken. FPort is -1 where the frame has none. FCtrl says how long FOpts is; a message whose two disagree
-cannot be put back into the frame that was on the air, so its MIC could not be checked. An EUI is written with dashes
-(``00-16-C0-01-FF-10-A2-35``) or as ID6, four groups as in an IPv6 address (``16:c001:ff10:a235``, ``::1``), perhaps
-behind ``router-``, or as a number, which may be signed. Here it is a number.
+both signs are taken. FPort is -1 where the frame has none. A message whose FCtrl and FOpts disagree cannot be put back
+into the frame that was on the air. An EUI is written with dashes (``00-16-C0-01-FF-10-A2-35``) or as ID6, four groups
+as in an IPv6 address (``16:c001:ff10:a235``, ``::1``), perhaps behind ``router-``, or as a number, perhaps signed.
 """
 
 import asyncio
@@ -25,6 +24,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
+from ipaddress import IPv6Address
 from time import time
 from typing import Any, Final
 
@@ -37,15 +37,13 @@ from onefold.errors import BadInput, Busy
 from onefold.lorawan import radio
 from onefold.lorawan.flow import GatewayLimits, GatewayService
 from onefold.lorawan.frames import CONFIRMED_UP, DATA_BYTES_MIN, PHY_BYTES_MAX, UNCONFIRMED_UP, DataUp, JoinRequest
-from onefold.lorawan.links.receiving import Complaints
-from onefold.lorawan.radio import Downlink, Radio, Reception, Region, dashed, shown, station_name
+from onefold.lorawan.radio import Complaints, Downlink, Radio, Reception, Region, dashed, shown, station_name, whole
 from onefold.lorawan.rules import BUSY, MALFORMED
 from onefold.net.http import Closing
 
 MAX: Final = 2**64 - 1
 PLAIN: Final = re.compile(r"[0-9a-fA-F]{16}|[0-9a-fA-F]{2}([-:][0-9a-fA-F]{2}){7}")
-GROUPS: Final = re.compile(r"[0-9a-fA-F]{1,4}(:[0-9a-fA-F]{1,4}){0,3}")
-GROUP_COUNT: Final = 4
+ID6: Final = re.compile(r"(::|[0-9a-fA-F])[0-9a-fA-F:]{0,18}")
 TEXT_MAX: Final = 60
 
 
@@ -63,11 +61,9 @@ def parse_eui(value: object, field: str) -> int:
         text = value.removeprefix("router-")
         if PLAIN.fullmatch(text):
             return int(text.replace("-", "").replace(":", ""), 16)
-        front, gap, back = text.partition("::")
-        groups = [part.split(":") if part else [] for part in (front, back)]
-        missing = GROUP_COUNT - len(groups[0]) - len(groups[1])
-        if all(not part or GROUPS.fullmatch(part) for part in (front, back)) and missing >= 0 and (gap or not missing):
-            return int("".join(group.zfill(4) for group in [*groups[0], *["0"] * missing, *groups[1]]), 16)
+        if ID6.fullmatch(text):
+            with suppress(ValueError):  # an IPv6 address, but for its front half
+                return int(IPv6Address("0:0:0:0" + ":" * (text[:2] != "::") + text))
     raise BadInput(f"{field} is {shown(value)}, must be an EUI, such as 00-16-C0-01-FF-10-A2-35 or 16:c001:ff10:a235")
 
 
@@ -88,15 +84,8 @@ def id6(eui: int) -> str:
     >>> [id6(x) for x in (0, 1, 0x16C001FF10A235, 0x16 << 48, 0x160000000000A235)]
     ['::0', '::1', '16:c001:ff10:a235', '16::', '1600::a235']
     """
-    if eui == 0:
-        return "::0"
-    groups = [eui >> shift & 0xFFFF for shift in (48, 32, 16, 0)]
-    for length in (3, 2):
-        for at in range(GROUP_COUNT - length + 1):
-            if not any(groups[at : at + length]):
-                front, back = (":".join(f"{g:x}" for g in part) for part in (groups[:at], groups[at + length :]))
-                return f"{front}::{back}"
-    return ":".join(f"{group:x}" for group in groups)
+    text = str(IPv6Address(0x0001_0001_0001_0001 << 64 | eui)).removeprefix("1:1:1:1")
+    return text.removeprefix(":") if text[:2] != "::" else text if eui else "::0"
 
 
 INT64: Final = 2**63
@@ -104,10 +93,7 @@ INT64: Final = 2**63
 
 def read_message(text: str) -> tuple[str, dict[str, Any]]:
     fields = radio.document(text, "the message")
-    kind = fields.get("msgtype")
-    if type(kind) is not str:
-        raise BadInput(f"msgtype is {_shown(fields, 'msgtype')}, must be a text")
-    return kind, fields
+    return radio.text(fields, "msgtype"), fields
 
 
 def data_up(fields: Mapping[str, Any]) -> DataUp:
@@ -142,12 +128,10 @@ def join_request(fields: Mapping[str, Any]) -> JoinRequest:
 def read_radio(fields: Mapping[str, Any], region: Region) -> tuple[Radio, int, int]:
     """How it was heard, and what the station wants back with an answer: its ``xtime`` and ``rctx``."""
     rate = whole(fields, "DR", 0, 15)
-    if not region.is_up(rate):
+    if rate >= len(region.rx1_rates):
         raise BadInput(f"DR is {rate}, {region.name} has 0 to {len(region.rx1_rates) - 1} for devices")
     frequency = whole(fields, "Freq", 1, 2**32 - 1)
-    info = fields.get("upinfo")
-    if type(info) is not dict:
-        raise BadInput(f"upinfo is {_shown(fields, 'upinfo')}, must be an object")
+    info = radio.part(fields, "upinfo")
     xtime = whole(info, "xtime", -INT64, INT64 - 1)
     rctx = whole(info, "rctx", -INT64, INT64 - 1)
     time_ms, gps_us, rxtime = None, info.get("gpstime"), info.get("rxtime")
@@ -155,39 +139,15 @@ def read_radio(fields: Mapping[str, Any], region: Region) -> tuple[Radio, int, i
         time_ms = radio.trusted_ms(gps_us // 1_000 + radio.GPS_EPOCH_MS - radio.GPS_LEAP_MS)
     elif isinstance(rxtime, int | float) and 0 < rxtime < 2**40:  # else from its own idea of UTC, in seconds
         time_ms = radio.trusted_ms(round(rxtime * 1_000))
-    return Radio(frequency, rate, _level(info, "rssi"), _level(info, "snr"), time_ms), xtime, rctx
-
-
-def whole(fields: Mapping[str, Any], name: str, low: int, high: int) -> int:
-    """A whole number within these; 5.0 and true are none."""
-    value = fields.get(name)
-    if type(value) is not int or not low <= value <= high:
-        raise BadInput(f"{name} is {_shown(fields, name)}, must be a whole number, {low} to {high}", field=name)
-    return value
+    return Radio(frequency, rate, radio.decibels(info, "rssi"), radio.decibels(info, "snr"), time_ms), xtime, rctx
 
 
 def octets(fields: Mapping[str, Any], name: str) -> bytes:
     value = fields.get(name)
     if type(value) is str and len(value) <= 2 * PHY_BYTES_MAX and " " not in value:
-        try:
+        with suppress(ValueError):
             return bytes.fromhex(value)
-        except ValueError:
-            pass
-    must = f"must be the hex digits of up to {PHY_BYTES_MAX} bytes"
-    raise BadInput(f"{name} is {_shown(fields, name)}, {must}", field=name)
-
-
-def _level(info: Mapping[str, Any], name: str) -> float | None:
-    value = info.get(name)
-    if value is None:
-        return None
-    if type(value) not in (int, float) or not -1_000 <= value <= 1_000:
-        raise BadInput(f"upinfo: {name} is {shown(value)}, must be a number, -1000 to 1000", field=name)
-    return float(value)
-
-
-def _shown(fields: Mapping[str, Any], name: str) -> str:
-    return shown(fields[name]) if name in fields else "missing"
+    raise radio.wrong(fields, name, f"the hex digits of up to {PHY_BYTES_MAX} bytes")
 
 
 KINDS: Final = ("version", "updf", "jreq", "dntxed", "timesync", "propdf", "rmtsh")
@@ -272,40 +232,38 @@ class StationConnection:
         self._queue: deque[str] = deque()
         self._news = asyncio.Event()
         self._end: tuple[int, str] | None = None
-        self._ended = asyncio.Event()
-        self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self._reader: asyncio.Task[None] | None = None
         self._complaints = Complaints()
 
     async def run(self) -> None:
-        reader, writer = self._tasks = asyncio.create_task(self._read()), asyncio.create_task(self._write())
-
-        def ended(task: asyncio.Task[None]) -> None:
-            """Close the connection when its reader or writer fails."""
-            if not task.cancelled() and (error := task.exception()):
-                log.error("station %s: unexpected: %s: %s", self.station, type(error).__name__, error)
-                self.close(OUR_ERROR, "an error of the server")
-
-        for task in self._tasks:
-            task.add_done_callback(ended)
+        self._reader = asyncio.create_task(self._read())
         try:
-            await self._ended.wait()
-            reader.cancel()
-            await asyncio.wait([writer], timeout=self._limits.write_s)
+            await self._write()
+        except TimeoutError:
+            self._cut(f"one message took {self._limits.write_s} s")
+        except (RuntimeError, OSError):  # uvicorn's ways to say that the other side has gone
+            self.close(NORMAL, "")
+        except Exception as error:
+            self._fail(error)
+        except asyncio.CancelledError:
+            self._abort()
+            raise
         finally:
-            reader.cancel()
-            if not writer.done():
-                writer.cancel()
-                self._abort()
+            self.stop_reading()
 
     def stop_reading(self) -> None:
-        if self._tasks:
-            self._tasks[0].cancel()
+        if self._reader is not None:
+            self._reader.cancel()
 
     def close(self, code: int, reason: str) -> None:
         """Send what is queued, then hang up; the first reason counts."""
         self._end = self._end or (code, reason)
-        self._ended.set()
+        self.stop_reading()
         self._news.set()
+
+    def _fail(self, error: Exception) -> None:
+        log.error("station %s: unexpected: %s: %s", self.station, type(error).__name__, error)
+        self.close(OUR_ERROR, "an error of the server")
 
     def send(self, text: str) -> bool:
         """Queue a message; False: the station is gone, or does not read and is now."""
@@ -325,22 +283,16 @@ class StationConnection:
         self._abort()
 
     async def _write(self) -> None:
-        send, queue = self._send, self._queue
-        try:
-            while True:
-                async with asyncio.timeout(self._limits.write_s):
-                    while queue:
-                        await send({"type": "websocket.send", "text": queue.popleft()})
+        while True:
+            async with asyncio.timeout(self._limits.write_s):
+                while self._queue:
+                    await self._send({"type": "websocket.send", "text": self._queue.popleft()})
                 if self._end is not None:
                     code, reason = self._end
-                    await send({"type": "websocket.close", "code": code, "reason": reason})
+                    await self._send({"type": "websocket.close", "code": code, "reason": reason})
                     return
-                self._news.clear()
-                await self._news.wait()
-        except TimeoutError:
-            self._cut(f"one message took {self._limits.write_s} s")
-        except (RuntimeError, OSError):  # uvicorn's ways to say that the other side has gone
-            self.close(NORMAL, "")
+            self._news.clear()
+            await self._news.wait()
 
     async def _read(self) -> None:
         receive, count = self._receive, self._lns.messages
@@ -365,6 +317,8 @@ class StationConnection:
             self._service.arrive()
             self._refuse(str(error))
             self.close(BAD_DATA, str(error).encode()[:REASON_BYTES_MAX].decode(errors="ignore"))
+        except Exception as error:
+            self._fail(error)
 
     async def _heard(self, kind: str, fields: dict[str, Any]) -> None:
         try:

@@ -31,7 +31,7 @@ import ssl
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -42,13 +42,14 @@ from onefold.clock import Clock, wall_ms
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.lorawan import radio
 from onefold.lorawan.frames import Frame, parse
-from onefold.lorawan.links.receiving import CountingLink, Receiver
-from onefold.lorawan.radio import Downlink, Radio, Reception, Region
+from onefold.lorawan.radio import Downlink, GatewayLink, Radio, Receiver, Reception, Region
 
 STATION: Final = re.compile(r"[0-9a-fA-F]{16}")
 FSK_BITS_PER_S: Final = 50_000
 CONTEXT_BYTES_MAX: Final = 256
 """The bridge writes 4 for a packet forwarder, 16 for a Basics Station."""
+NAMES: Final = 2**32
+"""What a downlink can be called in version 4."""
 BAD_CRC: Final = ("BAD_CRC", 1)
 HINT: Final = 'set marshaler="json" in the gateway bridge (json=true in the MQTT forwarder): protobuf is not read here'
 
@@ -93,7 +94,7 @@ def read_heard(payload: bytes, station: str, region: Region) -> UplinkEvent | No
     if not STATION.fullmatch(named):
         eui = radio.octets(rx, field_name, 8) if version == 3 else b""
         if len(eui) != 8:
-            raise BadInput(f"{field_name} is {radio.shown(rx[field_name])}, must be an EUI", field=field_name)
+            raise radio.wrong(rx, field_name, "an EUI")
         named = eui.hex()
     if named != station:  # what the broker guards is the topic
         raise BadInput(f"the event names gateway {named}, but came on the topic of {station}", gateway=named)
@@ -115,7 +116,7 @@ def _rate(tx: Mapping[str, Any], version: int) -> tuple[int, int]:
     """Spreading factor and bandwidth in kHz; zeros: FSK."""
     if version == 3:
         if tx["modulation"] not in ("FSK", "LORA"):
-            raise BadInput(f"modulation is {radio.shown(tx['modulation'])}, must be LORA or FSK")
+            raise radio.wrong(tx, "modulation", "LORA or FSK")
         is_fsk, source, fsk, lora = tx["modulation"] == "FSK", tx, "fskModulationInfo", "loRaModulationInfo"
         bandwidths, unit = (1, 2_000), 1
     else:
@@ -136,11 +137,6 @@ def read(payload: bytes) -> dict[str, Any]:
         raise BadInput(f"{error}; {HINT}") from None
 
 
-def name(downlink: Downlink) -> int:
-    """What a downlink is called in 32 bits, which is all that version 4 has for it."""
-    return downlink.number % 2**32
-
-
 def outcome(payload: bytes) -> tuple[int | None, bool]:
     """Of an ``event/ack``: the name of the downlink, if it says, and whether one of the windows will be used."""
     ack = read(payload)
@@ -149,9 +145,9 @@ def outcome(payload: bytes) -> tuple[int | None, bool]:
         raise BadInput(f"items is {radio.shown(items)}, must be an array of objects")
     named = None
     if ack.get("downlinkID") is not None:
-        named = int.from_bytes(radio.octets(ack, "downlinkID", 16)) % 2**32
+        named = int.from_bytes(radio.octets(ack, "downlinkID", 16)) % NAMES
     elif ack.get("downlinkId") is not None:
-        named = radio.integer(ack, "downlinkId", 0, 2**32 - 1)
+        named = radio.integer(ack, "downlinkId", 0, NAMES - 1)
     if not items:  # bridges before 3.9 knew one window
         return named, not ack.get("error")
     return named, any(item.get("status") in ("OK", 1) for item in items)
@@ -186,7 +182,7 @@ def command(station: str, uplink: UplinkEvent, downlink: Downlink, region: Regio
             "downlinkID": _base64((downlink.number % 2**128).to_bytes(16)),
         }
     else:
-        ids = {"gatewayId": station, "downlinkId": name(downlink)}
+        ids = {"gatewayId": station, "downlinkId": downlink.number % NAMES}
     return json.dumps({**ids, "items": items}, separators=(",", ":")).encode()
 
 
@@ -197,61 +193,41 @@ def _base64(data: bytes) -> str:
 PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MqttAddress:
-    """A broker, who we are there, and under which prefix the gateways speak ("": any one level, or none)."""
+    """A broker, who we are there, and under which prefix the gateways speak ("": any one level, or none).
 
-    host: str
-    port: int
-    tls: bool = False
-    user: str | None = None
-    password: str | None = field(default=None, repr=False)
-    prefix: str = ""
+    Errors never repeat the URL: it may hold a password.
 
-    @property
-    def topics(self) -> list[str]:
-        if self.prefix:
-            return [f"{self.prefix}/gateway/+/event/+"]
-        return ["gateway/+/event/+", "+/gateway/+/event/+"]
+    >>> address = MqttAddress("mqtts://me:p%40ss@broker.example/eu868")
+    >>> str(address), address.user, address.password, address.topics
+    ('mqtts://broker.example:8883/eu868', 'me', 'p@ss', ['eu868/gateway/+/event/+'])
+    """
 
-    def context(self) -> ssl.SSLContext | None:
-        """The certificates that this machine trusts; None: no TLS."""
-        return ssl.create_default_context() if self.tls else None
+    def __init__(self, url: str) -> None:
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            hint = "it is like mqtt://user:password@host:1883"
+            raise Misuse(f"the URL of the MQTT broker cannot be read; {hint}") from None
+        if parts.scheme not in PORTS or not parts.hostname:
+            raise Misuse("the URL of the MQTT broker must begin with mqtt://HOST or mqtts://HOST", scheme=parts.scheme)
+        if parts.query or parts.fragment:
+            raise Misuse("the URL of the MQTT broker has a ? or a #; in a password they are written %3F and %23")
+        self.prefix = unquote(parts.path).strip("/")
+        if set(self.prefix) & set("+#\0"):
+            raise Misuse(f"the topic prefix {self.prefix!r} of the MQTT broker's URL must be plain, without + and #")
+        self.host, self.port, self.tls = parts.hostname, port or PORTS[parts.scheme], parts.scheme == "mqtts"
+        self.user, self.password = (
+            None if text is None else unquote(text) for text in (parts.username, parts.password)
+        )
+        self.topics = [f"{self.prefix}/gateway/+/event/+"]
+        if not self.prefix:
+            self.topics = ["gateway/+/event/+", "+/gateway/+/event/+"]
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'mqtts' if self.tls else 'mqtt'}://{host}:{self.port}/{self.prefix}"
-
-
-def parse_address(url: str) -> MqttAddress:
-    """The address of a broker. Errors never repeat the URL: it may hold a password.
-
-    >>> address = parse_address("mqtts://me:p%40ss@broker.example/eu868")
-    >>> address
-    MqttAddress(host='broker.example', port=8883, tls=True, user='me', prefix='eu868')
-    >>> str(address), address.password
-    ('mqtts://broker.example:8883/eu868', 'p@ss')
-    """
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise Misuse("the URL of the MQTT broker cannot be read; it is like mqtt://user:password@host:1883") from None
-    if parts.scheme not in PORTS or not parts.hostname:
-        raise Misuse("the URL of the MQTT broker must begin with mqtt://HOST or mqtts://HOST", scheme=parts.scheme)
-    if parts.query or parts.fragment:
-        raise Misuse("the URL of the MQTT broker has a ? or a #; in a password they are written %3F and %23")
-    prefix = unquote(parts.path).strip("/")
-    if set(prefix) & set("+#\0"):
-        raise Misuse(f"the topic prefix {prefix!r} of the MQTT broker's URL must be plain, without + and #")
-    return MqttAddress(
-        host=parts.hostname,
-        port=port or PORTS[parts.scheme],
-        tls=parts.scheme == "mqtts",
-        user=None if parts.username is None else unquote(parts.username),
-        password=None if parts.password is None else unquote(parts.password),
-        prefix=prefix,
-    )
 
 
 QOS: Final = 1
@@ -297,7 +273,7 @@ async def connection(
 
     client = aiomqtt.Client(
         address.host, address.port, username=address.user, password=address.password,
-        tls_context=address.context(), logger=QUIET, timeout=limits.answer_s,
+        tls_context=ssl.create_default_context() if address.tls else None, logger=QUIET, timeout=limits.answer_s,
         queue_type=Events, max_queued_incoming_messages=limits.events_max,
     )  # fmt: skip
     try:
@@ -320,7 +296,7 @@ FIGURES: Final = (
 log: Final = logging.getLogger("onefold.gateway")
 
 
-class ChirpstackMqtt(CountingLink):
+class ChirpstackMqtt(GatewayLink):
     """The link: ``await start()``, then it runs by itself until ``await stop()``, broker or no broker."""
 
     def __init__(
@@ -328,7 +304,7 @@ class ChirpstackMqtt(CountingLink):
         clock_ms: Clock = wall_ms,
     ) -> None:  # fmt: skip
         super().__init__(receiver, region, clock_ms, FIGURES)
-        self.address = parse_address(url)
+        self.address = MqttAddress(url)
         self.connected = asyncio.Event()  # while there is a broker
         self._limits = limits or MqttLimits()
         self._outstanding: OrderedDict[int, int] = OrderedDict()  # the numbers of downlinks, by what the gateway says
@@ -359,7 +335,7 @@ class ChirpstackMqtt(CountingLink):
         except (BadInput, Busy, asyncio.QueueFull):
             self._count("undeliverable")
             return False
-        self._outstanding[name(downlink)] = downlink.number
+        self._outstanding[downlink.number % NAMES] = downlink.number
         while len(self._outstanding) > self._limits.commands_max:
             self._outstanding.popitem(last=False)
         return True

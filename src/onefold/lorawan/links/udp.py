@@ -1,9 +1,8 @@
 """Semtech's packet forwarder over UDP: the oldest way in, and the one that most gateways come with.
 
-**It has no authentication and no encryption.** Who reaches the port can claim to be any gateway, and who is on the way
-can read and change everything. A forged *frame* still fails its integrity code, and a copied one is a repeat; but where
-a gateway is, is only its own word. So this listens on loopback, for a forwarder on the same machine or at the end of a
-tunnel, unless a list says which gateways or networks to believe (`Allow`).
+**It has no authentication and no encryption.** Who reaches the port can claim to be any gateway. A forged *frame* still
+fails its integrity code, and a copied one is a repeat; but where a gateway is, is only its own word. So this listens on
+loopback, for a forwarder on the same machine or at the end of a tunnel, unless a list says whom to believe (`Allow`).
 
 The protocol has versions 1 and 2 (PROTOCOL.TXT in Semtech's repository ``packet_forwarder``). All datagrams begin with
 four bytes: the version, a token of two that the answer repeats, and what it is. What a gateway sends goes on with its
@@ -37,8 +36,7 @@ from onefold.clock import Clock, wall_ms
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.lorawan import radio
 from onefold.lorawan.frames import PHY_BYTES_MAX, Frame, parse
-from onefold.lorawan.links.receiving import CountingLink, Receiver
-from onefold.lorawan.radio import Downlink, Radio, Reception, Region, station_name
+from onefold.lorawan.radio import Downlink, GatewayLink, Radio, Receiver, Reception, Region, station_name
 from onefold.net.http import is_loopback
 
 VERSIONS: Final = frozenset({1, 2})
@@ -111,11 +109,11 @@ def read_heard(packet: object, region: Region) -> Rxpk | None:
     if packet.get("modu") == "FSK":
         radio.integer(packet, "datr", FSK_BITS_PER_S, FSK_BITS_PER_S)
     elif packet.get("modu") != "LORA":
-        raise BadInput(f"modu is {radio.shown(packet.get('modu'))}, must be LORA or FSK")
+        raise radio.wrong(packet, "modu", "LORA or FSK")
     elif rate := LORA_RATE.fullmatch(radio.text(packet, "datr")):
         spreading, bandwidth_khz = int(rate[1]), int(rate[2])
     else:
-        raise BadInput(f"datr is {radio.shown(packet['datr'])}, must be like SF7BW125")
+        raise radio.wrong(packet, "datr", "like SF7BW125")
     data_rate = region.data_rate(spreading, bandwidth_khz)
     antennas = packet.get("rsig")
     if not antennas or "rssi" in packet:  # FSK has no SNR
@@ -124,7 +122,7 @@ def read_heard(packet: object, region: Region) -> Rxpk | None:
         levels = [(radio.number(each, "rssic", -1_000, 1_000), radio.decibels(each, "lsnr")) for each in antennas]
         rssi, snr = max(levels, key=lambda level: (-math.inf if level[1] is None else level[1], level[0]))
     else:
-        raise BadInput(f"rsig is {radio.shown(antennas)}, must be an array of objects")
+        raise radio.wrong(packet, "rsig", "an array of objects")
     phy = radio.octets(packet, "data")
     if "size" in packet and radio.integer(packet, "size", 0, PHY_BYTES_MAX) != len(phy):
         raise BadInput(f"size is {packet['size']}, but data has {len(phy)} bytes", size=packet["size"])
@@ -169,7 +167,8 @@ def transmit(version: int, token: bytes, downlink: Downlink, ticks: int, region:
     return head + json.dumps({"txpk": packet}, separators=(",", ":")).encode()
 
 
-EUI: Final = re.compile(r"[0-9a-fA-F]{16}")
+ENTRY: Final = re.compile(r"([0-9a-fA-F]{16})|(?:([0-9a-fA-F]{16})@)?(.*)")
+"""An EUI, a network, or EUI@network."""
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -190,13 +189,11 @@ class Allow:
     def __init__(self, entries: Iterable[str] = ()) -> None:
         self._entries: list[tuple[int | None, Network | None]] = []
         for entry in entries:
-            eui, at, host = entry.strip().partition("@")
-            if not at and EUI.fullmatch(eui) is None:
-                eui, host = "", eui
+            parts = ENTRY.fullmatch(entry.strip())
+            alone, at, host = parts.groups() if parts else (None, None, "")
+            eui = alone or at
             try:
-                if eui and EUI.fullmatch(eui) is None:
-                    raise ValueError
-                network = ipaddress.ip_network(host) if at or not eui else None
+                network = None if alone else ipaddress.ip_network(host)
             except ValueError:
                 kinds = "an EUI of 16 hex digits, a network like 10.0.0.0/8, or EUI@network"
                 raise Misuse(f"--udp-allow {entry!r}: must be {kinds}", entry=entry) from None
@@ -260,10 +257,9 @@ class UdpLimits:
 class Gateways:
     """Where the gateways are, as far as their PULL_DATA says: the way back through whatever NAT lies between.
 
-    Each polls every few seconds (10 by default, the forwarder calls it the keepalive); the last address is where its
-    downlinks go. Nobody proves who he is, so the first comer is believed while he goes on polling: another *host* with
-    the same EUI gets nothing until the first was silent for ``silent_s``. Another port of the same host is a NAT that
-    moved, or a restart. Bounded: when it is full a new one is not taken while all others are alive.
+    Nobody proves who he is, so the first comer is believed while he goes on polling (every 10 s by default): another
+    *host* with the same EUI gets nothing until the first was silent for ``silent_s``. Another port of the same host is
+    a NAT that moved, or a restart. When it is full a new one is not taken while all others are alive.
     """
 
     def __init__(self, limits: UdpLimits) -> None:
@@ -314,7 +310,7 @@ FIGURES: Final = (
 )  # fmt: skip
 
 
-class SemtechUdp(CountingLink, asyncio.DatagramProtocol):
+class SemtechUdp(GatewayLink, asyncio.DatagramProtocol):
     """The link: ``await start()``, then it runs by itself until ``await stop()``."""
 
     def __init__(

@@ -2,21 +2,16 @@
 
 The ADR takes a lock in Redis, reads, compares, writes and unlocks. A lock must expire, or a server that dies holds the
 device for ever; and one that expires can do so while its owner is only slow, and then two servers win. Here the whole
-comparison is a script (claim.lua) that Redis runs as one step: there is nothing to hold and nothing to expire.
+comparison is a script (claim.lua) that Redis runs as one step.
 
-A batch goes out as one call of the script, so it is judged as a whole or not at all. When the answer is lost (the
-connection breaks, the time is up) nobody knows whether it was: that is `StoreFailed`, and nothing is tried again behind
-the caller's back; redis-py, which by itself would, is told not to. The caller may make the same claims again. A server
-that had won wins again, as the same server with the same counter does (reprocessing). One thing differs: a claim that
-wants a downlink takes the next FCntDown once more, so a number may be skipped. Devices accept that: the down counter
-has to rise, not to be without gaps. No two answers ever carry the same number.
+A batch is one call of the script, judged as a whole or not at all. When the answer is lost nobody knows whether it was:
+that is `StoreFailed`, and nothing is tried again behind the caller's back; redis-py is told not to. The caller may make
+the same claims again, and who had won wins again. Only a downlink takes the next FCntDown once more, so a number may be
+skipped, which devices accept; no two answers ever carry the same one.
 
-The same step keeps the bodies of won claims, in one hash for each server, and takes out those that are finished: they
-cost no round trip of their own. (A device whose name begins with ``unfinished/`` would get in their way. None does: it
-is a DevEUI or a join.) The nonces of a device are a set of small numbers, which Redis packs into two bytes each up to
-512 of them.
-
-The server's clock, not ours, says when what is kept for a while is forgotten: PX on the entry itself.
+The same step keeps the bodies of won claims, in one hash for each server (``unfinished/...``, as no device is called),
+and takes out those that are finished. The nonces of a device are a set of small numbers, two bytes each up to 512 of
+them. The server's clock, not ours, says when what is kept for a while is forgotten: PX on the entry itself.
 """
 
 from __future__ import annotations
@@ -78,10 +73,6 @@ class RedisCounters:
         self._open = True
 
     def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
-        """Let go of what is finished, and judge the claims, in this order.
-
-        `StoreFailed`: that may or may not have been done; do it again.
-        """
         with self._asking():
             while len(finished) > CLAIMS_MAX:  # all of it before the first claim, which may put one of them there anew
                 self._call((), finished[:CLAIMS_MAX])
@@ -121,10 +112,6 @@ class RedisCounters:
                 raise StoreFailed(problem, device=device)
         return counters
 
-    def forget(self, device: str) -> None:
-        with self._asking():
-            self._client.delete(self._prefix + device, self._nonces(device))
-
     def warnings(self) -> list[str]:
         """Settings of the server by which it can lose what it has answered, one sentence each; to be said at start."""
         with self._asking():
@@ -137,9 +124,6 @@ class RedisCounters:
     def _outbox(self, server: str) -> str:
         return f"{self._prefix}unfinished/{server}"
 
-    def _nonces(self, device: str) -> str:
-        return f"{self._prefix}nonces/{device}"
-
     def _call(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
         servers = {claim.server: [claim.server] for claim in claims if claim.body}
         for server, number in finished:
@@ -149,7 +133,7 @@ class RedisCounters:
         rows: list[list[object]] = []
         for claim in claims:
             if claim.nonce is not None:
-                keys.append(self._nonces(claim.device))
+                keys.append(f"{self._prefix}nonces/{claim.device}")
             rows.append([*claim._replace(number=0), len(keys)])
             rows[-1][_NUMBER] = str(claim.number)
         words: list[str | int] = [len(keys), *keys, json.dumps([rows, list(servers.values())])]

@@ -1,15 +1,11 @@
 """The counters of devices in a SQLite file, for all processes of one machine.
 
-A batch of claims is one transaction: one sync for all of it, however many there are. The transaction holds the write
-lock from its beginning, so between reading a device and writing it nobody else can. A claim that is lost writes
-nothing; a batch in which all are lost, and nothing is finished, costs no sync.
+A batch of claims is one transaction: one sync for all of it. It holds the write lock from its beginning, so between
+reading a device and writing it nobody else can. A batch in which all are lost, and nothing is finished, costs no sync.
+The messages of claims that were won and are not stored upstream yet lie in a second table, the nonces in a third, a row
+of some 50 bytes each. A file of a version that did not keep the frames gets the column for them when it is opened.
 
-The messages of claims that were won and are not stored upstream yet lie in a second table. The same transaction that
-wins a claim puts its body there, and the one of a later batch takes it out. Nonces have a table of their own, a row of
-some 50 bytes each.
-
-A file of a version that did not keep the frames gets the column for them when it is opened. Until a device is counted
-again its last frame is not known.
+`MemoryCounters` are the same over a database that has no file.
 """
 
 from __future__ import annotations
@@ -57,14 +53,11 @@ SCHEMA = (
 KNOWN_MAX = 500
 """Devices in one statement; SQLite takes 999 values or more."""
 
-_FIND = """
-    select fcnt_up, fcnt_down, server, frame from lorawan_counters
-    where device = ? and (until_ms is null or until_ms > ?)
-"""
 _KNOWN = """
     select device, fcnt_up, fcnt_down, server, frame from lorawan_counters
     where (until_ms is null or until_ms > ?) and device in ({})
 """
+_FIND = _KNOWN.format("?")
 _KEEP = """
     insert or replace into lorawan_counters (device, fcnt_up, fcnt_down, server, frame, until_ms)
     values (?, ?, ?, ?, ?, ?)
@@ -89,18 +82,16 @@ class SqliteCounters:
     def __init__(self, path: str | PathLike[str], clock_ms: Callable[[], int], *, busy_s: float = BUSY_S) -> None:
         """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
         self._begin(Database(path, SCHEMA, busy_s=busy_s), clock_ms)
-        if not self._has_frames():
-            with self._database.writing() as db:
-                if not self._has_frames():  # of two that open it at once, one adds it
-                    db.execute(_ADD_FRAME)
 
     def _begin(self, database: Database, clock_ms: Callable[[], int]) -> None:
         self._database, self._clock_ms = database, clock_ms
         self._lock = Lock()  # one connection, one transaction at a time
         self._open = True
+        with database.writing() as db:
+            if ("frame",) not in db.execute(_COLUMNS).fetchall():
+                db.execute(_ADD_FRAME)
 
     def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
-        """Let go of what is finished, and judge the claims, in this order: one transaction, durable when it returns."""
         with self._alone():
             if not claims and not finished:
                 return []
@@ -125,19 +116,10 @@ class SqliteCounters:
                     counters |= {device: Counters(*row) for device, *row in db.execute(query, [now_ms, *part])}
         return [counters.get(device) for device in devices]
 
-    def forget(self, device: str) -> None:
-        with self._alone(), self._database.writing() as db:
-            db.execute("delete from lorawan_counters where device = ?", [device])
-            db.execute("delete from lorawan_nonces where device = ?", [device])
-
     def close(self) -> None:
         with self._lock:
             self._open = False
             self._database.close()
-
-    def _has_frames(self) -> bool:
-        with self._database.reading() as db:
-            return any(name == "frame" for (name,) in db.execute(_COLUMNS))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -147,9 +129,30 @@ class SqliteCounters:
             yield
 
 
+class InMemory(Database):
+    def __init__(self) -> None:
+        self.path = "memory://"
+        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        for statement in SCHEMA:
+            self._connection.execute(statement)
+
+
+class MemoryCounters(SqliteCounters):
+    """A `CounterStore` in memory: right among the threads of one process, gone with it.
+
+    >>> counters = MemoryCounters(lambda: 0)
+    >>> a, b = counters.claim([Claim("0004a30b001c0530", server, fcnt_up=7) for server in ("a", "b")])
+    >>> a.won, b.won, b.server
+    (True, False, 'a')
+    """
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        self._begin(InMemory(), clock_ms)
+
+
 def _claim(db: sqlite3.Connection, claim: Claim, now_ms: int) -> Claimed:
-    row = db.execute(_FIND, [claim.entry, now_ms]).fetchone()
-    before = Counters(*row) if row else None
+    row = db.execute(_FIND, [now_ms, claim.entry]).fetchone()
+    before = Counters(*row[1:]) if row else None
     if claim.nonce is None:
         counters, claimed = decide(before, claim)
     else:
