@@ -46,7 +46,7 @@ import json
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -116,6 +116,9 @@ class Entry(NamedTuple):
     def messages(self, cause: str) -> tuple[Message, ...]:
         """What is to be dispatched: nothing before the checkpoint."""
         return tuple(Message(out.token, out.to, out.body, cause, self.origin) for out in self.outgoing if out.token)
+
+    def creation(self, parent: str, *, guarded: bool) -> Create:
+        return Create(parent, self.attempt, tuple((out.token, out.to) for out in self.outgoing), guarded)
 
 
 class Entity(NamedTuple):
@@ -282,7 +285,9 @@ class Fresh(NamedTuple):
     many: int
 
 
-class Birth(NamedTuple):
+class Create(NamedTuple):
+    """Make tokens, all or none. Answered with a bool: False if the parent is gone."""
+
     parent: str
     """For which message; that message's removal frees the tokens of one attempt and sweeps those of the others."""
     attempt: str
@@ -290,12 +295,6 @@ class Birth(NamedTuple):
     """Each with its destination."""
     guarded: bool = True
     """Only while the parent's token exists: who comes late makes nothing."""
-
-
-class Create(NamedTuple):
-    """Make tokens, all or none. Answered with a bool: False if the parent is gone."""
-
-    birth: Birth
 
 
 class Persist(NamedTuple):
@@ -338,17 +337,11 @@ class Dispatch(NamedTuple):
     messages: tuple[Message, ...]
 
 
-class Removal(NamedTuple):
-    """A token that has done its work, and the attempt whose tokens stay."""
-
-    token: str
-    attempt: str
-
-
 class Remove(NamedTuple):
     """Remove a token; those made for it by this attempt are free from now on, those of other attempts go."""
 
-    removal: Removal
+    token: str
+    attempt: str
 
 
 class Finish(NamedTuple):
@@ -362,22 +355,17 @@ class Acknowledge(NamedTuple):
     """Tell the transport that the message need not come again."""
 
 
-Step = (
-    Load | Holds | Open | Handle | Fresh | Create | Persist | Settle | Dispatch | Remove | Finish | Acknowledge
-)  # fmt: skip
+Step = Load | Holds | Open | Handle | Fresh | Create | Persist | Settle | Dispatch | Remove | Finish | Acknowledge
 
 
 class Outcome(StrEnum):
+    """How an attempt ends; `RULES` says what each means."""
+
     APPLIED = "applied"
-    """It changed the state, and what it sends is sent."""
     RESUMED = "resumed"
-    """The state was changed before; what was left to do is done."""
     DUPLICATE = "duplicate"
-    """There is no token: it was processed long ago."""
     TIDIED = "tidied"
-    """There is no token, but an outbox entry was left; it is gone now."""
     CONFLICT = "conflict"
-    """Somebody else wrote in between: nothing is lost, try again."""
 
 
 Attempt = Generator[Step, Any, Outcome]
@@ -406,7 +394,7 @@ def parented(key: Key, message: Message) -> Attempt:
         return (yield from _delivered(entity, token, Outcome.RESUMED))
     done: Handled = yield Handle(entity.state)
     entry = yield from named(Entry(done.outgoing, origin=message.origin))
-    if not (yield Create(_birth(token, entry, guarded=True))):
+    if not (yield entry.creation(token, guarded=True)):
         return (yield from _tidied(key, token))
     entity = entity.changed(done.state).keeping(token, entry)
     if not (yield Persist(entity)):
@@ -435,18 +423,17 @@ def transactional(key: Key, message: Message) -> Attempt:
     return outcome
 
 
-def resumed(key: Key, name: str) -> Attempt:
-    """What is left to do of a stranded outbox entry, whichever plan left it; the message itself is not needed."""
-    return (yield from _resumed((yield Load(key)), name))
+def resumed(key: Key, name: str, *, at_once: bool = False) -> Attempt:
+    """What is left to do of a stranded outbox entry, whichever plan left it; the message itself is not needed.
+
+    ``at_once``: for `transactional`, which clears entries without a new version: to write all of them would bring back
+    one that was cleared since the load.
+    """
+    entity: Entity = yield Load(key)
+    return (yield from _resumed(entity, name, at_once))
 
 
-def resumed_at_once(key: Key, name: str) -> Attempt:
-    """The same for `transactional`, which clears entries without a new version: to write all of them would bring back
-    one that was cleared since the load."""
-    return (yield from _resumed((yield Load(key)), name, at_once=True))
-
-
-def _resumed(entity: Entity, name: str, *, at_once: bool = False) -> Attempt:
+def _resumed(entity: Entity, name: str, at_once: bool) -> Attempt:
     if name not in entity.outbox:
         return Outcome.DUPLICATE
     ended = yield from sent(entity, name, guarded=MARK not in name, at_once=at_once)
@@ -460,7 +447,7 @@ PLANS: Final[Mapping[str, Plan]] = MappingProxyType(
     {"checkpointed": checkpointed, "parented": parented, "transactional": transactional}
 )
 RECOVERIES: Final[Mapping[str, Recovery]] = MappingProxyType(
-    {"checkpointed": resumed, "parented": resumed, "transactional": resumed_at_once}
+    {"checkpointed": resumed, "parented": resumed, "transactional": partial(resumed, at_once=True)}
 )
 
 
@@ -478,7 +465,7 @@ def sent(entity: Entity, name: str, *, guarded: bool, at_once: bool = False) -> 
     entry = entity.outbox[name]
     if entry.outgoing and not entry.attempt:
         entry = yield from named(entry)
-        if not (yield Create(_birth(name, entry, guarded=guarded))):
+        if not (yield entry.creation(name, guarded=guarded)):
             return (yield from _tidied(entity.key, name))
         entity = entity.keeping(name, entry)
         if not (yield Persist(entity)):
@@ -486,7 +473,7 @@ def sent(entity: Entity, name: str, *, guarded: bool, at_once: bool = False) -> 
         entity = entity.stored
     if entry.outgoing:
         yield Dispatch(entry.messages(name))
-    yield Remove(Removal(name, entry.attempt))
+    yield Remove(name, entry.attempt)
     if at_once:
         yield Finish(entity.key, name)
     elif not (yield Persist(entity.without(name))):
@@ -512,10 +499,6 @@ def named(entry: Entry) -> Generator[Step, Any, Entry]:
         return entry
     attempt, *tokens = yield Fresh(1 + len(entry.outgoing))
     return entry.checkpointed(attempt, tuple(tokens))
-
-
-def _birth(parent: str, entry: Entry, *, guarded: bool) -> Birth:
-    return Birth(parent, entry.attempt, tuple((out.token, out.to) for out in entry.outgoing), guarded)
 
 
 def _tidied(key: Key, token: str) -> Attempt:
@@ -574,21 +557,12 @@ def mark_of(state: Any) -> int:
     return -1 if state is None else int(state["mark"])
 
 
-def sourced(source: Taken) -> Attempt:
-    """For any two stores; ends as APPLIED, RESUMED, DUPLICATE or CONFLICT."""
-    return _sourced(source, at_once=False)
-
-
-def sourced_at_once(source: Taken) -> Attempt:
-    """For one database; ends as APPLIED, RESUMED, DUPLICATE or CONFLICT."""
-    return _sourced(source, at_once=True)
-
-
-def _sourced(source: Taken, *, at_once: bool) -> Attempt:
+def sourced(source: Taken, *, at_once: bool = False) -> Attempt:
+    """For any two stores, or ``at_once`` for one database; ends as APPLIED, RESUMED, DUPLICATE or CONFLICT."""
     entity: Entity = yield Load(source.key)
     highest = mark_of(entity.state)
     if source.mark <= highest or (source.known and entity.state is None):
-        return (yield from _resumed(entity, source.name, at_once=at_once))
+        return (yield from _resumed(entity, source.name, at_once))
     if source.after not in (None, highest):
         return Outcome.CONFLICT
     entity = entity.changed({**(entity.state or {}), **source.also, "mark": source.mark})
@@ -600,6 +574,9 @@ def _sourced(source: Taken, *, at_once: bool) -> Attempt:
         return Outcome.CONFLICT
     ended = yield from sent(entity.stored, source.name, guarded=False)
     return ended or Outcome.APPLIED
+
+
+sourced_at_once = partial(sourced, at_once=True)
 
 
 BODY_BYTES_MAX: Final = 256 * 1024
@@ -632,6 +609,14 @@ class Out(NamedTuple):
 
 Handler = Callable[[Any, Message], Any]
 KeyOf = str | Callable[[Message], Any]
+
+
+class Handling(NamedTuple):
+    """A queue, who handles what comes there, and what names the entity."""
+
+    queue: str
+    call: Handler
+    key: KeyOf
 
 
 def key_of(message: Message, key: KeyOf) -> str:
@@ -729,29 +714,20 @@ def check_token(token: str) -> str:
     return token
 
 
-_REASONS: Final = {
-    Verdict.FIRST: ["applied"],
-    Verdict.REPEAT: ["resumed", "duplicate", "tidied"],
-    Verdict.UNSURE: ["conflict", "handler_failed", "store_failed"],
-    Verdict.REJECT: ["malformed", "no_handler", "foreign_token"],
-}
-ANSWERS: Final = {
-    reason: Answer(verdict, reason, retry=verdict is Verdict.UNSURE)
-    for verdict, reasons in _REASONS.items()
-    for reason in reasons
-}
-"""The verdicts on a delivery, by reason. The names of `Outcome` are the first five."""
-
+_REPEAT, _REJECT = partial(Answer, Verdict.REPEAT), partial(Answer, Verdict.REJECT)
+_UNSURE = partial(Answer, Verdict.UNSURE, retry=True)
 RULES: Final[Mapping[Answer, str]] = {
-    ANSWERS["applied"]: "Its token was there: it changed the state, and what it sends is sent.",
-    ANSWERS["resumed"]: "An earlier delivery changed the state and was cut off; what was left to do is done.",
-    ANSWERS["duplicate"]: "It has no token any more: it was processed before.",
-    ANSWERS["tidied"]: "It has no token any more; an outbox entry was left, and is gone now.",
-    ANSWERS["conflict"]: "Somebody else wrote the entity in between: nothing was changed, it comes again.",
-    ANSWERS["handler_failed"]: "The handler raised, or its answer cannot be kept: it comes again, then is set aside.",
-    ANSWERS["store_failed"]: "A store or the transport did not answer: it comes again.",
-    ANSWERS["malformed"]: "It is not a message, or has no key: it is set aside, with its token.",
-    ANSWERS["no_handler"]: "Nobody handles its queue here: it is set aside, with its token.",
-    ANSWERS["foreign_token"]: "Its token is kept in another store than the one asked: it is set aside, with its token.",
+    Answer(Verdict.FIRST, "applied"): "Its token was there: it changed the state, and what it sends is sent.",
+    _REPEAT("resumed"): "An earlier delivery changed the state and was cut off; what was left to do is done.",
+    _REPEAT("duplicate"): "It has no token any more: it was processed before.",
+    _REPEAT("tidied"): "It has no token any more; an outbox entry was left, and is gone now.",
+    _UNSURE("conflict"): "Somebody else wrote the entity in between: nothing was changed, it comes again.",
+    _UNSURE("handler_failed"): "The handler raised, or its answer cannot be kept: it comes again, then is set aside.",
+    _UNSURE("store_failed"): "A store or the transport did not answer: it comes again.",
+    _REJECT("malformed"): "It is not a message, or has no key: it is set aside, with its token.",
+    _REJECT("no_handler"): "Nobody handles its queue here: it is set aside, with its token.",
+    _REJECT("foreign_token"): "Its token is kept in another store than the one asked: it is set aside, with its token.",
 }
-"""Each reason in one sentence."""
+"""The verdicts on a delivery, each in one sentence."""
+ANSWERS: Final = {answer.reason: answer for answer in RULES}
+"""By reason: the names of `Outcome`, and what the consumer finds."""

@@ -106,13 +106,13 @@ class TokenStore(Protocol):
 
     def holds(self, tokens: Sequence[str]) -> list[bool]: ...
 
-    def create(self, births: Sequence[plans.Birth]) -> list[bool]:
+    def create(self, births: Sequence[plans.Create]) -> list[bool]:
         """Make the tokens of each birth, all or none; False where it is guarded and the parent does not exist.
 
         Durable when it returns. A token that exists already is left as it is.
         """
 
-    def remove(self, removals: Sequence[plans.Removal]) -> None:
+    def remove(self, removals: Sequence[plans.Remove]) -> None:
         """Remove each token; of those made for it, free the ones of this attempt and remove the others.
 
         What is free has no parent any more. A token that is not there does no harm, its children are still seen to.

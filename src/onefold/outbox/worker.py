@@ -326,7 +326,7 @@ class Consumer:
             delivery, work, tries = message
             if end is Outcome.CONFLICT and tries < CONFLICT_TRIES_MAX:
                 # Read anew: the handler may have changed the body that it was given.
-                again.append(InHand(delivery, replace(work, message=unpack_message(delivery.payload)), tries + 1))
+                again.append(InHand(delivery, work._replace(message=unpack_message(delivery.payload)), tries + 1))
             elif end is Outcome.CONFLICT:
                 self._release([delivery], round(uniform(0, CONFLICT_S) * 1000))
                 self.books.judged("conflict")

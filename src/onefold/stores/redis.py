@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import redis
 
 from onefold.errors import Misuse
+from onefold.stores.addresses import options_of
 
 TIMEOUT_S = 2.0
 OPTIONS = {"prefix": str, "timeout_s": float, "replicas_min": int}
@@ -87,16 +88,7 @@ def split_options(url: str) -> tuple[str, dict[str, Any]]:
     ('redis://cache.example/0?ssl_ca_certs=x', {'prefix': 'shop', 'timeout_s': 5.0})
     """
     where, parts = shown(url), urlsplit(url)
-    theirs: dict[str, str] = {}
-    ours: dict[str, Any] = {}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name.startswith("ssl_"):
-            theirs[name] = value
-        elif name not in OPTIONS:
-            raise Misuse(f"{where}: no option {name!r}; there are {', '.join(OPTIONS)}, ssl_...", name=name)
-        else:
-            try:
-                ours[name] = OPTIONS[name](value)
-            except ValueError:
-                raise Misuse(f"{where}: {name}={value}: this must be a number", name=name) from None
-    return parts._replace(query=urlencode(theirs)).geturl(), ours
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    theirs = urlencode([pair for pair in pairs if pair[0].startswith("ssl_")])
+    ours = urlencode([pair for pair in pairs if not pair[0].startswith("ssl_")])
+    return parts._replace(query=theirs).geturl(), options_of(where, ours, OPTIONS, ["ssl_..."])

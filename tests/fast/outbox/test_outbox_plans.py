@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onefold.outbox import (
+    RECOVERIES,
     Entity,
     Entry,
     Handled,
@@ -22,7 +23,7 @@ from onefold.outbox import (
     transactional,
     unpack_entry,
 )
-from onefold.outbox.plans import Birth, Create, OpenedAttempt, Persist, pack_message, resumed_at_once, unpack_message
+from onefold.outbox.plans import Create, OpenedAttempt, Persist, pack_message, unpack_message
 
 KEY = Key("billing", "7")
 MESSAGE = Message("t1", "orders", {"order": 7})
@@ -55,11 +56,11 @@ def made(attempt, *answers):
 
 
 def test_a_stranded_entry_of_a_message_is_guarded_by_its_token_and_one_of_a_source_by_nothing():
-    for recover in (resumed, resumed_at_once):
+    for recover in RECOVERIES.values():
         for name, guarded in (("t1", True), ("orders.log#41", False)):
             stranded = Entity(KEY, 3, {"paid": 20}).keeping(name, KEPT)
             *_, create = made(recover(KEY, name), stranded, ("a1", "t2"))
-            assert create == Create(Birth(name, "a1", (("t2", "shipping"),), guarded))
+            assert create == Create(name, "a1", (("t2", "shipping"),), guarded)
 
 
 def test_tokens_are_written_down_before_anything_is_sent_with_them():

@@ -314,10 +314,10 @@ def _describe(step: Any, answer: Any) -> str:
         case plans.Fresh():
             return "makes new ids"
         case plans.Create():
-            tokens = ", ".join(token for token, _ in step.birth.tokens)
+            tokens = ", ".join(token for token, _ in step.tokens)
             if not answer:
-                return f"makes no tokens: the token {step.birth.parent} is gone"
-            return f"makes the token {tokens}" if tokens else f"sees the token {step.birth.parent}"
+                return f"makes no tokens: the token {step.parent} is gone"
+            return f"makes the token {tokens}" if tokens else f"sees the token {step.parent}"
         case plans.Persist(entity):
             if not answer:
                 return f"cannot write {entity.key}: version {entity.version} is stale"
@@ -335,7 +335,7 @@ def _describe(step: Any, answer: Any) -> str:
         case plans.Dispatch():
             return f"sends {', '.join(message.token for message in step.messages) or 'nothing'}"
         case plans.Remove():
-            return f"removes the token {step.removal.token}"
+            return f"removes the token {step.token}"
         case plans.Finish():
             return f"clears the outbox entry of {step.name}"
         case _:

@@ -40,8 +40,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_chec
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
-from onefold.outbox.explore.topology import Algorithm, Chore, Content, Handling, Offence, Stage, Topology, Wrong, read
-from onefold.outbox.plans import MARK, Attempt, Handled, Handler, Key, Message, Outcome, Outgoing, pack
+from onefold.outbox.explore.topology import Algorithm, Chore, Content, Offence, Stage, Topology, Wrong, read
+from onefold.outbox.plans import MARK, Attempt, Handled, Handler, Handling, Key, Message, Outcome, Outgoing, pack
 from onefold.outbox.ports import Parcel, Queue
 from onefold.outbox.runner import HandlerFailed, Loop, World, calling
 from onefold.outbox.stores.sqlite import SqliteLedger
@@ -81,7 +81,7 @@ class Numbered(list[T]):
 class StoreSnapshots:
     """All contents so far, by number; the first is number 0."""
 
-    def __init__(self, tables: Iterable[str], first: Sequence[plans.Birth]) -> None:
+    def __init__(self, tables: Iterable[str], first: Sequence[plans.Create]) -> None:
         self.contents: list[Content] = []
         self.performed = 0
         self._snapshots: list[bytes] = []
@@ -809,7 +809,7 @@ class System:
         self.topology, self.algorithm = topology, algorithm
         self.handlers = Handlers()
         self.endings = endings(topology, self.handlers)
-        born = [plans.Birth("", "", ((f"m{n}", queue),), False) for n, (queue, _) in enumerate(topology.messages, 1)]
+        born = [plans.Create("", "", ((f"m{n}", queue),), False) for n, (queue, _) in enumerate(topology.messages, 1)]
         self.snapshots = StoreSnapshots(algorithm.tables, born if algorithm.tokens else ())
         self.payloads = Payloads(topology, algorithm, self.handlers)
         self.positions = Positions()

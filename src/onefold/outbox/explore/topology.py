@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
-from onefold.outbox.plans import Attempt, Handler, Key, KeyOf, Message, Out, Outcome, Plan
+from onefold.outbox.plans import Attempt, Handler, Handling, Key, Message, Out, Outcome, Plan
 from onefold.outbox.stores.sqlite import SqliteLedger
 
 
@@ -89,15 +89,6 @@ def read(rows: Rows) -> Content:
         tuple((Key(row[0], row[1]), row[2]) for row in tables["outbox_entries"]),
         {name: table for name, table in rows if not name.startswith("outbox_")},
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Handling:
-    """A queue, and who handles what comes there; ``key`` names the entity."""
-
-    queue: str
-    call: Handler
-    key: KeyOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,9 +310,9 @@ def remade(key: Key, message: Message) -> Attempt:
     if entry.outgoing:
         attempt, *tokens = yield plans.Fresh(1 + len(entry.outgoing))
         entry = entry.checkpointed(attempt, tuple(tokens))
-        yield plans.Create(plans.Birth("", "", tuple((out.token, out.to) for out in entry.outgoing), guarded=False))
+        yield plans.Create("", "", tuple((out.token, out.to) for out in entry.outgoing), guarded=False)
         yield plans.Dispatch(entry.messages(name))
-    yield plans.Remove(plans.Removal(name, ""))
+    yield plans.Remove(name, "")
     if not (yield plans.Persist(entity.without(name))):
         return Outcome.CONFLICT
     yield plans.Acknowledge()

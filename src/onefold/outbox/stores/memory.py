@@ -29,7 +29,7 @@ class MemoryLedger(SqliteLedger):
 
     >>> from onefold.outbox import plans
     >>> ledger = MemoryLedger()
-    >>> ledger.create([plans.Birth("", "a1", (("t1", "orders"),), guarded=False)])
+    >>> ledger.create([plans.Create("", "a1", (("t1", "orders"),), guarded=False)])
     [True]
     >>> ledger.settle([plans.Settle(plans.Entity(plans.Key("shop", "7"), state={"paid": 20}), "t1", "t1")] * 2)
     [<Settled.DONE: 'done'>, <Settled.NO_TOKEN: 'no_token'>]

@@ -320,12 +320,12 @@ class PostgresLedger:
         exist = set(self._connections.run(lambda db: db.execute(_HOLDS, [list(tokens)]).fetchall()))
         return [(token,) in exist for token in tokens]
 
-    def create(self, births: Sequence[plans.Birth]) -> list[bool]:
+    def create(self, births: Sequence[plans.Create]) -> list[bool]:
         if not births:
             return []
         return self._connections.run(lambda db: _create(db, births, self._clock_ms()))
 
-    def remove(self, removals: Sequence[plans.Removal]) -> None:
+    def remove(self, removals: Sequence[plans.Remove]) -> None:
         """Two statements that are sent at once; the first of two removals of one token decides."""
         attempts = dict(reversed(removals))
         arguments = {"tokens": list(attempts), "attempts": list(attempts.values())}
@@ -471,7 +471,7 @@ def _apart(steps: Sequence[Step], touched: Sequence[set[Any]]) -> Iterator[list[
         yield together
 
 
-def _create(db: Connection, births: Sequence[plans.Birth], now_ms: int) -> list[bool]:
+def _create(db: Connection, births: Sequence[plans.Create], now_ms: int) -> list[bool]:
     """Make them, in one statement unless one birth is the parent of another: it would not be seen."""
     answers = []
     touched = [{*dict(birth.tokens), *([birth.parent] if birth.guarded else [])} for birth in births]

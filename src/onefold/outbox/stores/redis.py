@@ -88,9 +88,9 @@ class RedisTokens:
                 exist += self._call("holds", list(tokens[at : at + TOKENS_MAX]))
         return exist
 
-    def create(self, births: Sequence[plans.Birth]) -> list[bool]:
+    def create(self, births: Sequence[plans.Create]) -> list[bool]:
         """One birth is one step; several go in one call while they are not too many."""
-        calls: list[list[plans.Birth]] = []
+        calls: list[list[plans.Create]] = []
         room = 0
         for birth in births:
             weight = 1 + len(birth.tokens)
@@ -106,7 +106,7 @@ class RedisTokens:
                 created += self._call("create", [str(self._clock_ms()), *words], writes=True)
         return created
 
-    def remove(self, removals: Sequence[plans.Removal]) -> None:
+    def remove(self, removals: Sequence[plans.Remove]) -> None:
         with self._asking():
             for at in range(0, len(removals), TOKENS_MAX):
                 self._call("remove", list(removals[at : at + TOKENS_MAX]), writes=True)

@@ -242,7 +242,7 @@ class SqliteLedger:
         with self._reading(many=len(tokens) > 1) as db:
             return _holds(db, tokens)
 
-    def create(self, births: Sequence[plans.Birth]) -> list[bool]:
+    def create(self, births: Sequence[plans.Create]) -> list[bool]:
         if not any(birth.tokens for birth in births):  # only asked whether the parents are there
             exist = iter(self.holds([birth.parent for birth in births if birth.guarded]))
             return [not birth.guarded or next(exist) for birth in births]
@@ -255,7 +255,7 @@ class SqliteLedger:
                     db.executemany(_CREATE, [(token, to, parent, attempt, now_ms) for token, to in birth.tokens])
         return created
 
-    def remove(self, removals: Sequence[plans.Removal]) -> None:
+    def remove(self, removals: Sequence[plans.Remove]) -> None:
         if not removals:
             return
         # The second removal of a token finds nothing left; different tokens do not touch each other's children.
