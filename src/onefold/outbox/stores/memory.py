@@ -9,8 +9,15 @@ import sqlite3
 from collections.abc import Callable, Sequence
 
 from onefold.clock import wall_ms
-from onefold.outbox.stores.sqlite import LEDGER_SCHEMA, POLL_S, QUEUE_SCHEMA, Borrowed, SqliteLedger, SqliteQueue
-from onefold.stores.sqlite import Database
+from onefold.outbox.stores.sqlite import (
+    LEDGER_SCHEMA,
+    POLL_S,
+    QUEUE_SCHEMA,
+    Borrowed,
+    SharedFile,
+    SqliteLedger,
+    SqliteQueue,
+)
 
 
 class InMemory(Borrowed):
@@ -18,10 +25,10 @@ class InMemory(Borrowed):
 
     path = "memory://"
 
-    def __init__(self, schema: Sequence[str]) -> None:
-        super().__init__(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False), schema)
+    def __init__(self, schema: Sequence[str], kind: str) -> None:
+        super().__init__(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False), schema, kind)
 
-    close = Database.close
+    close = SharedFile.close
 
 
 class MemoryLedger(SqliteLedger):
@@ -37,7 +44,7 @@ class MemoryLedger(SqliteLedger):
 
     def __init__(self, clock_ms: Callable[[], int] = wall_ms, realm: str | None = None) -> None:
         """Begin with nothing; ``realm``: the name that messages know this store by, a new one if it is not given."""
-        self._begin(InMemory(LEDGER_SCHEMA), clock_ms, realm)
+        self._begin(InMemory(LEDGER_SCHEMA, "ledger"), clock_ms, realm)
 
 
 class MemoryQueue(SqliteQueue):
@@ -53,4 +60,4 @@ class MemoryQueue(SqliteQueue):
     """
 
     def __init__(self, clock_ms: Callable[[], int] = wall_ms) -> None:
-        self._begin(InMemory(QUEUE_SCHEMA), clock_ms, POLL_S)
+        self._begin(InMemory(QUEUE_SCHEMA, "queue"), clock_ms, POLL_S)
