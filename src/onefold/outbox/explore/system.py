@@ -27,7 +27,6 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -40,7 +39,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_chec
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
-from onefold.outbox.explore.topology import Algorithm, Chore, Content, Offence, Stage, Topology, Wrong, read
+from onefold.outbox.explore.topology import Algorithm, Chore, Content, Offence, Stage, Topology, Wrong
 from onefold.outbox.plans import MARK, Attempt, Handled, Handler, Handling, Key, Message, Outcome, Outgoing, pack
 from onefold.outbox.ports import Parcel, Queue
 from onefold.outbox.runner import HandlerFailed, Loop, World, calling
@@ -125,7 +124,19 @@ class StoreSnapshots:
         number = self._numbers.get(rows)
         if number is None:
             number = self._numbers[rows] = len(self.contents)
-            self.contents.append(read(rows))
+            tables = dict(rows)
+            tokens, entities = (
+                tables["outbox_tokens"],
+                tables["outbox_entities"],
+            )  # the columns are in the store's order
+            content = Content(
+                frozenset(row[0] for row in tokens),
+                {row[0]: row[2] for row in tokens if row[2]},
+                {Key(row[0], row[1]): row[3] for row in entities if row[3] is not None},
+                tuple((Key(row[0], row[1]), row[2]) for row in tables["outbox_entries"]),
+                {name: table for name, table in rows if not name.startswith("outbox_")},
+            )
+            self.contents.append(content)
             self._snapshots.append(self._connection.serialize())
         return number
 
@@ -190,7 +201,7 @@ class _Serial(NamedTuple):
     """A world on the way: what is still to be taken, and what came of the rest."""
 
     waiting: frozenset[tuple[str, str, str]]
-    mark: int
+    marks: int
     ending: Ending
 
 
@@ -208,47 +219,34 @@ _ATTEMPT: Final = re.compile(r"(\b(?:m|mark)\d+(?:\.\d+)*)@\d+")
 
 def endings(topology: Topology, handlers: Handlers) -> frozenset[Ending]:
     """All ways in which it can end. What a handler raises goes through."""
+    served = {handling.queue: (stage, handling) for stage in topology.stages for handling in stage.handlings}
+    source = topology.source
+    marks = source.marks if source is not None else ()
     messages = enumerate(topology.messages, 1)
     waiting = frozenset((f"m{number}", queue, pack(body)) for number, (queue, body) in messages)
-    first = _Serial(waiting, 0, Ending(frozenset(), frozenset(), frozenset()))
-    seen, todo, ends = {first}, deque([first]), set()
-    while todo:
-        world = todo.popleft()
-        following = _following(topology, handlers, world)
-        if not following:
-            ends.add(world.ending)
-        for after in following:
-            if after not in seen:
-                seen.add(after)
-                todo.append(after)
-        if len(seen) > WORLDS_MAX:
+    worlds = Numbered(_Serial(waiting, 0, Ending(frozenset(), frozenset(), frozenset())))
+    for world in worlds:  # it grows meanwhile
+        waiting, taken, (all_states, applied, sent) = world
+        for parcel in sorted(waiting):
+            name, queue, body = parcel
+            rest = waiting - {parcel}
+            if queue not in served:
+                worlds.number(_Serial(rest, taken, Ending(all_states, applied, sent | {parcel})))
+                continue
+            stage, handling = served[queue]
+            message = Message(name, queue, json.loads(body))
+            key = Key(stage.endpoint, plans.key_of(message, handling.key))
+            states = dict(all_states)
+            answer = handlers.answer(handling.call, json.loads(states.pop(key, "null")), message)
+            ending = Ending(_with(states, key, answer.state), applied | {name}, sent)
+            worlds.number(_Serial(rest | _named(name, answer.outgoing), taken, ending))
+        if source is not None and taken < len(marks):
+            outgoing = _named(f"mark{taken + 1}", plans.outgoings(marks[taken], source.name))
+            marked = _with(dict(all_states), Key(source.endpoint, source.name), {"mark": taken + 1})
+            worlds.number(_Serial(waiting | outgoing, taken + 1, Ending(marked, applied, sent)))
+        if len(worlds) > WORLDS_MAX:
             raise Misuse(f"more than {WORLDS_MAX} worlds without a single fault: give fewer messages")
-    return frozenset(ends)
-
-
-def _following(topology: Topology, handlers: Handlers, world: _Serial) -> list[_Serial]:
-    served = {handling.queue: (stage, handling) for stage in topology.stages for handling in stage.handlings}
-    worlds = []
-    for parcel in sorted(world.waiting):
-        name, queue, body = parcel
-        rest = world._replace(waiting=world.waiting - {parcel})
-        if queue not in served:
-            worlds.append(rest._replace(ending=world.ending._replace(sent=world.ending.sent | {parcel})))
-            continue
-        stage, handling = served[queue]
-        message = Message(name, queue, json.loads(body))
-        key = Key(stage.endpoint, plans.key_of(message, handling.key))
-        states = dict(world.ending.states)
-        answer = handlers.answer(handling.call, json.loads(states.pop(key, "null")), message)
-        ending = Ending(_with(states, key, answer.state), world.ending.applied | {name}, world.ending.sent)
-        worlds.append(_Serial(rest.waiting | _named(name, answer.outgoing), world.mark, ending))
-    source = topology.source
-    if source is not None and world.mark < len(source.marks):
-        mark = world.mark + 1
-        outgoing = _named(f"mark{mark}", plans.outgoings(source.marks[world.mark], source.name))
-        marked = _with(dict(world.ending.states), Key(source.endpoint, source.name), {"mark": mark})
-        worlds.append(_Serial(world.waiting | outgoing, mark, world.ending._replace(states=marked)))
-    return worlds
+    return frozenset(world.ending for world in worlds if not world.waiting and world.marks == len(marks))
 
 
 def _with(states: dict[Key, str], key: Key, state: Any) -> frozenset[tuple[Key, str]]:
@@ -434,27 +432,21 @@ class StepResult(NamedTuple):
 
 
 class Worlds:
-    def __init__(
-        self, snapshots: StoreSnapshots, payloads: Payloads, positions: Positions, endings: frozenset[Ending],
-        algorithm: Algorithm, invariant: Invariant | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, system: System, invariant: Invariant | None) -> None:
         self.contents: list[int] = []
         self.books: list[WorldBooks] = []
         self.offences: list[Offence | None] = []
-        self._snapshots, self._payloads, self._positions = snapshots, payloads, positions
-        self._endings, self._algorithm, self._invariant = endings, algorithm, invariant
+        self._snapshots, self._payloads, self._positions = system.snapshots, system.payloads, system.positions
+        self._endings, self._algorithm, self._invariant = system.endings, system.algorithm, invariant
         self._numbers: dict[tuple[int, WorldBooks, str], int] = {}
         self._performed: dict[tuple[int, int], tuple[int, Any, tuple[int, ...]]] = {}
-        self.stepped = cache(self._stepped)
+        self.stepped = cache(lambda world, position: self._step(world, position, self._positions[position].step))
         """What comes of the next step of a worker at a position."""
         self.at_rest = cache(self._at_rest)
         """What is wrong when nothing is on its way and nobody is at work."""
 
     def first(self, payloads: list[int]) -> int:
         return self._number(0, WorldBooks(frozenset(), frozenset(payloads), frozenset(), ()))
-
-    def _stepped(self, world: int, position: int) -> StepResult:
-        return self._step(world, position, self._positions[position].step)
 
     def cut_off(self, world: int, position: int, many: tuple[int, ...]) -> StepResult:
         """A worker that dies while it sends: only these of its messages are taken."""
@@ -598,25 +590,20 @@ class Worker(NamedTuple):
     leased: bool
 
 
-class Shift(NamedTuple):
-    """What moves in the transport."""
-
-    back: int = NO_PARCEL
-    """Can be leased again."""
-    acknowledged: int = NO_PARCEL
-    """Wherever it is."""
-    arrivals: tuple[int, ...] = ()
-
-
 class Action(NamedTuple):
-    cost: int
-    world: int
-    group: int
-    shift: Shift | None
     what: str
-    """``step``, ``die``, ``expire`` or ``begin``; ``die`` with numbers: only those messages were sent."""
+    """``lease``, ``begin``, ``step``, ``expire``, ``copy`` or ``die``; with numbers: only those messages were sent."""
     worker: int
     after: int
+    """What the worker is then."""
+    world: int
+    group: int
+    cost: int = FREE
+    back: int = NO_PARCEL
+    """A parcel that can be leased again."""
+    acknowledged: int = NO_PARCEL
+    """A parcel that is gone, wherever it is."""
+    arrivals: tuple[int, ...] = ()
 
 
 class WorkerGroup(NamedTuple):
@@ -629,14 +616,12 @@ class WorkerGroup(NamedTuple):
 class WorkerGroups:
     """All states of groups so far, by number, and all states of workers."""
 
-    def __init__(
-        self, groups: list[WorkerGroup], snapshots: StoreSnapshots, positions: Positions, worlds: Worlds
-    ) -> None:
+    def __init__(self, system: System, groups: list[WorkerGroup]) -> None:
         self.groups = groups
         self.workers: Numbered[Worker | None] = Numbered(None)
         self.members: Numbered[tuple[int, tuple[int, ...]]] = Numbered()
         """Which group, and its workers, sorted."""
-        self._snapshots, self._positions, self._worlds = snapshots, positions, worlds
+        self._snapshots, self._positions, self._worlds = system.snapshots, system.positions, system.worlds
         self.actions = cache(lambda world, group: list(self._actions(world, group)))
         """All that the workers of a group can do in a world."""
         self._with = cache(self._replaced)
@@ -653,11 +638,10 @@ class WorkerGroups:
             for offer in chore.offers(self._snapshots.contents[self._worlds.contents[world]]):
                 position = self._positions.begin(self._chore(chore, offer))
                 after = self.workers.number(Worker(position, NO_PARCEL, False))
-                yield Action(cost, world, self._with(group, IDLE, after), None, "begin", IDLE, after)
+                yield Action("begin", IDLE, after, world, self._with(group, IDLE, after), cost)
 
-    def _chore_of(self, chore: Chore, offer: str) -> ExplorerJob:
-        label = offer.rpartition("\t")[2]
-        return ExplorerJob(name_of(label), label, partial(chore.begin, offer), acknowledges=False)
+    def _chore_of(self, chore: Chore, offer: tuple[str, ...]) -> ExplorerJob:
+        return ExplorerJob(name_of(offer[-1]), offer[-1], partial(chore.begin, *offer), acknowledges=False)
 
     def taking(self, group: int, job: ExplorerJob, parcel: int) -> tuple[int, int]:
         """The group when an idle worker of it has leased this parcel, and that worker; (-1, 0) if all are busy."""
@@ -675,18 +659,17 @@ class WorkerGroups:
         yield self._step(world, group, number, worker)
         back = worker.parcel if worker.leased else NO_PARCEL
         if self._positions[worker.position].answers:  # one that did nothing yet can as well not have begun
-            shift = Shift(back) if worker.leased else None
             idle = self._with(group, number, IDLE)
-            yield Action(CRASH, world, idle, shift, "die", number, IDLE)
+            yield Action("die", number, IDLE, world, idle, CRASH, back)
             step = self._positions[worker.position].step
             many = range(len(step.messages)) if isinstance(step, plans.Dispatch) else range(0)
             for part in (part for size in range(1, len(many)) for part in combinations(many, size)):
                 result = self._worlds.cut_off(world, worker.position, part)
-                shift = Shift(back, NO_PARCEL, result.arrivals)
-                yield Action(CRASH, result.world, idle, shift, f"die {' '.join(map(str, part))}", number, IDLE)
+                what = f"die {' '.join(map(str, part))}"
+                yield Action(what, number, IDLE, result.world, idle, CRASH, back, arrivals=result.arrivals)
         if worker.leased:
             late = self.workers.number(worker._replace(leased=False))
-            yield Action(EXPIRY, world, self._with(group, number, late), Shift(back), "expire", number, late)
+            yield Action("expire", number, late, world, self._with(group, number, late), EXPIRY, back)
 
     def _step(self, world: int, group: int, number: int, worker: Worker) -> Action:
         result = self._worlds.stepped(world, worker.position)
@@ -702,9 +685,8 @@ class WorkerGroups:
             back, after = NO_PARCEL, self.workers.number(Worker(result.position, worker.parcel, leased))
         else:
             back, after = worker.parcel if leased else NO_PARCEL, IDLE
-        shift = Shift(back, acknowledged, result.arrivals)
-        moved = None if shift == Shift() else shift
-        return Action(FREE, result.world, self._with(group, number, after), moved, "step", number, after)
+        group = self._with(group, number, after)
+        return Action("step", number, after, result.world, group, FREE, back, acknowledged, result.arrivals)
 
     def _replaced(self, group: int, before: int, after: int) -> int:
         which, workers = self.members[group]
@@ -716,14 +698,11 @@ class WorkerGroups:
 def pump(times: int, recovery: plans.Recovery) -> Chore:
     """Finishes outbox entries, by the recovery of the plan: also the young ones, which it leaves alone in life."""
 
-    def offers(content: Content) -> Sequence[str]:
-        return ["\t".join((*key, name)) for key, name in content.entries]
-
-    def begin(offer: str) -> Attempt:
-        endpoint, name, entry = offer.split("\t")
+    def begin(endpoint: str, name: str, entry: str) -> Attempt:
         return recovery(Key(endpoint, name), entry)
 
-    return Chore("the pump", times, offers, begin, "takes up the outbox entry of")
+    found = "takes up the outbox entry of"
+    return Chore("the pump", times, lambda content: [(*key, name) for key, name in content.entries], begin, found)
 
 
 class Discard(NamedTuple):
@@ -742,12 +721,10 @@ class Discard(NamedTuple):
 def sweeper(times: int, key: Key) -> Chore:
     """Sweeps tokens of a source whose outbox entry is gone: read the token first, then look for the entry."""
 
-    def offers(content: Content) -> Sequence[str]:
-        return [token for token, parent in sorted(content.parents.items()) if MARK in parent]
+    def offers(content: Content) -> Sequence[tuple[str, str]]:
+        return [(parent, token) for token, parent in sorted(content.parents.items()) if MARK in parent]
 
-    def begin(token: str) -> Generator[Any, Any, Outcome]:
-        mark = token.partition(".")[0].removeprefix("mark")
-        parent = f"{key}{MARK}{mark}"
+    def begin(parent: str, token: str) -> Generator[Any, Any, Outcome]:
         entity: plans.Entity = yield plans.Load(key)
         if parent not in entity.outbox:
             yield Discard(token, parent)
@@ -772,16 +749,6 @@ class Transport:
         while (parcel := self.parcels.number((payload, copy))) in in_use or parcel in self.free[free]:
             copy += 1
         return self.change(free, parcel, True)
-
-    def shifted(self, free: int, shift: Shift, in_use: Callable[[int], set[int]]) -> int:
-        """After what a worker did; ``in_use`` are the parcels that workers know of, for a payload."""
-        if shift.acknowledged != NO_PARCEL:
-            free = self.change(free, shift.acknowledged, False)
-        if shift.back != NO_PARCEL:
-            free = self.change(free, shift.back, True)
-        for payload in shift.arrivals:
-            free = self.arrive(free, payload, in_use(payload))
-        return free
 
     def _changed(self, free: int, parcel: int, there: bool) -> int:
         others = [each for each in self.free[free] if each != parcel]
@@ -813,7 +780,7 @@ class System:
         self.snapshots = StoreSnapshots(algorithm.tables, born if algorithm.tokens else ())
         self.payloads = Payloads(topology, algorithm, self.handlers)
         self.positions = Positions()
-        self.worlds = Worlds(self.snapshots, self.payloads, self.positions, self.endings, algorithm, invariant)
+        self.worlds = Worlds(self, invariant)
         self.transport = Transport()
         chores = list(algorithm.chores)
         if topology.pumps and algorithm.recovery is not None:
@@ -824,7 +791,7 @@ class System:
             if topology.pumps and algorithm.sourced is plans.sourced:
                 chores.append(sweeper(topology.pumps, Key(source.endpoint, source.name)))
         groups += [WorkerGroup(chore.who, 1, chore, CHORE + number) for number, chore in enumerate(chores)]
-        self.groups = WorkerGroups(groups, self.snapshots, self.positions, self.worlds)
+        self.groups = WorkerGroups(self, groups)
         # By cost and number of budgets: the number of what is left then, or -1.
         sizes = [
             1 + many for many in (topology.crashes, topology.expiries, topology.copies, *(c.times for c in chores))
@@ -851,27 +818,32 @@ class System:
             group = state[at]
             head, tail = state[GROUPS:at], state[at + 1 :]
             for action in self.groups.actions(world, group):
-                cost, after, other, shift, *_ = action
+                _, _, _, world_then, group_then, cost, back, acknowledged, arrivals = action
                 budgets_then = self._spend[cost][budgets]
                 if budgets_then < 0:
                     continue
-                now = free if shift is None else self.transport.shifted(free, shift, partial(self._in_use, state))
-                yield (budgets_then, after, now, *head, other, *tail), Move(which, action)
+                then = free
+                if acknowledged != NO_PARCEL:
+                    then = self.transport.change(then, acknowledged, False)
+                if back != NO_PARCEL:
+                    then = self.transport.change(then, back, True)
+                for payload in arrivals:
+                    then = self.transport.arrive(then, payload, self._in_use(state, payload))
+                yield (budgets_then, world_then, then, *head, group_then, *tail), Move(which, action)
             for parcel, rest in self._leasable(free, which):
                 for job in self.payloads[self.transport.parcels[parcel][0]].jobs:
                     other, worker = self.groups.taking(group, job, parcel)
                     if other < 0:
                         break
-                    action = Action(FREE, world, other, None, "lease", 0, worker)
+                    action = Action("lease", IDLE, worker, world, other)
                     yield (budgets, world, rest, *head, other, *tail), Move(which, action, parcel)
         if self._spend[COPY][budgets] < 0:
             return
-        for number in sorted(self.worlds.books[world].sent):
-            payload = self.payloads[number]
-            if payload.message is not None and payload.group >= 0:
-                now = self.transport.arrive(free, number, self._in_use(state, number))
-                move = Move(-1, Action(COPY, world, 0, None, "copy", 0, 0), number)
-                yield (self._spend[COPY][budgets], world, now, *state[GROUPS:]), move
+        for payload in sorted(self.worlds.books[world].sent):
+            if self.payloads[payload].message is not None and self.payloads[payload].group >= 0:
+                then = self.transport.arrive(free, payload, self._in_use(state, payload))
+                move = Move(-1, Action("copy", IDLE, IDLE, world, 0, COPY), payload)
+                yield (self._spend[COPY][budgets], world, then, *state[GROUPS:]), move
 
     def _in_use(self, state: State, payload: int) -> set[int]:
         return self.groups.parcels(state[GROUPS + self.payloads[payload].group])

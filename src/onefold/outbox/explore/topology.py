@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -54,10 +54,6 @@ class Offence(NamedTuple):
     text: str
 
 
-Rows = tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...]
-"""Per table its rows, in the order of their keys: two databases are equal if these are."""
-
-
 @dataclass(frozen=True, slots=True)
 class Content:
     tokens: frozenset[str]
@@ -76,19 +72,6 @@ class Content:
         return {
             key.name if names.count(key.name) == 1 else str(key): json.loads(text) for key, text in self.states.items()
         }
-
-
-def read(rows: Rows) -> Content:
-    """The meaning of the rows. The columns are those of the SQLite store, in its order."""
-    tables = dict(rows)
-    tokens = tables["outbox_tokens"]
-    return Content(
-        frozenset(row[0] for row in tokens),
-        {row[0]: row[2] for row in tokens if row[2]},
-        {Key(row[0], row[1]): row[3] for row in tables["outbox_entities"] if row[3] is not None},
-        tuple((Key(row[0], row[1]), row[2]) for row in tables["outbox_entries"]),
-        {name: table for name, table in rows if not name.startswith("outbox_")},
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +133,9 @@ class Chore:
 
     who: str
     times: int
-    offers: Callable[[Content], Sequence[str]]
-    """What there is to do, given what is in the database; each by a name."""
-    begin: Callable[[str], Attempt]
+    offers: Callable[[Content], Sequence[tuple[str, ...]]]
+    """What there is to do, given what is in the database: what ``begin`` takes, a name last."""
+    begin: Callable[..., Attempt]
     finds: str
     """In a history: ``the pump {finds} m1``."""
 
@@ -183,11 +166,6 @@ SHIPPED: Final[Mapping[str, Algorithm]] = {
     )
     for name, plan in plans.PLANS.items()
 }
-
-MIXED: Final = replace(
-    SHIPPED["transactional"], name="mixed", tidy=False, others=(plans.PLANS["checkpointed"], plans.PLANS["parented"])
-)
-"""All plans side by side, on one database."""
 
 
 def sending(*queues: str) -> Handler:
@@ -325,11 +303,7 @@ def _forget(message: str) -> Generator[Any, Any, Outcome]:
 
 
 _EVICTIONS: Final = Chore(
-    "the store",
-    1,
-    lambda content: [message for (message,) in content.others["inbox"]],
-    _forget,
-    "needs room, and picks",
+    "the store", 1, lambda content: list(content.others["inbox"]), _forget, "needs room, and picks"
 )
 
 
@@ -354,10 +328,11 @@ SPECIMENS: Final[Mapping[str, Specimen]] = {
             "copied",
             "one message, delivered twice",
             (stage("payment", pay, 1),),
-            (("payment", {"n": 1}),),
+            _sent("payment", 1),
+            None,
+            0,
+            0,
             copies=1,
-            crashes=0,
-            expiries=0,
         ),
     ),
     "remade": Specimen(
@@ -366,7 +341,7 @@ SPECIMENS: Final[Mapping[str, Specimen]] = {
             "resent",
             "one message that sends another",
             (stage("order", order, 1), stage("payment", pay, 1)),
-            (("order", {"n": 1}),),
+            _sent("order", 1),
         ),
     ),
 }
