@@ -110,15 +110,16 @@ class Entry(NamedTuple):
 
     def checkpointed(self, attempt: str, tokens: tuple[str, ...]) -> Entry:
         """The same, with tokens: from the write of this on, they are what is sent."""
-        named = zip(self.outgoing, tokens, strict=True)
-        return Entry(tuple(Outgoing(out.to, out.body, token) for out, token in named), attempt, self.origin)
+        pairs = zip(self.outgoing, tokens, strict=True)
+        return Entry(tuple(Outgoing(out.to, out.body, token) for out, token in pairs), attempt, self.origin)
 
     def messages(self, cause: str) -> tuple[Message, ...]:
         """What is to be dispatched: nothing before the checkpoint."""
         return tuple(Message(out.token, out.to, out.body, cause, self.origin) for out in self.outgoing if out.token)
 
-    def creation(self, parent: str, *, guarded: bool) -> Create:
-        return Create(parent, self.attempt, tuple((out.token, out.to) for out in self.outgoing), guarded)
+    def creation(self, parent: str) -> Create:
+        tokens = tuple((out.token, out.to) for out in self.outgoing)
+        return Create(parent, self.attempt, tokens, guarded=MARK not in parent)
 
 
 class Entity(NamedTuple):
@@ -185,8 +186,7 @@ def pack(value: Any) -> str:
 
 
 def pack_entry(entry: Entry) -> str:
-    outgoing = [[out.to, out.body, out.token] for out in entry.outgoing]
-    return pack({"outgoing": outgoing, "attempt": entry.attempt, "origin": entry.origin})
+    return pack(entry._asdict())
 
 
 def unpack_entry(text: str) -> Entry:
@@ -213,9 +213,7 @@ def stored_entry(key: Key, name: str, text: str) -> Entry:
 
 def pack_message(message: Message, realm: str = "") -> bytes:
     """A message as bytes, for transports; ``realm`` is where its token is, if the message does not say so."""
-    fields = {"token": message.token, "to": message.to, "body": message.body}
-    fields |= {"realm": realm or message.realm, "cause": message.cause, "origin": message.origin}
-    return pack(fields).encode()
+    return pack(message._asdict() | {"realm": realm or message.realm}).encode()
 
 
 def unpack_message(payload: bytes) -> Message:
@@ -239,7 +237,7 @@ def unpack_message(payload: bytes) -> Message:
     return Message(**data)
 
 
-_FIELDS = frozenset({"token", "to", "body", "cause", "origin", "realm"})
+_FIELDS = frozenset(Message._fields)
 
 
 class Load(NamedTuple):
@@ -323,11 +321,8 @@ class Settle(NamedTuple):
 
     @property
     def entry(self) -> Entry | None:
-        """The one outbox entry to write; None if nothing is sent. Its tokens have no parent: no other attempt can win.
-
-        The other entries stay as the store has them: `Finish` removes entries without a new version, so those that this
-        entity knows may be gone meanwhile, and must not come back.
-        """
+        """The one outbox entry to write; None if nothing is sent. The others stay as the store has them: `Finish`
+        removes entries without a new version, so those that this entity knows may be gone, and must not come back."""
         return self.entity.outbox.get(self.name)
 
 
@@ -393,8 +388,8 @@ def parented(key: Key, message: Message) -> Attempt:
     if token in entity.outbox:
         return (yield from _delivered(entity, token, Outcome.RESUMED))
     done: Handled = yield Handle(entity.state)
-    entry = yield from named(Entry(done.outgoing, origin=message.origin))
-    if not (yield entry.creation(token, guarded=True)):
+    entry = yield from _with_ids(Entry(done.outgoing, origin=message.origin))
+    if not (yield entry.creation(token)):
         return (yield from _tidied(key, token))
     entity = entity.changed(done.state).keeping(token, entry)
     if not (yield Persist(entity)):
@@ -408,11 +403,11 @@ def transactional(key: Key, message: Message) -> Attempt:
     opened: OpenedAttempt = yield Open(key, token)
     entity = opened.entity
     if not opened.has_token:  # so it was applied; if its entry is left, its messages may never have been sent
-        if (left := entity.outbox.get(token)) is not None:
-            yield Dispatch(left.messages(token))
+        if (rest := entity.outbox.get(token)) is not None:
+            yield Dispatch(rest.messages(token))
             yield Finish(key, token)
         yield Acknowledge()
-        return Outcome.DUPLICATE if left is None else Outcome.RESUMED
+        return Outcome.DUPLICATE if rest is None else Outcome.RESUMED
     if token in entity.outbox:  # begun by another plan, which removes the token last
         return (yield from _delivered(entity, token, Outcome.RESUMED, at_once=True))
     done: Handled = yield Handle(entity.state)
@@ -430,14 +425,9 @@ def resumed(key: Key, name: str, *, at_once: bool = False) -> Attempt:
     one that was cleared since the load.
     """
     entity: Entity = yield Load(key)
-    return (yield from _resumed(entity, name, at_once))
-
-
-def _resumed(entity: Entity, name: str, at_once: bool) -> Attempt:
     if name not in entity.outbox:
         return Outcome.DUPLICATE
-    ended = yield from sent(entity, name, guarded=MARK not in name, at_once=at_once)
-    return ended or Outcome.RESUMED
+    return (yield from _sent(entity, name, Outcome.RESUMED, at_once))
 
 
 Plan = Callable[[Key, Message], Attempt]
@@ -453,19 +443,19 @@ RECOVERIES: Final[Mapping[str, Recovery]] = MappingProxyType(
 
 def _delivered(entity: Entity, token: str, outcome: Outcome, *, at_once: bool = False) -> Attempt:
     """Finish the entry of a message, and acknowledge it."""
-    ended = yield from sent(entity, token, guarded=True, at_once=at_once)
-    if ended is None:
+    end = yield from _sent(entity, token, outcome, at_once)
+    if end is outcome:
         yield Acknowledge()
-    return ended or outcome
+    return end
 
 
-def sent(entity: Entity, name: str, *, guarded: bool, at_once: bool = False) -> Generator[Step, Any, Outcome | None]:
-    """From the entry to the end: tokens, messages, removal, and an empty outbox; an outcome if it could not be.
+def _sent(entity: Entity, name: str, outcome: Outcome, at_once: bool = False) -> Attempt:
+    """From the entry to the end: tokens, messages, removal, and an empty outbox; another outcome if it could not be.
     ``at_once``: in one database, where an entry is cleared alone."""
     entry = entity.outbox[name]
     if entry.outgoing and not entry.attempt:
-        entry = yield from named(entry)
-        if not (yield entry.creation(name, guarded=guarded)):
+        entry = yield from _with_ids(entry)
+        if not (yield entry.creation(name)):
             return (yield from _tidied(entity.key, name))
         entity = entity.keeping(name, entry)
         if not (yield Persist(entity)):
@@ -478,12 +468,12 @@ def sent(entity: Entity, name: str, *, guarded: bool, at_once: bool = False) -> 
         yield Finish(entity.key, name)
     elif not (yield Persist(entity.without(name))):
         return Outcome.CONFLICT
-    return None
+    return outcome
 
 
 def _settled(entity: Entity, name: str, entry: Entry, token: str | None) -> Attempt:
     """In one database: all at once, then the messages; CONFLICT if somebody else was at it."""
-    entry = yield from named(entry)
+    entry = yield from _with_ids(entry)
     settled: Settled = yield Settle(entity.keeping(name, entry) if entry.outgoing else entity, name, token)
     if settled is not Settled.DONE:
         return Outcome.CONFLICT
@@ -493,7 +483,7 @@ def _settled(entity: Entity, name: str, entry: Entry, token: str | None) -> Atte
     return Outcome.APPLIED
 
 
-def named(entry: Entry) -> Generator[Step, Any, Entry]:
+def _with_ids(entry: Entry) -> Generator[Step, Any, Entry]:
     """The entry with the fresh ids of this attempt."""
     if not entry.outgoing:
         return entry
@@ -562,7 +552,9 @@ def sourced(source: Taken, *, at_once: bool = False) -> Attempt:
     entity: Entity = yield Load(source.key)
     highest = mark_of(entity.state)
     if source.mark <= highest or (source.known and entity.state is None):
-        return (yield from _resumed(entity, source.name, at_once))
+        if source.name not in entity.outbox:
+            return Outcome.DUPLICATE
+        return (yield from _sent(entity, source.name, Outcome.RESUMED, at_once))
     if source.after not in (None, highest):
         return Outcome.CONFLICT
     entity = entity.changed({**(entity.state or {}), **source.also, "mark": source.mark})
@@ -572,8 +564,7 @@ def sourced(source: Taken, *, at_once: bool = False) -> Attempt:
     entity = entity.keeping(source.name, entry)
     if not (yield Persist(entity)):
         return Outcome.CONFLICT
-    ended = yield from sent(entity.stored, source.name, guarded=False)
-    return ended or Outcome.APPLIED
+    return (yield from _sent(entity.stored, source.name, Outcome.APPLIED))
 
 
 sourced_at_once = partial(sourced, at_once=True)
