@@ -18,7 +18,6 @@ from onefold.outbox.plans import (
     Finish,
     Key,
     Open,
-    OpenedAttempt,
     Outgoing,
     Remove,
     Settle,
@@ -173,7 +172,7 @@ def test_any_printable_name_is_kept_as_it_is(ledger, name):
     made(ledger, name)
     sends = Entry((Outgoing(name, name, f"{name[:190]} child"),), name, name)
     assert ledger.settle([Settle(Entity(key, 0, name).keeping(name, sends), name, name)]) == [Settled.DONE]
-    assert ledger.open([Open(key, name)]) == [OpenedAttempt(Entity(key, 1, name, {name: sends}), False)]
+    assert ledger.open([Open(key, name)]) == [(Entity(key, 1, name, {name: sends}), False)]
     assert ledger.holds([name, f"{name[:190]} child"]) == [False, True]
 
 
@@ -200,9 +199,7 @@ def test_a_batch_of_many_is_one_call(ledger):
     assert ledger.persist([Entity(key, 0, key.name) for key in keys]) == [True] * 1_000
     assert ledger.load(keys) == [Entity(key, 1, key.name) for key in keys]
     made(ledger, *(key.name for key in keys))
-    assert ledger.open([Open(key, key.name) for key in keys]) == [
-        OpenedAttempt(Entity(key, 1, key.name), True) for key in keys
-    ]
+    assert ledger.open([Open(key, key.name) for key in keys]) == [(Entity(key, 1, key.name), True) for key in keys]
     settles = [Settle(Entity(key, 1).keeping(key.name, entry(f"c{key.name}")), key.name, key.name) for key in keys]
     assert ledger.settle(settles) == [Settled.DONE] * 1_000
     assert ledger.live().tokens == 1_000
@@ -523,10 +520,10 @@ def test_open_sees_an_entity_and_its_token(ledger):
     steps = [Open(KEY, "t1"), Open(OTHER, "t2"), Open(OTHER, "t1"), Open(KEY, "t2")]
     new = Entity(OTHER)
     assert ledger.open(steps) == [
-        OpenedAttempt(entity.stored, True),
-        OpenedAttempt(new, False),
-        OpenedAttempt(new, True),
-        OpenedAttempt(entity.stored, False),
+        (entity.stored, True),
+        (new, False),
+        (new, True),
+        (entity.stored, False),
     ]
 
 
@@ -536,7 +533,7 @@ def test_a_settle_spends_the_token_writes_the_entity_and_makes_free_tokens(ledge
     clock.pass_ms(MINUTE_MS)
     entity = Entity(KEY, 0, {"paid": 20}).keeping("t1", entry("c1", "c2", attempt="a7"))
     assert ledger.settle([Settle(entity, "t1", "t1")]) == [Settled.DONE]
-    assert ledger.open([Open(KEY, "t1")]) == [OpenedAttempt(entity.stored, False)]
+    assert ledger.open([Open(KEY, "t1")]) == [(entity.stored, False)]
     assert ledger.listed() == [Token(name, "shipping", "", "a7", clock.now_ms) for name in ("c1", "c2")]
 
 
@@ -673,11 +670,9 @@ def test_of_many_threads_that_settle_one_message_one_does(ledgers):
     def work(which: int) -> None:
         for n in range(rounds):
             together.wait()
-            opened = stores[which].open([Open(KEY, f"t{n}")])[0]
-            if opened.has_token:
-                entity = opened.entity._replace(state=(opened.entity.state or 0) + 1).keeping(
-                    f"t{n}", entry(f"c{n} {which}")
-                )
+            entity, has_token = stores[which].open([Open(KEY, f"t{n}")])[0]
+            if has_token:
+                entity = entity._replace(state=(entity.state or 0) + 1).keeping(f"t{n}", entry(f"c{n} {which}"))
                 answers[stores[which].settle([Settle(entity, f"t{n}", f"t{n}")])[0]] += 1
 
     in_threads(work, len(stores))
@@ -710,7 +705,7 @@ def test_batches_that_cross_each_other_do_not_lock_each_other_out(ledgers):
         for n in range(rounds):
             names = [f"{which} {n} {key.name}" for key in order]
             opened = stores[which].open([Open(key, name) for key, name in zip(order, names, strict=True)])
-            steps = [Settle(each.entity, name, name) for each, name in zip(opened, names, strict=True)]
+            steps = [Settle(entity, name, name) for (entity, _), name in zip(opened, names, strict=True)]
             done.update(answer is Settled.DONE for answer in stores[which].settle(steps))
             stores[which].remove([Remove(name, "") for name in (names if n % 2 else names[::-1])])
 

@@ -176,8 +176,8 @@ class LedgerMachine(TokensMachine):
         expected = [self.entities.get(key, Entity(key)) for key in KEYS]
         assert self.store.load(KEYS) == expected
         opened = self.store.open([Open(key, name) for key, name in zip(KEYS, NAMES, strict=False)])
-        assert [each.entity for each in opened] == expected
-        assert [each.has_token for each in opened] == [name in self.tokens for name in NAMES[: len(KEYS)]]
+        assert [entity for entity, _ in opened] == expected
+        assert [has_token for _, has_token in opened] == [name in self.tokens for name in NAMES[: len(KEYS)]]
 
     def some_entity(self, data: st.DataObject) -> Entity:
         """As a worker has it in hand: what is stored now, most of the time, with another state."""

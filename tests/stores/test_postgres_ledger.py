@@ -177,7 +177,7 @@ def any_call(ledger: PostgresLedger, chance: random.Random) -> Any:
     keys = [Key("shop", str(n)) for n in chance.sample(range(8), 5)]
     names = [f"t{n}" for n in chance.sample(range(12), 5)]
     opened = ledger.open([Open(key, name) for key, name in zip(keys, names, strict=True)])
-    changed = [each.entity.changed(chance.choice([1, None])) for each in opened]
+    changed = [entity.changed(chance.choice([1, None])) for entity, _ in opened]
     new = [entity.keeping(name, sends(uuid4().hex)) for entity, name in zip(changed, names, strict=True)]
     calls: list[Callable[[], Any]] = [
         lambda: ledger.create([Create("", "", ((name, "x"),), guarded=False) for name in names]),
@@ -297,9 +297,9 @@ def test_a_server_that_crashes_under_load_loses_no_answer_and_is_found_again(ser
         while n < many:  # each message is tried until there is an answer
             name = f"{which} {n}"
             try:
-                (opened,) = ledger.open([Open(Key("load", str(which)), name)])
-                if opened.has_token:
-                    entity = opened.entity._replace(state=(opened.entity.state or 0) + 1)
+                ((entity, has_token),) = ledger.open([Open(Key("load", str(which)), name)])
+                if has_token:
+                    entity = entity._replace(state=(entity.state or 0) + 1)
                     assert ledger.settle([Settle(entity, name, name)]) == [Settled.DONE]
             except StoreFailed:
                 failures[which] += 1

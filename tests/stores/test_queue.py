@@ -16,9 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from onefold.errors import BadInput, Misuse
 from onefold.outbox.ports import REASON_MAX, STEP_MS, Buried, Delivery, Parcel, Queue, Strayed, open_queue
-from onefold.outbox.stores.memory import MemoryQueue
 from onefold.outbox.stores.nats import NatsQueue
-from onefold.outbox.stores.sqlite import SqliteQueue
+from onefold.outbox.stores.sqlite import MemoryQueue, SqliteQueue
 from tests.lib.examples import examples
 
 LONG_MS = 60_000

@@ -252,13 +252,8 @@ class Holds(NamedTuple):
     token: str
 
 
-class OpenedAttempt(NamedTuple):
-    entity: Entity
-    has_token: bool
-
-
 class Open(NamedTuple):
-    """`Load` and `Holds` in one atomic read, of a store that has both. Answered with `OpenedAttempt`."""
+    """`Load` and `Holds` in one atomic read, of a store that has both. Answered with the `Entity` and a bool."""
 
     key: Key
     token: str
@@ -400,9 +395,8 @@ def parented(key: Key, message: Message) -> Attempt:
 def transactional(key: Key, message: Message) -> Attempt:
     """For one database: token, state, outbox and the new tokens change in one transaction."""
     token = message.token
-    opened: OpenedAttempt = yield Open(key, token)
-    entity = opened.entity
-    if not opened.has_token:  # so it was applied; if its entry is left, its messages may never have been sent
+    entity, has_token = yield Open(key, token)
+    if not has_token:  # so it was applied; if its entry is left, its messages may never have been sent
         if (rest := entity.outbox.get(token)) is not None:
             yield Dispatch(rest.messages(token))
             yield Finish(key, token)

@@ -123,7 +123,7 @@ class TokenStore(Protocol):
 class Ledger(EntityStore, TokenStore, Protocol):
     """Entities and tokens in one database, which can change both in one transaction."""
 
-    def open(self, steps: Sequence[plans.Open]) -> list[plans.OpenedAttempt]:
+    def open(self, steps: Sequence[plans.Open]) -> list[tuple[plans.Entity, bool]]:
         """Entities, each with whether its token exists at the same moment."""
 
     def settle(self, steps: Sequence[plans.Settle]) -> list[plans.Settled]:
@@ -261,14 +261,12 @@ _LEDGERS: Final = "memory://, sqlite:///file.db, sqlite:////folder/file.db, post
 
 
 def _open_ledger(url: str, what: str, kinds: str) -> Ledger:
+    from onefold.outbox.stores.sqlite import MemoryLedger, SqliteLedger
+
     match scheme_of(url):
         case "memory", _:
-            from onefold.outbox.stores.memory import MemoryLedger
-
             return MemoryLedger()
         case "sqlite", path:
-            from onefold.outbox.stores.sqlite import SqliteLedger
-
             return SqliteLedger(path)
         case (("postgresql" | "postgres"), _):
             from onefold.outbox.stores.postgres import PostgresLedger
@@ -287,14 +285,12 @@ def open_queue(url: str) -> Queue:
     Traceback (most recent call last):
     onefold.errors.Misuse: no queue at amqp://...; there are some at memory://, sqlite:///file.db, ...
     """
+    from onefold.outbox.stores.sqlite import MemoryQueue, SqliteQueue
+
     match scheme_of(url):
         case "memory", _:
-            from onefold.outbox.stores.memory import MemoryQueue
-
             return MemoryQueue()
         case "sqlite", path:
-            from onefold.outbox.stores.sqlite import SqliteQueue
-
             return SqliteQueue(path)
         case (("nats" | "tls"), _):
             from onefold.outbox.stores.nats import open_nats

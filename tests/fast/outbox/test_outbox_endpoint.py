@@ -8,7 +8,7 @@ from onefold import Endpoint, Message, Out, Outcome
 from onefold.errors import BadInput, Misuse, StoreFailed
 from onefold.outbox.plans import Create
 from onefold.outbox.runner import World
-from onefold.outbox.stores.memory import MemoryLedger, MemoryQueue
+from onefold.outbox.stores.sqlite import MemoryLedger, MemoryQueue
 
 PLANS = ["transactional", "checkpointed", "parented"]
 

@@ -23,7 +23,7 @@ from onefold.outbox import (
     transactional,
     unpack_entry,
 )
-from onefold.outbox.plans import Create, OpenedAttempt, Persist, pack_message, unpack_message
+from onefold.outbox.plans import Create, Persist, pack_message, unpack_message
 
 KEY = Key("billing", "7")
 MESSAGE = Message("t1", "orders", {"order": 7})
@@ -84,13 +84,13 @@ def test_tokens_with_parents_save_two_of_them():
 
 
 def test_one_database_needs_three():
-    answers = [OpenedAttempt(NEW, True), HANDLED, ("a1", "t2"), Settled.DONE, None, None, None]
+    answers = [(NEW, True), HANDLED, ("a1", "t2"), Settled.DONE, None, None, None]
     steps = "open handle fresh settle dispatch finish acknowledge"
     assert told(transactional(KEY, MESSAGE), *answers) == (steps, Outcome.APPLIED)
 
 
 def test_a_message_that_sends_nothing_needs_no_tokens():
-    quiet = [OpenedAttempt(NEW, True), QUIET, Settled.DONE, None]
+    quiet = [(NEW, True), QUIET, Settled.DONE, None]
     assert told(transactional(KEY, MESSAGE), *quiet) == ("open handle settle acknowledge", Outcome.APPLIED)
     steps = "load holds handle persist remove persist acknowledge"
     assert told(checkpointed(KEY, MESSAGE), NEW, True, QUIET, True, None, True, None) == (steps, Outcome.APPLIED)
@@ -104,7 +104,7 @@ def test_a_write_that_comes_too_late_is_a_conflict_wherever_it_is():
     assert told(parented(KEY, MESSAGE), NEW, HANDLED, ("a1", "t2"), True, False)[1] is Outcome.CONFLICT
     for settled in (Settled.STALE, Settled.NO_TOKEN):
         attempt = transactional(KEY, MESSAGE)
-        assert told(attempt, OpenedAttempt(NEW, True), HANDLED, ("a1", "t2"), settled)[1] is Outcome.CONFLICT
+        assert told(attempt, (NEW, True), HANDLED, ("a1", "t2"), settled)[1] is Outcome.CONFLICT
 
 
 def test_without_a_token_nothing_is_handled_and_what_is_left_is_tidied():
@@ -117,7 +117,7 @@ def test_without_a_token_nothing_is_handled_and_what_is_left_is_tidied():
         "load holds load dispatch persist acknowledge",
         Outcome.TIDIED,
     )
-    assert told(transactional(KEY, MESSAGE), OpenedAttempt(NEW, False), None) == ("open acknowledge", Outcome.DUPLICATE)
+    assert told(transactional(KEY, MESSAGE), (NEW, False), None) == ("open acknowledge", Outcome.DUPLICATE)
 
 
 def test_what_was_cut_off_goes_on_where_it_was():
@@ -128,14 +128,14 @@ def test_what_was_cut_off_goes_on_where_it_was():
     sending = "load holds dispatch remove persist acknowledge"
     assert told(checkpointed(KEY, MESSAGE), after, True, None, None, True, None) == (sending, Outcome.RESUMED)
     assert told(resumed(KEY, "t1"), after, None, None, True) == ("load dispatch remove persist", Outcome.RESUMED)
-    assert told(transactional(KEY, MESSAGE), OpenedAttempt(after, False), None, None, None) == (
+    assert told(transactional(KEY, MESSAGE), (after, False), None, None, None) == (
         "open dispatch finish acknowledge",
         Outcome.RESUMED,
     )
 
 
 def test_a_plan_finishes_what_another_plan_began():
-    half_done = OpenedAttempt(NEW.stored.keeping("t1", KEPT), True)
+    half_done = (NEW.stored.keeping("t1", KEPT), True)
     steps = "open fresh create persist dispatch remove finish acknowledge"
     answers = [half_done, ("a2", "t3"), True, True, None, None, None, None]
     assert told(transactional(KEY, MESSAGE), *answers) == (steps, Outcome.RESUMED)

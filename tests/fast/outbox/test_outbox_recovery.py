@@ -8,8 +8,7 @@ from onefold.errors import Misuse, StoreFailed
 from onefold.outbox import PLANS, Taken, sourced, sourced_at_once
 from onefold.outbox.plans import Acknowledge, Create, Entity, Outgoing, Persist, unpack_message
 from onefold.outbox.runner import Job, World, calling
-from onefold.outbox.stores.memory import MemoryQueue
-from onefold.outbox.stores.sqlite import SqliteLedger
+from onefold.outbox.stores.sqlite import MemoryQueue, SqliteLedger
 
 START_MS = 1_000_000
 MONTH_MS = 30 * 86_400_000

@@ -17,8 +17,7 @@ from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
 from onefold.lorawan.stores.sqlite import SqliteCounters
 from onefold.outbox.plans import Create, Entity, Entry, Finish, Key, Open, Outgoing, Remove, Settle, Settled
 from onefold.outbox.ports import Live, open_ledger, open_tokens
-from onefold.outbox.stores.memory import MemoryLedger
-from onefold.outbox.stores.sqlite import SqliteLedger
+from onefold.outbox.stores.sqlite import MemoryLedger, SqliteLedger
 from tests.lib.commands import lines_after_kill
 
 KEY = Key("shop", "7")
@@ -238,7 +237,7 @@ def test_what_reads_or_has_nothing_to_write_waits_for_no_writer(tmp_path):
         with closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None)) as other:
             other.execute("begin immediate")
             other.execute("delete from outbox_tokens")
-            assert ledger.open([Open(KEY, "t1")])[0].has_token
+            assert ledger.open([Open(KEY, "t1")])[0][1]
             assert ledger.load([KEY]) == [Entity(KEY)]
             assert ledger.holds(["t1"]) == [True]
             assert ledger.create([Create("t1", "", ()), Create("t2", "", ())]) == [True, False]

@@ -287,8 +287,8 @@ def _describe(step: Any, answer: Any) -> str:
         case plans.Holds():
             return f"looks for the token {step.token}: it is {'there' if answer else 'gone'}"
         case plans.Open():
-            which = "its" if answer.has_token else "no"
-            return f"loads {step.key} (version {answer.entity.version}) and finds {which} token"
+            entity, has_token = answer
+            return f"loads {step.key} (version {entity.version}) and finds {'its' if has_token else 'no'} token"
         case plans.Fresh():
             return "makes new ids"
         case plans.Create():

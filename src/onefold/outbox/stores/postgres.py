@@ -298,7 +298,7 @@ class PostgresLedger:
         return self._realm
 
     def load(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
-        return [opened.entity for opened in self.open([plans.Open(key, "") for key in keys])]
+        return [entity for entity, _ in self.open([plans.Open(key, "") for key in keys])]
 
     def persist(self, entities: Sequence[plans.Entity]) -> list[bool]:
         def work(db: Connection) -> list[bool]:
@@ -384,11 +384,11 @@ class PostgresLedger:
         """None: what can lose something is not opened."""
         return []
 
-    def open(self, steps: Sequence[plans.Open]) -> list[plans.OpenedAttempt]:
+    def open(self, steps: Sequence[plans.Open]) -> list[tuple[plans.Entity, bool]]:
         arguments = {**_keys([step.key for step in steps]), "tokens": [step.token for step in steps]}
         rows = self._connections.run(lambda db: db.execute(_OPEN, arguments).fetchall())
         return [
-            plans.OpenedAttempt(plans.Entity.unpacked(step.key, version, state, entries or {}), bool(has_token))
+            (plans.Entity.unpacked(step.key, version, state, entries or {}), bool(has_token))
             for step, (version, state, entries, has_token) in zip(steps, rows, strict=True)
         ]
 

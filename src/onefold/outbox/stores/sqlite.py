@@ -1,4 +1,5 @@
-"""A ledger and a queue in SQLite files, for all processes of one machine; both may be in one file.
+"""A ledger and a queue in SQLite files, for all processes of one machine; both may be in one file. Those in memory are
+the same over a database that has no file: right among the threads of one process, gone with it.
 
 Each call is one transaction: one sync for all that it was given, however many there are. A transaction that writes
 holds the write lock from its beginning, so what it looks at stays as it is until it ends. What only reads waits for
@@ -244,7 +245,7 @@ class SqliteLedger:
         return str(self._realm)
 
     def load(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
-        return [opened.entity for opened in self.open([plans.Open(key, "") for key in keys])]
+        return [entity for entity, _ in self.open([plans.Open(key, "") for key in keys])]
 
     def persist(self, entities: Sequence[plans.Entity]) -> list[bool]:
         written = []
@@ -320,15 +321,14 @@ class SqliteLedger:
         """None: what can lose something is not opened."""
         return []
 
-    def open(self, steps: Sequence[plans.Open]) -> list[plans.OpenedAttempt]:
+    def open(self, steps: Sequence[plans.Open]) -> list[tuple[plans.Entity, bool]]:
         opened = []
         with self._database.reading(many=len(steps) > 1) as db:
             ask = db.cursor().execute
             for key, token in steps:
                 has_token, version, state, entries = ask(_OPEN, (token, *key)).fetchone()
                 outbox = {} if entries == "{}" else json.loads(entries)
-                entity = plans.Entity.unpacked(key, version or 0, state, outbox)
-                opened.append(plans.OpenedAttempt(entity, has_token == 1))
+                opened.append((plans.Entity.unpacked(key, version or 0, state, outbox), has_token == 1))
         return opened
 
     def settle(self, steps: Sequence[plans.Settle]) -> list[plans.Settled]:
@@ -612,3 +612,44 @@ class SqliteQueue:
     def _tell(self) -> None:
         self._changes += 1
         self._database.turn.notify_all()
+
+
+class InMemory(Borrowed):
+    """A connection to a database of its own, which is gone when it is closed."""
+
+    path = "memory://"
+
+    def __init__(self, schema: Sequence[str], kind: str) -> None:
+        super().__init__(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False), schema, kind)
+
+    close = SharedFile.close
+
+
+class MemoryLedger(SqliteLedger):
+    """A `Ledger` in memory.
+
+    >>> ledger = MemoryLedger()
+    >>> ledger.create([plans.Create("", "a1", (("t1", "orders"),), guarded=False)])
+    [True]
+    >>> ledger.settle([plans.Settle(plans.Entity(plans.Key("shop", "7"), state={"paid": 20}), "t1", "t1")] * 2)
+    [<Settled.DONE: 'done'>, <Settled.NO_TOKEN: 'no_token'>]
+    """
+
+    def __init__(self, clock_ms: Callable[[], int] = wall_ms, realm: str | None = None) -> None:
+        """Begin with nothing; ``realm``: the name that messages know this store by, a new one if it is not given."""
+        self._begin(InMemory(LEDGER_SCHEMA, "ledger"), clock_ms, realm)
+
+
+class MemoryQueue(SqliteQueue):
+    """A `Queue` in memory.
+
+    >>> queue = MemoryQueue(lambda: 0)
+    >>> queue.send([ports.Parcel("orders", b"{}")])
+    >>> queue.lease(["orders"], limit=10, lease_ms=30_000)
+    [Delivery(queue='orders', payload=b'{}', receipt='1-1', times=1)]
+    >>> queue.lease(["orders"], limit=10, lease_ms=30_000)
+    []
+    """
+
+    def __init__(self, clock_ms: Callable[[], int] = wall_ms) -> None:
+        self._begin(InMemory(QUEUE_SCHEMA, "queue"), clock_ms, POLL_S)
