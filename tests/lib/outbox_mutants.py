@@ -240,7 +240,8 @@ def token_never_asked(steps: Steps, key: Key, message: Message) -> Steps:
         except StopIteration as stop:
             return stop.value
         if isinstance(step, Open):
-            answer = (yield step)._replace(has_token=True)
+            entity, _ = yield step
+            answer = entity, True
         else:
             answer = yield ForcedSettle(step, version=True, token=False) if isinstance(step, Settle) else step
 

@@ -10,6 +10,7 @@ A history is told in numbered lines, one per move, and what is wrong with it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
@@ -67,10 +68,8 @@ def explored(
     except HandlerRaised as error:
         line = f"Wrong, without any fault: {error}."
         raise Convicted(algorithm.name, Offence(Wrong.HANDLER, str(error)), line, 0) from error
-    try:
+    with closing(system.snapshots):
         return _Search(system, states_max).run(endless)
-    finally:
-        system.snapshots.close()
 
 
 def together(plan: str, parts: Iterable[Exploration]) -> Exploration:
@@ -128,7 +127,7 @@ class _Search:
 
     def _look(self, state: State, following: list[State]) -> None:
         """Everything that can happen in this state; `Convicted` if something is wrong."""
-        parents, offences, stuck = self.parents, self.system.worlds.offences, True
+        parents, offence_of, stuck = self.parents, self.system.worlds.offence, True
         try:
             for after, move in self.system.moves(state):
                 self.transitions += 1
@@ -137,7 +136,7 @@ class _Search:
                 if after not in parents:
                     parents[after] = state
                     following.append(after)
-                    offence = offences[after[WORLD]]
+                    offence = offence_of(after[WORLD])
                     if offence is not None:
                         self._convict(offence, self._way(after))
         except HandlerRaised as error:

@@ -39,8 +39,8 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_chec
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
-from onefold.outbox.explore.topology import Algorithm, Chore, Content, Offence, Stage, Topology, Wrong
-from onefold.outbox.plans import MARK, Attempt, Handled, Handler, Handling, Key, Message, Outcome, Outgoing, pack
+from onefold.outbox.explore.topology import Algorithm, Chore, Content, Offence, Topology, Wrong
+from onefold.outbox.plans import MARK, Attempt, Handled, Handler, Key, Message, Outcome, Outgoing, pack
 from onefold.outbox.ports import Parcel, Queue
 from onefold.outbox.runner import HandlerFailed, Loop, World, calling
 from onefold.outbox.stores.sqlite import SqliteLedger
@@ -156,7 +156,7 @@ class Handlers:
         """By handler, queue, name and body of the message, and state. Not by its token: which attempt made that is
         chance, and an answer that hangs on it would differ from the one without faults."""
 
-    def answer(self, call: Handler, state: Any, message: Message) -> Handled:
+    def answer(self, call: Handler, message: Message, state: Any) -> Handled:
         packed = pack(state)
         key = (call, message.to, message.token.partition("@")[0], pack(message.body), packed)
         if key not in self._answers:
@@ -219,8 +219,7 @@ _ATTEMPT: Final = re.compile(r"(\b(?:m|mark)\d+(?:\.\d+)*)@\d+")
 
 def endings(topology: Topology, handlers: Handlers) -> frozenset[Ending]:
     """All ways in which it can end. What a handler raises goes through."""
-    served = {handling.queue: (stage, handling) for stage in topology.stages for handling in stage.handlings}
-    source = topology.source
+    served, source = topology.served, topology.source
     marks = source.marks if source is not None else ()
     messages = enumerate(topology.messages, 1)
     waiting = frozenset((f"m{number}", queue, pack(body)) for number, (queue, body) in messages)
@@ -233,11 +232,11 @@ def endings(topology: Topology, handlers: Handlers) -> frozenset[Ending]:
             if queue not in served:
                 worlds.number(_Serial(rest, taken, Ending(all_states, applied, sent | {parcel})))
                 continue
-            stage, handling = served[queue]
+            _, stage, handling = served[queue]
             message = Message(name, queue, json.loads(body))
             key = Key(stage.endpoint, plans.key_of(message, handling.key))
             states = dict(all_states)
-            answer = handlers.answer(handling.call, json.loads(states.pop(key, "null")), message)
+            answer = handlers.answer(handling.call, message, json.loads(states.pop(key, "null")))
             ending = Ending(_with(states, key, answer.state), applied | {name}, sent)
             worlds.number(_Serial(rest | _named(name, answer.outgoing), taken, ending))
         if source is not None and taken < len(marks):
@@ -263,8 +262,8 @@ def _named(name: str, outgoing: tuple[Outgoing, ...]) -> frozenset[tuple[str, st
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExplorerJob:
-    name: str
     label: str
+    """The token of its message; a mark."""
     begin: Callable[[], Attempt]
     answer: Callable[[Any], Handled] | None = None
     acknowledges: bool = True
@@ -272,9 +271,12 @@ class ExplorerJob:
     then: int = -1
     """The parcel that comes when this one is acknowledged: the next mark."""
 
+    @property
+    def name(self) -> str:
+        return name_of(self.label)
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+
+class Payload(NamedTuple):
     group: int
     """Whose workers take it; -1: nobody here."""
     jobs: tuple[ExplorerJob, ...]
@@ -306,14 +308,8 @@ class Payloads(list[Payload]):
 
     def __init__(self, topology: Topology, algorithm: Algorithm, handlers: Handlers) -> None:
         super().__init__()
-        self._algorithm = algorithm
-        self._handlers = handlers
-        self._numbers: dict[bytes, int] = {}
-        self._served: Mapping[str, tuple[int, Stage, Handling]] = {
-            handling.queue: (group, stage, handling)
-            for group, stage in enumerate(topology.stages)
-            for handling in stage.handlings
-        }
+        self._algorithm, self._handlers, self._served = algorithm, handlers, topology.served
+        self.number = cache(self._add)
 
     def first(self, topology: Topology, realm: str) -> list[int]:
         numbers = [
@@ -327,32 +323,22 @@ class Payloads(list[Payload]):
         for mark in range(len(source.marks), 0, -1):  # each one leads to the next
             outgoing = plans.outgoings(source.marks[mark - 1], source.name)
             begin = partial(self._algorithm.sourced, plans.Taken(Key(source.endpoint, source.name), mark, outgoing))
-            job = ExplorerJob(f"mark{mark}", f"mark{mark}", begin, None, False, following)
+            job = ExplorerJob(f"mark{mark}", begin, acknowledges=False, then=following)
             self.append(Payload(len(topology.stages), (job,), None))
             following = len(self) - 1
         return [*numbers, following]
 
-    def number(self, payload: bytes) -> int:
-        if payload not in self._numbers:
-            self._numbers[payload] = len(self)
-            message = plans.unpack_message(payload)
-            if message.to in self._served:
-                group, stage, handling = self._served[message.to]
-                begins = (self._algorithm.plan, *self._algorithm.others)
-                key = Key(stage.endpoint, plans.key_of(message, handling.key))
-            else:  # what nobody handles is never begun
-                group, begins = -1, ()
-            jobs = [
-                ExplorerJob(
-                    name_of(message.token),
-                    message.token,
-                    partial(plan, key, message),
-                    lambda state: self._handlers.answer(handling.call, state, message),
-                )
-                for plan in begins
-            ]
-            self.append(Payload(group, tuple(jobs), message))
-        return self._numbers[payload]
+    def _add(self, payload: bytes) -> int:
+        message = plans.unpack_message(payload)
+        group, jobs = -1, []  # what nobody handles is never begun
+        if message.to in self._served:
+            group, stage, handling = self._served[message.to]
+            key = Key(stage.endpoint, plans.key_of(message, handling.key))
+            answer = partial(self._handlers.answer, handling.call, message)
+            for plan in (self._algorithm.plan, *self._algorithm.others):
+                jobs.append(ExplorerJob(message.token, partial(plan, key, message), answer))
+        self.append(Payload(group, tuple(jobs), message))
+        return len(self) - 1
 
 
 class Position(NamedTuple):
@@ -431,22 +417,26 @@ class StepResult(NamedTuple):
     """The handler was called at once after it."""
 
 
-class Worlds:
+class ExploredWorld(NamedTuple):
+    content: int
+    books: WorldBooks
+    offence: Offence | None = None
+    """Of the step that led to it."""
+
+
+class Worlds(Numbered[ExploredWorld]):
+    """All worlds so far, by number."""
+
     def __init__(self, system: System, invariant: Invariant | None) -> None:
-        self.contents: list[int] = []
-        self.books: list[WorldBooks] = []
-        self.offences: list[Offence | None] = []
+        super().__init__()
         self._snapshots, self._payloads, self._positions = system.snapshots, system.payloads, system.positions
         self._endings, self._algorithm, self._invariant = system.endings, system.algorithm, invariant
-        self._numbers: dict[tuple[int, WorldBooks, str], int] = {}
         self._performed: dict[tuple[int, int], tuple[int, Any, tuple[int, ...]]] = {}
         self.stepped = cache(lambda world, position: self._step(world, position, self._positions[position].step))
         """What comes of the next step of a worker at a position."""
+        self.offence = cache(lambda world: self[world].offence or self._judge(world))
         self.at_rest = cache(self._at_rest)
         """What is wrong when nothing is on its way and nobody is at work."""
-
-    def first(self, payloads: list[int]) -> int:
-        return self._number(0, WorldBooks(frozenset(), frozenset(payloads), frozenset(), ()))
 
     def cut_off(self, world: int, position: int, many: tuple[int, ...]) -> StepResult:
         """A worker that dies while it sends: only these of its messages are taken."""
@@ -454,7 +444,8 @@ class Worlds:
         return self._step(world, position, plans.Dispatch(tuple(messages[number] for number in many)))
 
     def _step(self, world: int, position: int, step: Any) -> StepResult:
-        content, books, offence = self.contents[world], self.books[world], None
+        content, books, _ = self[world]
+        offence = None
         arrivals: tuple[int, ...] = ()
         written = False
         if isinstance(step, plans.Fresh):
@@ -488,7 +479,8 @@ class Worlds:
         if arrivals:
             books = books._replace(sent=books.sent | set(arrivals))
             arrivals = tuple(payload for payload in arrivals if self._payloads[payload].group >= 0)
-        return StepResult(self._number(after, books, offence), position, arrivals, acknowledged, called)
+        world = self.number(ExploredWorld(after, books, offence))
+        return StepResult(world, position, arrivals, acknowledged, called)
 
     def _perform(self, content: int, position: int, step: Any) -> tuple[int, Any, tuple[int, ...]]:
         key = (content, self._positions[position].step_number)
@@ -508,17 +500,8 @@ class Worlds:
         attempts[name] = attempts.get(name, 0) + 1
         return books._replace(attempts=tuple(sorted(attempts.items()))), fresh(name, attempts[name], step.many)
 
-    def _number(self, content: int, books: WorldBooks, offence: Offence | None = None) -> int:
-        key = (content, books, offence.text if offence else "")
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self.contents)
-            self.contents.append(content)
-            self.books.append(books)
-            self.offences.append(offence or self._judge(content, books))
-        return number
-
-    def _judge(self, content: int, books: WorldBooks) -> Offence | None:
+    def _judge(self, world: int) -> Offence | None:
+        content, books, _ = self[world]
         back = self._snapshots.contents[content].tokens & books.dead
         if back:
             return Offence(Wrong.TOKEN_BACK, f"the token {min(back)} was removed, and exists again.")
@@ -545,7 +528,7 @@ class Worlds:
         return None if holds else Offence(Wrong.INVARIANT, f"the invariant does not hold for {pack(values)}{why}.")
 
     def _at_rest(self, world: int) -> Offence | None:
-        content, books = self._snapshots.contents[self.contents[world]], self.books[world]
+        content, books = self._snapshots.contents[self[world].content], self[world].books
         outside = [m for n in books.sent if self._payloads[n].group < 0 and (m := self._payloads[n].message)]
         messages = frozenset((name_of(m.token), m.to, plain(pack(m.body))) for m in outside)
         states = frozenset((key, plain(text)) for key, text in content.states.items())
@@ -635,13 +618,13 @@ class WorkerGroups:
                 yield from self._at_work(world, group, number, worker)
         _, _, chore, cost = self.groups[which]
         if chore is not None and workers[0] == IDLE:
-            for offer in chore.offers(self._snapshots.contents[self._worlds.contents[world]]):
+            for offer in chore.offers(self._snapshots.contents[self._worlds[world].content]):
                 position = self._positions.begin(self._chore(chore, offer))
                 after = self.workers.number(Worker(position, NO_PARCEL, False))
                 yield Action("begin", IDLE, after, world, self._with(group, IDLE, after), cost)
 
     def _chore_of(self, chore: Chore, offer: tuple[str, ...]) -> ExplorerJob:
-        return ExplorerJob(name_of(offer[-1]), offer[-1], partial(chore.begin, *offer), acknowledges=False)
+        return ExplorerJob(offer[-1], partial(chore.begin, *offer), acknowledges=False)
 
     def taking(self, group: int, job: ExplorerJob, parcel: int) -> tuple[int, int]:
         """The group when an idle worker of it has leased this parcel, and that worker; (-1, 0) if all are busy."""
@@ -805,7 +788,8 @@ class System:
         payloads, free = self.payloads.first(topology, self.snapshots.realm), 0
         for payload in payloads:
             free = self.transport.arrive(free, payload, set())
-        self.first: State = (len(self._spend[FREE]) - 1, self.worlds.first(payloads), free, *self.groups.idle)
+        world = ExploredWorld(0, WorldBooks(frozenset(), frozenset(payloads), frozenset(), ()))
+        self.first: State = (len(self._spend[FREE]) - 1, self.worlds.number(world), free, *self.groups.idle)
 
     def resting(self, state: State) -> bool:
         return state[PARCELS] == 0 and list(state[GROUPS:]) == self.groups.idle
@@ -839,7 +823,7 @@ class System:
                     yield (budgets, world, rest, *head, other, *tail), Move(which, action, parcel)
         if self._spend[COPY][budgets] < 0:
             return
-        for payload in sorted(self.worlds.books[world].sent):
+        for payload in sorted(self.worlds[world].books.sent):
             if self.payloads[payload].message is not None and self.payloads[payload].group >= 0:
                 then = self.transport.arrive(free, payload, self._in_use(state, payload))
                 move = Move(-1, Action("copy", IDLE, IDLE, world, 0, COPY), payload)

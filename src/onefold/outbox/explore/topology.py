@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -74,8 +74,7 @@ class Content:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """An endpoint: its handlers, and how many workers share them. Its workers are alike."""
 
     endpoint: str
@@ -83,8 +82,7 @@ class Stage:
     workers: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class TopologySource:
+class TopologySource(NamedTuple):
     """What comes from outside, known by a mark: what each mark sends, in order. A mark is offered again until taken."""
 
     endpoint: str
@@ -121,6 +119,12 @@ class Topology:
             if type(stage.workers) is not int or not 1 <= stage.workers <= WORKERS_MAX:
                 raise Misuse(f"workers is {stage.workers!r}, must be a whole number from 1 to {WORKERS_MAX}")
 
+    @property
+    def served(self) -> dict[str, tuple[int, Stage, Handling]]:
+        """By queue: the number of its stage, the stage, and who handles it."""
+        stages = enumerate(self.stages)
+        return {handling.queue: (number, stage, handling) for number, stage in stages for handling in stage.handlings}
+
 
 BUDGET_MAX: Final = 9
 """Each one more multiplies the states by about five: nobody waits for ten."""
@@ -152,7 +156,7 @@ class Algorithm:
     """The first messages have tokens. A specimen knows none."""
     tables: tuple[str, ...] = ()
     """Statements that make what it needs besides the store's own tables."""
-    chores: tuple[Chore, ...] = field(default=())
+    chores: tuple[Chore, ...] = ()
     tidy: bool = True
     """Nothing is left at rest. False: what is left is for the pump and the sweeper; nothing is lost or done twice."""
     others: tuple[Plan, ...] = ()
