@@ -103,9 +103,9 @@ class Consuming:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise Misuse(f"{name} is {value!r}, must be a whole number of at least 1", **{name: value})
-        leasts = {"lease_s": 0.01, "recover_s": 0.01}
-        for name in ("lease_s", "recover_s", "backoff_s", "backoff_max_s", "stranded_s", "tombstone_s"):
-            value, least = getattr(self, name), leasts.get(name, 0)
+        leasts = {"lease_s": 0.01, "recover_s": 0.01, "backoff_s": 0, "backoff_max_s": 0}
+        for name, least in {**leasts, "stranded_s": 0, "tombstone_s": 0}.items():
+            value = getattr(self, name)
             if not least <= value <= SECONDS_MAX:
                 raise Misuse(f"{name} is {value}, must be from {least} to {SECONDS_MAX:,}", **{name: value})
 

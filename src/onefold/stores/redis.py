@@ -38,7 +38,7 @@ class RedisStore:
     lost nobody knows whether the call was done: that is `StoreFailed`, and it is not made again here."""
 
     script: ClassVar[str]
-    kept: ClassVar[str]
+    contents: ClassVar[str]
     """What is kept there, in a warning."""
     closed: ClassVar[str]
     """What `Misuse` says once that is so."""
@@ -63,7 +63,7 @@ class RedisStore:
     def warnings(self) -> list[str]:
         """Settings of the server by which it can lose what it has answered, one sentence each; to be said at start."""
         with self._asking():
-            return [f"{self.url}: {concern}" for concern in concerns(self._client, self._replicas_min, self.kept)]
+            return [f"{self.url}: {concern}" for concern in concerns(self._client, self._replicas_min, self.contents)]
 
     def close(self) -> None:
         self._open = False

@@ -45,7 +45,7 @@ class RedisCounters(RedisStore):
     """A `CounterStore` in one Redis server."""
 
     script = _SCRIPT
-    kept = "claims"
+    contents = "claims"
     closed = "these counters were closed"
 
     def __init__(self, url: str, prefix: str = PREFIX, timeout_s: float = TIMEOUT_S, *, replicas_min: int = 0) -> None:

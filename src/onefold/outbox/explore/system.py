@@ -197,14 +197,6 @@ class Ending(NamedTuple):
     """What went to queues that nobody handles here: name, queue, body."""
 
 
-class _Serial(NamedTuple):
-    """A world on the way: what is still to be taken, and what came of the rest."""
-
-    waiting: frozenset[tuple[str, str, str]]
-    marks: int
-    ending: Ending
-
-
 def plain(text: str) -> str:
     """Without the numbers of attempts: which one got through is chance, and a handler may keep the token it saw.
 
@@ -223,29 +215,29 @@ def endings(topology: Topology, handlers: Handlers) -> frozenset[Ending]:
     marks = source.marks if source is not None else ()
     messages = enumerate(topology.messages, 1)
     waiting = frozenset((f"m{number}", queue, pack(body)) for number, (queue, body) in messages)
-    worlds = Numbered(_Serial(waiting, 0, Ending(frozenset(), frozenset(), frozenset())))
-    for world in worlds:  # it grows meanwhile
-        waiting, taken, (all_states, applied, sent) = world
+    # On the way: the messages and the first of the marks that are still to come, and what came of the others.
+    worlds = Numbered((waiting, 0, Ending(frozenset(), frozenset(), frozenset())))
+    for waiting, mark, ending in worlds:  # it grows meanwhile
         for parcel in sorted(waiting):
             name, queue, body = parcel
             rest = waiting - {parcel}
             if queue not in served:
-                worlds.number(_Serial(rest, taken, Ending(all_states, applied, sent | {parcel})))
+                worlds.number((rest, mark, ending._replace(sent=ending.sent | {parcel})))
                 continue
             _, stage, handling = served[queue]
             message = Message(name, queue, json.loads(body))
             key = Key(stage.endpoint, plans.key_of(message, handling.key))
-            states = dict(all_states)
+            states = dict(ending.states)
             answer = handlers.answer(handling.call, message, json.loads(states.pop(key, "null")))
-            ending = Ending(_with(states, key, answer.state), applied | {name}, sent)
-            worlds.number(_Serial(rest | _named(name, answer.outgoing), taken, ending))
-        if source is not None and taken < len(marks):
-            outgoing = _named(f"mark{taken + 1}", plans.outgoings(marks[taken], source.name))
-            marked = _with(dict(all_states), Key(source.endpoint, source.name), {"mark": taken + 1})
-            worlds.number(_Serial(waiting | outgoing, taken + 1, Ending(marked, applied, sent)))
+            after = Ending(_with(states, key, answer.state), ending.applied | {name}, ending.sent)
+            worlds.number((rest | _named(name, answer.outgoing), mark, after))
+        if source is not None and mark < len(marks):
+            outgoing = _named(f"mark{mark + 1}", plans.outgoings(marks[mark], source.name))
+            marked = _with(dict(ending.states), Key(source.endpoint, source.name), {"mark": mark + 1})
+            worlds.number((waiting | outgoing, mark + 1, ending._replace(states=marked)))
         if len(worlds) > WORLDS_MAX:
             raise Misuse(f"more than {WORLDS_MAX} worlds without a single fault: give fewer messages")
-    return frozenset(world.ending for world in worlds if not world.waiting and world.marks == len(marks))
+    return frozenset(ending for waiting, mark, ending in worlds if not waiting and mark == len(marks))
 
 
 def _with(states: dict[Key, str], key: Key, state: Any) -> frozenset[tuple[Key, str]]:
@@ -608,7 +600,7 @@ class WorkerGroups:
         self.actions = cache(lambda world, group: list(self._actions(world, group)))
         """All that the workers of a group can do in a world."""
         self._with = cache(self._replaced)
-        self._chore = cache(self._chore_of)
+        self._job = cache(lambda chore, offer: ExplorerJob(offer[-1], partial(chore.begin, *offer), acknowledges=False))
         self.idle = [self.members.number((which, (IDLE,) * group.size)) for which, group in enumerate(groups)]
 
     def _actions(self, world: int, group: int) -> Iterator[Action]:
@@ -619,12 +611,9 @@ class WorkerGroups:
         _, _, chore, cost = self.groups[which]
         if chore is not None and workers[0] == IDLE:
             for offer in chore.offers(self._snapshots.contents[self._worlds[world].content]):
-                position = self._positions.begin(self._chore(chore, offer))
+                position = self._positions.begin(self._job(chore, offer))
                 after = self.workers.number(Worker(position, NO_PARCEL, False))
                 yield Action("begin", IDLE, after, world, self._with(group, IDLE, after), cost)
-
-    def _chore_of(self, chore: Chore, offer: tuple[str, ...]) -> ExplorerJob:
-        return ExplorerJob(offer[-1], partial(chore.begin, *offer), acknowledges=False)
 
     def taking(self, group: int, job: ExplorerJob, parcel: int) -> tuple[int, int]:
         """The group when an idle worker of it has leased this parcel, and that worker; (-1, 0) if all are busy."""
@@ -684,8 +673,8 @@ def pump(times: int, recovery: plans.Recovery) -> Chore:
     def begin(endpoint: str, name: str, entry: str) -> Attempt:
         return recovery(Key(endpoint, name), entry)
 
-    found = "takes up the outbox entry of"
-    return Chore("the pump", times, lambda content: [(*key, name) for key, name in content.entries], begin, found)
+    finds = "takes up the outbox entry of"
+    return Chore("the pump", times, lambda content: [(*key, name) for key, name in content.entries], begin, finds)
 
 
 class Discard(NamedTuple):

@@ -48,8 +48,7 @@ from onefold.outbox.runner import Loop
 from onefold.stores.addresses import check_timeout, masked, options_of
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class NatsAddress:
+class NatsAddress(NamedTuple):
     """The servers of one cluster, any of which will do, and how to get in, which is never shown."""
 
     servers: tuple[str, ...]

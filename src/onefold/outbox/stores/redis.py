@@ -38,7 +38,7 @@ class RedisTokens(RedisStore):
     """A `TokenStore` in one Redis server."""
 
     script = files(__package__).joinpath("tokens.lua").read_text(encoding="utf-8")
-    kept = "tokens"
+    contents = "tokens"
     closed = "this token store was closed"
 
     def __init__(
