@@ -50,7 +50,7 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from onefold.errors import BadInput, Damaged, Misuse
+from onefold.errors import BadInput, Damaged, Misuse, OnefoldError
 from onefold.verdict import Answer, Verdict
 
 
@@ -266,8 +266,13 @@ class Handled(NamedTuple):
     outgoing: tuple[Outgoing, ...]
 
 
+class HandlerFailed(OnefoldError):
+    """A handler raised, or returned what cannot be kept; the error itself is the cause of this one."""
+
+
 class Handle(NamedTuple):
-    """Call the user's handler for the message with this state. Answered with `Handled`."""
+    """Call the user's handler for the message with this state. Answered with `Handled`; what is raised instead is
+    raised here, too."""
 
     state: Any
 
@@ -382,7 +387,12 @@ def parented(key: Key, message: Message) -> Attempt:
     entity: Entity = yield Load(key)
     if token in entity.outbox:
         return (yield from _delivered(entity, token, Outcome.RESUMED))
-    done: Handled = yield Handle(entity.state)
+    try:
+        done: Handled = yield Handle(entity.state)
+    except HandlerFailed:
+        if (yield Holds(token)):
+            raise
+        return (yield from _tidied(key, token))  # a copy that comes too late need not please the handler
     entry = yield from _with_ids(Entry(done.outgoing, origin=message.origin))
     if not (yield entry.creation(token)):
         return (yield from _tidied(key, token))

@@ -22,9 +22,9 @@ from secrets import token_hex
 from time import time_ns
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from onefold.errors import Misuse, OnefoldError
+from onefold.errors import Misuse
 from onefold.outbox import plans
-from onefold.outbox.plans import PLANS, Attempt, Handled, Handler, Key, Message, Outcome
+from onefold.outbox.plans import PLANS, Attempt, Handled, Handler, HandlerFailed, Key, Message, Outcome
 from onefold.outbox.ports import Delivery, EntityStore, Ledger, Parcel, Queue, TokenStore
 
 T = TypeVar("T")
@@ -98,13 +98,13 @@ class Job:
     pending: plans.Step | None = None
     ended: Outcome | Exception | None = None
 
-    def go_on(self, answer: Any) -> None:
+    def go_on(self, answer: Any, error: Exception | None = None) -> None:
         try:
-            self.pending = self.attempt.send(answer)
+            self.pending = self.attempt.send(answer) if error is None else self.attempt.throw(error)
         except StopIteration as stop:
             self.pending, self.ended = None, stop.value
-        except Exception as error:
-            self.fail(error)
+        except Exception as failure:
+            self.fail(failure)
 
     def fail(self, error: Exception) -> None:
         self.attempt.close()
@@ -149,12 +149,14 @@ def _call_handlers(group: list[Job]) -> None:
             assert job.handle is not None, "this attempt has nothing to handle"
             started.append((job, job.handle(cast(plans.Handle, job.pending).state)))
         except Exception as error:
-            job.fail(error)
+            job.go_on(None, error)
     for job, answer in started:
         try:
-            job.go_on(answer.result() if isinstance(answer, Future) else answer)
+            answer = answer.result() if isinstance(answer, Future) else answer
         except Exception as error:
-            job.fail(error)
+            job.go_on(None, error)
+        else:
+            job.go_on(answer)
 
 
 def run_one(world: World, attempt: Attempt) -> Outcome:
@@ -170,10 +172,6 @@ def raised(ended: Outcome | Exception) -> Outcome:
     if isinstance(ended, Exception):
         raise ended
     return ended
-
-
-class HandlerFailed(OnefoldError):
-    """A handler raised, or returned what cannot be kept; the error itself is the cause of this one."""
 
 
 class Loop:
@@ -271,25 +269,7 @@ class Work(NamedTuple):
 
 
 def attempt(world: World, plan: str, works: Sequence[Work], loop: Loop) -> list[Outcome | Exception]:
-    """Try each once, all in step: what each came to, or what stopped it. No two may be of one entity.
-
-    `parented` calls the handler before it looks for the token, but a copy that comes too late need not please the
-    handler. So where one failed and there is no token, `checkpointed` is run, which looks first, and tidies up.
-    """
+    """Try each once, all in step: what each came to, or what stopped it. No two may be of one entity."""
     begin = PLANS[plan]
     jobs = [Job(begin(each.key, each.message), calling(each.call, each.message, loop), each.delivery) for each in works]
-    ended = run(world, jobs)
-    failed = [number for number, each in enumerate(ended) if isinstance(each, HandlerFailed)]
-    if plan != "parented" or not failed:
-        return ended
-    try:
-        exist = world.tokens.holds([works[number].message.token for number in failed])
-    except Exception as error:
-        for number in failed:
-            ended[number] = error
-        return ended
-    late = [number for number, exists in zip(failed, exist, strict=True) if not exists]
-    jobs = [Job(plans.checkpointed(works[n].key, works[n].message), None, works[n].delivery) for n in late]
-    for number, outcome in zip(late, run(world, jobs), strict=True):
-        ended[number] = outcome
-    return ended
+    return run(world, jobs)

@@ -43,9 +43,9 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from onefold.errors import BadInput, Damaged, Misuse, OnefoldError
-from onefold.outbox.plans import ANSWERS, MARK, RECOVERIES, Key, Outcome, unpack_message
+from onefold.outbox.plans import ANSWERS, MARK, RECOVERIES, HandlerFailed, Key, Outcome, unpack_message
 from onefold.outbox.ports import FOREVER_MS, STEP_MS, Delivery, Parcel, Stranded
-from onefold.outbox.runner import HandlerFailed, Job, Work, World, attempt, describe, raised, run
+from onefold.outbox.runner import Job, Work, World, attempt, describe, raised, run
 from onefold.tally import Tally
 from onefold.verdict import Answer
 

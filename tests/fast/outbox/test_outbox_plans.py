@@ -1,5 +1,6 @@
 """The plans as lists of steps: what each asks of the world, in which order, for every answer that it may get."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,17 @@ from onefold.outbox import (
     transactional,
     unpack_entry,
 )
-from onefold.outbox.plans import Create, Persist, pack_message, unpack_message
+from onefold.outbox.plans import (
+    Acknowledge,
+    Create,
+    Handle,
+    HandlerFailed,
+    Holds,
+    Load,
+    Persist,
+    pack_message,
+    unpack_message,
+)
 
 KEY = Key("billing", "7")
 MESSAGE = Message("t1", "orders", {"order": 7})
@@ -187,3 +198,25 @@ def test_an_entry_is_read_as_it_was_written(outgoing, attempt, origin):
 @given(st.builds(Message, NAMES, NAMES, JSON, NAMES, NAMES, NAMES))
 def test_a_message_is_read_as_it_was_written(message):
     assert unpack_message(pack_message(message)) == message
+
+
+def failed(failure):
+    attempt = parented(KEY, MESSAGE)
+    assert made(attempt, NEW) == [Load(KEY), Handle(None)]
+    assert attempt.throw(failure) == Holds("t1")
+    return attempt
+
+
+def test_a_copy_that_comes_too_late_need_not_please_the_handler():
+    attempt = failed(HandlerFailed("orders: ValueError"))
+    assert [attempt.send(False), attempt.send(NEW)] == [Load(KEY), Acknowledge()]
+    with pytest.raises(StopIteration) as stop:
+        attempt.send(None)
+    assert stop.value.value is Outcome.DUPLICATE
+
+
+def test_a_handler_that_fails_while_the_token_is_there_ends_the_attempt():
+    attempt = failed(failure := HandlerFailed("orders: ValueError"))
+    with pytest.raises(HandlerFailed) as error:
+        attempt.send(True)
+    assert error.value is failure

@@ -40,9 +40,9 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_chec
 from onefold.errors import Misuse
 from onefold.outbox import plans
 from onefold.outbox.explore.topology import Algorithm, Chore, Content, Offence, Topology, Wrong
-from onefold.outbox.plans import MARK, Attempt, Handled, Handler, Key, Message, Outcome, Outgoing, pack
+from onefold.outbox.plans import MARK, Attempt, Handled, Handler, HandlerFailed, Key, Message, Outcome, Outgoing, pack
 from onefold.outbox.ports import Parcel, Queue
-from onefold.outbox.runner import HandlerFailed, Loop, World, calling
+from onefold.outbox.runner import Loop, World, calling
 from onefold.outbox.stores.sqlite import SqliteLedger
 
 FINDINGS_MAX: Final = 5
