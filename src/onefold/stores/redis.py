@@ -120,13 +120,12 @@ def concerns(client: redis.Redis, replicas_min: int, what: str) -> list[str]:
             values["appendonly"] = "yes" if info["aof_enabled"] else "no"
         if "maxmemory_policy" in info:
             values["maxmemory-policy"] = info["maxmemory_policy"]
+    unsynced = values.get("appendonly") == "no"  # then how it would be synced does not matter
     lines = [
         f"{name} is {values[name]}, should be {wanted}: {harm.format(what=what)}"
         for name, (wanted, harm) in WANTED.items()
-        if name in values and values[name] != wanted
+        if name in values and values[name] != wanted and not (unsynced and "appendfsync" in name)
     ]
-    if values.get("appendonly") == "no":  # then how it would be synced does not matter
-        lines = [line for line in lines if not line.startswith(("appendfsync", "no-appendfsync"))]
     unseen = [name for name in WANTED if name not in values]
     if unseen:
         lines.append(f"{', '.join(unseen)} could not be checked ({refusal})")
