@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' servers
 
 from onefold.outbox import PLANS, Handled, Key, Message, Outgoing, Taken, pack, sourced_at_once
-from onefold.outbox.plans import Birth, unpack_message
+from onefold.outbox.plans import Create, unpack_message
 from onefold.outbox.ports import EntityStore, Parcel, TokenStore
 from onefold.outbox.runner import Job, World, run
 from onefold.outbox.stores.sqlite import SqliteQueue
@@ -106,7 +106,7 @@ def with_tokens(tokens: TokenStore, first: int, count: int) -> None:
     step = 1_000
     for start in range(first, first + count, step):
         names = tuple((token(n), "bench") for n in range(start, min(start + step, first + count)))
-        tokens.create([Birth("", "", names, guarded=False)])
+        tokens.create([Create("", "", names, guarded=False)])
 
 
 def durable(path: Path) -> sqlite3.Connection:

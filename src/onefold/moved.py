@@ -33,8 +33,8 @@ MOVED: Final[dict[str, tuple[str, ...]]] = {
     "spark.peer_items": ("spark.peer.index",),
     "spark.peer_naming": ("spark.peer.naming",),
     "spark.shipping": ("spark.session",),
-    "stores.memory.ledger": ("outbox.stores.memory",),
-    "stores.memory.queue": ("outbox.stores.memory",),
+    "stores.memory.ledger": ("outbox.stores.sqlite",),
+    "stores.memory.queue": ("outbox.stores.sqlite",),
     "stores.records": ("reconcile.records",),
 }
 """Old path, and the modules that have its names now; all below ``onefold``."""

@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 @contextmanager
 def in_memory(_request) -> Iterator[Place]:
-    from onefold.outbox.stores.memory import MemoryLedger
+    from onefold.outbox.stores.sqlite import MemoryLedger
 
     store = MemoryLedger(clock := Clock())
     yield Place(store, lambda: store, clock)

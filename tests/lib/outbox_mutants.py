@@ -24,7 +24,6 @@ from onefold.outbox.plans import (
     Message,
     Open,
     Persist,
-    Removal,
     Remove,
     Settle,
     Settled,
@@ -80,7 +79,7 @@ class ForcedSettle(NamedTuple):
             step = step._replace(token=None)
         (answer,) = ledger.settle([step])
         if answer is Settled.DONE and not self.token:
-            ledger.remove([Removal(self.step.name, "")])
+            ledger.remove([Remove(self.step.name, "")])
         return answer
 
     def describe(self, answer: Any) -> str:
@@ -177,7 +176,7 @@ def check_before_load(steps: Steps, key: Key, message: Message) -> Steps:
         if isinstance(step, Holds):
             answer = held
         elif isinstance(step, Create):
-            answer = (yield Create(step.birth._replace(guarded=False))) if held else False
+            answer = (yield step._replace(guarded=False)) if held else False
         else:
             answer = yield step
 
@@ -241,7 +240,8 @@ def token_never_asked(steps: Steps, key: Key, message: Message) -> Steps:
         except StopIteration as stop:
             return stop.value
         if isinstance(step, Open):
-            answer = (yield step)._replace(has_token=True)
+            entity, _ = yield step
+            answer = entity, True
         else:
             answer = yield ForcedSettle(step, version=True, token=False) if isinstance(step, Settle) else step
 
@@ -252,7 +252,7 @@ def as_it_is(steps: Steps, key: Key, message: Message) -> Steps:
 
 unguarded_create = named(
     "unguarded_create",
-    changing(lambda step, _: Create(step.birth._replace(guarded=False)) if isinstance(step, Create) else step),
+    changing(lambda step, _: step._replace(guarded=False) if isinstance(step, Create) else step),
 )
 no_tombstone = named(
     "no_tombstone", changing(lambda step, _: Purged(step) if isinstance(step, Persist | Settle | Finish) else step)

@@ -12,15 +12,14 @@ import pytest
 
 from onefold.errors import Misuse
 from onefold.outbox.plans import (
-    Birth,
+    Create,
     Entity,
     Entry,
     Finish,
     Key,
     Open,
-    OpenedAttempt,
     Outgoing,
-    Removal,
+    Remove,
     Settle,
     Settled,
 )
@@ -61,7 +60,7 @@ def entry(*tokens: str, attempt: str = "a1", body: Any = None) -> Entry:
 
 def made(store: TokenStore, *names: str) -> None:
     """Tokens without a parent, as the first of a chain of messages has."""
-    assert store.create([Birth("", "first", tuple((name, "orders") for name in names), guarded=False)]) == [True]
+    assert store.create([Create("", "first", tuple((name, "orders") for name in names), guarded=False)]) == [True]
 
 
 def names(store: TokenStore, **how: Any) -> list[str]:
@@ -173,7 +172,7 @@ def test_any_printable_name_is_kept_as_it_is(ledger, name):
     made(ledger, name)
     sends = Entry((Outgoing(name, name, f"{name[:190]} child"),), name, name)
     assert ledger.settle([Settle(Entity(key, 0, name).keeping(name, sends), name, name)]) == [Settled.DONE]
-    assert ledger.open([Open(key, name)]) == [OpenedAttempt(Entity(key, 1, name, {name: sends}), False)]
+    assert ledger.open([Open(key, name)]) == [(Entity(key, 1, name, {name: sends}), False)]
     assert ledger.holds([name, f"{name[:190]} child"]) == [False, True]
 
 
@@ -200,9 +199,7 @@ def test_a_batch_of_many_is_one_call(ledger):
     assert ledger.persist([Entity(key, 0, key.name) for key in keys]) == [True] * 1_000
     assert ledger.load(keys) == [Entity(key, 1, key.name) for key in keys]
     made(ledger, *(key.name for key in keys))
-    assert ledger.open([Open(key, key.name) for key in keys]) == [
-        OpenedAttempt(Entity(key, 1, key.name), True) for key in keys
-    ]
+    assert ledger.open([Open(key, key.name) for key in keys]) == [(Entity(key, 1, key.name), True) for key in keys]
     settles = [Settle(Entity(key, 1).keeping(key.name, entry(f"c{key.name}")), key.name, key.name) for key in keys]
     assert ledger.settle(settles) == [Settled.DONE] * 1_000
     assert ledger.live().tokens == 1_000
@@ -307,7 +304,7 @@ def test_a_token_exists_once_it_is_made_and_until_it_is_removed(tokens):
     assert tokens.holds(["t1", "t2"]) == [False, False]
     made(tokens, "t1")
     assert tokens.holds(["t2", "t1", "t1"]) == [False, True, True]
-    tokens.remove([Removal("t1", "")])
+    tokens.remove([Remove("t1", "")])
     assert tokens.holds(["t1"]) == [False]
 
 
@@ -315,7 +312,7 @@ def test_a_token_tells_what_it_was_made_for(places):
     tokens, clock = places.store, places.clock
     made(tokens, "t1")
     clock.pass_ms(MINUTE_MS)
-    tokens.create([Birth("t1", "a1", (("c1", "shipping"), ("c2", "billing")))])
+    tokens.create([Create("t1", "a1", (("c1", "shipping"), ("c2", "billing")))])
     assert tokens.listed() == [
         Token("c1", "shipping", "t1", "a1", clock.now_ms),
         Token("c2", "billing", "t1", "a1", clock.now_ms),
@@ -324,7 +321,7 @@ def test_a_token_tells_what_it_was_made_for(places):
 
 
 def test_a_guarded_birth_needs_its_parent_and_makes_all_or_nothing(tokens):
-    birth = Birth("t1", "a1", (("c1", "shipping"), ("c2", "billing")))
+    birth = Create("t1", "a1", (("c1", "shipping"), ("c2", "billing")))
     assert tokens.create([birth]) == [False]
     assert tokens.holds(["c1", "c2", "t1"]) == [False] * 3
     made(tokens, "t1")
@@ -334,13 +331,13 @@ def test_a_guarded_birth_needs_its_parent_and_makes_all_or_nothing(tokens):
 
 def test_a_birth_without_tokens_asks_whether_the_parent_exists(tokens):
     made(tokens, "t1")
-    births = [Birth("t1", "", ()), Birth("t2", "", ()), Birth("t2", "", (), guarded=False)]
+    births = [Create("t1", "", ()), Create("t2", "", ()), Create("t2", "", (), guarded=False)]
     assert tokens.create(births) == [True, False, True]
     assert names(tokens) == ["t1"]
 
 
 def test_an_unguarded_birth_needs_no_parent(tokens):
-    assert tokens.create([Birth("shop/log#41", "a1", (("c1", "orders"),), guarded=False)]) == [True]
+    assert tokens.create([Create("shop/log#41", "a1", (("c1", "orders"),), guarded=False)]) == [True]
     assert parents(tokens) == {"c1": "shop/log#41"}
 
 
@@ -349,19 +346,19 @@ def test_a_token_that_exists_already_is_left_as_it_is(places):
     made(tokens, "t1", "c1")
     before = tokens.listed()
     clock.pass_ms(MINUTE_MS)
-    assert tokens.create([Birth("t1", "a1", (("c1", "shipping"), ("c2", "shipping")))]) == [True]
+    assert tokens.create([Create("t1", "a1", (("c1", "shipping"), ("c2", "shipping")))]) == [True]
     assert [each for each in tokens.listed() if each.attempt == "first"] == before
-    tokens.remove([Removal("t1", "a2")])
+    tokens.remove([Remove("t1", "a2")])
     assert names(tokens) == ["c1"], "c1 was never a child of t1"
 
 
 def test_each_birth_of_a_batch_is_judged_alone_and_in_order(tokens):
     births = [
-        Birth("t1", "a1", (("c1", "shipping"),)),
-        Birth("", "first", (("t1", "orders"),), guarded=False),
-        Birth("t1", "a2", (("c2", "shipping"),)),
-        Birth("c1", "a1", (("d1", "shipping"),)),
-        Birth("c2", "a1", (("d2", "shipping"),)),
+        Create("t1", "a1", (("c1", "shipping"),)),
+        Create("", "first", (("t1", "orders"),), guarded=False),
+        Create("t1", "a2", (("c2", "shipping"),)),
+        Create("c1", "a1", (("d1", "shipping"),)),
+        Create("c2", "a1", (("d2", "shipping"),)),
     ]
     assert tokens.create(births) == [False, True, True, False, True]
     assert parents(tokens) == {"t1": "", "c2": "t1", "d2": "c2"}
@@ -370,65 +367,65 @@ def test_each_birth_of_a_batch_is_judged_alone_and_in_order(tokens):
 def test_removing_a_token_frees_the_children_of_one_attempt_and_sweeps_the_others(tokens):
     made(tokens, "t1", "t2")
     for attempt in ("a1", "a2", "a3"):
-        tokens.create([Birth("t1", attempt, ((f"{attempt} x", "shipping"), (f"{attempt} y", "billing")))])
-    tokens.create([Birth("t2", "a1", (("other", "shipping"),))])
-    tokens.remove([Removal("t1", "a2")])
+        tokens.create([Create("t1", attempt, ((f"{attempt} x", "shipping"), (f"{attempt} y", "billing")))])
+    tokens.create([Create("t2", "a1", (("other", "shipping"),))])
+    tokens.remove([Remove("t1", "a2")])
     assert parents(tokens) == {"a2 x": "", "a2 y": "", "other": "t2", "t2": ""}
     assert [token.attempt for token in tokens.listed()] == ["a2", "a2", "a1", "first"], "the attempt stays known"
 
 
 def test_a_removal_of_an_attempt_without_tokens_sweeps_all_children(tokens):
     made(tokens, "t1")
-    tokens.create([Birth("t1", "a1", (("c1", "shipping"),))])
-    tokens.remove([Removal("t1", "")])
+    tokens.create([Create("t1", "a1", (("c1", "shipping"),))])
+    tokens.remove([Remove("t1", "")])
     assert names(tokens) == []
 
 
 def test_what_is_free_stays_when_the_removal_comes_again(tokens):
     made(tokens, "t1")
-    tokens.create([Birth("t1", "a1", (("c1", "shipping"),))])
+    tokens.create([Create("t1", "a1", (("c1", "shipping"),))])
     for attempt in ("a1", "a1", "a2", ""):
-        tokens.remove([Removal("t1", attempt)])
+        tokens.remove([Remove("t1", attempt)])
     assert parents(tokens) == {"c1": ""}
 
 
 def test_only_the_children_go_with_a_token_not_their_children(tokens):
     made(tokens, "t1")
-    tokens.create([Birth("t1", "a1", (("c1", "shipping"),)), Birth("c1", "a1", (("d1", "shipping"),))])
-    tokens.remove([Removal("t1", "a2")])
+    tokens.create([Create("t1", "a1", (("c1", "shipping"),)), Create("c1", "a1", (("d1", "shipping"),))])
+    tokens.remove([Remove("t1", "a2")])
     assert parents(tokens) == {"d1": "c1"}
 
 
 def test_removing_a_token_that_is_not_there_still_sees_to_its_children(tokens):
     mark = "shop/log#41"
-    tokens.create([Birth(mark, attempt, ((attempt, "orders"),), guarded=False) for attempt in ("a1", "a2")])
-    tokens.remove([Removal("never was", "a1"), Removal(mark, "a1")])
+    tokens.create([Create(mark, attempt, ((attempt, "orders"),), guarded=False) for attempt in ("a1", "a2")])
+    tokens.remove([Remove("never was", "a1"), Remove(mark, "a1")])
     assert parents(tokens) == {"a1": ""}
 
 
 def test_tokens_without_a_parent_are_nobodys_children(tokens):
     made(tokens, "t1")
-    tokens.remove([Removal("", "a1"), Removal("", "first")])
+    tokens.remove([Remove("", "a1"), Remove("", "first")])
     assert names(tokens) == ["t1"]
 
 
 def test_removals_of_a_batch_are_made_in_order(tokens):
     made(tokens, "t1", "t2")
-    tokens.create([Birth("t1", "a1", (("c1", "x"), ("c2", "x"))), Birth("c1", "b1", (("d1", "x"),))])
-    tokens.remove([Removal("c1", "b1"), Removal("t1", "a1"), Removal("t1", "a2"), Removal("t2", "")])
+    tokens.create([Create("t1", "a1", (("c1", "x"), ("c2", "x"))), Create("c1", "b1", (("d1", "x"),))])
+    tokens.remove([Remove("c1", "b1"), Remove("t1", "a1"), Remove("t1", "a2"), Remove("t2", "")])
     assert parents(tokens) == {"c2": "", "d1": ""}
 
 
 def test_a_token_is_discarded_alone(tokens):
     made(tokens, "t1")
-    tokens.create([Birth("t1", "a1", (("c1", "shipping"),))])
+    tokens.create([Create("t1", "a1", (("c1", "shipping"),))])
     assert [tokens.discard("t1"), tokens.discard("t1"), tokens.discard("never was")] == [True, False, False]
     assert parents(tokens) == {"c1": "t1"}
 
 
 def test_a_token_is_discarded_only_if_its_parent_is_the_one_named(tokens):
     made(tokens, "t1")
-    tokens.create([Birth("t1", "a1", (("c1", "x"), ("c2", "x")))])
+    tokens.create([Create("t1", "a1", (("c1", "x"), ("c2", "x")))])
     assert [tokens.discard("c1", "t2"), tokens.discard("c1", ""), tokens.discard("t1", "t1")] == [False] * 3
     assert [tokens.discard("c1", "t1"), tokens.discard("t1", "")] == [True, True]
     assert names(tokens) == ["c2"]
@@ -436,9 +433,9 @@ def test_a_token_is_discarded_only_if_its_parent_is_the_one_named(tokens):
 
 def test_a_discarded_child_is_not_freed_later(tokens):
     made(tokens, "t1")
-    tokens.create([Birth("t1", "a1", (("c1", "x"), ("c2", "x")))])
+    tokens.create([Create("t1", "a1", (("c1", "x"), ("c2", "x")))])
     tokens.discard("c1")
-    tokens.remove([Removal("t1", "a1")])
+    tokens.remove([Remove("t1", "a1")])
     assert parents(tokens) == {"c2": ""}
     assert tokens.live().tokens == 1
 
@@ -463,13 +460,13 @@ def test_names_are_listed_in_the_order_of_their_code_points(tokens):
 
 def test_orphans_have_a_parent_that_has_no_token(tokens):
     made(tokens, "t1", "t2")
-    tokens.create([Birth("t1", "a1", (("c1", "x"), ("c2", "x"))), Birth("t2", "a1", (("c3", "x"),))])
-    tokens.create([Birth("shop/log#41", "a1", (("c4", "x"),), guarded=False)])
+    tokens.create([Create("t1", "a1", (("c1", "x"), ("c2", "x"))), Create("t2", "a1", (("c3", "x"),))])
+    tokens.create([Create("shop/log#41", "a1", (("c4", "x"),), guarded=False)])
     tokens.discard("t1")
     assert names(tokens, orphans=True) == ["c1", "c2", "c4"]
     assert names(tokens, orphans=True, limit=2) == ["c1", "c2"]
     assert names(tokens, orphans=True, after="c2") == ["c4"]
-    tokens.remove([Removal("shop/log#41", "a1"), Removal("t1", "a2")])
+    tokens.remove([Remove("shop/log#41", "a1"), Remove("t1", "a2")])
     assert names(tokens, orphans=True) == []
     assert names(tokens) == ["c3", "c4", "t2"]
 
@@ -480,30 +477,31 @@ def test_live_counts_the_tokens_and_knows_the_oldest(places):
     made(tokens, "t1")
     began_ms = clock.now_ms
     clock.pass_ms(MINUTE_MS)
-    tokens.create([Birth("t1", "a1", (("c1", "x"), ("c2", "x")))])
+    tokens.create([Create("t1", "a1", (("c1", "x"), ("c2", "x")))])
     assert tokens.live() == Live(3, began_ms)
-    tokens.remove([Removal("t1", "a1")])
+    tokens.remove([Remove("t1", "a1")])
     assert tokens.live() == Live(2, began_ms + MINUTE_MS)
-    tokens.remove([Removal("c1", ""), Removal("c2", "")])
+    tokens.remove([Remove("c1", ""), Remove("c2", "")])
     assert tokens.live() == Live(0, None)
 
 
 def test_many_tokens_in_one_batch(tokens):
-    births = [Birth("", f"a{n}", ((f"t{n}", "orders"),), guarded=False) for n in range(2_000)]
+    births = [Create("", f"a{n}", ((f"t{n}", "orders"),), guarded=False) for n in range(2_000)]
     assert tokens.create(births) == [True] * 2_000
     assert (
-        tokens.create([Birth(f"t{n}", "a1", ((f"c{n}", "x"),)) for n in range(2_100)]) == [True] * 2_000 + [False] * 100
+        tokens.create([Create(f"t{n}", "a1", ((f"c{n}", "x"),)) for n in range(2_100)])
+        == [True] * 2_000 + [False] * 100
     )
     assert tokens.holds([f"t{n}" for n in range(2_001)]) == [True] * 2_000 + [False]
-    tokens.remove([Removal(f"t{n}", f"a{n % 2}") for n in range(2_000)])
+    tokens.remove([Remove(f"t{n}", f"a{n % 2}") for n in range(2_000)])
     assert tokens.live().tokens == 1_000
 
 
 def test_one_birth_of_many_tokens(tokens):
     made(tokens, "t1")
-    assert tokens.create([Birth("t1", "a1", tuple((f"c{n}", "x") for n in range(1_000)))]) == [True]
+    assert tokens.create([Create("t1", "a1", tuple((f"c{n}", "x") for n in range(1_000)))]) == [True]
     assert tokens.live().tokens == 1_001
-    tokens.remove([Removal("t1", "a2")])
+    tokens.remove([Remove("t1", "a2")])
     assert tokens.live().tokens == 0
 
 
@@ -522,10 +520,10 @@ def test_open_sees_an_entity_and_its_token(ledger):
     steps = [Open(KEY, "t1"), Open(OTHER, "t2"), Open(OTHER, "t1"), Open(KEY, "t2")]
     new = Entity(OTHER)
     assert ledger.open(steps) == [
-        OpenedAttempt(entity.stored, True),
-        OpenedAttempt(new, False),
-        OpenedAttempt(new, True),
-        OpenedAttempt(entity.stored, False),
+        (entity.stored, True),
+        (new, False),
+        (new, True),
+        (entity.stored, False),
     ]
 
 
@@ -535,7 +533,7 @@ def test_a_settle_spends_the_token_writes_the_entity_and_makes_free_tokens(ledge
     clock.pass_ms(MINUTE_MS)
     entity = Entity(KEY, 0, {"paid": 20}).keeping("t1", entry("c1", "c2", attempt="a7"))
     assert ledger.settle([Settle(entity, "t1", "t1")]) == [Settled.DONE]
-    assert ledger.open([Open(KEY, "t1")]) == [OpenedAttempt(entity.stored, False)]
+    assert ledger.open([Open(KEY, "t1")]) == [(entity.stored, False)]
     assert ledger.listed() == [Token(name, "shipping", "", "a7", clock.now_ms) for name in ("c1", "c2")]
 
 
@@ -615,7 +613,7 @@ def test_a_settle_leaves_a_token_that_exists_already_as_it_is(ledger):
 
 def test_a_settle_spends_its_token_alone(ledger):
     made(ledger, "t1")
-    ledger.create([Birth("t1", "a1", (("c1", "x"),))])
+    ledger.create([Create("t1", "a1", (("c1", "x"),))])
     ledger.settle([Settle(Entity(KEY), "t1", "t1")])
     assert parents(ledger) == {"c1": "t1"}, "another plan's tokens are swept by Remove"
 
@@ -653,7 +651,7 @@ def test_another_connection_sees_all_tokens(places):
     made(tokens, "t1")
     assert other.realm == tokens.realm != ""
     assert other.listed() == tokens.listed()
-    other.remove([Removal("t1", "")])
+    other.remove([Remove("t1", "")])
     assert tokens.live() == Live(0, None)
 
 
@@ -672,11 +670,9 @@ def test_of_many_threads_that_settle_one_message_one_does(ledgers):
     def work(which: int) -> None:
         for n in range(rounds):
             together.wait()
-            opened = stores[which].open([Open(KEY, f"t{n}")])[0]
-            if opened.has_token:
-                entity = opened.entity._replace(state=(opened.entity.state or 0) + 1).keeping(
-                    f"t{n}", entry(f"c{n} {which}")
-                )
+            entity, has_token = stores[which].open([Open(KEY, f"t{n}")])[0]
+            if has_token:
+                entity = entity._replace(state=(entity.state or 0) + 1).keeping(f"t{n}", entry(f"c{n} {which}"))
                 answers[stores[which].settle([Settle(entity, f"t{n}", f"t{n}")])[0]] += 1
 
     in_threads(work, len(stores))
@@ -709,9 +705,9 @@ def test_batches_that_cross_each_other_do_not_lock_each_other_out(ledgers):
         for n in range(rounds):
             names = [f"{which} {n} {key.name}" for key in order]
             opened = stores[which].open([Open(key, name) for key, name in zip(order, names, strict=True)])
-            steps = [Settle(each.entity, name, name) for each, name in zip(opened, names, strict=True)]
+            steps = [Settle(entity, name, name) for (entity, _), name in zip(opened, names, strict=True)]
             done.update(answer is Settled.DONE for answer in stores[which].settle(steps))
-            stores[which].remove([Removal(name, "") for name in (names if n % 2 else names[::-1])])
+            stores[which].remove([Remove(name, "") for name in (names if n % 2 else names[::-1])])
 
     in_threads(work, 2)
     assert done.total() == 2 * rounds * len(keys)
@@ -728,9 +724,9 @@ def test_a_guarded_birth_and_the_removal_of_its_parent_leave_no_orphan(places):
         for n in range(rounds):
             together.wait()
             if which:
-                stores[which].remove([Removal(f"t{n}", "none")])
+                stores[which].remove([Remove(f"t{n}", "none")])
             else:
-                stores[which].create([Birth(f"t{n}", "a1", ((f"c{n}", "x"), (f"d{n}", "x")))])
+                stores[which].create([Create(f"t{n}", "a1", ((f"c{n}", "x"), (f"d{n}", "x")))])
 
     in_threads(work, 2)
     assert places.store.listed() == []
@@ -781,8 +777,8 @@ def test_who_closes_a_token_store_may_do_so_twice_and_then_do_nothing_else(token
     for call in (
         lambda: tokens.realm,
         lambda: tokens.holds(["t1"]),
-        lambda: tokens.create([Birth("", "a1", (("t1", "x"),), guarded=False)]),
-        lambda: tokens.remove([Removal("t1", "")]),
+        lambda: tokens.create([Create("", "a1", (("t1", "x"),), guarded=False)]),
+        lambda: tokens.remove([Remove("t1", "")]),
         lambda: tokens.discard("t1"),
         lambda: tokens.listed(),
         lambda: tokens.live(),

@@ -12,8 +12,7 @@ from onefold.outbox import Message
 from onefold.outbox.metrics import outbox_metrics, watched
 from onefold.outbox.plans import pack_message
 from onefold.outbox.ports import Parcel
-from onefold.outbox.stores.memory import MemoryLedger, MemoryQueue
-from onefold.outbox.stores.sqlite import SqliteLedger, SqliteQueue
+from onefold.outbox.stores.sqlite import MemoryLedger, MemoryQueue, SqliteLedger, SqliteQueue
 from onefold.outbox.worker import Consumer, Consuming
 from tests.lib.redis_server import RedisServer
 

@@ -13,8 +13,7 @@ from onefold.outbox.desk import SLACK_S, Desk, Differs, Gone, Slot, Unknown, new
 from onefold.outbox.endpoint import Endpoint
 from onefold.outbox.plans import unpack_message
 from onefold.outbox.ports import Ledger, Queue
-from onefold.outbox.stores.memory import MemoryLedger, MemoryQueue
-from onefold.outbox.stores.sqlite import SqliteLedger, SqliteQueue
+from onefold.outbox.stores.sqlite import MemoryLedger, MemoryQueue, SqliteLedger, SqliteQueue
 
 START_MS = 1_800_000_000_000
 WINDOW_S = 600

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from onefold.outbox.plans import Birth, Entity, Entry, Finish, Key, Open, Outgoing, Removal, Settle, Settled
+from onefold.outbox.plans import Create, Entity, Entry, Finish, Key, Open, Outgoing, Remove, Settle, Settled
 from onefold.outbox.ports import Live, Token
 from tests.lib.examples import examples
 from tests.lib.ledgers import LEDGERS, TOKENS
@@ -28,13 +28,13 @@ def batches(of: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
 names = st.sampled_from(NAMES)
 made = st.tuples(names, st.sampled_from(["orders", "shipping"]))
 births = st.builds(
-    Birth,
+    Create,
     st.sampled_from(["", "shop/log#41", *NAMES]),
     st.sampled_from(ATTEMPTS),
     st.lists(made, max_size=3).map(tuple),
     st.booleans(),
 )
-removals = st.builds(Removal, st.sampled_from(["shop/log#41", *NAMES]), st.sampled_from(["", *ATTEMPTS]))
+removals = st.builds(Remove, st.sampled_from(["shop/log#41", *NAMES]), st.sampled_from(["", *ATTEMPTS]))
 sends = st.lists(st.builds(Outgoing, st.just("x"), st.integers(0, 2), names), max_size=2).map(tuple)
 entries = st.builds(Entry, sends, st.sampled_from(ATTEMPTS), st.sampled_from(["", "desk/r1"]))
 outboxes = st.dictionaries(names, entries, max_size=2)
@@ -60,11 +60,11 @@ class TokensMachine(RuleBasedStateMachine):
         self.place.clock.pass_ms(ms)
 
     @rule(batch=batches(births))
-    def create(self, batch: list[Birth]) -> None:
+    def create(self, batch: list[Create]) -> None:
         assert self.store.create(batch) == [self.born(birth) for birth in batch]
 
     @rule(batch=batches(removals))
-    def remove(self, batch: list[Removal]) -> None:
+    def remove(self, batch: list[Remove]) -> None:
         self.store.remove(batch)
         for token, attempt in batch:
             self.tokens.pop(token, None)
@@ -99,7 +99,7 @@ class TokensMachine(RuleBasedStateMachine):
         assert self.store.holds(NAMES) == [name in self.tokens for name in NAMES]
         assert self.store.live() == Live(len(self.tokens), min((t.at_ms for t in self.tokens.values()), default=None))
 
-    def born(self, birth: Birth) -> bool:
+    def born(self, birth: Create) -> bool:
         if birth.guarded and birth.parent not in self.tokens:
             return False
         for token, to in birth.tokens:
@@ -176,8 +176,8 @@ class LedgerMachine(TokensMachine):
         expected = [self.entities.get(key, Entity(key)) for key in KEYS]
         assert self.store.load(KEYS) == expected
         opened = self.store.open([Open(key, name) for key, name in zip(KEYS, NAMES, strict=False)])
-        assert [each.entity for each in opened] == expected
-        assert [each.has_token for each in opened] == [name in self.tokens for name in NAMES[: len(KEYS)]]
+        assert [entity for entity, _ in opened] == expected
+        assert [has_token for _, has_token in opened] == [name in self.tokens for name in NAMES[: len(KEYS)]]
 
     def some_entity(self, data: st.DataObject) -> Entity:
         """As a worker has it in hand: what is stored now, most of the time, with another state."""
@@ -199,7 +199,7 @@ class LedgerMachine(TokensMachine):
         outbox = dict(self.entities.get(key, Entity(key)).outbox)
         if entry is not None:
             outbox[step.name] = entry
-            self.born(Birth("", entry.attempt, tuple((out.token, out.to) for out in entry.outgoing), guarded=False))
+            self.born(Create("", entry.attempt, tuple((out.token, out.to) for out in entry.outgoing), guarded=False))
         self.write(Entity(key, step.entity.version + 1, step.entity.state, outbox))
         return Settled.DONE
 

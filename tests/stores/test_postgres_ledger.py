@@ -19,7 +19,7 @@ import pytest
 from psycopg.sql import SQL, Identifier
 
 from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
-from onefold.outbox.plans import Birth, Entity, Entry, Finish, Key, Open, Outgoing, Removal, Settle, Settled
+from onefold.outbox.plans import Create, Entity, Entry, Finish, Key, Open, Outgoing, Remove, Settle, Settled
 from onefold.outbox.ports import Live, open_ledger
 from onefold.outbox.stores.postgres import PostgresLedger
 
@@ -58,7 +58,7 @@ def somebody(postgres_uri, schema) -> Iterator[psycopg.Connection[Any]]:
 
 
 def made(ledger: PostgresLedger, *names: str) -> None:
-    assert ledger.create([Birth("", "first", tuple((name, "orders") for name in names), guarded=False)]) == [True]
+    assert ledger.create([Create("", "first", tuple((name, "orders") for name in names), guarded=False)]) == [True]
 
 
 def sends(*tokens: str) -> Entry:
@@ -96,7 +96,7 @@ def test_a_removal_that_waited_for_a_birth_sweeps_what_was_born(ledger, somebody
     made(ledger, "t1")
     somebody.execute("select from outbox_tokens where token = 't1' for key share")
     somebody.execute("insert into outbox_tokens values ('c1', 'x', 't1', 'a1', 0), ('c2', 'x', 't1', 'a2', 0)")
-    with while_it_waits(somebody, lambda: ledger.remove([Removal("t1", "a2")])):
+    with while_it_waits(somebody, lambda: ledger.remove([Remove("t1", "a2")])):
         pass
     assert [(token.token, token.parent) for token in ledger.listed()] == [("c2", "")]
 
@@ -104,7 +104,7 @@ def test_a_removal_that_waited_for_a_birth_sweeps_what_was_born(ledger, somebody
 def test_a_birth_that_waited_for_the_removal_of_its_parent_makes_nothing(ledger, somebody):
     made(ledger, "t1")
     somebody.execute("delete from outbox_tokens where token = 't1'")
-    with while_it_waits(somebody, lambda: ledger.create([Birth("t1", "a1", (("c1", "x"),))])) as answers:
+    with while_it_waits(somebody, lambda: ledger.create([Create("t1", "a1", (("c1", "x"),))])) as answers:
         pass
     assert answers == [[False]]
     assert ledger.live() == Live(0, None)
@@ -112,7 +112,7 @@ def test_a_birth_that_waited_for_the_removal_of_its_parent_makes_nothing(ledger,
 
 def test_a_settle_spends_a_token_that_was_set_free_while_it_waited(ledger, somebody):
     made(ledger, "t0")
-    ledger.create([Birth("t0", "a1", (("t1", "x"),))])
+    ledger.create([Create("t0", "a1", (("t1", "x"),))])
     somebody.execute("update outbox_tokens set parent = '' where token = 't1'")
     with while_it_waits(somebody, lambda: ledger.settle([Settle(Entity(KEY, 0, 1), "t1", "t1")])) as answers:
         pass
@@ -177,12 +177,12 @@ def any_call(ledger: PostgresLedger, chance: random.Random) -> Any:
     keys = [Key("shop", str(n)) for n in chance.sample(range(8), 5)]
     names = [f"t{n}" for n in chance.sample(range(12), 5)]
     opened = ledger.open([Open(key, name) for key, name in zip(keys, names, strict=True)])
-    changed = [each.entity.changed(chance.choice([1, None])) for each in opened]
+    changed = [entity.changed(chance.choice([1, None])) for entity, _ in opened]
     new = [entity.keeping(name, sends(uuid4().hex)) for entity, name in zip(changed, names, strict=True)]
     calls: list[Callable[[], Any]] = [
-        lambda: ledger.create([Birth("", "", ((name, "x"),), guarded=False) for name in names]),
-        lambda: ledger.create([Birth(parent, "a", ((uuid4().hex, "x"),)) for parent in names for _ in range(3)]),
-        lambda: ledger.remove([Removal(name, "a") for name in names]),
+        lambda: ledger.create([Create("", "", ((name, "x"),), guarded=False) for name in names]),
+        lambda: ledger.create([Create(parent, "a", ((uuid4().hex, "x"),)) for parent in names for _ in range(3)]),
+        lambda: ledger.remove([Remove(name, "a") for name in names]),
         lambda: ledger.persist(new),
         lambda: ledger.settle([Settle(entity, name, name) for entity, name in zip(new, names, strict=True)]),
         lambda: ledger.finish([Finish(key, name) for key in keys for name in names]),
@@ -297,9 +297,9 @@ def test_a_server_that_crashes_under_load_loses_no_answer_and_is_found_again(ser
         while n < many:  # each message is tried until there is an answer
             name = f"{which} {n}"
             try:
-                (opened,) = ledger.open([Open(Key("load", str(which)), name)])
-                if opened.has_token:
-                    entity = opened.entity._replace(state=(opened.entity.state or 0) + 1)
+                ((entity, has_token),) = ledger.open([Open(Key("load", str(which)), name)])
+                if has_token:
+                    entity = entity._replace(state=(entity.state or 0) + 1)
                     assert ledger.settle([Settle(entity, name, name)]) == [Settled.DONE]
             except StoreFailed:
                 failures[which] += 1
@@ -336,7 +336,7 @@ def test_a_restart_that_nobody_noticed_is_not_told_to_anybody(server):
 @pytest.mark.parametrize("verb", ["holds", "remove"])
 def test_a_server_that_says_nothing_any_more_is_not_waited_for_longer_than_told(server, verb):
     ledger = PostgresLedger(server.get_uri(), timeout_s=0.3)
-    call = {"holds": lambda: ledger.holds(["t1"]), "remove": lambda: ledger.remove([Removal("t1", "a1")])}[verb]
+    call = {"holds": lambda: ledger.holds(["t1"]), "remove": lambda: ledger.remove([Remove("t1", "a1")])}[verb]
     call()
     postmaster = int((Path(server.pgdata) / "postmaster.pid").read_text().split()[0])
     children = Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split()
@@ -433,7 +433,7 @@ def test_who_may_not_make_tables_may_use_those_that_are_there(postgres_uri, url,
         ledger = PostgresLedger(url.replace("postgres:@", f"{user}@"))
         made(ledger, "t1")
         assert ledger.settle([Settle(Entity(KEY, 0, 1), "t1", "t1")]) == [Settled.DONE]
-        ledger.remove([Removal("t1", "")])
+        ledger.remove([Remove("t1", "")])
         ledger.close()
         db.execute(SQL("drop owned by {user}; drop role {user}").format(user=Identifier(user)))
 

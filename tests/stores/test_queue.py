@@ -16,9 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from onefold.errors import BadInput, Misuse
 from onefold.outbox.ports import REASON_MAX, STEP_MS, Buried, Delivery, Parcel, Queue, Strayed, open_queue
-from onefold.outbox.stores.memory import MemoryQueue
 from onefold.outbox.stores.nats import NatsQueue
-from onefold.outbox.stores.sqlite import SqliteQueue
+from onefold.outbox.stores.sqlite import MemoryQueue, SqliteQueue
 from tests.lib.examples import examples
 
 LONG_MS = 60_000
@@ -595,7 +594,7 @@ def test_an_address_opens_the_queue_that_it_names(tmp_path, nats_url):
         ("nats://me:s3cret@host:port", "no NATS server at host:port: 'host:port' is not a host with a port"),
         ("nats://me:s3cret@host?streem=x", "nats://host:4222: no option 'streem'; there are stream, replicas,"),
         ("nats://me:s3cret@host?stream=a.b", "stream is 'a.b', must be 1 to 100 letters, digits, '-' and '_'"),
-        ("nats://me:s3cret@host?timeout_s=soon", "nats://host:4222: timeout_s=soon, replicas=None: these must be"),
+        ("nats://me:s3cret@host?timeout_s=soon", "nats://host:4222: timeout_s=soon: this must be a number"),
         ("nats://me:s3cret@host?timeout_s=0", "nats://host:4222: timeout_s is 0.0, must be more than 0"),
         ("nats://me:s3cret@host?timeout_s=inf", "nats://host:4222: timeout_s is inf, must be more than 0 and at most"),
         ("nats://me:s3cret@host?replicas=0", "replicas is 0, must be at least 1"),

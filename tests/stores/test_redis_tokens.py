@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
-from onefold.outbox.plans import Birth, Removal
+from onefold.outbox.plans import Create, Remove
 from onefold.outbox.ports import Live, open_tokens
 from onefold.outbox.stores.redis import PREFIX, TOKENS_MAX, RedisTokens
 from tests.lib.local_server import free_port
@@ -39,7 +39,7 @@ def tokens(redis_url):
 
 
 def made(tokens: RedisTokens, *names: str) -> None:
-    assert tokens.create([Birth("", "first", tuple((name, "orders") for name in names), guarded=False)]) == [True]
+    assert tokens.create([Create("", "first", tuple((name, "orders") for name in names), guarded=False)]) == [True]
 
 
 def calls(url: str, command: str) -> int:
@@ -49,8 +49,8 @@ def calls(url: str, command: str) -> int:
 
 VERBS: dict[str, Callable[[RedisTokens], object]] = {
     "holds": lambda tokens: tokens.holds(["t1"]),
-    "create": lambda tokens: tokens.create([Birth("", "a1", (("t1", "x"),), guarded=False)]),
-    "remove": lambda tokens: tokens.remove([Removal("t1", "")]),
+    "create": lambda tokens: tokens.create([Create("", "a1", (("t1", "x"),), guarded=False)]),
+    "remove": lambda tokens: tokens.remove([Remove("t1", "")]),
     "discard": lambda tokens: tokens.discard("t1"),
     "listed": lambda tokens: tokens.listed(),
     "orphans": lambda tokens: tokens.listed(orphans=True),
@@ -68,7 +68,7 @@ def test_a_server_killed_among_its_answers_forgets_no_token_and_brings_none_back
             for n in range(1_000_000):
                 made(tokens, f"{which} {n}")
                 if n:
-                    tokens.remove([Removal(f"{which} {n - 1}", "")])
+                    tokens.remove([Remove(f"{which} {n - 1}", "")])
                 answered[which].append(f"{which} {n}")
                 enough.release()
         except StoreFailed:
@@ -125,10 +125,10 @@ def test_a_store_that_was_emptied_says_so_and_not_that_there_is_no_token(redis_u
 def test_nothing_but_the_realm_is_left_at_rest(tokens, redis_url):
     made(tokens, "t1", "t2")
     for attempt in "ab":
-        tokens.create([Birth("t1", attempt, tuple((f"{attempt}{n}", "x") for n in range(3)))])
-    tokens.remove([Removal("t1", "b")])
+        tokens.create([Create("t1", attempt, tuple((f"{attempt}{n}", "x") for n in range(3)))])
+    tokens.remove([Remove("t1", "b")])
     assert tokens.discard("t2")
-    tokens.remove([Removal(f"b{n}", "") for n in range(3)])
+    tokens.remove([Remove(f"b{n}", "") for n in range(3)])
     with redis.Redis.from_url(redis_url) as client:
         assert client.keys() == [f"{PREFIX}realm".encode()]
 
@@ -136,13 +136,13 @@ def test_nothing_but_the_realm_is_left_at_rest(tokens, redis_url):
 def test_each_call_is_one_script_and_a_large_batch_a_few(counted):
     tokens, scripts = counted
     made(tokens, "parent")
-    births = [Birth("parent", "a", ((f"c{n:05}", "x"), (f"d{n:05}", "x"))) for n in range(TOKENS_MAX)]
+    births = [Create("parent", "a", ((f"c{n:05}", "x"), (f"d{n:05}", "x"))) for n in range(TOKENS_MAX)]
     names = [name for birth in births for name, _ in birth.tokens]
     expected = {
         "create": (lambda: tokens.create(births) == [True] * len(births), 4),
         "holds": (lambda: all(tokens.holds(names)), 2),
         "listed": (lambda: [t.token for t in tokens.listed(limit=5_000)] == sorted([*names, "parent"]), 3),
-        "remove": (lambda: tokens.remove([Removal(name, "") for name in names]) is None, 2),
+        "remove": (lambda: tokens.remove([Remove(name, "") for name in names]) is None, 2),
         "live": (lambda: tokens.live().tokens == 1, 1),
     }
     for verb, (call, many) in expected.items():
@@ -155,17 +155,17 @@ def test_one_birth_is_one_step_however_many_tokens_it_has(counted):
     tokens, scripts = counted
     made(tokens, "t1")
     before = scripts()
-    birth = Birth("t1", "a", tuple((f"c{n}", "x") for n in range(3 * TOKENS_MAX)))
+    birth = Create("t1", "a", tuple((f"c{n}", "x") for n in range(3 * TOKENS_MAX)))
     assert tokens.create([birth]) == [True]
     assert scripts() - before == 1
-    tokens.remove([Removal("t1", "b")])
+    tokens.remove([Remove("t1", "b")])
     assert scripts() - before == 2
     assert tokens.live() == Live(0, None)
 
 
 def test_orphans_are_found_among_many_and_listed_by_name(tokens):
     made(tokens, *(f"p{n}" for n in range(5)))
-    tokens.create([Birth(f"p{n}", "a", tuple((f"{m:04} of p{n}", "x") for m in range(300))) for n in range(5)])
+    tokens.create([Create(f"p{n}", "a", tuple((f"{m:04} of p{n}", "x") for m in range(300))) for n in range(5)])
     tokens.discard("p1")
     tokens.discard("p3")
     expected = [f"{m:04} of p{n}" for m in range(300) for n in (1, 3)]
@@ -176,9 +176,9 @@ def test_orphans_are_found_among_many_and_listed_by_name(tokens):
 def test_children_of_parents_with_alike_names_are_apart(tokens):
     parents = ["a", "a:", "1:a", "1", "a:b", "a;", ":", "é", "\x00", "(", "[", "+", "-"]
     made(tokens, *parents)
-    assert all(tokens.create([Birth(parent, "a1", ((f"child of {parent}", "x"),)) for parent in parents]))
+    assert all(tokens.create([Create(parent, "a1", ((f"child of {parent}", "x"),)) for parent in parents]))
     for gone in parents:
-        tokens.remove([Removal(gone, "other")])
+        tokens.remove([Remove(gone, "other")])
         parents = parents[1:]
         assert [t.token for t in tokens.listed() if t.parent] == sorted(f"child of {parent}" for parent in parents)
 
@@ -186,18 +186,18 @@ def test_children_of_parents_with_alike_names_are_apart(tokens):
 def test_a_server_without_memory_changes_nothing_and_says_so(server):
     tokens = RedisTokens(server.url)
     made(tokens, "t1", "t2")
-    tokens.create([Birth("t1", attempt, ((f"{attempt}1", "x"), (f"{attempt}2", "x"))) for attempt in "abc"])
+    tokens.create([Create("t1", attempt, ((f"{attempt}1", "x"), (f"{attempt}2", "x"))) for attempt in "abc"])
     before = tokens.listed()
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory", 1)
         with pytest.raises(StoreFailed, match="OOM"):
             made(tokens, "t3")
         with pytest.raises(StoreFailed, match="OOM"):
-            tokens.remove([Removal("t1", "b")])
+            tokens.remove([Remove("t1", "b")])
         assert tokens.listed() == before
-        tokens.remove([Removal("t2", "")])  # nothing has to be written for that
+        tokens.remove([Remove("t2", "")])  # nothing has to be written for that
         client.config_set("maxmemory", 0)
-    tokens.remove([Removal("t1", "b")])
+    tokens.remove([Remove("t1", "b")])
     assert [(token.token, token.parent) for token in tokens.listed()] == [("b1", ""), ("b2", "")]
     tokens.close()
 

@@ -18,7 +18,7 @@ from onefold.cli.options import MaybeStore, MaybeTransport, Store, Tokens, Trans
 from onefold.cli.output import AsJson, people, tell
 from onefold.clock import wall_ms
 from onefold.errors import BadInput, Misuse
-from onefold.outbox.plans import Entry, Message, Removal, check_name, unpack_message
+from onefold.outbox.plans import Entry, Message, Remove, check_name, unpack_message
 from onefold.outbox.ports import FOREVER_MS, Buried, EntityStore, Queue, Stranded, Token, TokenStore, open_queue
 from onefold.report.text import foreign, many, table
 
@@ -201,7 +201,7 @@ def discard(
         if context.token is not None and stores.queue.waiting().get(context.token.to):
             stores.tokens.discard(context.token.token)  # somebody may be at it, just in time
         elif context.token is not None:  # nothing waits, so nobody can be at it: what was made for it goes with it
-            stores.tokens.remove([Removal(context.token.token, "")])
+            stores.tokens.remove([Remove(context.token.token, "")])
         stores.queue.dig_up([each.buried for each in context.letters], deliver=False)
     document = {"token": token, "removed": context.token is not None, "dead_letters": len(context.letters)}
     tell(f"removed: {what}", document, as_json)

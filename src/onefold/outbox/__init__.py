@@ -38,7 +38,7 @@ from onefold.outbox.plans import (
 
 if TYPE_CHECKING:
     from onefold.outbox.endpoint import Endpoint
-    from onefold.outbox.stores.memory import MemoryLedger, MemoryQueue
+    from onefold.outbox.stores.sqlite import MemoryLedger, MemoryQueue
 
 __all__ = [
     "ANSWERS",
@@ -77,5 +77,5 @@ __all__ = [
 ]
 
 __getattr__ = loaded_on_use(
-    __name__, {"Endpoint": "endpoint", "MemoryLedger": "stores.memory", "MemoryQueue": "stores.memory"}
+    __name__, {"Endpoint": "endpoint", "MemoryLedger": "stores.sqlite", "MemoryQueue": "stores.sqlite"}
 )

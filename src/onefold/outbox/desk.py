@@ -69,6 +69,7 @@ from onefold.outbox.ports import EntityStore, Ledger, Queue, TokenStore
 from onefold.outbox.worker import Consumer, Consuming
 
 VERSION: Final = 7
+_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
 
 def new_id(now_ms: int) -> str:
@@ -90,13 +91,9 @@ def check_id(text: str) -> str:
     Traceback (most recent call last):
     onefold.errors.BadInput: id is '6f1c2f0e-0000-4000-8000-000000000001', must be a UUID of version 7
     """
-    try:
-        uuid = UUID(text)
-    except ValueError:
-        uuid = None
-    if uuid is None or str(uuid) != text.lower() or uuid.version != VERSION:
+    if not _ID.fullmatch(text.lower()):
         raise BadInput(f"id is {text!r:.100}, must be a UUID of version {VERSION}")
-    return str(uuid)
+    return text.lower()
 
 
 def time_of(request: str) -> int:
@@ -121,8 +118,8 @@ class DeskPages:
     """Which requests of one desk end when."""
 
     def __init__(self, endpoint: str, window_ms: int) -> None:
-        self._endpoint = endpoint
-        self._window_ms = window_ms
+        self._endpoint, self._window_ms = endpoint, window_ms
+        self._cursor = Key(endpoint, f"{MARK}cursor")
         self._oldest_ms: int | None = None
 
     def key(self, request: str, until_ms: int) -> Key:
@@ -137,10 +134,10 @@ class DeskPages:
             cursor = entities.load([self._cursor])[0]
             new = {"mark": now_ms // PAGE_MS - 1, "window_ms": self._window_ms, "oldest_ms": 0}
             state = {**new, **(cursor.state or {})}
-            if state["window_ms"] < self._window_ms:
-                state["oldest_ms"] = max(state["oldest_ms"], now_ms - state["window_ms"])
-            state["window_ms"] = self._window_ms
-            state["oldest_ms"] = min(state["oldest_ms"], now_ms)
+            oldest_ms, window_ms = state["oldest_ms"], state["window_ms"]
+            if window_ms < self._window_ms:
+                oldest_ms = max(oldest_ms, now_ms - window_ms)
+            state = {**state, "window_ms": self._window_ms, "oldest_ms": min(oldest_ms, now_ms)}
             if state == cursor.state or entities.persist([cursor.changed(state)])[0]:
                 self._oldest_ms = int(state["oldest_ms"])
                 return self._oldest_ms
@@ -168,10 +165,6 @@ class DeskPages:
         # If somebody else was faster, so much the better.
         entities.persist([cursor.changed({**cursor.state, "mark": last})])
         return removed
-
-    @property
-    def _cursor(self) -> Key:
-        return Key(self._endpoint, f"{MARK}cursor")
 
     def _leaf(self, page: int, leaf: int) -> Key:
         return Key(self._endpoint, f"{MARK}{page}.{leaf}")
@@ -236,9 +229,7 @@ class Desk:
     ) -> None:  # fmt: skip
         if not 0 < window_s <= WINDOW_S_MAX:
             raise Misuse(f"window_s is {window_s}, must be above 0 and at most {WINDOW_S_MAX:,}", window_s=window_s)
-        self.endpoint = Endpoint(
-            name, store=store, transport=transport, tokens=tokens, plan=plan, clock_ms=clock_ms
-        )  # fmt: skip
+        self.endpoint = Endpoint(name, store=store, transport=transport, tokens=tokens, plan=plan, clock_ms=clock_ms)
         # The desk has other entities than requests: the id is checked.
         self.endpoint.handler(name, key=lambda message: check_id(str(message.get("request"))))(answered)
         self.endpoint.chores.append(self._tend)
@@ -405,13 +396,14 @@ class Waiting:
         except TimeoutError:
             return slot
         finally:
-            self._waiters.get(request, set()).discard(future)
-            if not self._waiters.get(request, True):
+            self._waiters[request].discard(future)
+            if not self._waiters[request]:
                 del self._waiters[request]
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Let nobody wait any more."""
         self._closed = True
-        for request in list(self._waiters):
+        for request in self._waiters:
             self._tell(request, None)
 
     async def _ask(self) -> None:
@@ -441,60 +433,6 @@ STATUSES: Final[Statuses] = {Unknown: 404, Differs: 409, Gone: 410}
 WAIT: Final = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?(\d{1,9})\"?\s*(?=$|[,;])", re.IGNORECASE)
 """Of RFC 7240, section 4.3."""
 T = TypeVar("T")
-
-
-class DeskRoutes:
-    def __init__(self, desk: Desk, wait_s_max: float) -> None:
-        self._desk = desk
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="onefold-desk")
-        self._waiting = Waiting(lambda ids: self._off(desk.states, ids), wait_s_max)
-
-    def routes(self) -> list[Route]:
-        return [
-            Route("/{queue}", self.issue, methods=["POST"]),
-            Route("/{queue}/{id}", self.put, methods=["PUT"]),
-            Route("/{queue}/{id}", self.submit, methods=["POST"]),
-            Route("/{queue}/{id}", self.look, methods=["GET"]),
-            Route("/{queue}/{id}", self.forget, methods=["DELETE"]),
-        ]
-
-    async def stop_waiting(self) -> None:
-        self._waiting.close()
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=True)
-
-    async def issue(self, request: Request) -> Response:
-        await _no_body(request)
-        queue, new = request.path_params["queue"], self._desk.issue()
-        await self._off(self._desk.put, queue, new)
-        return answer({"id": new, "status": "open"}, 201, {"location": f"/{queue}/{new}"})
-
-    async def put(self, request: Request) -> Response:
-        await _no_body(request)
-        queue, named = _named(request)
-        is_new = await self._off(self._desk.put, queue, named)
-        return answer(_document(named, await self._off(self._desk.status, named, queue)), 201 if is_new else 200)
-
-    async def submit(self, request: Request) -> Response:
-        queue, named = _named(request)
-        slot = await self._off(self._desk.submit, queue, named, read_json(await request.body(), "the body"))
-        slot = await self._waiting.answer(named, slot, _wait_s(request))
-        return answer(_document(named, slot), 200 if slot.status == ANSWERED else 202)
-
-    async def look(self, request: Request) -> Response:
-        queue, named = _named(request)
-        slot = await self._off(self._desk.status, named, queue)
-        return answer(_document(named, await self._waiting.answer(named, slot, _wait_s(request))))
-
-    async def forget(self, request: Request) -> Response:
-        queue, named = _named(request)
-        await self._off(self._desk.forget, named, queue)
-        return Response(status_code=204)
-
-    async def _off(self, call: Callable[..., T], *values: Any) -> T:
-        """In a thread: the stores block."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *values)
 
 
 def _named(request: Request) -> tuple[str, str]:
@@ -551,6 +489,8 @@ class DeskServer(HttpServer):
         self._consumer: Consumer | None = None
         self._ending = threading.Event()
         self._answers: Counter[tuple[str, str]] = Counter()
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="onefold-desk")
+        self._waiting = Waiting(lambda ids: self._off(desk.states, ids), settings.wait_s_max)
         super().__init__(settings.host, settings.port, settings.token, settings.limits)
 
     def run(self, say: Callable[[str], None] = lambda url: None) -> None:
@@ -565,13 +505,48 @@ class DeskServer(HttpServer):
             self.desk.close()
 
     async def serve(self) -> None:
-        routes = DeskRoutes(self.desk, self.settings.wait_s_max)
-        try:
-            await self.answer(
-                routes.routes(), health=self._health, metrics=self._metrics, blocking=True, drain=routes.stop_waiting
-            )
-        finally:
-            routes.close()
+        routes = [
+            Route("/{queue}", self.issue, methods=["POST"]),
+            Route("/{queue}/{id}", self.put, methods=["PUT"]),
+            Route("/{queue}/{id}", self.submit, methods=["POST"]),
+            Route("/{queue}/{id}", self.look, methods=["GET"]),
+            Route("/{queue}/{id}", self.forget, methods=["DELETE"]),
+        ]
+        stop = self._waiting.close
+        with self._pool:
+            await self.answer(routes, health=self._health, metrics=self._metrics, blocking=True, drain=stop)
+
+    async def issue(self, request: Request) -> Response:
+        await _no_body(request)
+        queue, new = request.path_params["queue"], self.desk.issue()
+        await self._off(self.desk.put, queue, new)
+        return answer({"id": new, "status": "open"}, 201, {"location": f"/{queue}/{new}"})
+
+    async def put(self, request: Request) -> Response:
+        await _no_body(request)
+        queue, named = _named(request)
+        is_new = await self._off(self.desk.put, queue, named)
+        return answer(_document(named, await self._off(self.desk.status, named, queue)), 201 if is_new else 200)
+
+    async def submit(self, request: Request) -> Response:
+        queue, named = _named(request)
+        slot = await self._off(self.desk.submit, queue, named, read_json(await request.body(), "the body"))
+        slot = await self._waiting.answer(named, slot, _wait_s(request))
+        return answer(_document(named, slot), 200 if slot.status == ANSWERED else 202)
+
+    async def look(self, request: Request) -> Response:
+        queue, named = _named(request)
+        slot = await self._off(self.desk.status, named, queue)
+        return answer(_document(named, await self._waiting.answer(named, slot, _wait_s(request))))
+
+    async def forget(self, request: Request) -> Response:
+        queue, named = _named(request)
+        await self._off(self.desk.forget, named, queue)
+        return Response(status_code=204)
+
+    async def _off(self, call: Callable[..., T], *values: Any) -> T:
+        """In a thread: the stores block."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *values)
 
     def answered(self, method: str, status: int) -> None:
         self._answers[method if method in METHODS else "other", str(status)] += 1

@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from random import uniform
 from time import sleep
 from types import MappingProxyType
@@ -25,7 +24,7 @@ from typing import Any, Final, Self, TypeVar
 from onefold.clock import wall_ms
 from onefold.errors import BadInput, Misuse
 from onefold.outbox import plans
-from onefold.outbox.plans import Handler, Key, KeyOf, Message, Out, Outcome, Taken, check_queue
+from onefold.outbox.plans import Handler, Handling, Key, KeyOf, Message, Out, Outcome, Taken, check_queue
 from onefold.outbox.ports import Delivery, EntityStore, Ledger, Queue, TokenStore, open_ledger, open_queue, open_tokens
 from onefold.outbox.runner import Loop, Work, World, attempt, raised, run_one
 from onefold.outbox.worker import Consumer, Consuming, Recovered, recover
@@ -36,13 +35,6 @@ TAKE_TRIES_MAX: Final = 10
 MARK_MAX: Final = 2**63 - 1
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 Decorated = TypeVar("Decorated", bound=Handler)
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    queue: str
-    call: Handler
-    key: KeyOf
 
 
 class Endpoint:
@@ -66,7 +58,7 @@ class Endpoint:
         """What else is to be done now and then: the consumer's pump calls each."""
         self.loop = Loop()
         self._named = (store, transport, tokens)
-        self._handlers: dict[str, Registered] = {}
+        self._handlers: dict[str, Handling] = {}
         self._opening = threading.Lock()
         self._opened = ExitStack()
         self._world: World | None = None
@@ -76,7 +68,7 @@ class Endpoint:
         return f"<Endpoint {self.name}: {self.plan}, handles {', '.join(self._handlers) or 'nothing'}>"
 
     @property
-    def handlers(self) -> Mapping[str, Registered]:
+    def handlers(self) -> Mapping[str, Handling]:
         return MappingProxyType(self._handlers)
 
     def handler(self, queue: str, *, key: KeyOf) -> Callable[[Decorated], Decorated]:
@@ -93,7 +85,7 @@ class Endpoint:
                 raise Misuse(f"{queue}: the handler is {call!r}, must be a function")
             if queue in self._handlers:
                 raise Misuse(f"{queue} has a handler in {self.name} already: {self._handlers[queue].call!r}")
-            self._handlers[queue] = Registered(queue, call, key)
+            self._handlers[queue] = Handling(queue, call, key)
             return call
 
         return register
@@ -130,11 +122,11 @@ class Endpoint:
 
     def work(self, message: Message, delivery: Delivery | None = None) -> Work:
         """A message with its handler and its entity; `BadInput` if it has none."""
-        registered = self._handlers.get(message.to)
-        if registered is None:
+        handling = self._handlers.get(message.to)
+        if handling is None:
             raise BadInput(f"{self.name} has no handler for {message.to!r:.300}", queue=message.to)
         plans.check_token(message.token)
-        return Work(message, self.key(plans.key_of(message, registered.key)), registered.call, delivery)
+        return Work(message, self.key(plans.key_of(message, handling.key)), handling.call, delivery)
 
     def process(self, message: Message, delivery: Delivery | None = None) -> Outcome:
         """Attempt one message, once, and acknowledge its delivery. After CONFLICT or an error, which is raised, it must

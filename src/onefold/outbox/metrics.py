@@ -31,10 +31,13 @@ def outbox_metrics(consumer: Consumer) -> Iterator[Metric]:
     for answer, count in books.tally():
         deliveries.add_metric([name, str(answer.verdict), answer.reason], count)
     yield deliveries
-    yield _counter("set_aside", "Messages that this consumer made dead letters.", name, books.buried)
-    yield _counter("recovered", "Outbox entries that the pump finished.", name, recovered.finished)
-    yield _counter("swept", "Tokens that the pump removed: they were made for nothing.", name, recovered.swept)
-    yield _counter("purged", "Tombstones that the pump removed.", name, recovered.purged)
+    for what, help_text, count in (
+        ("set_aside", "Messages that this consumer made dead letters.", books.buried),
+        ("recovered", "Outbox entries that the pump finished.", recovered.finished),
+        ("swept", "Tokens that the pump removed: they were made for nothing.", recovered.swept),
+        ("purged", "Tombstones that the pump removed.", recovered.purged),
+    ):
+        yield _labelled(CounterMetricFamily, what, help_text, "endpoint", {name: count})
     try:
         yield from list(_stored(consumer))
     except Exception as error:
@@ -42,32 +45,27 @@ def outbox_metrics(consumer: Consumer) -> Iterator[Metric]:
 
 
 def _stored(consumer: Consumer) -> Iterator[Metric]:
-    app, name = consumer.app, consumer.app.name
+    app, gauge = consumer.app, GaugeMetricFamily
     world, live = app.world, app.world.tokens.live()
     age_s = 0.0 if live.oldest_ms is None else max(0, app.clock_ms() - live.oldest_ms) / 1000
-    yield GaugeMetricFamily(f"{PREFIX}_live_tokens", "Tokens in the token store, of all endpoints.", live.tokens)
-    yield GaugeMetricFamily(f"{PREFIX}_oldest_token_seconds", "How long the oldest token exists.", age_s)
-    entries = len(world.entities.stranded(FOREVER_MS, COUNTED_MAX, name))
-    yield _gauge("entries", f"Outbox entries, {COUNTED_MAX} at most.", "endpoint", {name: entries})
+    yield gauge(f"{PREFIX}_live_tokens", "Tokens in the token store, of all endpoints.", live.tokens)
+    yield gauge(f"{PREFIX}_oldest_token_seconds", "How long the oldest token exists.", age_s)
+    entries = {app.name: len(world.entities.stranded(FOREVER_MS, COUNTED_MAX, app.name))}
+    yield _labelled(gauge, "entries", f"Outbox entries, {COUNTED_MAX} at most.", "endpoint", entries)
     buried = {queue: len(world.queue.buried(COUNTED_MAX, queue)) for queue in app.handlers}
-    yield _gauge("buried", f"Dead letters, {COUNTED_MAX} at most.", "queue", buried)
-    waiting = world.queue.waiting()
-    yield _gauge(
-        "waiting", "Messages in the queues, on loan or not.", "queue", {q: waiting.get(q, 0) for q in app.handlers}
-    )
+    yield _labelled(gauge, "buried", f"Dead letters, {COUNTED_MAX} at most.", "queue", buried)
+    parcels = world.queue.waiting()
+    waiting = {queue: parcels.get(queue, 0) for queue in app.handlers}
+    yield _labelled(gauge, "waiting", "Messages in the queues, on loan or not.", "queue", waiting)
 
 
-def _counter(what: str, help_text: str, endpoint: str, count: int) -> Metric:
-    family = CounterMetricFamily(f"{PREFIX}_{what}", help_text, labels=["endpoint"])
-    family.add_metric([endpoint], count)
-    return family
-
-
-def _gauge(what: str, help_text: str, label: str, values: dict[str, int]) -> Metric:
-    family = GaugeMetricFamily(f"{PREFIX}_{what}", help_text, labels=[label])
+def _labelled(
+    family: type[CounterMetricFamily | GaugeMetricFamily], what: str, help_text: str, label: str, values: dict[str, int]
+) -> Metric:
+    metric = family(f"{PREFIX}_{what}", help_text, labels=[label])
     for name, value in values.items():
-        family.add_metric([name], value)
-    return family
+        metric.add_metric([name], value)
+    return metric
 
 
 HOST: Final = "127.0.0.1"

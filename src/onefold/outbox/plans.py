@@ -46,11 +46,11 @@ import json
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from onefold.errors import BadInput, Damaged, Misuse
+from onefold.errors import BadInput, Damaged, Misuse, OnefoldError
 from onefold.verdict import Answer, Verdict
 
 
@@ -110,12 +110,16 @@ class Entry(NamedTuple):
 
     def checkpointed(self, attempt: str, tokens: tuple[str, ...]) -> Entry:
         """The same, with tokens: from the write of this on, they are what is sent."""
-        named = zip(self.outgoing, tokens, strict=True)
-        return Entry(tuple(Outgoing(out.to, out.body, token) for out, token in named), attempt, self.origin)
+        pairs = zip(self.outgoing, tokens, strict=True)
+        return Entry(tuple(Outgoing(out.to, out.body, token) for out, token in pairs), attempt, self.origin)
 
     def messages(self, cause: str) -> tuple[Message, ...]:
         """What is to be dispatched: nothing before the checkpoint."""
         return tuple(Message(out.token, out.to, out.body, cause, self.origin) for out in self.outgoing if out.token)
+
+    def creation(self, parent: str) -> Create:
+        tokens = tuple((out.token, out.to) for out in self.outgoing)
+        return Create(parent, self.attempt, tokens, guarded=MARK not in parent)
 
 
 class Entity(NamedTuple):
@@ -182,8 +186,7 @@ def pack(value: Any) -> str:
 
 
 def pack_entry(entry: Entry) -> str:
-    outgoing = [[out.to, out.body, out.token] for out in entry.outgoing]
-    return pack({"outgoing": outgoing, "attempt": entry.attempt, "origin": entry.origin})
+    return pack(entry._asdict())
 
 
 def unpack_entry(text: str) -> Entry:
@@ -210,9 +213,7 @@ def stored_entry(key: Key, name: str, text: str) -> Entry:
 
 def pack_message(message: Message, realm: str = "") -> bytes:
     """A message as bytes, for transports; ``realm`` is where its token is, if the message does not say so."""
-    fields = {"token": message.token, "to": message.to, "body": message.body}
-    fields |= {"realm": realm or message.realm, "cause": message.cause, "origin": message.origin}
-    return pack(fields).encode()
+    return pack(message._asdict() | {"realm": realm or message.realm}).encode()
 
 
 def unpack_message(payload: bytes) -> Message:
@@ -236,7 +237,7 @@ def unpack_message(payload: bytes) -> Message:
     return Message(**data)
 
 
-_FIELDS = frozenset({"token", "to", "body", "cause", "origin", "realm"})
+_FIELDS = frozenset(Message._fields)
 
 
 class Load(NamedTuple):
@@ -251,13 +252,8 @@ class Holds(NamedTuple):
     token: str
 
 
-class OpenedAttempt(NamedTuple):
-    entity: Entity
-    has_token: bool
-
-
 class Open(NamedTuple):
-    """`Load` and `Holds` in one atomic read, of a store that has both. Answered with `OpenedAttempt`."""
+    """`Load` and `Holds` in one atomic read, of a store that has both. Answered with the `Entity` and a bool."""
 
     key: Key
     token: str
@@ -270,8 +266,13 @@ class Handled(NamedTuple):
     outgoing: tuple[Outgoing, ...]
 
 
+class HandlerFailed(OnefoldError):
+    """A handler raised, or returned what cannot be kept; the error itself is the cause of this one."""
+
+
 class Handle(NamedTuple):
-    """Call the user's handler for the message with this state. Answered with `Handled`."""
+    """Call the user's handler for the message with this state. Answered with `Handled`; what is raised instead is
+    raised here, too."""
 
     state: Any
 
@@ -282,7 +283,9 @@ class Fresh(NamedTuple):
     many: int
 
 
-class Birth(NamedTuple):
+class Create(NamedTuple):
+    """Make tokens, all or none. Answered with a bool: False if the parent is gone."""
+
     parent: str
     """For which message; that message's removal frees the tokens of one attempt and sweeps those of the others."""
     attempt: str
@@ -290,12 +293,6 @@ class Birth(NamedTuple):
     """Each with its destination."""
     guarded: bool = True
     """Only while the parent's token exists: who comes late makes nothing."""
-
-
-class Create(NamedTuple):
-    """Make tokens, all or none. Answered with a bool: False if the parent is gone."""
-
-    birth: Birth
 
 
 class Persist(NamedTuple):
@@ -324,11 +321,8 @@ class Settle(NamedTuple):
 
     @property
     def entry(self) -> Entry | None:
-        """The one outbox entry to write; None if nothing is sent. Its tokens have no parent: no other attempt can win.
-
-        The other entries stay as the store has them: `Finish` removes entries without a new version, so those that this
-        entity knows may be gone meanwhile, and must not come back.
-        """
+        """The one outbox entry to write; None if nothing is sent. The others stay as the store has them: `Finish`
+        removes entries without a new version, so those that this entity knows may be gone, and must not come back."""
         return self.entity.outbox.get(self.name)
 
 
@@ -338,17 +332,11 @@ class Dispatch(NamedTuple):
     messages: tuple[Message, ...]
 
 
-class Removal(NamedTuple):
-    """A token that has done its work, and the attempt whose tokens stay."""
-
-    token: str
-    attempt: str
-
-
 class Remove(NamedTuple):
     """Remove a token; those made for it by this attempt are free from now on, those of other attempts go."""
 
-    removal: Removal
+    token: str
+    attempt: str
 
 
 class Finish(NamedTuple):
@@ -362,22 +350,17 @@ class Acknowledge(NamedTuple):
     """Tell the transport that the message need not come again."""
 
 
-Step = (
-    Load | Holds | Open | Handle | Fresh | Create | Persist | Settle | Dispatch | Remove | Finish | Acknowledge
-)  # fmt: skip
+Step = Load | Holds | Open | Handle | Fresh | Create | Persist | Settle | Dispatch | Remove | Finish | Acknowledge
 
 
 class Outcome(StrEnum):
+    """How an attempt ends; `RULES` says what each means."""
+
     APPLIED = "applied"
-    """It changed the state, and what it sends is sent."""
     RESUMED = "resumed"
-    """The state was changed before; what was left to do is done."""
     DUPLICATE = "duplicate"
-    """There is no token: it was processed long ago."""
     TIDIED = "tidied"
-    """There is no token, but an outbox entry was left; it is gone now."""
     CONFLICT = "conflict"
-    """Somebody else wrote in between: nothing is lost, try again."""
 
 
 Attempt = Generator[Step, Any, Outcome]
@@ -404,9 +387,14 @@ def parented(key: Key, message: Message) -> Attempt:
     entity: Entity = yield Load(key)
     if token in entity.outbox:
         return (yield from _delivered(entity, token, Outcome.RESUMED))
-    done: Handled = yield Handle(entity.state)
-    entry = yield from named(Entry(done.outgoing, origin=message.origin))
-    if not (yield Create(_birth(token, entry, guarded=True))):
+    try:
+        done: Handled = yield Handle(entity.state)
+    except HandlerFailed:
+        if (yield Holds(token)):
+            raise
+        return (yield from _tidied(key, token))  # a copy that comes too late need not please the handler
+    entry = yield from _with_ids(Entry(done.outgoing, origin=message.origin))
+    if not (yield entry.creation(token)):
         return (yield from _tidied(key, token))
     entity = entity.changed(done.state).keeping(token, entry)
     if not (yield Persist(entity)):
@@ -417,14 +405,13 @@ def parented(key: Key, message: Message) -> Attempt:
 def transactional(key: Key, message: Message) -> Attempt:
     """For one database: token, state, outbox and the new tokens change in one transaction."""
     token = message.token
-    opened: OpenedAttempt = yield Open(key, token)
-    entity = opened.entity
-    if not opened.has_token:  # so it was applied; if its entry is left, its messages may never have been sent
-        if (left := entity.outbox.get(token)) is not None:
-            yield Dispatch(left.messages(token))
+    entity, has_token = yield Open(key, token)
+    if not has_token:  # so it was applied; if its entry is left, its messages may never have been sent
+        if (rest := entity.outbox.get(token)) is not None:
+            yield Dispatch(rest.messages(token))
             yield Finish(key, token)
         yield Acknowledge()
-        return Outcome.DUPLICATE if left is None else Outcome.RESUMED
+        return Outcome.DUPLICATE if rest is None else Outcome.RESUMED
     if token in entity.outbox:  # begun by another plan, which removes the token last
         return (yield from _delivered(entity, token, Outcome.RESUMED, at_once=True))
     done: Handled = yield Handle(entity.state)
@@ -435,22 +422,16 @@ def transactional(key: Key, message: Message) -> Attempt:
     return outcome
 
 
-def resumed(key: Key, name: str) -> Attempt:
-    """What is left to do of a stranded outbox entry, whichever plan left it; the message itself is not needed."""
-    return (yield from _resumed((yield Load(key)), name))
+def resumed(key: Key, name: str, *, at_once: bool = False) -> Attempt:
+    """What is left to do of a stranded outbox entry, whichever plan left it; the message itself is not needed.
 
-
-def resumed_at_once(key: Key, name: str) -> Attempt:
-    """The same for `transactional`, which clears entries without a new version: to write all of them would bring back
-    one that was cleared since the load."""
-    return (yield from _resumed((yield Load(key)), name, at_once=True))
-
-
-def _resumed(entity: Entity, name: str, *, at_once: bool = False) -> Attempt:
+    ``at_once``: for `transactional`, which clears entries without a new version: to write all of them would bring back
+    one that was cleared since the load.
+    """
+    entity: Entity = yield Load(key)
     if name not in entity.outbox:
         return Outcome.DUPLICATE
-    ended = yield from sent(entity, name, guarded=MARK not in name, at_once=at_once)
-    return ended or Outcome.RESUMED
+    return (yield from _sent(entity, name, Outcome.RESUMED, at_once))
 
 
 Plan = Callable[[Key, Message], Attempt]
@@ -460,25 +441,25 @@ PLANS: Final[Mapping[str, Plan]] = MappingProxyType(
     {"checkpointed": checkpointed, "parented": parented, "transactional": transactional}
 )
 RECOVERIES: Final[Mapping[str, Recovery]] = MappingProxyType(
-    {"checkpointed": resumed, "parented": resumed, "transactional": resumed_at_once}
+    {"checkpointed": resumed, "parented": resumed, "transactional": partial(resumed, at_once=True)}
 )
 
 
 def _delivered(entity: Entity, token: str, outcome: Outcome, *, at_once: bool = False) -> Attempt:
     """Finish the entry of a message, and acknowledge it."""
-    ended = yield from sent(entity, token, guarded=True, at_once=at_once)
-    if ended is None:
+    end = yield from _sent(entity, token, outcome, at_once)
+    if end is outcome:
         yield Acknowledge()
-    return ended or outcome
+    return end
 
 
-def sent(entity: Entity, name: str, *, guarded: bool, at_once: bool = False) -> Generator[Step, Any, Outcome | None]:
-    """From the entry to the end: tokens, messages, removal, and an empty outbox; an outcome if it could not be.
+def _sent(entity: Entity, name: str, outcome: Outcome, at_once: bool = False) -> Attempt:
+    """From the entry to the end: tokens, messages, removal, and an empty outbox; another outcome if it could not be.
     ``at_once``: in one database, where an entry is cleared alone."""
     entry = entity.outbox[name]
     if entry.outgoing and not entry.attempt:
-        entry = yield from named(entry)
-        if not (yield Create(_birth(name, entry, guarded=guarded))):
+        entry = yield from _with_ids(entry)
+        if not (yield entry.creation(name)):
             return (yield from _tidied(entity.key, name))
         entity = entity.keeping(name, entry)
         if not (yield Persist(entity)):
@@ -486,17 +467,17 @@ def sent(entity: Entity, name: str, *, guarded: bool, at_once: bool = False) -> 
         entity = entity.stored
     if entry.outgoing:
         yield Dispatch(entry.messages(name))
-    yield Remove(Removal(name, entry.attempt))
+    yield Remove(name, entry.attempt)
     if at_once:
         yield Finish(entity.key, name)
     elif not (yield Persist(entity.without(name))):
         return Outcome.CONFLICT
-    return None
+    return outcome
 
 
 def _settled(entity: Entity, name: str, entry: Entry, token: str | None) -> Attempt:
     """In one database: all at once, then the messages; CONFLICT if somebody else was at it."""
-    entry = yield from named(entry)
+    entry = yield from _with_ids(entry)
     settled: Settled = yield Settle(entity.keeping(name, entry) if entry.outgoing else entity, name, token)
     if settled is not Settled.DONE:
         return Outcome.CONFLICT
@@ -506,16 +487,12 @@ def _settled(entity: Entity, name: str, entry: Entry, token: str | None) -> Atte
     return Outcome.APPLIED
 
 
-def named(entry: Entry) -> Generator[Step, Any, Entry]:
+def _with_ids(entry: Entry) -> Generator[Step, Any, Entry]:
     """The entry with the fresh ids of this attempt."""
     if not entry.outgoing:
         return entry
     attempt, *tokens = yield Fresh(1 + len(entry.outgoing))
     return entry.checkpointed(attempt, tuple(tokens))
-
-
-def _birth(parent: str, entry: Entry, *, guarded: bool) -> Birth:
-    return Birth(parent, entry.attempt, tuple((out.token, out.to) for out in entry.outgoing), guarded)
 
 
 def _tidied(key: Key, token: str) -> Attempt:
@@ -574,21 +551,14 @@ def mark_of(state: Any) -> int:
     return -1 if state is None else int(state["mark"])
 
 
-def sourced(source: Taken) -> Attempt:
-    """For any two stores; ends as APPLIED, RESUMED, DUPLICATE or CONFLICT."""
-    return _sourced(source, at_once=False)
-
-
-def sourced_at_once(source: Taken) -> Attempt:
-    """For one database; ends as APPLIED, RESUMED, DUPLICATE or CONFLICT."""
-    return _sourced(source, at_once=True)
-
-
-def _sourced(source: Taken, *, at_once: bool) -> Attempt:
+def sourced(source: Taken, *, at_once: bool = False) -> Attempt:
+    """For any two stores, or ``at_once`` for one database; ends as APPLIED, RESUMED, DUPLICATE or CONFLICT."""
     entity: Entity = yield Load(source.key)
     highest = mark_of(entity.state)
     if source.mark <= highest or (source.known and entity.state is None):
-        return (yield from _resumed(entity, source.name, at_once=at_once))
+        if source.name not in entity.outbox:
+            return Outcome.DUPLICATE
+        return (yield from _sent(entity, source.name, Outcome.RESUMED, at_once))
     if source.after not in (None, highest):
         return Outcome.CONFLICT
     entity = entity.changed({**(entity.state or {}), **source.also, "mark": source.mark})
@@ -598,8 +568,10 @@ def _sourced(source: Taken, *, at_once: bool) -> Attempt:
     entity = entity.keeping(source.name, entry)
     if not (yield Persist(entity)):
         return Outcome.CONFLICT
-    ended = yield from sent(entity.stored, source.name, guarded=False)
-    return ended or Outcome.APPLIED
+    return (yield from _sent(entity.stored, source.name, Outcome.APPLIED))
+
+
+sourced_at_once = partial(sourced, at_once=True)
 
 
 BODY_BYTES_MAX: Final = 256 * 1024
@@ -632,6 +604,14 @@ class Out(NamedTuple):
 
 Handler = Callable[[Any, Message], Any]
 KeyOf = str | Callable[[Message], Any]
+
+
+class Handling(NamedTuple):
+    """A queue, who handles what comes there, and what names the entity."""
+
+    queue: str
+    call: Handler
+    key: KeyOf
 
 
 def key_of(message: Message, key: KeyOf) -> str:
@@ -729,29 +709,20 @@ def check_token(token: str) -> str:
     return token
 
 
-_REASONS: Final = {
-    Verdict.FIRST: ["applied"],
-    Verdict.REPEAT: ["resumed", "duplicate", "tidied"],
-    Verdict.UNSURE: ["conflict", "handler_failed", "store_failed"],
-    Verdict.REJECT: ["malformed", "no_handler", "foreign_token"],
-}
-ANSWERS: Final = {
-    reason: Answer(verdict, reason, retry=verdict is Verdict.UNSURE)
-    for verdict, reasons in _REASONS.items()
-    for reason in reasons
-}
-"""The verdicts on a delivery, by reason. The names of `Outcome` are the first five."""
-
+_REPEAT, _REJECT = partial(Answer, Verdict.REPEAT), partial(Answer, Verdict.REJECT)
+_UNSURE = partial(Answer, Verdict.UNSURE, retry=True)
 RULES: Final[Mapping[Answer, str]] = {
-    ANSWERS["applied"]: "Its token was there: it changed the state, and what it sends is sent.",
-    ANSWERS["resumed"]: "An earlier delivery changed the state and was cut off; what was left to do is done.",
-    ANSWERS["duplicate"]: "It has no token any more: it was processed before.",
-    ANSWERS["tidied"]: "It has no token any more; an outbox entry was left, and is gone now.",
-    ANSWERS["conflict"]: "Somebody else wrote the entity in between: nothing was changed, it comes again.",
-    ANSWERS["handler_failed"]: "The handler raised, or its answer cannot be kept: it comes again, then is set aside.",
-    ANSWERS["store_failed"]: "A store or the transport did not answer: it comes again.",
-    ANSWERS["malformed"]: "It is not a message, or has no key: it is set aside, with its token.",
-    ANSWERS["no_handler"]: "Nobody handles its queue here: it is set aside, with its token.",
-    ANSWERS["foreign_token"]: "Its token is kept in another store than the one asked: it is set aside, with its token.",
+    Answer(Verdict.FIRST, "applied"): "Its token was there: it changed the state, and what it sends is sent.",
+    _REPEAT("resumed"): "An earlier delivery changed the state and was cut off; what was left to do is done.",
+    _REPEAT("duplicate"): "It has no token any more: it was processed before.",
+    _REPEAT("tidied"): "It has no token any more; an outbox entry was left, and is gone now.",
+    _UNSURE("conflict"): "Somebody else wrote the entity in between: nothing was changed, it comes again.",
+    _UNSURE("handler_failed"): "The handler raised, or its answer cannot be kept: it comes again, then is set aside.",
+    _UNSURE("store_failed"): "A store or the transport did not answer: it comes again.",
+    _REJECT("malformed"): "It is not a message, or has no key: it is set aside, with its token.",
+    _REJECT("no_handler"): "Nobody handles its queue here: it is set aside, with its token.",
+    _REJECT("foreign_token"): "Its token is kept in another store than the one asked: it is set aside, with its token.",
 }
-"""Each reason in one sentence."""
+"""The verdicts on a delivery, each in one sentence."""
+ANSWERS: Final = {answer.reason: answer for answer in RULES}
+"""By reason: the names of `Outcome`, and what the consumer finds."""

@@ -46,38 +46,30 @@ class Stranded(NamedTuple):
 
 
 class EntityStore(Protocol):
-    """Entities with their outboxes, each written whole or not at all (outbox).
-
-    Shared by threads, processes or machines. Every verb takes many at once, so that a batch is one round trip; each is
-    judged alone. Whatever raises `StoreFailed` may have been done or not: begin the attempt anew.
-    """
+    """Entities with their outboxes, each written whole or not at all; shared by threads, processes or machines. Every
+    verb takes many at once, so that a batch is one round trip; each is judged alone. Whatever raises `StoreFailed` may
+    have been done or not: begin the attempt anew."""
 
     def load(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
         """The entities, in this order; version 0 for those that never were."""
 
     def persist(self, entities: Sequence[plans.Entity]) -> list[bool]:
-        """Write each whose version is still the stored one, which grows by one; False for the others.
-
-        Durable when it returns. In this order: of two writes of one entity in a batch the second is stale. An entity
-        without state and without outbox stays as a tombstone.
-        """
+        """Write each whose version is still the stored one, which grows by one; False for the others. Durable when it
+        returns. In this order: of two writes of one entity the second is stale. An entity without state and outbox
+        stays as a tombstone."""
 
     def stranded(
         self, before_ms: int, limit: int, endpoint: str | None = None, *, after_ms: int = FOREVER_MS
     ) -> list[Stranded]:
-        """Outbox entries first written before this time, oldest first; of one endpoint or of all.
-
-        Those written after ``after_ms`` come too: what is dated later than now has a wrong date, and may be old.
-        """
+        """Outbox entries first written before this time, oldest first; of one endpoint or of all. Those written after
+        ``after_ms`` come too: what is dated later than now has a wrong date, and may be old."""
 
     def purge(self, before_ms: int, endpoint: str | None = None) -> int:
-        """Remove the tombstones that were written before this time, and say how many there were.
-
-        No attempt may be under way that began before that: it could write what it made of the deleted entity.
-        """
+        """Remove the tombstones that were written before this time; how many there were. No attempt may be under way
+        that began before that: it could write what it made of the deleted entity."""
 
     def close(self) -> None:
-        """Let go of the store; every other call is `Misuse` from then on. May be called twice."""
+        """Every other call is `Misuse` from then on. May be called twice."""
 
 
 class Token(NamedTuple):
@@ -95,10 +87,8 @@ class Live(NamedTuple):
 
 
 class TokenStore(Protocol):
-    """The tokens of messages that are in flight: there are as many as those, and no more (outbox).
-
-    All endpoints that send each other messages share one. Verbs take many at once; each is atomic, a batch need not be.
-    """
+    """The tokens of messages that are in flight: there are as many as those, and no more. All endpoints that send each
+    other messages share one. Verbs take many at once; each is atomic, a batch need not be."""
 
     @property
     def realm(self) -> str:
@@ -106,17 +96,13 @@ class TokenStore(Protocol):
 
     def holds(self, tokens: Sequence[str]) -> list[bool]: ...
 
-    def create(self, births: Sequence[plans.Birth]) -> list[bool]:
-        """Make the tokens of each birth, all or none; False where it is guarded and the parent does not exist.
+    def create(self, births: Sequence[plans.Create]) -> list[bool]:
+        """Make the tokens of each birth, all or none; False where it is guarded and the parent does not exist. Durable
+        when it returns. A token that exists already is left as it is."""
 
-        Durable when it returns. A token that exists already is left as it is.
-        """
-
-    def remove(self, removals: Sequence[plans.Removal]) -> None:
-        """Remove each token; of those made for it, free the ones of this attempt and remove the others.
-
-        What is free has no parent any more. A token that is not there does no harm, its children are still seen to.
-        """
+    def remove(self, removals: Sequence[plans.Remove]) -> None:
+        """Remove each token; of those made for it, free the ones of this attempt, which have no parent then, and remove
+        the others. A token that is not there does no harm, its children are still seen to."""
 
     def discard(self, token: str, parent: str | None = None) -> bool:
         """Remove this token alone, if its parent is this one (None: whatever it is); say whether it was there."""
@@ -131,20 +117,18 @@ class TokenStore(Protocol):
         """Settings by which it can lose what it has confirmed, one sentence each; to be said at the start."""
 
     def close(self) -> None:
-        """Let go of the store; every other call is `Misuse` from then on. May be called twice."""
+        """Every other call is `Misuse` from then on. May be called twice."""
 
 
 class Ledger(EntityStore, TokenStore, Protocol):
-    """Entities and tokens in one database, which can change both in one transaction (outbox)."""
+    """Entities and tokens in one database, which can change both in one transaction."""
 
-    def open(self, steps: Sequence[plans.Open]) -> list[plans.OpenedAttempt]:
+    def open(self, steps: Sequence[plans.Open]) -> list[tuple[plans.Entity, bool]]:
         """Entities, each with whether its token exists at the same moment."""
 
     def settle(self, steps: Sequence[plans.Settle]) -> list[plans.Settled]:
-        """Do each or change nothing for it, in this order, all in one transaction that is durable when it returns.
-
-        The tokens of the new entry have no parent: there is no attempt that could lose.
-        """
+        """Do each or change nothing for it, in this order, all in one transaction that is durable when it returns. The
+        tokens of the new entry have no parent: there is no attempt that could lose."""
 
     def finish(self, steps: Sequence[plans.Finish]) -> None:
         """Remove these outbox entries; the versions stay. One that is not there does no harm."""
@@ -208,23 +192,17 @@ class Strayed(NamedTuple):
 
 
 class Queue(Protocol):
-    """A transport that delivers at least once (outbox).
-
-    A parcel is given out under a lease. If it is not acknowledged until that runs out it is given out again, to
-    anybody, while the first may still work on it. Copies, late acknowledgements and any order are normal.
-
-    A clock may step: a lease or delay that began later than it is now (by more than `STEP_MS`) is over, so no parcel
-    waits longer than the longest lease or delay that was asked for, by whatever clock.
-    """
+    """A transport that delivers at least once. A parcel is given out under a lease. If it is not acknowledged until
+    that runs out it is given out again, to anybody, while the first may still work on it. Copies, late acknowledgements
+    and any order are normal. A clock may step: a lease or delay that began later than it is now (by more than
+    `STEP_MS`) is over, so no parcel waits longer than the longest lease or delay that was asked for."""
 
     def send(self, parcels: Sequence[Parcel]) -> None:
         """Take them all; durable when it returns. After `StoreFailed` some may have been taken."""
 
     def lease(self, queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int = 0) -> list[Delivery]:
-        """At most so many parcels of these queues; waits so long for the first one, not for more.
-
-        Within a queue the oldest come first, roughly: one that comes again may come later than its turn.
-        """
+        """At most so many parcels of these queues; waits so long for the first one, not for more. Within a queue the
+        oldest come first, roughly: one that comes again may come later than its turn."""
 
     def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         """They need not come again. A lease that ran out: no harm, but the parcel may."""
@@ -251,7 +229,7 @@ class Queue(Protocol):
         """Parcels whose lease or delay began later than it is now, by queue; ``mend``: they are due from now on."""
 
     def close(self) -> None:
-        """Let go of the transport; every other call is `Misuse` from then on. May be called twice."""
+        """Every other call is `Misuse` from then on. May be called twice."""
 
 
 def open_ledger(url: str) -> Ledger:
@@ -267,11 +245,9 @@ def open_ledger(url: str) -> Ledger:
 
 
 def open_tokens(url: str) -> TokenStore:
-    """The token store at an address: any ledger, or a Redis, which is asked nothing before the first call.
-
-    ``redis://`` takes options behind a ``?``: ``prefix``, ``timeout_s`` and ``replicas_min`` of `RedisTokens`, and
-    redis-py's own for TLS, whose names begin with ``ssl_``.
-    """
+    """The token store at an address: any ledger, or a Redis, which is asked nothing before the first call. It takes
+    ``prefix``, ``timeout_s`` and ``replicas_min`` of `RedisTokens` behind a ``?``, and redis-py's own for TLS, whose
+    names begin with ``ssl_``."""
     if scheme_of(url)[0] not in ("redis", "rediss"):
         return _open_ledger(url, "token store", f"{_LEDGERS}, redis://host:6379/0, rediss://host:6379/0")
     from onefold.outbox.stores.redis import RedisTokens
@@ -285,14 +261,12 @@ _LEDGERS: Final = "memory://, sqlite:///file.db, sqlite:////folder/file.db, post
 
 
 def _open_ledger(url: str, what: str, kinds: str) -> Ledger:
+    from onefold.outbox.stores.sqlite import MemoryLedger, SqliteLedger
+
     match scheme_of(url):
         case "memory", _:
-            from onefold.outbox.stores.memory import MemoryLedger
-
             return MemoryLedger()
         case "sqlite", path:
-            from onefold.outbox.stores.sqlite import SqliteLedger
-
             return SqliteLedger(path)
         case (("postgresql" | "postgres"), _):
             from onefold.outbox.stores.postgres import PostgresLedger
@@ -302,9 +276,8 @@ def _open_ledger(url: str, what: str, kinds: str) -> Ledger:
 
 
 def open_queue(url: str) -> Queue:
-    """The queue at an address; whether a NATS server is there shows at the first call.
-
-    ``nats://`` takes options behind a ``?``: those of `NatsQueue`.
+    """The queue at an address; whether a NATS server is there shows at the first call, and it takes the options of
+    `NatsQueue` behind a ``?``.
 
     >>> open_queue("memory://").waiting()
     {}
@@ -312,14 +285,12 @@ def open_queue(url: str) -> Queue:
     Traceback (most recent call last):
     onefold.errors.Misuse: no queue at amqp://...; there are some at memory://, sqlite:///file.db, ...
     """
+    from onefold.outbox.stores.sqlite import MemoryQueue, SqliteQueue
+
     match scheme_of(url):
         case "memory", _:
-            from onefold.outbox.stores.memory import MemoryQueue
-
             return MemoryQueue()
         case "sqlite", path:
-            from onefold.outbox.stores.sqlite import SqliteQueue
-
             return SqliteQueue(path)
         case (("nats" | "tls"), _):
             from onefold.outbox.stores.nats import open_nats

@@ -14,22 +14,24 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice
 from secrets import token_hex
 from time import time_ns
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from onefold.errors import Misuse, OnefoldError
+from onefold.errors import Misuse
 from onefold.outbox import plans
-from onefold.outbox.plans import PLANS, Attempt, Handled, Handler, Key, Message, Outcome
+from onefold.outbox.plans import PLANS, Attempt, Handled, Handler, HandlerFailed, Key, Message, Outcome
 from onefold.outbox.ports import Delivery, EntityStore, Ledger, Parcel, Queue, TokenStore
 
+T = TypeVar("T")
 CHANCE_BYTES: Final = 10
 TEXT_MAX: Final = 500
 """Characters of an error that are kept with a dead letter."""
+CLOSED: Final = "the endpoint is closed: there is no loop for async handlers any more"
 
 
 def fresh_ids(many: int) -> tuple[str, ...]:
@@ -64,7 +66,7 @@ class World:
         if kind is plans.Holds:
             return self.tokens.holds([step.token for step in steps])
         if kind is plans.Create:
-            return self.tokens.create([step.birth for step in steps])
+            return self.tokens.create(steps)
         if kind is plans.Open:
             return self.ledger.open(steps)
         if kind is plans.Settle:
@@ -73,7 +75,7 @@ class World:
             ids = iter(fresh_ids(sum(step.many for step in steps)))
             return [tuple(islice(ids, step.many)) for step in steps]
         if kind is plans.Remove:
-            self.tokens.remove([step.removal for step in steps])
+            self.tokens.remove(steps)
         elif kind is plans.Finish:
             self.ledger.finish(steps)
         else:
@@ -96,13 +98,13 @@ class Job:
     pending: plans.Step | None = None
     ended: Outcome | Exception | None = None
 
-    def go_on(self, answer: Any) -> None:
+    def go_on(self, answer: Any, error: Exception | None = None) -> None:
         try:
-            self.pending = self.attempt.send(answer)
+            self.pending = self.attempt.send(answer) if error is None else self.attempt.throw(error)
         except StopIteration as stop:
             self.pending, self.ended = None, stop.value
-        except Exception as error:
-            self.fail(error)
+        except Exception as failure:
+            self.fail(failure)
 
     def fail(self, error: Exception) -> None:
         self.attempt.close()
@@ -117,12 +119,8 @@ def run(world: World, jobs: Iterable[Job]) -> list[Outcome | Exception]:
     while True:
         by_kind: dict[type, list[Job]] = {}
         for job in jobs:
-            if (step := job.pending) is not None:
-                kind = type(step)
-                if kind in by_kind:
-                    by_kind[kind].append(job)
-                else:
-                    by_kind[kind] = [job]
+            if job.pending is not None:
+                by_kind.setdefault(type(job.pending), []).append(job)
         if not by_kind:
             return [cast("Outcome | Exception", job.ended) for job in jobs]
         for kind, group in by_kind.items():
@@ -148,16 +146,17 @@ def _call_handlers(group: list[Job]) -> None:
     started: list[tuple[Job, Handled | Future[Handled]]] = []
     for job in group:
         try:
-            if job.handle is None:
-                raise Misuse("this attempt has nothing to handle")
+            assert job.handle is not None, "this attempt has nothing to handle"
             started.append((job, job.handle(cast(plans.Handle, job.pending).state)))
         except Exception as error:
-            job.fail(error)
+            job.go_on(None, error)
     for job, answer in started:
         try:
-            job.go_on(answer.result() if isinstance(answer, Future) else answer)
+            answer = answer.result() if isinstance(answer, Future) else answer
         except Exception as error:
-            job.fail(error)
+            job.go_on(None, error)
+        else:
+            job.go_on(answer)
 
 
 def run_one(world: World, attempt: Attempt) -> Outcome:
@@ -175,46 +174,49 @@ def raised(ended: Outcome | Exception) -> Outcome:
     return ended
 
 
-class HandlerFailed(OnefoldError):
-    """A handler raised, or returned what cannot be kept; the error itself is the cause of this one."""
-
-
 class Loop:
     """An event loop in a thread of its own, which is started when the first coroutine comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "onefold-handlers", closed: str = CLOSED) -> None:
+        """``closed`` is what `Misuse` says when that is the case."""
+        self._name, self._closed = name, closed
         self._lock = threading.Lock()
+        self._is_open = True
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._closed = False
 
-    def begin(self, work: Coroutine[Any, Any, Handled]) -> Future[Handled]:
+    def check_open(self) -> None:
+        if not self._is_open:
+            raise Misuse(self._closed)
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start it there; the result can be waited for in any other thread."""
         with self._lock:
-            if self._closed:
+            if not self._is_open:
                 work.close()
-                raise Misuse("the endpoint is closed: there is no loop for async handlers any more")
+            self.check_open()
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="onefold-handlers", daemon=True)
+                self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
                 self._thread.start()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def close(self) -> None:
-        """Cancel what still runs, and end the thread. May be called twice."""
+    def close(self, last: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Do what is ``last``, cancel what still runs, and end the thread. May be called twice."""
 
-        async def cancel_all() -> None:
+        async def end() -> None:
+            if last is not None:
+                await last()
             tasks = asyncio.all_tasks() - {asyncio.current_task()}
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
         with self._lock:
-            self._closed = True
+            self._is_open = False
             loop, self._loop = self._loop, None
-        if loop is None or self._thread is None:
+        if loop is None:
             return
-        asyncio.run_coroutine_threadsafe(cancel_all(), loop).result()
+        asyncio.run_coroutine_threadsafe(end(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
         loop.close()
@@ -258,8 +260,7 @@ def describe(error: BaseException) -> str:
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:TEXT_MAX]
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     message: Message
     key: Key
     call: Handler
@@ -268,25 +269,7 @@ class Work:
 
 
 def attempt(world: World, plan: str, works: Sequence[Work], loop: Loop) -> list[Outcome | Exception]:
-    """Try each once, all in step: what each came to, or what stopped it. No two may be of one entity.
-
-    `parented` calls the handler before it looks for the token, but a copy that comes too late need not please the
-    handler. So where one failed and there is no token, `checkpointed` is run, which looks first, and tidies up.
-    """
+    """Try each once, all in step: what each came to, or what stopped it. No two may be of one entity."""
     begin = PLANS[plan]
     jobs = [Job(begin(each.key, each.message), calling(each.call, each.message, loop), each.delivery) for each in works]
-    ended = run(world, jobs)
-    failed = [number for number, each in enumerate(ended) if isinstance(each, HandlerFailed)]
-    if plan != "parented" or not failed:
-        return ended
-    try:
-        exist = world.tokens.holds([works[number].message.token for number in failed])
-    except Exception as error:
-        for number in failed:
-            ended[number] = error
-        return ended
-    late = [number for number, exists in zip(failed, exist, strict=True) if not exists]
-    jobs = [Job(plans.checkpointed(works[n].key, works[n].message), None, works[n].delivery) for n in late]
-    for number, outcome in zip(late, run(world, jobs), strict=True):
-        ended[number] = outcome
-    return ended
+    return run(world, jobs)

@@ -34,7 +34,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
 from operator import add
@@ -43,9 +43,9 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from onefold.errors import BadInput, Damaged, Misuse, OnefoldError
-from onefold.outbox.plans import ANSWERS, MARK, RECOVERIES, Key, Outcome, unpack_message
+from onefold.outbox.plans import ANSWERS, MARK, RECOVERIES, HandlerFailed, Key, Outcome, unpack_message
 from onefold.outbox.ports import FOREVER_MS, STEP_MS, Delivery, Parcel, Stranded
-from onefold.outbox.runner import HandlerFailed, Job, Work, World, attempt, describe, raised, run
+from onefold.outbox.runner import Job, Work, World, attempt, describe, raised, run
 from onefold.tally import Tally
 from onefold.verdict import Answer
 
@@ -103,9 +103,9 @@ class Consuming:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise Misuse(f"{name} is {value!r}, must be a whole number of at least 1", **{name: value})
-        leasts = {"lease_s": 0.01, "recover_s": 0.01}
-        for name in ("lease_s", "recover_s", "backoff_s", "backoff_max_s", "stranded_s", "tombstone_s"):
-            value, least = getattr(self, name), leasts.get(name, 0)
+        leasts = {"lease_s": 0.01, "recover_s": 0.01, "backoff_s": 0, "backoff_max_s": 0}
+        for name, least in {**leasts, "stranded_s": 0, "tombstone_s": 0}.items():
+            value = getattr(self, name)
             if not least <= value <= SECONDS_MAX:
                 raise Misuse(f"{name} is {value}, must be from {least} to {SECONDS_MAX:,}", **{name: value})
 
@@ -172,7 +172,7 @@ class Consumer:
 
     def __init__(
         self, app: Endpoint, settings: Consuming | None = None, *, stop: threading.Event | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not app.handlers:
             raise Misuse(f"{app.name} has no handlers: there is nothing to consume")
         self.app = app
@@ -276,7 +276,9 @@ class Consumer:
             self.books.received(-len(messages))
             self._release([message.delivery for message in messages])
         finally:
-            self._returned(deliveries)
+            with self._lock:
+                for delivery in deliveries:
+                    self._leased.pop(delivery.receipt, None)
         return failed
 
     def _read(self, delivery: Delivery, realm: str) -> InHand | None:
@@ -320,20 +322,20 @@ class Consumer:
     def _round(self, messages: Sequence[InHand]) -> tuple[Exception | None, list[InHand]]:
         """Attempt each once: the error of a store, if one failed, and those to be tried again at once."""
         ends = attempt(self.app.world, self.app.plan, [message.work for message in messages], self.app.loop)
-        errors: list[tuple[Delivery, Exception]] = []
+        errors: dict[Delivery, Exception] = {}
         again: list[InHand] = []
         for message, end in zip(messages, ends, strict=True):
             delivery, work, tries = message
             if end is Outcome.CONFLICT and tries < CONFLICT_TRIES_MAX:
                 # Read anew: the handler may have changed the body that it was given.
-                again.append(InHand(delivery, replace(work, message=unpack_message(delivery.payload)), tries + 1))
+                again.append(InHand(delivery, work._replace(message=unpack_message(delivery.payload)), tries + 1))
             elif end is Outcome.CONFLICT:
                 self._release([delivery], round(uniform(0, CONFLICT_S) * 1000))
                 self.books.judged("conflict")
             elif isinstance(end, Outcome):
                 self.books.judged(str(end))
             elif not isinstance(end, HandlerFailed):
-                errors.append((delivery, end))
+                errors[delivery] = end
             else:
                 self.books.judged("handler_failed")
                 if delivery.times >= self.settings.attempts_max:
@@ -341,11 +343,10 @@ class Consumer:
                 else:
                     log.warning("%s (delivery %d of %d)", end, delivery.times, self.settings.attempts_max)
                     self._release([delivery], self.settings.delay_ms(delivery.times))
-        self._returned({message.delivery for message in messages} - {message.delivery for message in again})
-        self._store_failed([delivery for delivery, _ in errors])
+        self._store_failed(list(errors))
         if again and len(again) == len(messages):  # nobody got through: not all at the same time again
             sleep(uniform(0, 0.001 * 2 ** again[0].tries))
-        return (errors[0][1] if errors else None), again
+        return next(iter(errors.values()), None), again
 
     def _store_failed(self, deliveries: Sequence[Delivery]) -> None:
         self.books.judged("store_failed", len(deliveries))
@@ -375,14 +376,8 @@ class Consumer:
         else:
             self.books.set_aside()
 
-    def _returned(self, deliveries: Iterable[Delivery]) -> None:
-        """They are acknowledged, released or set aside: their leases are not extended any more."""
-        with self._lock:
-            for delivery in deliveries:
-                self._leased.pop(delivery.receipt, None)
-
     def _extend_leases(self, ended: threading.Event) -> None:
-        """Extend the leases of all in hand, three times in the time of one."""
+        """Extend the leases of all batches in hand, three times in the time of one; what is done already stays so."""
         while not ended.wait(self.settings.lease_ms / 3000):
             with self._lock:
                 leased = list(self._leased.values())

@@ -1,8 +1,9 @@
 """Stores by address: ``memory://``, ``sqlite:///x.db``, ``redis://host:6379/0``; what all openers share."""
 
 import re
-from typing import Final
-from urllib.parse import unquote
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote
 
 from onefold.errors import Misuse
 
@@ -56,6 +57,25 @@ def sqlite_file(url: str) -> str | None:
     if "?" in rest:
         raise Misuse(f"{url}: sqlite:/// takes no options; a ? in the name of a file is written %3F", url=url)
     return unquote(rest[1:])
+
+
+def options_of(
+    where: object, query: str, kinds: Mapping[str, Callable[[str], Any]], others: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What follows the ``?`` of an address, each option made what ``kinds`` says; ``others`` are named in an error too.
+
+    >>> options_of("cache.example", "timeout_s=5", {"prefix": str, "timeout_s": float})
+    {'timeout_s': 5.0}
+    """
+    options: dict[str, Any] = dict(parse_qsl(query, keep_blank_values=True))
+    for name, value in options.items():
+        if name not in kinds:
+            raise Misuse(f"{where}: no option {name!r}; there are {', '.join((*kinds, *others))}", name=name)
+        try:
+            options[name] = kinds[name](value)
+        except ValueError:
+            raise Misuse(f"{where}: {name}={value}: this must be a number", name=name) from None
+    return options
 
 
 def check_timeout(where: object, timeout_s: float) -> float:

@@ -17,7 +17,7 @@ server for certain, so `run` makes the call again.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from select import POLLIN, poll
 from threading import BoundedSemaphore, Lock
@@ -116,11 +116,8 @@ class Connections:
         """What ``work`` makes of a connection, on which each statement is a transaction unless it begins one."""
         try:
             for _ in range(DEADLOCKS_MAX):
-                try:
-                    with self._lent() as connection:
-                        return work(connection)
-                except _UNDONE:
-                    pass
+                with suppress(*_UNDONE), self._lent() as connection:
+                    return work(connection)
             with self._lent() as connection:
                 return work(connection)
         except psycopg.Error as error:
@@ -181,13 +178,13 @@ class Connections:
     def _connect(self) -> Connection:
         """The address decides where it says something: these are for what it leaves open."""
         timeout_ms = str(max(1, int(self._timeout_s * 1_000)))  # 0 would be: no limit
-        ours = {"connect_timeout": str(max(2, round(self._timeout_s))), "tcp_user_timeout": timeout_ms}
-        theirs = conninfo_to_dict(self._conninfo)
-        missing = {
-            name: value for name, value in {**ours, "fallback_application_name": "onefold"}.items()
-            if name not in theirs
-        }  # fmt: skip
-        connection = _Patient.connect(make_conninfo(self._conninfo, **missing), autocommit=True)
+        ours = {
+            "connect_timeout": str(max(2, round(self._timeout_s))),
+            "tcp_user_timeout": timeout_ms,
+            "fallback_application_name": "onefold",
+        }
+        conninfo = make_conninfo("", **(ours | conninfo_to_dict(self._conninfo)))
+        connection = _Patient.connect(conninfo, autocommit=True)
         connection.patience_s = PATIENCE * self._timeout_s
         try:
             settings = (

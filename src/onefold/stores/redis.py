@@ -9,12 +9,17 @@ is taken for new.
 Hosted servers often forbid CONFIG; then INFO tells half of it, and what cannot be seen is named, not assumed.
 """
 
-from typing import Any, cast
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, cast
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
-from onefold.errors import Misuse
+from onefold.errors import Misuse, StoreFailed
+from onefold.stores.addresses import check_timeout, options_of
 
 TIMEOUT_S = 2.0
 OPTIONS = {"prefix": str, "timeout_s": float, "replicas_min": int}
@@ -27,7 +32,78 @@ WANTED = {
 }
 
 
-def concerns(client: redis.Redis, replicas_min: int, what: str = "claims") -> list[str]:
+class RedisStore:
+    """What one Redis server (with its replicas; not a Redis Cluster) keeps, and one script changes, which the server
+    runs as one step. Threads may share it; it connects at the first call, and reconnects by itself. When an answer is
+    lost nobody knows whether the call was done: that is `StoreFailed`, and it is not made again here."""
+
+    script: ClassVar[str]
+    contents: ClassVar[str]
+    """What is kept there, in a warning."""
+    closed: ClassVar[str]
+    """What `Misuse` says once that is so."""
+
+    def __init__(self, url: str, timeout_s: float, replicas_min: int) -> None:
+        self.url = shown(url)
+        self._timeout_s = check_timeout(self.url, timeout_s)
+        if replicas_min < 0:
+            raise Misuse(f"{self.url}: replicas_min is {replicas_min}, must be 0 or more", replicas_min=replicas_min)
+        self._replicas_min = replicas_min
+        try:
+            self._client = redis.Redis.from_url(
+                url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0),
+                protocol=2, driver_info=None,
+            )  # fmt: skip
+            self._client.connection_pool.make_connection()  # connects nowhere, but refuses options that do not exist
+        except (TypeError, ValueError, redis.RedisError) as error:
+            raise Misuse(f"{self.url}: {_line(error)}", url=self.url) from None
+        self._sha = str(self._client.register_script(self.script).sha)
+        self._open = True
+
+    def warnings(self) -> list[str]:
+        """Settings of the server by which it can lose what it has answered, one sentence each; to be said at start."""
+        with self._asking():
+            return [f"{self.url}: {concern}" for concern in concerns(self._client, self._replicas_min, self.contents)]
+
+    def close(self) -> None:
+        self._open = False
+        self._client.close()
+
+    def _run(self, *words: str | int, writes: bool = True) -> bytes:
+        """What the script answers to the number of keys, the keys and the arguments."""
+        try:
+            return self._send("evalsha", self._sha, *words, writes=writes)
+        except redis.exceptions.NoScriptError:  # nothing was done; EVAL also leaves the script there for the next
+            return self._send("eval", self.script, *words, writes=writes)
+
+    def _send(self, verb: str, *words: str | int, writes: bool) -> bytes:
+        if not (writes and self._replicas_min):
+            return cast(bytes, getattr(self._client, verb)(*words))
+        pipeline = self._client.pipeline(transaction=False)  # one connection: WAIT is about what came over it
+        getattr(pipeline, verb)(*words)
+        # Half of the time that we wait for the answer: that the replicas are late is to be told by the server.
+        pipeline.wait(self._replicas_min, max(1, int(self._timeout_s * 500)))
+        answer, reached = pipeline.execute()
+        if reached < self._replicas_min:
+            problem = f"{self.url}: {reached} replicas have it, replicas_min is {self._replicas_min}"
+            raise StoreFailed(problem, reached=reached, replicas_min=self._replicas_min)
+        return cast(bytes, answer)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        if not self._open:
+            raise Misuse(f"{self.url}: {self.closed}")
+        try:
+            yield
+        except (redis.RedisError, OSError) as error:
+            raise StoreFailed(f"{self.url}: {_line(error)}", url=self.url) from error
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def concerns(client: redis.Redis, replicas_min: int, what: str) -> list[str]:
     """One sentence per setting that can lose what is kept, or that could not be looked at; ``what`` is kept there."""
     try:
         info, hidden = client.info(), ""
@@ -44,13 +120,12 @@ def concerns(client: redis.Redis, replicas_min: int, what: str = "claims") -> li
             values["appendonly"] = "yes" if info["aof_enabled"] else "no"
         if "maxmemory_policy" in info:
             values["maxmemory-policy"] = info["maxmemory_policy"]
+    unsynced = values.get("appendonly") == "no"  # then how it would be synced does not matter
     lines = [
         f"{name} is {values[name]}, should be {wanted}: {harm.format(what=what)}"
         for name, (wanted, harm) in WANTED.items()
-        if name in values and values[name] != wanted
+        if name in values and values[name] != wanted and not (unsynced and "appendfsync" in name)
     ]
-    if values.get("appendonly") == "no":  # then how it would be synced does not matter
-        lines = [line for line in lines if not line.startswith(("appendfsync", "no-appendfsync"))]
     unseen = [name for name in WANTED if name not in values]
     if unseen:
         lines.append(f"{', '.join(unseen)} could not be checked ({refusal})")
@@ -87,16 +162,7 @@ def split_options(url: str) -> tuple[str, dict[str, Any]]:
     ('redis://cache.example/0?ssl_ca_certs=x', {'prefix': 'shop', 'timeout_s': 5.0})
     """
     where, parts = shown(url), urlsplit(url)
-    theirs: dict[str, str] = {}
-    ours: dict[str, Any] = {}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name.startswith("ssl_"):
-            theirs[name] = value
-        elif name not in OPTIONS:
-            raise Misuse(f"{where}: no option {name!r}; there are {', '.join(OPTIONS)}, ssl_...", name=name)
-        else:
-            try:
-                ours[name] = OPTIONS[name](value)
-            except ValueError:
-                raise Misuse(f"{where}: {name}={value}: this must be a number", name=name) from None
-    return parts._replace(query=urlencode(theirs)).geturl(), ours
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    theirs = urlencode([pair for pair in pairs if pair[0].startswith("ssl_")])
+    ours = urlencode([pair for pair in pairs if not pair[0].startswith("ssl_")])
+    return parts._replace(query=theirs).geturl(), options_of(where, ours, OPTIONS, ["ssl_..."])

@@ -27,8 +27,8 @@ from onefold.errors import BadInput, Misuse
 from onefold.moved import loaded_on_use
 from onefold.outbox.explore import SHIPPED, STATES_MAX, Convicted, Exploration, Topology, Wrong, explored, together
 from onefold.outbox.explore.system import Invariant
-from onefold.outbox.explore.topology import Handling, Stage
-from onefold.outbox.plans import check_name, check_queue
+from onefold.outbox.explore.topology import Stage
+from onefold.outbox.plans import Handling, check_name, check_queue
 
 if TYPE_CHECKING:
     from onefold.testing.faults import Faults

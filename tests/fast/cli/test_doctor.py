@@ -14,7 +14,7 @@ from onefold import Endpoint, Out
 from onefold.cli import doctor as module
 from onefold.cli.doctor import PACKAGES, examine
 from onefold.clock import wall_ms
-from onefold.outbox.plans import Birth
+from onefold.outbox.plans import Create
 from tests.lib.commands import here
 from tests.lib.cut_off import cut_off
 
@@ -138,7 +138,7 @@ def test_what_was_left_in_an_outbox_is_a_finding_and_its_tokens_are_no_leaks(sho
 def test_what_is_young_is_under_way(shop, tmp_path):
     shop.take("orders.csv", 1, [Out("orders", {"order": "7"})])
     cut_off(shop, "orders")
-    shop.world.tokens.create([Birth("gone", "a", (("orphan", "orders"),), guarded=False)])
+    shop.world.tokens.create([Create("gone", "a", (("orphan", "orders"),), guarded=False)])
     assert found(tmp_path, "--older-than-s", 600, code=0)["tokens"][0]["found"].startswith("2, the oldest made")
 
 
@@ -171,7 +171,7 @@ def test_what_is_dated_later_than_now_is_not_young(shop, tmp_path):
     shop.take("orders.csv", 1, [Out("orders", {"order": "7"})])
     with a_month_ahead(shop):
         cut_off(shop, "orders")
-        shop.world.tokens.create([Birth("gone", "a", (("orphan", "orders"),), guarded=False)])
+        shop.world.tokens.create([Create("gone", "a", (("orphan", "orders"),), guarded=False)])
     told = found(tmp_path, "--older-than-s", 600, code=1)
     assert told["outbox entries"][0]["found"].startswith("1 of shop")
     assert told["orphans"][0]["found"] == "1: orphan"
@@ -203,8 +203,8 @@ def test_orphans_are_a_finding_unless_their_parent_is_in_an_outbox(shop, tmp_pat
     shop.take("orders.csv", 1, [Out("orders", {"order": "7"})])
     parent = cut_off(shop, "orders")
     made = [
-        Birth(parent, "a", (("expected", "x"),), guarded=False),
-        Birth("gone", "a", (("lost", "x"),), guarded=False),
+        Create(parent, "a", (("expected", "x"),), guarded=False),
+        Create("gone", "a", (("lost", "x"),), guarded=False),
     ]
     shop.world.tokens.create(made)
     told = found(tmp_path, code=1)

@@ -2,7 +2,7 @@
 
 from onefold.outbox import Entity, Key, Outcome, Outgoing, Taken, sourced
 from onefold.outbox.runner import Job, World, run
-from onefold.outbox.stores.memory import MemoryLedger, MemoryQueue
+from onefold.outbox.stores.sqlite import MemoryLedger, MemoryQueue
 
 
 def test_what_one_attempt_raises_ends_that_one_alone():

@@ -1,8 +1,11 @@
 """The published drafts that do not work: each is convicted, by a history that a person can follow."""
 
+from dataclasses import replace
+
 import pytest
 
-from onefold.outbox.explore import SPECIMENS, Convicted, explored
+from onefold.outbox.explore import SPECIMENS, Algorithm, Convicted, explored
+from onefold.outbox.plans import Load, Outcome
 
 EVICTED = """\
 evicted: applied twice (found in 67 states)
@@ -45,3 +48,24 @@ def test_a_published_draft_is_convicted_with_a_readable_history(name, told):
     with pytest.raises(Convicted) as convicted:
         explored(SPECIMENS[name].topology, SPECIMENS[name].algorithm)
     assert str(convicted.value) == told
+
+
+STUBBORN = """\
+stubborn: circle (found in 2 states)
+1. worker 1 of payment leases m1
+2. worker 1 of payment loads payment/one (version 0), and gives m1 back
+... and again from 1 on.
+Wrong: it can go round like this for ever."""
+
+
+def stubborn(key, message):
+    yield Load(key)
+    return Outcome.CONFLICT
+
+
+def test_a_plan_that_can_go_round_for_ever_is_convicted_if_that_is_asked_for():
+    topology = replace(SPECIMENS["evicted"].topology, copies=0)
+    assert explored(topology, Algorithm("stubborn", stubborn)).calls_max is None
+    with pytest.raises(Convicted) as convicted:
+        explored(topology, Algorithm("stubborn", stubborn), endless=True)
+    assert str(convicted.value) == STUBBORN

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from onefold import Endpoint, Out
-from onefold.outbox.plans import Birth, Create, Dispatch, Finish, Remove
+from onefold.outbox.plans import Create, Dispatch, Finish, Remove
 from onefold.outbox.ports import Parcel
 from tests.lib.commands import Done, here
 from tests.lib.cut_off import cut_off
@@ -80,8 +80,8 @@ def test_with_tokens_kept_apart_what_a_source_left_is_finished_and_useless_token
     tokens = f"sqlite:///{tmp_path}/tokens.db"
     with shop(at, tokens=tokens) as app:
         app.take("orders.csv", 1, [Out("orders", {"order": "7"})])
-        made = [Birth("shop/orders.csv#1", "late", (("useless", "orders"),), guarded=False)]
-        app.world.tokens.create([*made, Birth("t", "late", (("not ours", "orders"),), guarded=False)])
+        made = [Create("shop/orders.csv#1", "late", (("useless", "orders"),), guarded=False)]
+        app.world.tokens.create([*made, Create("t", "late", (("not ours", "orders"),), guarded=False)])
         words = ["recover", "--store", at, "--tokens", tokens, "--transport", at, "--json"]
         assert json.loads(outbox(*words, cwd=tmp_path).stdout) == {"finished": 0, "conflicts": 0, "swept": 1}
         assert app.world.tokens.holds(["useless", "not ours"]) == [False, True]

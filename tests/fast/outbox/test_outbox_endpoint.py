@@ -6,9 +6,9 @@ import pytest
 import onefold
 from onefold import Endpoint, Message, Out, Outcome
 from onefold.errors import BadInput, Misuse, StoreFailed
-from onefold.outbox.plans import Birth
+from onefold.outbox.plans import Create
 from onefold.outbox.runner import World
-from onefold.outbox.stores.memory import MemoryLedger, MemoryQueue
+from onefold.outbox.stores.sqlite import MemoryLedger, MemoryQueue
 
 PLANS = ["transactional", "checkpointed", "parented"]
 
@@ -18,7 +18,7 @@ def count(state, message):
 
 
 def with_token(ledger: MemoryLedger, token: str, body: object, to: str = "orders") -> Message:
-    assert ledger.create([Birth("", "", ((token, to),), guarded=False)]) == [True]
+    assert ledger.create([Create("", "", ((token, to),), guarded=False)]) == [True]
     return Message(token, to, body)
 
 

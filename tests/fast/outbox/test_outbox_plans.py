@@ -1,9 +1,11 @@
 """The plans as lists of steps: what each asks of the world, in which order, for every answer that it may get."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from onefold.outbox import (
+    RECOVERIES,
     Entity,
     Entry,
     Handled,
@@ -22,7 +24,17 @@ from onefold.outbox import (
     transactional,
     unpack_entry,
 )
-from onefold.outbox.plans import Birth, Create, OpenedAttempt, Persist, pack_message, resumed_at_once, unpack_message
+from onefold.outbox.plans import (
+    Acknowledge,
+    Create,
+    Handle,
+    HandlerFailed,
+    Holds,
+    Load,
+    Persist,
+    pack_message,
+    unpack_message,
+)
 
 KEY = Key("billing", "7")
 MESSAGE = Message("t1", "orders", {"order": 7})
@@ -55,11 +67,11 @@ def made(attempt, *answers):
 
 
 def test_a_stranded_entry_of_a_message_is_guarded_by_its_token_and_one_of_a_source_by_nothing():
-    for recover in (resumed, resumed_at_once):
+    for recover in RECOVERIES.values():
         for name, guarded in (("t1", True), ("orders.log#41", False)):
             stranded = Entity(KEY, 3, {"paid": 20}).keeping(name, KEPT)
             *_, create = made(recover(KEY, name), stranded, ("a1", "t2"))
-            assert create == Create(Birth(name, "a1", (("t2", "shipping"),), guarded))
+            assert create == Create(name, "a1", (("t2", "shipping"),), guarded)
 
 
 def test_tokens_are_written_down_before_anything_is_sent_with_them():
@@ -83,13 +95,13 @@ def test_tokens_with_parents_save_two_of_them():
 
 
 def test_one_database_needs_three():
-    answers = [OpenedAttempt(NEW, True), HANDLED, ("a1", "t2"), Settled.DONE, None, None, None]
+    answers = [(NEW, True), HANDLED, ("a1", "t2"), Settled.DONE, None, None, None]
     steps = "open handle fresh settle dispatch finish acknowledge"
     assert told(transactional(KEY, MESSAGE), *answers) == (steps, Outcome.APPLIED)
 
 
 def test_a_message_that_sends_nothing_needs_no_tokens():
-    quiet = [OpenedAttempt(NEW, True), QUIET, Settled.DONE, None]
+    quiet = [(NEW, True), QUIET, Settled.DONE, None]
     assert told(transactional(KEY, MESSAGE), *quiet) == ("open handle settle acknowledge", Outcome.APPLIED)
     steps = "load holds handle persist remove persist acknowledge"
     assert told(checkpointed(KEY, MESSAGE), NEW, True, QUIET, True, None, True, None) == (steps, Outcome.APPLIED)
@@ -103,7 +115,7 @@ def test_a_write_that_comes_too_late_is_a_conflict_wherever_it_is():
     assert told(parented(KEY, MESSAGE), NEW, HANDLED, ("a1", "t2"), True, False)[1] is Outcome.CONFLICT
     for settled in (Settled.STALE, Settled.NO_TOKEN):
         attempt = transactional(KEY, MESSAGE)
-        assert told(attempt, OpenedAttempt(NEW, True), HANDLED, ("a1", "t2"), settled)[1] is Outcome.CONFLICT
+        assert told(attempt, (NEW, True), HANDLED, ("a1", "t2"), settled)[1] is Outcome.CONFLICT
 
 
 def test_without_a_token_nothing_is_handled_and_what_is_left_is_tidied():
@@ -116,7 +128,7 @@ def test_without_a_token_nothing_is_handled_and_what_is_left_is_tidied():
         "load holds load dispatch persist acknowledge",
         Outcome.TIDIED,
     )
-    assert told(transactional(KEY, MESSAGE), OpenedAttempt(NEW, False), None) == ("open acknowledge", Outcome.DUPLICATE)
+    assert told(transactional(KEY, MESSAGE), (NEW, False), None) == ("open acknowledge", Outcome.DUPLICATE)
 
 
 def test_what_was_cut_off_goes_on_where_it_was():
@@ -127,14 +139,14 @@ def test_what_was_cut_off_goes_on_where_it_was():
     sending = "load holds dispatch remove persist acknowledge"
     assert told(checkpointed(KEY, MESSAGE), after, True, None, None, True, None) == (sending, Outcome.RESUMED)
     assert told(resumed(KEY, "t1"), after, None, None, True) == ("load dispatch remove persist", Outcome.RESUMED)
-    assert told(transactional(KEY, MESSAGE), OpenedAttempt(after, False), None, None, None) == (
+    assert told(transactional(KEY, MESSAGE), (after, False), None, None, None) == (
         "open dispatch finish acknowledge",
         Outcome.RESUMED,
     )
 
 
 def test_a_plan_finishes_what_another_plan_began():
-    half_done = OpenedAttempt(NEW.stored.keeping("t1", KEPT), True)
+    half_done = (NEW.stored.keeping("t1", KEPT), True)
     steps = "open fresh create persist dispatch remove finish acknowledge"
     answers = [half_done, ("a2", "t3"), True, True, None, None, None, None]
     assert told(transactional(KEY, MESSAGE), *answers) == (steps, Outcome.RESUMED)
@@ -186,3 +198,25 @@ def test_an_entry_is_read_as_it_was_written(outgoing, attempt, origin):
 @given(st.builds(Message, NAMES, NAMES, JSON, NAMES, NAMES, NAMES))
 def test_a_message_is_read_as_it_was_written(message):
     assert unpack_message(pack_message(message)) == message
+
+
+def failed(failure):
+    attempt = parented(KEY, MESSAGE)
+    assert made(attempt, NEW) == [Load(KEY), Handle(None)]
+    assert attempt.throw(failure) == Holds("t1")
+    return attempt
+
+
+def test_a_copy_that_comes_too_late_need_not_please_the_handler():
+    attempt = failed(HandlerFailed("orders: ValueError"))
+    assert [attempt.send(False), attempt.send(NEW)] == [Load(KEY), Acknowledge()]
+    with pytest.raises(StopIteration) as stop:
+        attempt.send(None)
+    assert stop.value.value is Outcome.DUPLICATE
+
+
+def test_a_handler_that_fails_while_the_token_is_there_ends_the_attempt():
+    attempt = failed(failure := HandlerFailed("orders: ValueError"))
+    with pytest.raises(HandlerFailed) as error:
+        attempt.send(True)
+    assert error.value is failure

@@ -6,10 +6,9 @@ import pytest
 from onefold import Endpoint, Message, Out, Outcome
 from onefold.errors import Misuse, StoreFailed
 from onefold.outbox import PLANS, Taken, sourced, sourced_at_once
-from onefold.outbox.plans import Acknowledge, Birth, Create, Entity, Outgoing, Persist, unpack_message
+from onefold.outbox.plans import Acknowledge, Create, Entity, Outgoing, Persist, unpack_message
 from onefold.outbox.runner import Job, World, calling
-from onefold.outbox.stores.memory import MemoryQueue
-from onefold.outbox.stores.sqlite import SqliteLedger
+from onefold.outbox.stores.sqlite import MemoryQueue, SqliteLedger
 
 START_MS = 1_000_000
 MONTH_MS = 30 * 86_400_000
@@ -76,7 +75,7 @@ def test_wherever_a_worker_dies_recovery_and_the_next_delivery_leave_nothing(sho
     world = shop.app.world
     for steps in range(1, 20):
         token, name = f"t{steps}", f"o{steps}"
-        shop.tokens.create([Birth("", "", ((token, "orders"),), guarded=False)])
+        shop.tokens.create([Create("", "", ((token, "orders"),), guarded=False)])
         work = shop.app.work(Message(token, "orders", {"order": name}))
         job = Job(PLANS[shop.plan](work.key, work.message), calling(work.call, work.message, shop.app.loop))
         if not die_after(world, job, steps):
@@ -130,7 +129,7 @@ def test_tokens_of_a_source_that_came_too_late_are_swept_and_no_others(tmp_path)
     assert late.ended is Outcome.CONFLICT
     under_way = Job(sourced(Taken(shop.app.key("other"), 1, (Outgoing("shipping", {"for": 2}),))))
     assert die_after(world, under_way, 4)
-    shop.tokens.create([Birth("stranger/log#1", "x", (("foreign", "orders"),), guarded=False)])
+    shop.tokens.create([Create("stranger/log#1", "x", (("foreign", "orders"),), guarded=False)])
     assert len(shop.tokens.listed(orphans=True)) == 3
     assert shop.app.recover(60).swept == 1
     assert {token.parent for token in shop.tokens.listed()} == {"", "shop/other#1", "stranger/log#1"}
@@ -140,7 +139,7 @@ def test_tokens_of_a_source_that_came_too_late_are_swept_and_no_others(tmp_path)
 @pytest.mark.parametrize("sweeper", ["transactional", "parented"])
 def test_tokens_that_lost_against_a_plan_that_frees_none_are_swept(tmp_path, sweeper):
     shop = Shop("transactional", tmp_path)
-    shop.tokens.create([Birth("", "", (("t", "orders"),), guarded=False)])
+    shop.tokens.create([Create("", "", (("t", "orders"),), guarded=False)])
     work = shop.app.work(Message("t", "orders", {"order": "o"}))
     late = Job(PLANS["parented"](work.key, work.message), calling(work.call, work.message, shop.app.loop))
     assert die_after(shop.app.world, late, 4)  # load, handle, fresh, create
@@ -215,7 +214,7 @@ def test_what_a_clock_that_was_ahead_left_is_finished_when_it_is_back(shop):
 
 def test_orphans_of_a_clock_that_was_ahead_are_swept_when_it_is_back(shop):
     shop.clock.now_ms += MONTH_MS
-    shop.tokens.create([Birth("gone", "a", (("orphan", "orders"),), guarded=False)])
+    shop.tokens.create([Create("gone", "a", (("orphan", "orders"),), guarded=False)])
     shop.clock.now_ms -= MONTH_MS
     assert shop.app.recover(60).swept == 1
     assert shop.tokens.listed() == []

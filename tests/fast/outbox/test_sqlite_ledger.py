@@ -15,10 +15,9 @@ import pytest
 
 from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
 from onefold.lorawan.stores.sqlite import SqliteCounters
-from onefold.outbox.plans import Birth, Entity, Entry, Finish, Key, Open, Outgoing, Removal, Settle, Settled
+from onefold.outbox.plans import Create, Entity, Entry, Finish, Key, Open, Outgoing, Remove, Settle, Settled
 from onefold.outbox.ports import Live, open_ledger, open_tokens
-from onefold.outbox.stores.memory import MemoryLedger
-from onefold.outbox.stores.sqlite import SqliteLedger
+from onefold.outbox.stores.sqlite import MemoryLedger, SqliteLedger
 from tests.lib.commands import lines_after_kill
 
 KEY = Key("shop", "7")
@@ -27,14 +26,14 @@ STEP = Finish(KEY, "t1")
 RACER = """
 import sys
 from onefold.outbox.plans import Entry, Key, Outgoing
-from onefold.outbox.plans import Birth, Finish, Open, Settle, Settled
+from onefold.outbox.plans import Create, Finish, Open, Settle, Settled
 from onefold.outbox.ports import open_ledger
 
 name, url, many, batch = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 print("ready", flush=True)
 sys.stdin.readline()
 ledger = open_ledger(url)
-ledger.create([Birth("", "first", tuple((f"t{n}", "orders") for n in range(many)), False)] if name == "first" else [])
+ledger.create([Create("", "first", tuple((f"t{n}", "orders") for n in range(many)), False)] if name == "first" else [])
 for at in range(0, many, batch):
     left = [f"t{n}" for n in range(at, min(many, at + batch))]
     while left:
@@ -78,7 +77,7 @@ def entry(*tokens: str) -> Entry:
 
 
 def first(ledger: SqliteLedger, *tokens: str) -> None:
-    ledger.create([Birth("", "first", tuple((token, "orders") for token in tokens), guarded=False)])
+    ledger.create([Create("", "first", tuple((token, "orders") for token in tokens), guarded=False)])
 
 
 def test_of_processes_that_race_for_a_message_one_settles_it(tmp_path):
@@ -238,10 +237,10 @@ def test_what_reads_or_has_nothing_to_write_waits_for_no_writer(tmp_path):
         with closing(sqlite3.connect(tmp_path / "x.db", isolation_level=None)) as other:
             other.execute("begin immediate")
             other.execute("delete from outbox_tokens")
-            assert ledger.open([Open(KEY, "t1")])[0].has_token
+            assert ledger.open([Open(KEY, "t1")])[0][1]
             assert ledger.load([KEY]) == [Entity(KEY)]
             assert ledger.holds(["t1"]) == [True]
-            assert ledger.create([Birth("t1", "", ()), Birth("t2", "", ())]) == [True, False]
+            assert ledger.create([Create("t1", "", ()), Create("t2", "", ())]) == [True, False]
             assert (ledger.live(), len(ledger.listed()), ledger.listed(orphans=True)) == (Live(1, 0), 1, [])
             assert (ledger.persist([]), ledger.settle([]), ledger.create([]), ledger.stranded(1, 1)) == ([], [], [], [])
             ledger.remove([])
@@ -309,7 +308,7 @@ def test_no_space_is_used_for_what_was_processed_long_ago(tmp_path):
             ]
             assert set(ledger.settle(steps)) == {Settled.DONE}
             ledger.finish([Finish(step.entity.key, step.name) for step in steps])
-            ledger.remove([Removal(f"c {name}", "") for name in names])
+            ledger.remove([Remove(f"c {name}", "") for name in names])
             with ledger._database.reading() as db:
                 pages += db.execute("pragma page_count").fetchone()
         assert (ledger.live().tokens, ledger.stranded(2**60, 1)) == (0, [])
@@ -324,7 +323,7 @@ def test_equal_content_is_equal_rows_whatever_was_there_before():
             first(ledger, detour)
             ledger.persist([Entity(Key("shop", detour)).keeping(detour, entry())])
         ledger.finish([Finish(Key("shop", detour), detour) for detour in detours])
-        ledger.remove([Removal(detour, "") for detour in detours])
+        ledger.remove([Remove(detour, "") for detour in detours])
         ledger.purge(1)
         first(ledger, "t1", "t2")
         ledger.settle([Settle(Entity(KEY, 0, 1).keeping("t1", entry("c1")), "t1", "t1")])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from onefold import Endpoint, Out
-from onefold.outbox.plans import Birth
+from onefold.outbox.plans import Create
 from onefold.outbox.ports import Parcel
 from onefold.outbox.stores.sqlite import SqliteLedger, SqliteQueue
 from tests.lib.commands import Done, here
@@ -63,7 +63,7 @@ def test_the_tokens_that_are_kept_apart_are_listed_without_the_store(at, tmp_pat
 
 def test_orphans_are_listed_alone(at, tmp_path):
     with closing(SqliteLedger(tmp_path / "shop.db")) as ledger:
-        ledger.create([Birth("shop/gone.csv#1", "a1", (("lost", "orders"),), guarded=False)])
+        ledger.create([Create("shop/gone.csv#1", "a1", (("lost", "orders"),), guarded=False)])
     done = tokens("ls", "--store", at, "--orphans", "--json", cwd=tmp_path)
     assert [(each["token"], each["made_for"]) for each in json.loads(done.stdout)["listed"]] == [
         ("lost", "shop/gone.csv#1")
@@ -100,7 +100,7 @@ def test_a_token_is_discarded_with_its_dead_letter(at, tmp_path):
 def test_what_was_made_for_a_discarded_message_goes_with_it(at, tmp_path):
     name = dead(at, tmp_path)
     with closing(SqliteLedger(tmp_path / "shop.db")) as ledger, closing(SqliteQueue(tmp_path / "shop.db")) as queue:
-        ledger.create([Birth(name, "a1", (("child", "shipping"),), guarded=True)])
+        ledger.create([Create(name, "a1", (("child", "shipping"),), guarded=True)])
         queue.acknowledge(queue.lease(["orders"], 1, 1_000))  # nothing waits: nobody can be at it
     assert tokens("discard", name, "--store", at, "--transport", at, "--yes", cwd=tmp_path).returncode == 0
     assert "child" not in listed(at, tmp_path)

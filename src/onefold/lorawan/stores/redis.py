@@ -18,19 +18,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.resources import files
-from typing import Literal, cast
+from typing import cast
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
-from onefold.errors import Misuse, StoreFailed
+from onefold.errors import StoreFailed
 from onefold.lorawan.rules import Claim, Claimed, Counters, Finished, Unfinished
-from onefold.stores.addresses import check_timeout
-from onefold.stores.redis import TIMEOUT_S, concerns, shown
+from onefold.stores.redis import TIMEOUT_S, RedisStore
 
 PREFIX = "onefold:lorawan:"
 # One call holds up the server for as long as it runs, some milliseconds for these; more are sent as several calls.
@@ -42,11 +36,12 @@ _COUNTERS = re.compile(r"(\d+) (\d+) (?:=([0-9a-f]*) )?(.*)", re.DOTALL)
 _SCRIPT = files(__package__).joinpath("claim.lua").read_text(encoding="utf-8")
 
 
-class RedisCounters:
-    """A `CounterStore` in one Redis server (with its replicas; not a Redis Cluster). Threads may share it.
+class RedisCounters(RedisStore):
+    """A `CounterStore` in one Redis server."""
 
-    Nothing is asked of the server before the first call, and a server that went away and came back is found again.
-    """
+    script = _SCRIPT
+    contents = "claims"
+    closed = "these counters were closed"
 
     def __init__(self, url: str, prefix: str = PREFIX, timeout_s: float = TIMEOUT_S, *, replicas_min: int = 0) -> None:
         """Point at ``redis://[user:password@]host[:port][/db]``, or ``rediss://`` for TLS.
@@ -55,22 +50,8 @@ class RedisCounters:
         claim is only answered when so many replicas have it, too. Options for TLS stand in the address, with redis-py's
         names: ``rediss://host?ssl_ca_certs=ca.pem``.
         """
-        self.url = shown(url)
-        if replicas_min < 0:
-            raise Misuse(f"{self.url}: replicas_min is {replicas_min}, must be 0 or more", replicas_min=replicas_min)
+        super().__init__(url, timeout_s, replicas_min)
         self._prefix = prefix
-        self._replicas_min = replicas_min
-        self._timeout_s = check_timeout(self.url, timeout_s)
-        try:
-            self._client = redis.Redis.from_url(
-                url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0),
-                protocol=2, driver_info=None,
-            )  # fmt: skip
-            self._client.connection_pool.make_connection()  # connects nowhere, but refuses options that do not exist
-        except (TypeError, ValueError, redis.RedisError) as error:
-            raise Misuse(f"{self.url}: {_line(error)}", url=self.url) from None
-        self._sha = str(self._client.register_script(_SCRIPT).sha)
-        self._open = True
 
     def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
         with self._asking():
@@ -112,15 +93,6 @@ class RedisCounters:
                 raise StoreFailed(problem, device=device)
         return counters
 
-    def warnings(self) -> list[str]:
-        """Settings of the server by which it can lose what it has answered, one sentence each; to be said at start."""
-        with self._asking():
-            return [f"{self.url}: {concern}" for concern in concerns(self._client, self._replicas_min)]
-
-    def close(self) -> None:
-        self._open = False
-        self._client.close()
-
     def _outbox(self, server: str) -> str:
         return f"{self._prefix}unfinished/{server}"
 
@@ -137,34 +109,5 @@ class RedisCounters:
             rows.append([*claim._replace(number=0), len(keys)])
             rows[-1][_NUMBER] = str(claim.number)
         words: list[str | int] = [len(keys), *keys, json.dumps([rows, list(servers.values())])]
-        try:
-            answers = self._send("evalsha", self._sha, *words)
-        except redis.exceptions.NoScriptError:  # nothing was done; EVAL also leaves the script there for the next
-            answers = self._send("eval", _SCRIPT, *words)
-        return [Claimed(*answer) for answer in json.loads(answers)]  # of no claims Lua makes {}, which is empty too
-
-    def _send(self, verb: Literal["eval", "evalsha"], *words: str | int) -> bytes:
-        if not self._replicas_min:
-            return cast(bytes, getattr(self._client, verb)(*words))
-        pipeline = self._client.pipeline(transaction=False)  # one connection: WAIT is about what came over it
-        getattr(pipeline, verb)(*words)
-        # Half of the time that we wait for the answer: that the replicas are late is to be told by the server.
-        pipeline.wait(self._replicas_min, max(1, int(self._timeout_s * 500)))
-        answers, reached = pipeline.execute()
-        if reached < self._replicas_min:
-            problem = f"{self.url}: {reached} replicas have it, replicas_min is {self._replicas_min}"
-            raise StoreFailed(problem, reached=reached, replicas_min=self._replicas_min)
-        return cast(bytes, answers)
-
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        if not self._open:
-            raise Misuse(f"{self.url}: these counters were closed")
-        try:
-            yield
-        except (redis.RedisError, OSError) as error:
-            raise StoreFailed(f"{self.url}: {_line(error)}", url=self.url) from error
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        # Of no claims Lua makes {}, which is empty too.
+        return [Claimed(*answer) for answer in json.loads(self._run(*words))]

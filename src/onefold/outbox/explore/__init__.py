@@ -6,10 +6,9 @@ search      nearest first, equal states merged; what is wrong, as a history
 """
 
 from onefold.outbox.explore.search import STATES_MAX, Convicted, Exploration, explored, together
-from onefold.outbox.explore.topology import MIXED, SHIPPED, SPECIMENS, TOPOLOGIES, Algorithm, Topology, Wrong
+from onefold.outbox.explore.topology import SHIPPED, SPECIMENS, TOPOLOGIES, Algorithm, Topology, Wrong
 
 __all__ = [
-    "MIXED",
     "SHIPPED",
     "SPECIMENS",
     "STATES_MAX",

@@ -1,87 +1,25 @@
 """The search: every state that can be reached, nearest first, so that the first wrong one has the shortest history.
 
-Then, for a complete search: does everything end, and how often can a handler be called for one message? Both are read
-off the longest ways: if no state can be reached from itself, every history ends; and since every state from which
-nothing follows is at rest, it ends well. On the way back from the ends the calls are counted.
+Then, for a complete search: does everything end, and how often can a handler be called for one message? If no state can
+be reached from itself, every history ends; and since every state from which nothing follows is at rest, it ends well.
+On the way back from the ends the calls are counted.
 
 A history is told in numbered lines, one per move, and what is wrong with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NoReturn
 
 from onefold.outbox import plans
 from onefold.outbox.explore.system import FREE, GROUPS, IDLE, WORLD, HandlerRaised, Invariant, Move, State, System
 from onefold.outbox.explore.topology import Algorithm, Offence, Topology, Wrong
 from onefold.outbox.plans import Outcome, Settled
-
-Calls = dict[str, int]
-"""For each message: how often its handler is called from here on, at most."""
-
-
-class _Visit(NamedTuple):
-    state: State
-    move: Move | None
-    moves: Iterator[tuple[State, Move]]
-    calls: Calls
-
-
-class Rounds(NamedTuple):
-    calls_max: int
-    circle: tuple[State, ...] = ()
-    """The states of a history whose last one was there before; empty: there is none."""
-
-
-def rounds(system: System) -> Rounds:
-    """Go through all states, deepest first. Only for a search that was complete: it has no limit of its own."""
-    counted: dict[State, Calls] = {}
-    way = [_Visit(system.first, None, system.moves(system.first), {})]
-    on_way = {system.first}
-    while True:
-        visit = way[-1]
-        following = next(visit.moves, None)
-        if following is None:
-            counted[visit.state] = visit.calls
-            on_way.discard(visit.state)
-            way.pop()
-            if not way:
-                return Rounds(max(visit.calls.values(), default=0))
-            assert visit.move is not None
-            _add(way[-1].calls, visit.calls, _called(system, way[-1].state, visit.move))
-            continue
-        state, move = following
-        if state in on_way:
-            return Rounds(0, (*(each.state for each in way), state))
-        if state in counted:
-            _add(visit.calls, counted[state], _called(system, visit.state, move))
-        else:
-            on_way.add(state)
-            way.append(_Visit(state, move, system.moves(state), {}))
-
-
-def _add(calls: Calls, later: Calls, name: str) -> None:
-    """One more way on from here: later calls, and perhaps one at once."""
-    for each, count in later.items():
-        now = count + (each == name)
-        if calls.get(each, 0) < now:
-            calls[each] = now
-    if name and name not in calls:
-        calls[name] = 1
-
-
-def _called(system: System, before: State, move: Move) -> str:
-    """For which message this move calls the handler; empty: for none."""
-    worker = system.groups.workers[move.action.worker]
-    if move.action.what != "step" or worker is None:
-        return ""
-    called = system.worlds.stepped(before[WORLD], worker.position).called
-    return system.positions[worker.position].job.name if called else ""
-
 
 STATES_MAX: Final = 200_000
 """Some seconds, and 100 MB. Two messages on one entity with one crash and one expiry need less under every plan but
@@ -130,10 +68,8 @@ def explored(
     except HandlerRaised as error:
         line = f"Wrong, without any fault: {error}."
         raise Convicted(algorithm.name, Offence(Wrong.HANDLER, str(error)), line, 0) from error
-    try:
+    with closing(system.snapshots):
         return _Search(system, states_max).run(endless)
-    finally:
-        system.snapshots.close()
 
 
 def together(plan: str, parts: Iterable[Exploration]) -> Exploration:
@@ -174,11 +110,7 @@ class _Search:
                     break
             layer = following
         if endless and complete:
-            longest = rounds(system)
-            if longest.circle:
-                again = longest.circle.index(longest.circle[-1]) + 1
-                self._convict(Offence(Wrong.CIRCLE, "it can go round like this for ever."), longest.circle, again)
-            calls = longest.calls_max
+            calls = self._calls_max()
         return Exploration(
             system.algorithm.name,
             system.topology.name,
@@ -195,7 +127,7 @@ class _Search:
 
     def _look(self, state: State, following: list[State]) -> None:
         """Everything that can happen in this state; `Convicted` if something is wrong."""
-        parents, offences, stuck = self.parents, self.system.worlds.offences, True
+        parents, offence_of, stuck = self.parents, self.system.worlds.offence, True
         try:
             for after, move in self.system.moves(state):
                 self.transitions += 1
@@ -204,7 +136,7 @@ class _Search:
                 if after not in parents:
                     parents[after] = state
                     following.append(after)
-                    offence = offences[after[WORLD]]
+                    offence = offence_of(after[WORLD])
                     if offence is not None:
                         self._convict(offence, self._way(after))
         except HandlerRaised as error:
@@ -216,6 +148,41 @@ class _Search:
             offence = Offence(Wrong.STUCK, "nobody can go on, and it is not finished.") if stuck else None
         if offence is not None:
             self._convict(offence, self._way(state))
+
+    def _calls_max(self) -> int:
+        """How often a handler can be called for one message; `Convicted` if something can go round for ever. Goes
+        through all states, deepest first: only for a search that was complete."""
+        system, on_way = self.system, {self.system.first}
+        counted: dict[State, dict[str, int]] = {}  # from a state on: by message, how often at most
+        way: list[tuple[State, str, Iterator[tuple[State, Move]], dict[str, int]]]
+        way = [(system.first, "", system.moves(system.first), {})]
+        while way:
+            state, called, moves, calls = way[-1]
+            for after, move in moves:
+                if after in on_way:
+                    states = [*(each[0] for each in way), after]
+                    circle = Offence(Wrong.CIRCLE, "it can go round like this for ever.")
+                    self._convict(circle, states, states.index(after) + 1)
+                if after not in counted:
+                    on_way.add(after)
+                    way.append((after, self._called(state, move), system.moves(after), {}))
+                    break
+                _add(calls, counted[after], self._called(state, move))
+            else:
+                way.pop()
+                on_way.discard(state)
+                counted[state] = calls
+                if way:
+                    _add(way[-1][3], calls, called)
+        return max(counted[system.first].values(), default=0)
+
+    def _called(self, before: State, move: Move) -> str:
+        """For which message this move calls the handler; empty: for none."""
+        worker = self.system.groups.workers[move.action.worker]
+        if move.action.what != "step" or worker is None:
+            return ""
+        called = self.system.worlds.stepped(before[WORLD], worker.position).called
+        return self.system.positions[worker.position].job.name if called else ""
 
     def _way(self, state: State) -> list[State]:
         way = [state]
@@ -233,6 +200,16 @@ class _Search:
             lines.append(f"... and again from {again} on.")
         history = "\n".join([*lines, f"Wrong: {offence.text}"])
         raise Convicted(self.system.algorithm.name, offence, history, len(self.parents))
+
+
+def _add(calls: dict[str, int], later: Mapping[str, int], name: str) -> None:
+    """One more way on from here: later calls, and perhaps one at once."""
+    for each, count in later.items():
+        now = count + (each == name)
+        if calls.get(each, 0) < now:
+            calls[each] = now
+    if name and name not in calls:
+        calls[name] = 1
 
 
 class _Teller:
@@ -309,15 +286,15 @@ def _describe(step: Any, answer: Any) -> str:
         case plans.Holds():
             return f"looks for the token {step.token}: it is {'there' if answer else 'gone'}"
         case plans.Open():
-            which = "its" if answer.has_token else "no"
-            return f"loads {step.key} (version {answer.entity.version}) and finds {which} token"
+            entity, has_token = answer
+            return f"loads {step.key} (version {entity.version}) and finds {'its' if has_token else 'no'} token"
         case plans.Fresh():
             return "makes new ids"
         case plans.Create():
-            tokens = ", ".join(token for token, _ in step.birth.tokens)
+            tokens = ", ".join(token for token, _ in step.tokens)
             if not answer:
-                return f"makes no tokens: the token {step.birth.parent} is gone"
-            return f"makes the token {tokens}" if tokens else f"sees the token {step.birth.parent}"
+                return f"makes no tokens: the token {step.parent} is gone"
+            return f"makes the token {tokens}" if tokens else f"sees the token {step.parent}"
         case plans.Persist(entity):
             if not answer:
                 return f"cannot write {entity.key}: version {entity.version} is stale"
@@ -335,7 +312,7 @@ def _describe(step: Any, answer: Any) -> str:
         case plans.Dispatch():
             return f"sends {', '.join(message.token for message in step.messages) or 'nothing'}"
         case plans.Remove():
-            return f"removes the token {step.removal.token}"
+            return f"removes the token {step.token}"
         case plans.Finish():
             return f"clears the outbox entry of {step.name}"
         case _:

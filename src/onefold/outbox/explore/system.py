@@ -27,7 +27,6 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
@@ -40,10 +39,10 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_chec
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
-from onefold.outbox.explore.topology import Algorithm, Chore, Content, Handling, Offence, Stage, Topology, Wrong, read
-from onefold.outbox.plans import MARK, Attempt, Handled, Handler, Key, Message, Outcome, Outgoing, pack
+from onefold.outbox.explore.topology import Algorithm, Chore, Content, Offence, Topology, Wrong
+from onefold.outbox.plans import MARK, Attempt, Handled, Handler, HandlerFailed, Key, Message, Outcome, Outgoing, pack
 from onefold.outbox.ports import Parcel, Queue
-from onefold.outbox.runner import HandlerFailed, Loop, World, calling
+from onefold.outbox.runner import Loop, World, calling
 from onefold.outbox.stores.sqlite import SqliteLedger
 
 FINDINGS_MAX: Final = 5
@@ -81,7 +80,7 @@ class Numbered(list[T]):
 class StoreSnapshots:
     """All contents so far, by number; the first is number 0."""
 
-    def __init__(self, tables: Iterable[str], first: Sequence[plans.Birth]) -> None:
+    def __init__(self, tables: Iterable[str], first: Sequence[plans.Create]) -> None:
         self.contents: list[Content] = []
         self.performed = 0
         self._snapshots: list[bytes] = []
@@ -125,7 +124,19 @@ class StoreSnapshots:
         number = self._numbers.get(rows)
         if number is None:
             number = self._numbers[rows] = len(self.contents)
-            self.contents.append(read(rows))
+            tables = dict(rows)
+            tokens, entities = (
+                tables["outbox_tokens"],
+                tables["outbox_entities"],
+            )  # the columns are in the store's order
+            content = Content(
+                frozenset(row[0] for row in tokens),
+                {row[0]: row[2] for row in tokens if row[2]},
+                {Key(row[0], row[1]): row[3] for row in entities if row[3] is not None},
+                tuple((Key(row[0], row[1]), row[2]) for row in tables["outbox_entries"]),
+                {name: table for name, table in rows if not name.startswith("outbox_")},
+            )
+            self.contents.append(content)
             self._snapshots.append(self._connection.serialize())
         return number
 
@@ -145,7 +156,7 @@ class Handlers:
         """By handler, queue, name and body of the message, and state. Not by its token: which attempt made that is
         chance, and an answer that hangs on it would differ from the one without faults."""
 
-    def answer(self, call: Handler, state: Any, message: Message) -> Handled:
+    def answer(self, call: Handler, message: Message, state: Any) -> Handled:
         packed = pack(state)
         key = (call, message.to, message.token.partition("@")[0], pack(message.body), packed)
         if key not in self._answers:
@@ -186,14 +197,6 @@ class Ending(NamedTuple):
     """What went to queues that nobody handles here: name, queue, body."""
 
 
-class _Serial(NamedTuple):
-    """A world on the way: what is still to be taken, and what came of the rest."""
-
-    waiting: frozenset[tuple[str, str, str]]
-    mark: int
-    ending: Ending
-
-
 def plain(text: str) -> str:
     """Without the numbers of attempts: which one got through is chance, and a handler may keep the token it saw.
 
@@ -208,47 +211,33 @@ _ATTEMPT: Final = re.compile(r"(\b(?:m|mark)\d+(?:\.\d+)*)@\d+")
 
 def endings(topology: Topology, handlers: Handlers) -> frozenset[Ending]:
     """All ways in which it can end. What a handler raises goes through."""
+    served, source = topology.served, topology.source
+    marks = source.marks if source is not None else ()
     messages = enumerate(topology.messages, 1)
     waiting = frozenset((f"m{number}", queue, pack(body)) for number, (queue, body) in messages)
-    first = _Serial(waiting, 0, Ending(frozenset(), frozenset(), frozenset()))
-    seen, todo, ends = {first}, deque([first]), set()
-    while todo:
-        world = todo.popleft()
-        following = _following(topology, handlers, world)
-        if not following:
-            ends.add(world.ending)
-        for after in following:
-            if after not in seen:
-                seen.add(after)
-                todo.append(after)
-        if len(seen) > WORLDS_MAX:
+    # On the way: the messages and the first of the marks that are still to come, and what came of the others.
+    worlds = Numbered((waiting, 0, Ending(frozenset(), frozenset(), frozenset())))
+    for waiting, mark, ending in worlds:  # it grows meanwhile
+        for parcel in sorted(waiting):
+            name, queue, body = parcel
+            rest = waiting - {parcel}
+            if queue not in served:
+                worlds.number((rest, mark, ending._replace(sent=ending.sent | {parcel})))
+                continue
+            _, stage, handling = served[queue]
+            message = Message(name, queue, json.loads(body))
+            key = Key(stage.endpoint, plans.key_of(message, handling.key))
+            states = dict(ending.states)
+            answer = handlers.answer(handling.call, message, json.loads(states.pop(key, "null")))
+            after = Ending(_with(states, key, answer.state), ending.applied | {name}, ending.sent)
+            worlds.number((rest | _named(name, answer.outgoing), mark, after))
+        if source is not None and mark < len(marks):
+            outgoing = _named(f"mark{mark + 1}", plans.outgoings(marks[mark], source.name))
+            marked = _with(dict(ending.states), Key(source.endpoint, source.name), {"mark": mark + 1})
+            worlds.number((waiting | outgoing, mark + 1, ending._replace(states=marked)))
+        if len(worlds) > WORLDS_MAX:
             raise Misuse(f"more than {WORLDS_MAX} worlds without a single fault: give fewer messages")
-    return frozenset(ends)
-
-
-def _following(topology: Topology, handlers: Handlers, world: _Serial) -> list[_Serial]:
-    served = {handling.queue: (stage, handling) for stage in topology.stages for handling in stage.handlings}
-    worlds = []
-    for parcel in sorted(world.waiting):
-        name, queue, body = parcel
-        rest = world._replace(waiting=world.waiting - {parcel})
-        if queue not in served:
-            worlds.append(rest._replace(ending=world.ending._replace(sent=world.ending.sent | {parcel})))
-            continue
-        stage, handling = served[queue]
-        message = Message(name, queue, json.loads(body))
-        key = Key(stage.endpoint, plans.key_of(message, handling.key))
-        states = dict(world.ending.states)
-        answer = handlers.answer(handling.call, json.loads(states.pop(key, "null")), message)
-        ending = Ending(_with(states, key, answer.state), world.ending.applied | {name}, world.ending.sent)
-        worlds.append(_Serial(rest.waiting | _named(name, answer.outgoing), world.mark, ending))
-    source = topology.source
-    if source is not None and world.mark < len(source.marks):
-        mark = world.mark + 1
-        outgoing = _named(f"mark{mark}", plans.outgoings(source.marks[world.mark], source.name))
-        marked = _with(dict(world.ending.states), Key(source.endpoint, source.name), {"mark": mark})
-        worlds.append(_Serial(world.waiting | outgoing, mark, world.ending._replace(states=marked)))
-    return worlds
+    return frozenset(ending for waiting, mark, ending in worlds if not waiting and mark == len(marks))
 
 
 def _with(states: dict[Key, str], key: Key, state: Any) -> frozenset[tuple[Key, str]]:
@@ -265,8 +254,8 @@ def _named(name: str, outgoing: tuple[Outgoing, ...]) -> frozenset[tuple[str, st
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExplorerJob:
-    name: str
     label: str
+    """The token of its message; a mark."""
     begin: Callable[[], Attempt]
     answer: Callable[[Any], Handled] | None = None
     acknowledges: bool = True
@@ -274,9 +263,12 @@ class ExplorerJob:
     then: int = -1
     """The parcel that comes when this one is acknowledged: the next mark."""
 
+    @property
+    def name(self) -> str:
+        return name_of(self.label)
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+
+class Payload(NamedTuple):
     group: int
     """Whose workers take it; -1: nobody here."""
     jobs: tuple[ExplorerJob, ...]
@@ -308,14 +300,8 @@ class Payloads(list[Payload]):
 
     def __init__(self, topology: Topology, algorithm: Algorithm, handlers: Handlers) -> None:
         super().__init__()
-        self._algorithm = algorithm
-        self._handlers = handlers
-        self._numbers: dict[bytes, int] = {}
-        self._served: Mapping[str, tuple[int, Stage, Handling]] = {
-            handling.queue: (group, stage, handling)
-            for group, stage in enumerate(topology.stages)
-            for handling in stage.handlings
-        }
+        self._algorithm, self._handlers, self._served = algorithm, handlers, topology.served
+        self.number = cache(self._add)
 
     def first(self, topology: Topology, realm: str) -> list[int]:
         numbers = [
@@ -329,32 +315,22 @@ class Payloads(list[Payload]):
         for mark in range(len(source.marks), 0, -1):  # each one leads to the next
             outgoing = plans.outgoings(source.marks[mark - 1], source.name)
             begin = partial(self._algorithm.sourced, plans.Taken(Key(source.endpoint, source.name), mark, outgoing))
-            job = ExplorerJob(f"mark{mark}", f"mark{mark}", begin, None, False, following)
+            job = ExplorerJob(f"mark{mark}", begin, acknowledges=False, then=following)
             self.append(Payload(len(topology.stages), (job,), None))
             following = len(self) - 1
         return [*numbers, following]
 
-    def number(self, payload: bytes) -> int:
-        if payload not in self._numbers:
-            self._numbers[payload] = len(self)
-            message = plans.unpack_message(payload)
-            if message.to in self._served:
-                group, stage, handling = self._served[message.to]
-                begins = (self._algorithm.plan, *self._algorithm.others)
-                key = Key(stage.endpoint, plans.key_of(message, handling.key))
-            else:  # what nobody handles is never begun
-                group, begins = -1, ()
-            jobs = [
-                ExplorerJob(
-                    name_of(message.token),
-                    message.token,
-                    partial(plan, key, message),
-                    lambda state: self._handlers.answer(handling.call, state, message),
-                )
-                for plan in begins
-            ]
-            self.append(Payload(group, tuple(jobs), message))
-        return self._numbers[payload]
+    def _add(self, payload: bytes) -> int:
+        message = plans.unpack_message(payload)
+        group, jobs = -1, []  # what nobody handles is never begun
+        if message.to in self._served:
+            group, stage, handling = self._served[message.to]
+            key = Key(stage.endpoint, plans.key_of(message, handling.key))
+            answer = partial(self._handlers.answer, handling.call, message)
+            for plan in (self._algorithm.plan, *self._algorithm.others):
+                jobs.append(ExplorerJob(message.token, partial(plan, key, message), answer))
+        self.append(Payload(group, tuple(jobs), message))
+        return len(self) - 1
 
 
 class Position(NamedTuple):
@@ -433,28 +409,26 @@ class StepResult(NamedTuple):
     """The handler was called at once after it."""
 
 
-class Worlds:
-    def __init__(
-        self, snapshots: StoreSnapshots, payloads: Payloads, positions: Positions, endings: frozenset[Ending],
-        algorithm: Algorithm, invariant: Invariant | None = None,
-    ) -> None:  # fmt: skip
-        self.contents: list[int] = []
-        self.books: list[WorldBooks] = []
-        self.offences: list[Offence | None] = []
-        self._snapshots, self._payloads, self._positions = snapshots, payloads, positions
-        self._endings, self._algorithm, self._invariant = endings, algorithm, invariant
-        self._numbers: dict[tuple[int, WorldBooks, str], int] = {}
+class ExploredWorld(NamedTuple):
+    content: int
+    books: WorldBooks
+    offence: Offence | None = None
+    """Of the step that led to it."""
+
+
+class Worlds(Numbered[ExploredWorld]):
+    """All worlds so far, by number."""
+
+    def __init__(self, system: System, invariant: Invariant | None) -> None:
+        super().__init__()
+        self._snapshots, self._payloads, self._positions = system.snapshots, system.payloads, system.positions
+        self._endings, self._algorithm, self._invariant = system.endings, system.algorithm, invariant
         self._performed: dict[tuple[int, int], tuple[int, Any, tuple[int, ...]]] = {}
-        self.stepped = cache(self._stepped)
+        self.stepped = cache(lambda world, position: self._step(world, position, self._positions[position].step))
         """What comes of the next step of a worker at a position."""
+        self.offence = cache(lambda world: self[world].offence or self._judge(world))
         self.at_rest = cache(self._at_rest)
         """What is wrong when nothing is on its way and nobody is at work."""
-
-    def first(self, payloads: list[int]) -> int:
-        return self._number(0, WorldBooks(frozenset(), frozenset(payloads), frozenset(), ()))
-
-    def _stepped(self, world: int, position: int) -> StepResult:
-        return self._step(world, position, self._positions[position].step)
 
     def cut_off(self, world: int, position: int, many: tuple[int, ...]) -> StepResult:
         """A worker that dies while it sends: only these of its messages are taken."""
@@ -462,7 +436,8 @@ class Worlds:
         return self._step(world, position, plans.Dispatch(tuple(messages[number] for number in many)))
 
     def _step(self, world: int, position: int, step: Any) -> StepResult:
-        content, books, offence = self.contents[world], self.books[world], None
+        content, books, _ = self[world]
+        offence = None
         arrivals: tuple[int, ...] = ()
         written = False
         if isinstance(step, plans.Fresh):
@@ -496,7 +471,8 @@ class Worlds:
         if arrivals:
             books = books._replace(sent=books.sent | set(arrivals))
             arrivals = tuple(payload for payload in arrivals if self._payloads[payload].group >= 0)
-        return StepResult(self._number(after, books, offence), position, arrivals, acknowledged, called)
+        world = self.number(ExploredWorld(after, books, offence))
+        return StepResult(world, position, arrivals, acknowledged, called)
 
     def _perform(self, content: int, position: int, step: Any) -> tuple[int, Any, tuple[int, ...]]:
         key = (content, self._positions[position].step_number)
@@ -516,17 +492,8 @@ class Worlds:
         attempts[name] = attempts.get(name, 0) + 1
         return books._replace(attempts=tuple(sorted(attempts.items()))), fresh(name, attempts[name], step.many)
 
-    def _number(self, content: int, books: WorldBooks, offence: Offence | None = None) -> int:
-        key = (content, books, offence.text if offence else "")
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self.contents)
-            self.contents.append(content)
-            self.books.append(books)
-            self.offences.append(offence or self._judge(content, books))
-        return number
-
-    def _judge(self, content: int, books: WorldBooks) -> Offence | None:
+    def _judge(self, world: int) -> Offence | None:
+        content, books, _ = self[world]
         back = self._snapshots.contents[content].tokens & books.dead
         if back:
             return Offence(Wrong.TOKEN_BACK, f"the token {min(back)} was removed, and exists again.")
@@ -553,7 +520,7 @@ class Worlds:
         return None if holds else Offence(Wrong.INVARIANT, f"the invariant does not hold for {pack(values)}{why}.")
 
     def _at_rest(self, world: int) -> Offence | None:
-        content, books = self._snapshots.contents[self.contents[world]], self.books[world]
+        content, books = self._snapshots.contents[self[world].content], self[world].books
         outside = [m for n in books.sent if self._payloads[n].group < 0 and (m := self._payloads[n].message)]
         messages = frozenset((name_of(m.token), m.to, plain(pack(m.body))) for m in outside)
         states = frozenset((key, plain(text)) for key, text in content.states.items())
@@ -598,25 +565,20 @@ class Worker(NamedTuple):
     leased: bool
 
 
-class Shift(NamedTuple):
-    """What moves in the transport."""
-
-    back: int = NO_PARCEL
-    """Can be leased again."""
-    acknowledged: int = NO_PARCEL
-    """Wherever it is."""
-    arrivals: tuple[int, ...] = ()
-
-
 class Action(NamedTuple):
-    cost: int
-    world: int
-    group: int
-    shift: Shift | None
     what: str
-    """``step``, ``die``, ``expire`` or ``begin``; ``die`` with numbers: only those messages were sent."""
+    """``lease``, ``begin``, ``step``, ``expire``, ``copy`` or ``die``; with numbers: only those messages were sent."""
     worker: int
     after: int
+    """What the worker is then."""
+    world: int
+    group: int
+    cost: int = FREE
+    back: int = NO_PARCEL
+    """A parcel that can be leased again."""
+    acknowledged: int = NO_PARCEL
+    """A parcel that is gone, wherever it is."""
+    arrivals: tuple[int, ...] = ()
 
 
 class WorkerGroup(NamedTuple):
@@ -629,18 +591,16 @@ class WorkerGroup(NamedTuple):
 class WorkerGroups:
     """All states of groups so far, by number, and all states of workers."""
 
-    def __init__(
-        self, groups: list[WorkerGroup], snapshots: StoreSnapshots, positions: Positions, worlds: Worlds
-    ) -> None:
+    def __init__(self, system: System, groups: list[WorkerGroup]) -> None:
         self.groups = groups
         self.workers: Numbered[Worker | None] = Numbered(None)
         self.members: Numbered[tuple[int, tuple[int, ...]]] = Numbered()
         """Which group, and its workers, sorted."""
-        self._snapshots, self._positions, self._worlds = snapshots, positions, worlds
+        self._snapshots, self._positions, self._worlds = system.snapshots, system.positions, system.worlds
         self.actions = cache(lambda world, group: list(self._actions(world, group)))
         """All that the workers of a group can do in a world."""
         self._with = cache(self._replaced)
-        self._chore = cache(self._chore_of)
+        self._job = cache(lambda chore, offer: ExplorerJob(offer[-1], partial(chore.begin, *offer), acknowledges=False))
         self.idle = [self.members.number((which, (IDLE,) * group.size)) for which, group in enumerate(groups)]
 
     def _actions(self, world: int, group: int) -> Iterator[Action]:
@@ -650,14 +610,10 @@ class WorkerGroups:
                 yield from self._at_work(world, group, number, worker)
         _, _, chore, cost = self.groups[which]
         if chore is not None and workers[0] == IDLE:
-            for offer in chore.offers(self._snapshots.contents[self._worlds.contents[world]]):
-                position = self._positions.begin(self._chore(chore, offer))
+            for offer in chore.offers(self._snapshots.contents[self._worlds[world].content]):
+                position = self._positions.begin(self._job(chore, offer))
                 after = self.workers.number(Worker(position, NO_PARCEL, False))
-                yield Action(cost, world, self._with(group, IDLE, after), None, "begin", IDLE, after)
-
-    def _chore_of(self, chore: Chore, offer: str) -> ExplorerJob:
-        label = offer.rpartition("\t")[2]
-        return ExplorerJob(name_of(label), label, partial(chore.begin, offer), acknowledges=False)
+                yield Action("begin", IDLE, after, world, self._with(group, IDLE, after), cost)
 
     def taking(self, group: int, job: ExplorerJob, parcel: int) -> tuple[int, int]:
         """The group when an idle worker of it has leased this parcel, and that worker; (-1, 0) if all are busy."""
@@ -675,18 +631,17 @@ class WorkerGroups:
         yield self._step(world, group, number, worker)
         back = worker.parcel if worker.leased else NO_PARCEL
         if self._positions[worker.position].answers:  # one that did nothing yet can as well not have begun
-            shift = Shift(back) if worker.leased else None
             idle = self._with(group, number, IDLE)
-            yield Action(CRASH, world, idle, shift, "die", number, IDLE)
+            yield Action("die", number, IDLE, world, idle, CRASH, back)
             step = self._positions[worker.position].step
             many = range(len(step.messages)) if isinstance(step, plans.Dispatch) else range(0)
             for part in (part for size in range(1, len(many)) for part in combinations(many, size)):
                 result = self._worlds.cut_off(world, worker.position, part)
-                shift = Shift(back, NO_PARCEL, result.arrivals)
-                yield Action(CRASH, result.world, idle, shift, f"die {' '.join(map(str, part))}", number, IDLE)
+                what = f"die {' '.join(map(str, part))}"
+                yield Action(what, number, IDLE, result.world, idle, CRASH, back, arrivals=result.arrivals)
         if worker.leased:
             late = self.workers.number(worker._replace(leased=False))
-            yield Action(EXPIRY, world, self._with(group, number, late), Shift(back), "expire", number, late)
+            yield Action("expire", number, late, world, self._with(group, number, late), EXPIRY, back)
 
     def _step(self, world: int, group: int, number: int, worker: Worker) -> Action:
         result = self._worlds.stepped(world, worker.position)
@@ -702,9 +657,8 @@ class WorkerGroups:
             back, after = NO_PARCEL, self.workers.number(Worker(result.position, worker.parcel, leased))
         else:
             back, after = worker.parcel if leased else NO_PARCEL, IDLE
-        shift = Shift(back, acknowledged, result.arrivals)
-        moved = None if shift == Shift() else shift
-        return Action(FREE, result.world, self._with(group, number, after), moved, "step", number, after)
+        group = self._with(group, number, after)
+        return Action("step", number, after, result.world, group, FREE, back, acknowledged, result.arrivals)
 
     def _replaced(self, group: int, before: int, after: int) -> int:
         which, workers = self.members[group]
@@ -716,14 +670,11 @@ class WorkerGroups:
 def pump(times: int, recovery: plans.Recovery) -> Chore:
     """Finishes outbox entries, by the recovery of the plan: also the young ones, which it leaves alone in life."""
 
-    def offers(content: Content) -> Sequence[str]:
-        return ["\t".join((*key, name)) for key, name in content.entries]
-
-    def begin(offer: str) -> Attempt:
-        endpoint, name, entry = offer.split("\t")
+    def begin(endpoint: str, name: str, entry: str) -> Attempt:
         return recovery(Key(endpoint, name), entry)
 
-    return Chore("the pump", times, offers, begin, "takes up the outbox entry of")
+    finds = "takes up the outbox entry of"
+    return Chore("the pump", times, lambda content: [(*key, name) for key, name in content.entries], begin, finds)
 
 
 class Discard(NamedTuple):
@@ -742,12 +693,10 @@ class Discard(NamedTuple):
 def sweeper(times: int, key: Key) -> Chore:
     """Sweeps tokens of a source whose outbox entry is gone: read the token first, then look for the entry."""
 
-    def offers(content: Content) -> Sequence[str]:
-        return [token for token, parent in sorted(content.parents.items()) if MARK in parent]
+    def offers(content: Content) -> Sequence[tuple[str, str]]:
+        return [(parent, token) for token, parent in sorted(content.parents.items()) if MARK in parent]
 
-    def begin(token: str) -> Generator[Any, Any, Outcome]:
-        mark = token.partition(".")[0].removeprefix("mark")
-        parent = f"{key}{MARK}{mark}"
+    def begin(parent: str, token: str) -> Generator[Any, Any, Outcome]:
         entity: plans.Entity = yield plans.Load(key)
         if parent not in entity.outbox:
             yield Discard(token, parent)
@@ -772,16 +721,6 @@ class Transport:
         while (parcel := self.parcels.number((payload, copy))) in in_use or parcel in self.free[free]:
             copy += 1
         return self.change(free, parcel, True)
-
-    def shifted(self, free: int, shift: Shift, in_use: Callable[[int], set[int]]) -> int:
-        """After what a worker did; ``in_use`` are the parcels that workers know of, for a payload."""
-        if shift.acknowledged != NO_PARCEL:
-            free = self.change(free, shift.acknowledged, False)
-        if shift.back != NO_PARCEL:
-            free = self.change(free, shift.back, True)
-        for payload in shift.arrivals:
-            free = self.arrive(free, payload, in_use(payload))
-        return free
 
     def _changed(self, free: int, parcel: int, there: bool) -> int:
         others = [each for each in self.free[free] if each != parcel]
@@ -809,11 +748,11 @@ class System:
         self.topology, self.algorithm = topology, algorithm
         self.handlers = Handlers()
         self.endings = endings(topology, self.handlers)
-        born = [plans.Birth("", "", ((f"m{n}", queue),), False) for n, (queue, _) in enumerate(topology.messages, 1)]
+        born = [plans.Create("", "", ((f"m{n}", queue),), False) for n, (queue, _) in enumerate(topology.messages, 1)]
         self.snapshots = StoreSnapshots(algorithm.tables, born if algorithm.tokens else ())
         self.payloads = Payloads(topology, algorithm, self.handlers)
         self.positions = Positions()
-        self.worlds = Worlds(self.snapshots, self.payloads, self.positions, self.endings, algorithm, invariant)
+        self.worlds = Worlds(self, invariant)
         self.transport = Transport()
         chores = list(algorithm.chores)
         if topology.pumps and algorithm.recovery is not None:
@@ -824,7 +763,7 @@ class System:
             if topology.pumps and algorithm.sourced is plans.sourced:
                 chores.append(sweeper(topology.pumps, Key(source.endpoint, source.name)))
         groups += [WorkerGroup(chore.who, 1, chore, CHORE + number) for number, chore in enumerate(chores)]
-        self.groups = WorkerGroups(groups, self.snapshots, self.positions, self.worlds)
+        self.groups = WorkerGroups(self, groups)
         # By cost and number of budgets: the number of what is left then, or -1.
         sizes = [
             1 + many for many in (topology.crashes, topology.expiries, topology.copies, *(c.times for c in chores))
@@ -838,7 +777,8 @@ class System:
         payloads, free = self.payloads.first(topology, self.snapshots.realm), 0
         for payload in payloads:
             free = self.transport.arrive(free, payload, set())
-        self.first: State = (len(self._spend[FREE]) - 1, self.worlds.first(payloads), free, *self.groups.idle)
+        world = ExploredWorld(0, WorldBooks(frozenset(), frozenset(payloads), frozenset(), ()))
+        self.first: State = (len(self._spend[FREE]) - 1, self.worlds.number(world), free, *self.groups.idle)
 
     def resting(self, state: State) -> bool:
         return state[PARCELS] == 0 and list(state[GROUPS:]) == self.groups.idle
@@ -851,27 +791,32 @@ class System:
             group = state[at]
             head, tail = state[GROUPS:at], state[at + 1 :]
             for action in self.groups.actions(world, group):
-                cost, after, other, shift, *_ = action
+                _, _, _, world_then, group_then, cost, back, acknowledged, arrivals = action
                 budgets_then = self._spend[cost][budgets]
                 if budgets_then < 0:
                     continue
-                now = free if shift is None else self.transport.shifted(free, shift, partial(self._in_use, state))
-                yield (budgets_then, after, now, *head, other, *tail), Move(which, action)
+                then = free
+                if acknowledged != NO_PARCEL:
+                    then = self.transport.change(then, acknowledged, False)
+                if back != NO_PARCEL:
+                    then = self.transport.change(then, back, True)
+                for payload in arrivals:
+                    then = self.transport.arrive(then, payload, self._in_use(state, payload))
+                yield (budgets_then, world_then, then, *head, group_then, *tail), Move(which, action)
             for parcel, rest in self._leasable(free, which):
                 for job in self.payloads[self.transport.parcels[parcel][0]].jobs:
                     other, worker = self.groups.taking(group, job, parcel)
                     if other < 0:
                         break
-                    action = Action(FREE, world, other, None, "lease", 0, worker)
+                    action = Action("lease", IDLE, worker, world, other)
                     yield (budgets, world, rest, *head, other, *tail), Move(which, action, parcel)
         if self._spend[COPY][budgets] < 0:
             return
-        for number in sorted(self.worlds.books[world].sent):
-            payload = self.payloads[number]
-            if payload.message is not None and payload.group >= 0:
-                now = self.transport.arrive(free, number, self._in_use(state, number))
-                move = Move(-1, Action(COPY, world, 0, None, "copy", 0, 0), number)
-                yield (self._spend[COPY][budgets], world, now, *state[GROUPS:]), move
+        for payload in sorted(self.worlds[world].books.sent):
+            if self.payloads[payload].message is not None and self.payloads[payload].group >= 0:
+                then = self.transport.arrive(free, payload, self._in_use(state, payload))
+                move = Move(-1, Action("copy", IDLE, IDLE, world, 0, COPY), payload)
+                yield (self._spend[COPY][budgets], world, then, *state[GROUPS:]), move
 
     def _in_use(self, state: State, payload: int) -> set[int]:
         return self.groups.parcels(state[GROUPS + self.payloads[payload].group])

@@ -17,13 +17,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
-from onefold.outbox.plans import Attempt, Handler, Key, KeyOf, Message, Out, Outcome, Plan
+from onefold.outbox.plans import Attempt, Handler, Handling, Key, Message, Out, Outcome, Plan
 from onefold.outbox.stores.sqlite import SqliteLedger
 
 
@@ -54,10 +54,6 @@ class Offence(NamedTuple):
     text: str
 
 
-Rows = tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...]
-"""Per table its rows, in the order of their keys: two databases are equal if these are."""
-
-
 @dataclass(frozen=True, slots=True)
 class Content:
     tokens: frozenset[str]
@@ -78,30 +74,7 @@ class Content:
         }
 
 
-def read(rows: Rows) -> Content:
-    """The meaning of the rows. The columns are those of the SQLite store, in its order."""
-    tables = dict(rows)
-    tokens = tables["outbox_tokens"]
-    return Content(
-        frozenset(row[0] for row in tokens),
-        {row[0]: row[2] for row in tokens if row[2]},
-        {Key(row[0], row[1]): row[3] for row in tables["outbox_entities"] if row[3] is not None},
-        tuple((Key(row[0], row[1]), row[2]) for row in tables["outbox_entries"]),
-        {name: table for name, table in rows if not name.startswith("outbox_")},
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Handling:
-    """A queue, and who handles what comes there; ``key`` names the entity."""
-
-    queue: str
-    call: Handler
-    key: KeyOf
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(NamedTuple):
     """An endpoint: its handlers, and how many workers share them. Its workers are alike."""
 
     endpoint: str
@@ -109,8 +82,7 @@ class Stage:
     workers: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class TopologySource:
+class TopologySource(NamedTuple):
     """What comes from outside, known by a mark: what each mark sends, in order. A mark is offered again until taken."""
 
     endpoint: str
@@ -147,6 +119,12 @@ class Topology:
             if type(stage.workers) is not int or not 1 <= stage.workers <= WORKERS_MAX:
                 raise Misuse(f"workers is {stage.workers!r}, must be a whole number from 1 to {WORKERS_MAX}")
 
+    @property
+    def served(self) -> dict[str, tuple[int, Stage, Handling]]:
+        """By queue: the number of its stage, the stage, and who handles it."""
+        stages = enumerate(self.stages)
+        return {handling.queue: (number, stage, handling) for number, stage in stages for handling in stage.handlings}
+
 
 BUDGET_MAX: Final = 9
 """Each one more multiplies the states by about five: nobody waits for ten."""
@@ -159,9 +137,9 @@ class Chore:
 
     who: str
     times: int
-    offers: Callable[[Content], Sequence[str]]
-    """What there is to do, given what is in the database; each by a name."""
-    begin: Callable[[str], Attempt]
+    offers: Callable[[Content], Sequence[tuple[str, ...]]]
+    """What there is to do, given what is in the database: what ``begin`` takes, a name last."""
+    begin: Callable[..., Attempt]
     finds: str
     """In a history: ``the pump {finds} m1``."""
 
@@ -178,7 +156,7 @@ class Algorithm:
     """The first messages have tokens. A specimen knows none."""
     tables: tuple[str, ...] = ()
     """Statements that make what it needs besides the store's own tables."""
-    chores: tuple[Chore, ...] = field(default=())
+    chores: tuple[Chore, ...] = ()
     tidy: bool = True
     """Nothing is left at rest. False: what is left is for the pump and the sweeper; nothing is lost or done twice."""
     others: tuple[Plan, ...] = ()
@@ -192,11 +170,6 @@ SHIPPED: Final[Mapping[str, Algorithm]] = {
     )
     for name, plan in plans.PLANS.items()
 }
-
-MIXED: Final = replace(
-    SHIPPED["transactional"], name="mixed", tidy=False, others=(plans.PLANS["checkpointed"], plans.PLANS["parented"])
-)
-"""All plans side by side, on one database."""
 
 
 def sending(*queues: str) -> Handler:
@@ -319,9 +292,9 @@ def remade(key: Key, message: Message) -> Attempt:
     if entry.outgoing:
         attempt, *tokens = yield plans.Fresh(1 + len(entry.outgoing))
         entry = entry.checkpointed(attempt, tuple(tokens))
-        yield plans.Create(plans.Birth("", "", tuple((out.token, out.to) for out in entry.outgoing), guarded=False))
+        yield plans.Create("", "", tuple((out.token, out.to) for out in entry.outgoing), guarded=False)
         yield plans.Dispatch(entry.messages(name))
-    yield plans.Remove(plans.Removal(name, ""))
+    yield plans.Remove(name, "")
     if not (yield plans.Persist(entity.without(name))):
         return Outcome.CONFLICT
     yield plans.Acknowledge()
@@ -334,11 +307,7 @@ def _forget(message: str) -> Generator[Any, Any, Outcome]:
 
 
 _EVICTIONS: Final = Chore(
-    "the store",
-    1,
-    lambda content: [message for (message,) in content.others["inbox"]],
-    _forget,
-    "needs room, and picks",
+    "the store", 1, lambda content: list(content.others["inbox"]), _forget, "needs room, and picks"
 )
 
 
@@ -363,10 +332,11 @@ SPECIMENS: Final[Mapping[str, Specimen]] = {
             "copied",
             "one message, delivered twice",
             (stage("payment", pay, 1),),
-            (("payment", {"n": 1}),),
+            _sent("payment", 1),
+            None,
+            0,
+            0,
             copies=1,
-            crashes=0,
-            expiries=0,
         ),
     ),
     "remade": Specimen(
@@ -375,7 +345,7 @@ SPECIMENS: Final[Mapping[str, Specimen]] = {
             "resent",
             "one message that sends another",
             (stage("order", order, 1), stage("payment", pay, 1)),
-            (("order", {"n": 1}),),
+            _sent("order", 1),
         ),
     ),
 }

@@ -30,10 +30,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
-from threading import Lock, Thread
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import nats.errors
 import nats.js.errors
@@ -45,13 +44,11 @@ from nats.js.errors import NotFoundError
 
 from onefold.errors import Misuse, OnefoldError, StoreFailed
 from onefold.outbox import plans, ports
-from onefold.stores.addresses import check_timeout, masked
+from onefold.outbox.runner import Loop
+from onefold.stores.addresses import check_timeout, masked, options_of
 
-OPTIONS = ("stream", "replicas", "timeout_s", "credentials")
 
-
-@dataclass(frozen=True, slots=True, repr=False)
-class NatsAddress:
+class NatsAddress(NamedTuple):
     """The servers of one cluster, any of which will do, and how to get in, which is never shown."""
 
     servers: tuple[str, ...]
@@ -98,19 +95,9 @@ def parse(url: str) -> NatsAddress:
 
 def open_nats(url: str) -> NatsQueue:
     """The queue at an address with options: ``stream``, ``replicas``, ``timeout_s``, ``credentials`` (a file)."""
-    address = parse(url)
-    options = dict(parse_qsl(url.partition("?")[2], keep_blank_values=True))
-    for name in options:
-        if name not in OPTIONS:
-            raise Misuse(f"{address}: no option {name!r}; there are {', '.join(OPTIONS)}", name=name)
-    timeout, replicas = options.get("timeout_s", str(TIMEOUT_S)), options.get("replicas")
-    try:
-        timeout_s, replicas_wanted = float(timeout), None if replicas is None else int(replicas)
-    except ValueError:
-        raise Misuse(f"{address}: timeout_s={timeout}, replicas={replicas}: these must be numbers") from None
-    plain = url.partition("?")[0]
-    stream, credentials = options.get("stream", STREAM), options.get("credentials")
-    return NatsQueue(plain, stream=stream, replicas=replicas_wanted, timeout_s=timeout_s, credentials=credentials)
+    kinds = {"stream": str, "replicas": int, "timeout_s": float, "credentials": str}
+    plain, _, query = url.partition("?")
+    return NatsQueue(plain, **options_of(parse(url), query, kinds))
 
 
 T = TypeVar("T")
@@ -121,10 +108,10 @@ _FAILURES = (nats.errors.Error, nats.js.errors.Error, OSError, asyncio.Cancelled
 
 
 class Link:
-    """One connection to NATS, on an event loop in a thread of its own; the first call makes both, and threads may share
-    it. nats-py is told not to reconnect: it would send later what nobody waits for any more, and miss a request under
-    way only when its time is up. A connection that breaks, or does not answer in time, fails whatever is under way on
-    it at once, by `StoreFailed`; the next call makes a new one."""
+    """One connection to NATS, on a loop of its own; the first call makes it, and threads may share it. nats-py is told
+    not to reconnect: it would send later what nobody waits for any more, and miss a request under way only when its
+    time is up. A connection that breaks, or does not answer in time, fails whatever is under way on it at once, by
+    `StoreFailed`; the next call makes a new one."""
 
     def __init__(
         self, address: NatsAddress, timeout_s: float, *, credentials: str | None,
@@ -133,10 +120,7 @@ class Link:
         """``prepare`` is done on each new connection before anything else is."""
         self.address, self._credentials = address, credentials
         self._timeout_s, self._prepare = timeout_s, prepare
-        self._guard = Lock()  # of the thread's beginning and end
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: Thread | None = None
-        self._open = True
+        self._loop = Loop("onefold-nats", f"{address}: this queue was closed")
         # From here on: touched by the loop's thread alone.
         self._connecting = asyncio.Lock()
         self._client: Client | None = None
@@ -145,15 +129,7 @@ class Link:
 
     def run(self, work: Work[T], wait_s: float = 0) -> T:
         """What the work comes to; it has ``timeout_s``, and what it means to wait besides."""
-        with self._guard:  # until it is on the loop: one that `close` has stopped would never come to it
-            self._check_open()
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                # What nats-py leaves lying about when a connection breaks was told by `StoreFailed` already.
-                self._loop.set_exception_handler(lambda loop, context: None)
-                self._thread = Thread(target=self._loop.run_forever, name="onefold-nats", daemon=True)
-                self._thread.start()
-            future = asyncio.run_coroutine_threadsafe(self._run(work, wait_s), self._loop)
+        future = self._loop.begin(self._run(work, wait_s))
         try:
             return future.result()
         except BaseException:
@@ -162,15 +138,14 @@ class Link:
 
     def close(self) -> None:
         """End the connection and the thread; whoever waits in `run` is told by `Misuse`. May be called twice."""
-        with self._guard:
-            self._open = False
-            if self._loop is None or self._thread is None:
-                return
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-            self._loop = self._thread = None
+
+        async def last() -> None:
+            if self._client is not None:
+                self._drop(self._client)
+            if self._closing:
+                await asyncio.wait(self._closing, timeout=self._timeout_s)
+
+        self._loop.close(last)
 
     async def _run(self, work: Work[T], wait_s: float) -> T:
         limit_s = self._timeout_s + wait_s
@@ -191,10 +166,10 @@ class Link:
             finally:
                 task.cancel()
         except OnefoldError:
-            self._check_open()
+            self._loop.check_open()
             raise
         except _FAILURES as error:
-            self._check_open()
+            self._loop.check_open()
             lost_it = isinstance(error, asyncio.CancelledError)
             line = "the connection was lost" if lost_it else " ".join(str(error).split()) or type(error).__name__
             raise StoreFailed(f"{self.address}: {line}") from error
@@ -206,7 +181,10 @@ class Link:
                 if self._client.is_connected and not self._lost.done():
                     return self._client, self._lost
                 self._drop(self._client)
-            client, lost = Client(), asyncio.get_running_loop().create_future()
+            loop = asyncio.get_running_loop()
+            # What nats-py leaves lying about when a connection breaks was told by `StoreFailed` already.
+            loop.set_exception_handler(lambda loop, context: None)
+            client, lost = Client(), loop.create_future()
             try:
                 await self._connect(client, lost)
                 await self._prepare(client)
@@ -261,21 +239,6 @@ class Link:
         task = asyncio.ensure_future(close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-    async def _end(self) -> None:
-        if self._client is not None:
-            self._drop(self._client)
-        if self._closing:
-            await asyncio.wait(self._closing, timeout=self._timeout_s)
-        rest = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in rest:
-            task.cancel()
-        if rest:
-            await asyncio.wait(rest, timeout=self._timeout_s)
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise Misuse(f"{self.address}: this queue was closed")
 
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -333,12 +296,10 @@ class NatsReceipt(NamedTuple):
         parts = text.split(".")
         # Servers that know of domains put two names more in front, and a word behind.
         named = parts[2:] if len(parts) == 9 else parts[4:]
-        if parts[:2] != ["$JS", "ACK"] or len(parts) not in (9, 11, 12) or not text.isprintable() or " " in text:
+        whole = parts[:2] == ["$JS", "ACK"] and len(parts) in (9, 11, 12) and text.isprintable() and " " not in text
+        if not (whole and named[2].isdecimal() and named[3].isdecimal()):
             raise Misuse(f"no receipt of this queue: {text!r:.200}", receipt=text)
-        try:
-            return cls(named[0], named[1], int(named[2]), int(named[3]))
-        except ValueError:
-            raise Misuse(f"no receipt of this queue: {text!r:.200}", receipt=text) from None
+        return cls(named[0], named[1], int(named[2]), int(named[3]))
 
 
 async def make_streams(js: JetStreamContext, names: Names, replicas: int | None) -> None:
@@ -447,90 +408,6 @@ TURN_S = 0.1
 """How long a pull of several queues waits: pulls that nobody wants any more end as soon."""
 
 
-class Loans:
-    """What a `NatsQueue` has on loan: consumers, their leases, and when those run out. For the thread of its loop
-    alone."""
-
-    def __init__(self, names: Names, timeout_s: float) -> None:
-        self._names = names
-        self._timeout_s = timeout_s
-        self._leases_ms: dict[str, int] = {}  # by consumer, what it was told
-        self._until: dict[str, float] = {}  # by receipt, when the lease runs out; the first to do so stands first
-        self._turn = 0
-
-    def forget_consumers(self) -> None:
-        """On a new connection, or when one is missing, they are made anew or found as they are."""
-        self._leases_ms.clear()
-
-    async def lease(
-        self, client: Client, queues: Sequence[str], limit: int, lease_ms: int, wait_s: float
-    ) -> list[ports.Delivery]:
-        deadline = monotonic() + wait_s
-        stream, consumers = self._names.stream, [self._names.consumer(queue) for queue in queues]
-        for queue, consumer in zip(queues, consumers, strict=True):
-            if self._leases_ms.get(consumer) != lease_ms:
-                config = api.ConsumerConfig(
-                    durable_name=consumer,
-                    filter_subject=self._names.subject(queue),
-                    ack_policy=api.AckPolicy.EXPLICIT,
-                    ack_wait=lease_ms / 1000,
-                    max_ack_pending=-1,  # parcels that wait out a delay count as on loan, and would stop the others
-                    max_deliver=-1,
-                )
-                await client.jetstream(timeout=self._timeout_s).add_consumer(stream, config)
-                self._leases_ms[consumer] = lease_ms
-        try:
-            parcels = await self._pull_now(client, consumers, limit)
-            while not parcels and (rest_s := deadline - monotonic()) > 0:
-                first = dict.fromkeys(self._in_turn(consumers)[:limit], 1)  # one each: no more can come than are wanted
-                round_s = rest_s if len(consumers) == 1 else min(rest_s, TURN_S)
-                parcels, _ = await pull(client, stream, first, round_s)
-                if parcels and len(parcels) < limit:  # it seldom comes alone
-                    parcels += await self._pull_now(client, consumers, limit - len(parcels))
-        except ConsumerGone:
-            self.forget_consumers()
-            raise
-        now = monotonic()
-        while self._until and next(iter(self._until.values())) <= now:
-            del self._until[next(iter(self._until))]
-        deliveries = []
-        for _, reply, msg in sorted((NatsReceipt.parse(msg.reply).sequence, msg.reply, msg) for msg in parcels):
-            self._until[reply] = now + lease_ms / 1000
-            deliveries.append(
-                ports.Delivery(self._names.queue(msg.subject), msg.data, reply, NatsReceipt.parse(reply).times)
-            )
-        return deliveries
-
-    def extended(self, receipts: Sequence[str], lease_ms: int) -> list[str]:
-        """Those whose leases still run; from now on they are taken to run from now."""
-        now = monotonic()
-        running = [receipt for receipt in dict.fromkeys(receipts) if self._until.get(receipt, 0) > now]
-        for receipt in running:
-            del self._until[receipt]
-            self._until[receipt] = now + self._leases_ms.get(NatsReceipt.parse(receipt).consumer, lease_ms) / 1000
-        return running
-
-    def ended(self, receipts: Sequence[str]) -> None:
-        for receipt in receipts:
-            self._until.pop(receipt, None)
-
-    async def _pull_now(self, client: Client, consumers: Sequence[str], limit: int) -> list[Msg]:
-        """What there is: each round asks for equal shares, of those that may have more."""
-        parcels: list[Msg] = []
-        rest = self._in_turn(consumers)
-        while rest and len(parcels) < limit:
-            more, emptied = await pull(client, self._names.stream, _shares(rest, limit - len(parcels)))
-            parcels += more
-            rest = [consumer for consumer in rest if consumer not in emptied]
-        return parcels
-
-    def _in_turn(self, consumers: Sequence[str]) -> list[str]:
-        """The same, beginning with another one each time."""
-        self._turn += 1
-        first = self._turn % len(consumers)
-        return [*consumers[first:], *consumers[:first]]
-
-
 def _shares(consumers: Sequence[str], limit: int) -> dict[str, int]:
     """Equal shares of the limit, the first ones get what is left over.
 
@@ -546,51 +423,7 @@ IN_FLIGHT_MAX = 500
 """Parcels that wait for the server's word at once."""
 ANSWER_S = 1.0
 """How long an answer to an acknowledgement is waited for. It comes in milliseconds, or never."""
-_HEADERS = len(b"NATS/1.0\r\n\r\n")
 _NO_ANSWER = (nats.errors.NoRespondersError, nats.errors.TimeoutError)
-
-
-class Letter(NamedTuple):
-    subject: str
-    payload: bytes
-    headers: Mapping[str, str] | None = None
-
-    def fit(self, bytes_max: int) -> Letter:
-        """Without its headers if the server would not take it with them: it hangs up on what is too large."""
-        size = len(self.payload) + sum(len(name) + len(value) + 4 for name, value in (self.headers or {}).items())
-        return self if size + _HEADERS <= bytes_max else self._replace(headers=None)
-
-
-async def publish(client: Client, letters: Sequence[Letter], timeout_s: float) -> None:
-    """Store them all: the server's word for each is waited for."""
-    js = client.jetstream(timeout=timeout_s)
-    for at in range(0, len(letters), IN_FLIGHT_MAX):
-        part = letters[at : at + IN_FLIGHT_MAX]
-        calls = [js.publish(subject, payload, headers=dict(more) if more else None) for subject, payload, more in part]
-        # All are waited for before the first error is raised: nothing goes on behind the caller's back.
-        for answer in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(answer, BaseException):
-                raise answer
-
-
-async def tell(client: Client, receipts: Iterable[str], word: bytes, timeout_s: float) -> None:
-    """Say a word to each delivery; the server has heard it when this returns. A consumer takes what it is told in turn,
-    so only the last word to each asks for an answer. There is none when the server does not know of the delivery (the
-    consumer was removed, or it crashed); then the word has no effect, and the parcel comes again."""
-    by_consumer: dict[str, list[str]] = {}
-    for receipt in receipts:
-        by_consumer.setdefault(NatsReceipt.parse(receipt).consumer, []).append(receipt)
-    for *others, _ in by_consumer.values():
-        for receipt in others:
-            await client.publish(receipt, word)
-    patience_s = min(timeout_s / 2, ANSWER_S)
-    lasts = [client.request(last, word, timeout=patience_s) for *_, last in by_consumer.values()]
-    answers = await asyncio.gather(*lasts, return_exceptions=True)
-    for answer in answers:
-        if isinstance(answer, BaseException) and not isinstance(answer, _NO_ANSWER):
-            raise answer
-    if any(isinstance(answer, nats.errors.TimeoutError) for answer in answers):
-        await client.flush(ceil(timeout_s))  # is there anybody?
 
 
 STREAM = "onefold"
@@ -625,25 +458,53 @@ class NatsQueue:
         self.url = str(address)
         self._names, self._replicas, self._timeout_s = Names(stream), replicas, timeout_s
         self._link = Link(address, timeout_s, credentials=credentials, prepare=self._prepare)
-        self._loans = Loans(self._names, timeout_s)
+        # What is on loan: touched by the link's thread alone.
+        self._leases_ms: dict[str, int] = {}  # by consumer, what it was told
+        self._until: dict[str, float] = {}  # by receipt, when the lease runs out; the first to do so stands first
+        self._turn = 0
 
     def send(self, parcels: Sequence[ports.Parcel]) -> None:
         ports.check_parcels(parcels)
-        letters = [Letter(self._names.subject(queue), payload) for queue, payload in parcels]
 
         async def work(client: Client) -> None:
             for queue, payload in parcels:
                 if len(payload) > client.max_payload:
                     size = f"{len(payload)} bytes, more than the {client.max_payload} that the server takes"
                     raise Misuse(f"{self.url}: a parcel for {queue} has {size}", queue=queue)
-            await publish(client, letters, self._timeout_s)
+            await self._publish(client, [(self._names.subject(queue), payload, None) for queue, payload in parcels])
 
-        self._link.run(work, self._more_s(len(letters)))
+        self._link.run(work, self._more_s(len(parcels)))
 
     def lease(self, queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int = 0) -> list[ports.Delivery]:
         queues = ports.check_lease(queues, limit, lease_ms, wait_ms)
         wait_s = wait_ms / 1000
-        return self._link.run(lambda client: self._loans.lease(client, queues, limit, lease_ms, wait_s), wait_s)
+
+        async def work(client: Client) -> list[ports.Delivery]:
+            deadline = monotonic() + wait_s
+            try:
+                consumers = [await self._consumer(client, queue, lease_ms) for queue in queues]
+                parcels = await self._pull_now(client, consumers, limit)
+                while not parcels and (rest_s := deadline - monotonic()) > 0:
+                    first = dict.fromkeys(self._in_turn(consumers)[:limit], 1)  # one each: no more than are wanted
+                    round_s = rest_s if len(consumers) == 1 else min(rest_s, TURN_S)
+                    parcels, _ = await pull(client, self._names.stream, first, round_s)
+                    if parcels and len(parcels) < limit:  # it seldom comes alone
+                        parcels += await self._pull_now(client, consumers, limit - len(parcels))
+            except ConsumerGone:
+                self._leases_ms.clear()
+                raise
+            now = monotonic()
+            while self._until and next(iter(self._until.values())) <= now:
+                del self._until[next(iter(self._until))]
+            self._until |= {msg.reply: now + lease_ms / 1000 for msg in parcels}
+            receipts = {msg.reply: NatsReceipt.parse(msg.reply) for msg in parcels}
+            parcels.sort(key=lambda msg: (receipts[msg.reply].sequence, msg.reply))
+            return [
+                ports.Delivery(self._names.queue(msg.subject), msg.data, msg.reply, receipts[msg.reply].times)
+                for msg in parcels
+            ]
+
+        return self._link.run(work, wait_s)
 
     def acknowledge(self, deliveries: Sequence[ports.Delivery]) -> None:
         self._settle(deliveries, b"+ACK")
@@ -654,7 +515,12 @@ class NatsQueue:
         receipts = self._receipts(deliveries)
 
         async def work(client: Client) -> None:
-            await tell(client, self._loans.extended(receipts, lease_ms), b"+WPI", self._timeout_s)
+            now = monotonic()
+            running = [receipt for receipt in dict.fromkeys(receipts) if self._until.get(receipt, 0) > now]
+            for receipt in running:
+                del self._until[receipt]
+                self._until[receipt] = now + self._leases_ms.get(NatsReceipt.parse(receipt).consumer, lease_ms) / 1000
+            await self._tell(client, running, b"+WPI")
 
         self._link.run(work)
 
@@ -664,9 +530,7 @@ class NatsQueue:
 
     def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:
         """Store them as dead letters, then acknowledge them."""
-        headers = {_REASON: json.dumps(reason[: ports.REASON_MAX])}  # as JSON it is ASCII, and on one line
-        letters = [Letter(self._names.dead_subject(each.queue), each.payload, headers) for each in deliveries]
-        self._settle(deliveries, b"+ACK", letters)
+        self._settle(deliveries, b"+ACK", reason[: ports.REASON_MAX])
 
     def buried(self, limit: int = 1_000, queue: str | None = None) -> list[ports.Buried]:
         """Dead letters, oldest first. Cost: a round trip for each."""
@@ -690,20 +554,17 @@ class NatsQueue:
         return self._link.run(work, self._more_s(limit))
 
     def dig_up(self, letters: Sequence[ports.Buried], *, deliver: bool) -> None:
-        """Send each anew and remove it then, or only remove it; one that is not there any more does no harm."""
         numbers = [letter.number for letter in dict.fromkeys(letters)]
 
         async def work(client: Client) -> None:
             js = client.jetstream(timeout=self._timeout_s)
             for number in numbers:
-                try:
+                with suppress(NotFoundError):
                     letter = await js.get_msg(self._names.dead, seq=number)
                     if deliver:
                         queue = self._names.queue(letter.subject or "")
                         await js.publish(self._names.subject(queue), letter.data or b"")
                     await js.delete_msg(self._names.dead, number)
-                except NotFoundError:
-                    continue
 
         self._link.run(work, self._more_s(len(numbers)))
 
@@ -729,18 +590,88 @@ class NatsQueue:
         self._link.close()
 
     async def _prepare(self, client: Client) -> None:
-        self._loans.forget_consumers()
+        self._leases_ms.clear()  # consumers are made anew, or found as they are
         await make_streams(client.jetstream(timeout=self._timeout_s), self._names, self._replicas)
 
-    def _settle(self, deliveries: Sequence[ports.Delivery], word: bytes, letters: Sequence[Letter] = ()) -> None:
+    async def _consumer(self, client: Client, queue: str, lease_ms: int) -> str:
+        """The consumer of a queue, which is made if it is not there, with leases of this length."""
+        consumer = self._names.consumer(queue)
+        if self._leases_ms.get(consumer) != lease_ms:
+            config = api.ConsumerConfig(
+                durable_name=consumer,
+                filter_subject=self._names.subject(queue),
+                ack_policy=api.AckPolicy.EXPLICIT,
+                ack_wait=lease_ms / 1000,
+                max_ack_pending=-1,  # parcels that wait out a delay count as on loan, and would stop the others
+                max_deliver=-1,
+            )
+            await client.jetstream(timeout=self._timeout_s).add_consumer(self._names.stream, config)
+            self._leases_ms[consumer] = lease_ms
+        return consumer
+
+    async def _pull_now(self, client: Client, consumers: Sequence[str], limit: int) -> list[Msg]:
+        """What there is: each round asks for equal shares, of those that may have more."""
+        parcels: list[Msg] = []
+        rest = self._in_turn(consumers)
+        while rest and len(parcels) < limit:
+            more, emptied = await pull(client, self._names.stream, _shares(rest, limit - len(parcels)))
+            parcels += more
+            rest = [consumer for consumer in rest if consumer not in emptied]
+        return parcels
+
+    def _in_turn(self, consumers: Sequence[str]) -> list[str]:
+        """The same, beginning with another one each time."""
+        self._turn += 1
+        first = self._turn % len(consumers)
+        return [*consumers[first:], *consumers[:first]]
+
+    async def _publish(self, client: Client, letters: Sequence[tuple[str, bytes, dict[str, str] | None]]) -> None:
+        """Store them all: the server's word for each is waited for."""
+        js = client.jetstream(timeout=self._timeout_s)
+        for at in range(0, len(letters), IN_FLIGHT_MAX):
+            part = letters[at : at + IN_FLIGHT_MAX]
+            calls = [js.publish(subject, payload, headers=headers) for subject, payload, headers in part]
+            # All are waited for before the first error is raised: nothing goes on behind the caller's back.
+            for answer in await asyncio.gather(*calls, return_exceptions=True):
+                if isinstance(answer, BaseException):
+                    raise answer
+
+    async def _tell(self, client: Client, receipts: Iterable[str], word: bytes) -> None:
+        """Say a word to each delivery; the server has heard it when this returns. A consumer takes what it is told in
+        turn, so only the last word to each asks for an answer. There is none when the server does not know of the
+        delivery (the consumer was removed, or it crashed); then the word has no effect, and the parcel comes again."""
+        by_consumer: dict[str, list[str]] = {}
+        for receipt in receipts:
+            by_consumer.setdefault(NatsReceipt.parse(receipt).consumer, []).append(receipt)
+        for *others, _ in by_consumer.values():
+            for receipt in others:
+                await client.publish(receipt, word)
+        patience_s = min(self._timeout_s / 2, ANSWER_S)
+        lasts = [client.request(last, word, timeout=patience_s) for *_, last in by_consumer.values()]
+        answers = await asyncio.gather(*lasts, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, _NO_ANSWER):
+                raise answer
+        if any(isinstance(answer, nats.errors.TimeoutError) for answer in answers):
+            await client.flush(ceil(self._timeout_s))  # is there anybody?
+
+    def _settle(self, deliveries: Sequence[ports.Delivery], word: bytes, reason: str | None = None) -> None:
+        """Say this word to them; with a ``reason`` they are stored as dead letters before that."""
         receipts = self._receipts(deliveries)
 
         async def work(client: Client) -> None:
-            await publish(client, [letter.fit(client.max_payload) for letter in letters], self._timeout_s)
-            await tell(client, receipts, word, self._timeout_s)
-            self._loans.ended(receipts)
+            if reason is not None:
+                header = json.dumps(reason)  # so it is ASCII, and on one line
+                # The server hangs up on what is too large: then the letter goes without its reason.
+                room = client.max_payload - len(f"NATS/1.0\r\n{_REASON}: {header}\r\n\r\n")
+                dead = [(self._names.dead_subject(each.queue), each.payload) for each in deliveries]
+                letters = [(*letter, {_REASON: header} if len(letter[1]) <= room else None) for letter in dead]
+                await self._publish(client, letters)
+            await self._tell(client, receipts, word)
+            for receipt in receipts:
+                self._until.pop(receipt, None)
 
-        self._link.run(work, self._more_s(len(letters)))
+        self._link.run(work, 0 if reason is None else self._more_s(len(deliveries)))
 
     def _receipts(self, deliveries: Sequence[ports.Delivery]) -> list[str]:
         for delivery in deliveries:

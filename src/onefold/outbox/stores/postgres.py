@@ -24,6 +24,7 @@ every other store, whatever language the database speaks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from secrets import token_hex
 from typing import Any, Final, TypeVar
@@ -297,12 +298,20 @@ class PostgresLedger:
         return self._realm
 
     def load(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
-        return [opened.entity for opened in self.open([plans.Open(key, "") for key in keys])]
+        return [entity for entity, _ in self.open([plans.Open(key, "") for key in keys])]
 
     def persist(self, entities: Sequence[plans.Entity]) -> list[bool]:
-        if not entities:
-            return []
-        return self._connections.run(lambda db: _persist(db, entities, self._clock_ms()))
+        def work(db: Connection) -> list[bool]:
+            answers = []
+            for together in _apart(entities, [{entity.key} for entity in entities]):
+                outboxes = [entity.packed_outbox.items() for entity in together]
+                entries = [(n, *entry) for n, outbox in enumerate(outboxes, 1) for entry in outbox]
+                arguments = _arguments(together, [None] * len(together), entries, self._clock_ms())
+                won = {n for (n,) in db.execute(_PERSIST, arguments)}
+                answers += [n in won for n in range(1, len(together) + 1)]
+            return answers
+
+        return self._connections.run(work)
 
     def stranded(
         self, before_ms: int, limit: int, endpoint: str | None = None, *, after_ms: int = ports.FOREVER_MS
@@ -320,12 +329,31 @@ class PostgresLedger:
         exist = set(self._connections.run(lambda db: db.execute(_HOLDS, [list(tokens)]).fetchall()))
         return [(token,) in exist for token in tokens]
 
-    def create(self, births: Sequence[plans.Birth]) -> list[bool]:
-        if not births:
-            return []
-        return self._connections.run(lambda db: _create(db, births, self._clock_ms()))
+    def create(self, births: Sequence[plans.Create]) -> list[bool]:
+        """In one statement unless one birth is the parent of another: it would not be seen."""
+        touched = [{*dict(birth.tokens), *([birth.parent] if birth.guarded else [])} for birth in births]
 
-    def remove(self, removals: Sequence[plans.Removal]) -> None:
+        def work(db: Connection) -> list[bool]:
+            answers = []
+            for together in _apart(births, touched):
+                children = [(n, *token) for n, birth in enumerate(together, 1) for token in birth.tokens]
+                arguments = {
+                    "guards": [birth.parent for birth in together if birth.guarded],
+                    "parents": [birth.parent for birth in together],
+                    "attempts": [birth.attempt for birth in together],
+                    "guarded": [birth.guarded for birth in together],
+                    "of": [n for n, _, _ in children],
+                    "tokens": [token for _, token, _ in children],
+                    "destinations": [to for _, _, to in children],
+                    "at_ms": self._clock_ms(),
+                }
+                able = {n for (n,) in db.execute(_CREATE, arguments)}
+                answers += [n in able for n in range(1, len(together) + 1)]
+            return answers
+
+        return self._connections.run(work)
+
+    def remove(self, removals: Sequence[plans.Remove]) -> None:
         """Two statements that are sent at once; the first of two removals of one token decides."""
         attempts = dict(reversed(removals))
         arguments = {"tokens": list(attempts), "attempts": list(attempts.values())}
@@ -356,18 +384,27 @@ class PostgresLedger:
         """None: what can lose something is not opened."""
         return []
 
-    def open(self, steps: Sequence[plans.Open]) -> list[plans.OpenedAttempt]:
+    def open(self, steps: Sequence[plans.Open]) -> list[tuple[plans.Entity, bool]]:
         arguments = {**_keys([step.key for step in steps]), "tokens": [step.token for step in steps]}
         rows = self._connections.run(lambda db: db.execute(_OPEN, arguments).fetchall())
         return [
-            plans.OpenedAttempt(plans.Entity.unpacked(step.key, version, state, entries or {}), bool(has_token))
+            (plans.Entity.unpacked(step.key, version, state, entries or {}), bool(has_token))
             for step, (version, state, entries, has_token) in zip(steps, rows, strict=True)
         ]
 
     def settle(self, steps: Sequence[plans.Settle]) -> list[plans.Settled]:
-        if not steps:
-            return []
-        return self._connections.run(lambda db: _settle(db, steps, self._clock_ms()))
+        """One transaction, and one statement unless two steps touch the same."""
+        touched = []
+        for step in steps:
+            born = [out.token for out in step.entry.outgoing] if step.entry else []
+            touched.append({step.entity.key, *born, *([] if step.token is None else [step.token])})
+        rounds = list(_apart(steps, touched))
+
+        def work(db: Connection) -> list[plans.Settled]:
+            with db.transaction() if len(rounds) > 1 else nullcontext():
+                return [answer for together in rounds for answer in _settle(db, together, self._clock_ms())]
+
+        return self._connections.run(work)
 
     def finish(self, steps: Sequence[plans.Finish]) -> None:
         """A small statement for each, in the order of their keys, all sent at once and as one transaction."""
@@ -400,30 +437,7 @@ class PostgresLedger:
             )
 
 
-def _persist(db: Connection, entities: Sequence[plans.Entity], now_ms: int) -> list[bool]:
-    answers = []
-    for together in _apart(entities, [{entity.key} for entity in entities]):
-        entries = [(n, *entry) for n, entity in enumerate(together, 1) for entry in entity.packed_outbox.items()]
-        arguments = _arguments(together, [None] * len(together), entries, now_ms)
-        won = {n for (n,) in db.execute(_PERSIST, arguments)}
-        answers += [n in won for n in range(1, len(together) + 1)]
-    return answers
-
-
 def _settle(db: Connection, steps: Sequence[plans.Settle], now_ms: int) -> list[plans.Settled]:
-    """One transaction, and one statement unless two steps touch the same."""
-    touched = []
-    for step in steps:
-        born = [out.token for out in step.entry.outgoing] if step.entry else []
-        touched.append({step.entity.key, *born, *([] if step.token is None else [step.token])})
-    rounds = list(_apart(steps, touched))
-    if len(rounds) == 1:
-        return _settle_apart(db, rounds[0], now_ms)
-    with db.transaction():
-        return [answer for together in rounds for answer in _settle_apart(db, together, now_ms)]
-
-
-def _settle_apart(db: Connection, steps: Sequence[plans.Settle], now_ms: int) -> list[plans.Settled]:
     entries, births = [], []
     for n, step in enumerate(steps, 1):
         if (entry := step.entry) is not None:
@@ -469,27 +483,6 @@ def _apart(steps: Sequence[Step], touched: Sequence[set[Any]]) -> Iterator[list[
         seen |= touches
     if together:
         yield together
-
-
-def _create(db: Connection, births: Sequence[plans.Birth], now_ms: int) -> list[bool]:
-    """Make them, in one statement unless one birth is the parent of another: it would not be seen."""
-    answers = []
-    touched = [{*dict(birth.tokens), *([birth.parent] if birth.guarded else [])} for birth in births]
-    for together in _apart(births, touched):
-        children = [(n, *token) for n, birth in enumerate(together, 1) for token in birth.tokens]
-        arguments = {
-            "guards": [birth.parent for birth in together if birth.guarded],
-            "parents": [birth.parent for birth in together],
-            "attempts": [birth.attempt for birth in together],
-            "guarded": [birth.guarded for birth in together],
-            "of": [n for n, _, _ in children],
-            "tokens": [token for _, token, _ in children],
-            "destinations": [to for _, _, to in children],
-            "at_ms": now_ms,
-        }
-        able = {n for (n,) in db.execute(_CREATE, arguments)}
-        answers += [n in able for n in range(1, len(together) + 1)]
-    return answers
 
 
 def _make(connection: Connection) -> str:

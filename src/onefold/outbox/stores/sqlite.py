@@ -1,4 +1,5 @@
-"""A ledger and a queue in SQLite files, for all processes of one machine; both may be in one file.
+"""A ledger and a queue in SQLite files, for all processes of one machine; both may be in one file. Those in memory are
+the same over a database that has no file: right among the threads of one process, gone with it.
 
 Each call is one transaction: one sync for all that it was given, however many there are. A transaction that writes
 holds the write lock from its beginning, so what it looks at stays as it is until it ends. What only reads waits for
@@ -31,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from secrets import token_hex
-from threading import Condition, Lock
+from threading import Condition
 from time import monotonic
 from typing import Any, Final
 
@@ -130,45 +131,86 @@ _LIVE: Final = "select count(*), min(at_ms) from outbox_tokens"
 _NAME_REALM: Final = "insert into outbox_realm select ? where not exists (select 1 from outbox_realm)"
 
 
-class LedgerFile(Database):
-    """The file of a ledger: not every write to it has to outlive a power cut."""
+class SharedFile(Database):
+    """A file whose connection threads share: one transaction at a time, and none once it is closed."""
+
+    def __init__(self, path: str | PathLike[str], schema: Sequence[str], kind: str, *, busy_s: float) -> None:
+        """``kind`` is what it is to people: a ledger or a queue."""
+        self._share(kind)
+        super().__init__(path, schema, busy_s=busy_s)
+
+    def _share(self, kind: str) -> None:
+        self._kind = kind
+        self.turn = Condition()
+        """Who has it has the connection; those who wait for it are told of the end."""
+        self._open = True
+
+    def check_open(self) -> None:
+        if not self._open:
+            raise Misuse(f"{self.path}: this {self._kind} was closed")
+
+    @contextmanager
+    def writing(self, rows: object = True) -> Iterator[sqlite3.Connection]:
+        """Without any ``rows`` to write there is no need to wait for other writers."""
+        with self.turn:
+            self.check_open()
+            with super().writing() if rows else super().reading() as db:
+                yield db
+
+    @contextmanager
+    def reading(self, *, many: bool = False) -> Iterator[sqlite3.Connection]:
+        """``many`` statements: one transaction for all, for SQLite's own for each costs more than the reading."""
+        with self.turn:
+            self.check_open()
+            with super().reading() as db:
+                try:
+                    if many:
+                        db.execute("begin")
+                    yield db
+                finally:
+                    if many and db.in_transaction:
+                        db.execute("rollback")
 
     @contextmanager
     def tidying(self) -> Iterator[sqlite3.Connection]:
         """A transaction without a sync: a power cut may undo it, until the next one that is synced makes it durable
         too."""
-        try:
-            with self._told():
-                self._connection.execute("pragma synchronous=normal")
-            with self.writing() as db:
-                yield db
-        finally:
+        with self.reading() as db:
             try:
-                with self._told():
-                    self._connection.execute("pragma synchronous=full")
-            except BaseException:
-                self._connection.close()  # rather no ledger than one that forgets
-                raise
+                db.execute("pragma synchronous=normal")
+                with self.writing():
+                    yield db
+            finally:
+                try:
+                    db.execute("pragma synchronous=full")
+                except BaseException:
+                    db.close()  # rather no ledger than one that forgets
+                    raise
+
+    def close(self) -> None:
+        with self.turn:
+            self._open = False
+            super().close()
+            self.turn.notify_all()
 
 
-class Borrowed(LedgerFile):
+class Borrowed(SharedFile):
     """A connection that somebody else opened, and will close: whether it is durable is theirs to know."""
 
     path = "a borrowed connection"
 
-    def __init__(self, connection: sqlite3.Connection, schema: Sequence[str]) -> None:
+    def __init__(self, connection: sqlite3.Connection, schema: Sequence[str], kind: str) -> None:
+        self._share(kind)
         self._connection = connection
         with self.writing() as db:
             for statement in schema:
                 db.execute(statement)
 
-    @contextmanager
-    def tidying(self) -> Iterator[sqlite3.Connection]:
-        with self.writing() as db:
-            yield db
+    tidying = SharedFile.writing
 
     def close(self) -> None:
         """Leave it open."""
+        self._open = False
 
 
 class SqliteLedger:
@@ -178,20 +220,17 @@ class SqliteLedger:
         self, path: str | PathLike[str], clock_ms: Callable[[], int] = wall_ms, *, busy_s: float = BUSY_S
     ) -> None:
         """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
-        self._begin(LedgerFile(path, LEDGER_SCHEMA, busy_s=busy_s), clock_ms)
+        self._begin(SharedFile(path, LEDGER_SCHEMA, "ledger", busy_s=busy_s), clock_ms)
 
     @classmethod
     def over(cls, connection: sqlite3.Connection, clock_ms: Callable[[], int] = wall_ms) -> SqliteLedger:
         """On a connection that somebody else owns, and closes; nothing is said about durability there."""
         ledger = cls.__new__(cls)
-        ledger._begin(Borrowed(connection, LEDGER_SCHEMA), clock_ms)
+        ledger._begin(Borrowed(connection, LEDGER_SCHEMA, "ledger"), clock_ms)
         return ledger
 
-    def _begin(self, database: LedgerFile, clock_ms: Callable[[], int], realm: str | None = None) -> None:
-        self._database = database
-        self._clock_ms = clock_ms
-        self._lock = Lock()  # one connection, one transaction at a time
-        self._open = True
+    def _begin(self, database: SharedFile, clock_ms: Callable[[], int], realm: str | None = None) -> None:
+        self._database, self._clock_ms = database, clock_ms
         try:
             with database.writing() as db:
                 db.execute(_NAME_REALM, [realm or token_hex(8)])
@@ -202,17 +241,16 @@ class SqliteLedger:
 
     @property
     def realm(self) -> str:
-        self._check_open()
+        self._database.check_open()
         return str(self._realm)
 
     def load(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
-        return [opened.entity for opened in self.open([plans.Open(key, "") for key in keys])]
+        return [entity for entity, _ in self.open([plans.Open(key, "") for key in keys])]
 
     def persist(self, entities: Sequence[plans.Entity]) -> list[bool]:
-        if not entities:
-            return []
         written = []
-        with self._writing() as (db, now_ms):
+        with self._database.writing(entities) as db:
+            now_ms = self._clock_ms()  # with the write lock in hand: whoever waited for it has not aged
             for entity in entities:
                 changed = db.execute(_UPDATE if entity.version else _INSERT, _row(entity, now_ms)).rowcount
                 written.append(changed == 1)
@@ -230,24 +268,25 @@ class SqliteLedger:
         self, before_ms: int, limit: int, endpoint: str | None = None, *, after_ms: int = ports.FOREVER_MS
     ) -> list[ports.Stranded]:
         """There are as many entries as messages under way, so all are looked at: an index would cost each write."""
-        with self._reading() as db:
+        with self._database.reading() as db:
             rows = db.execute(_STRANDED, (before_ms, after_ms, endpoint, limit)).fetchall()
         return [ports.Stranded.stored(*row) for row in rows]
 
     def purge(self, before_ms: int, endpoint: str | None = None) -> int:
-        with self._writing() as (db, _):
+        with self._database.writing() as db:
             return db.execute(_PURGE, (before_ms, endpoint)).rowcount
 
     def holds(self, tokens: Sequence[str]) -> list[bool]:
-        with self._reading(many=len(tokens) > 1) as db:
+        with self._database.reading(many=len(tokens) > 1) as db:
             return _holds(db, tokens)
 
-    def create(self, births: Sequence[plans.Birth]) -> list[bool]:
+    def create(self, births: Sequence[plans.Create]) -> list[bool]:
         if not any(birth.tokens for birth in births):  # only asked whether the parents are there
             exist = iter(self.holds([birth.parent for birth in births if birth.guarded]))
             return [not birth.guarded or next(exist) for birth in births]
         created = []
-        with self._writing() as (db, now_ms):
+        with self._database.writing() as db:
+            now_ms = self._clock_ms()
             for birth in births:
                 created.append(not birth.guarded or _holds(db, [birth.parent])[0])
                 if created[-1] and birth.tokens:
@@ -255,52 +294,49 @@ class SqliteLedger:
                     db.executemany(_CREATE, [(token, to, parent, attempt, now_ms) for token, to in birth.tokens])
         return created
 
-    def remove(self, removals: Sequence[plans.Removal]) -> None:
-        if not removals:
-            return
+    def remove(self, removals: Sequence[plans.Remove]) -> None:
         # The second removal of a token finds nothing left; different tokens do not touch each other's children.
         first = {removal.token: removal for removal in reversed(removals)}
         tokens = [(token,) for token in first]
-        with self._writing() as (db, _):
-            db.executemany(_REMOVE, tokens)
-            db.executemany(_FREE_CHILDREN, first.values())
-            db.executemany(_SWEEP, tokens)
+        if tokens:
+            with self._database.writing() as db:
+                db.executemany(_REMOVE, tokens)
+                db.executemany(_FREE_CHILDREN, first.values())
+                db.executemany(_SWEEP, tokens)
 
     def discard(self, token: str, parent: str | None = None) -> bool:
-        with self._writing() as (db, _):
+        with self._database.writing() as db:
             return db.execute(_DISCARD, (token, parent)).rowcount == 1
 
     def listed(self, *, after: str = "", limit: int = 1_000, orphans: bool = False) -> list[ports.Token]:
-        with self._reading() as db:
+        with self._database.reading() as db:
             return [ports.Token(*row) for row in db.execute(_ORPHANS if orphans else _LISTED, (after, limit))]
 
     def live(self) -> ports.Live:
         """Cost: it looks at each token."""
-        with self._reading() as db:
+        with self._database.reading() as db:
             return ports.Live(*db.execute(_LIVE).fetchone())
 
     def warnings(self) -> list[str]:
         """None: what can lose something is not opened."""
         return []
 
-    def open(self, steps: Sequence[plans.Open]) -> list[plans.OpenedAttempt]:
+    def open(self, steps: Sequence[plans.Open]) -> list[tuple[plans.Entity, bool]]:
         opened = []
-        with self._reading(many=len(steps) > 1) as db:
+        with self._database.reading(many=len(steps) > 1) as db:
             ask = db.cursor().execute
             for key, token in steps:
                 has_token, version, state, entries = ask(_OPEN, (token, *key)).fetchone()
                 outbox = {} if entries == "{}" else json.loads(entries)
-                entity = plans.Entity.unpacked(key, version or 0, state, outbox)
-                opened.append(plans.OpenedAttempt(entity, has_token == 1))
+                opened.append((plans.Entity.unpacked(key, version or 0, state, outbox), has_token == 1))
         return opened
 
     def settle(self, steps: Sequence[plans.Settle]) -> list[plans.Settled]:
         """Nearly always all of a batch is in order: every token is there and every version is right. Then the batch is
         a handful of statements, each for all of its rows at once, and their row counts say that nothing was missing. If
         one was, all is undone up to the savepoint, and each step is judged alone."""
-        if not steps:
-            return []
-        with self._writing() as (db, now_ms):
+        with self._database.writing(steps) as db:
+            now_ms = self._clock_ms()
             if _settled(db, steps, now_ms):
                 return [plans.Settled.DONE] * len(steps)
             answers = []
@@ -313,45 +349,12 @@ class SqliteLedger:
 
     def finish(self, steps: Sequence[plans.Finish]) -> None:
         """Not synced: an entry that a power cut brings back is sent once more, and nobody has a token for it."""
-        if not steps:
-            return
-        with self._lock:
-            self._check_open()
+        if steps:
             with self._database.tidying() as db:
                 db.executemany(_DROP, [(*step.key, step.name) for step in steps])
 
     def close(self) -> None:
-        with self._lock:
-            self._open = False
-            self._database.close()
-
-    @contextmanager
-    def _reading(self, *, many: bool = False) -> Iterator[sqlite3.Connection]:
-        """``many`` statements: one transaction for all, for SQLite's own for each costs more than the reading."""
-        with self._lock:
-            self._check_open()
-            with self._database.reading() as db:
-                if not many:
-                    yield db
-                    return
-                try:
-                    db.execute("begin")
-                    yield db
-                finally:
-                    if db.in_transaction:
-                        db.execute("rollback")
-
-    @contextmanager
-    def _writing(self) -> Iterator[tuple[sqlite3.Connection, int]]:
-        with self._lock:
-            self._check_open()
-            with self._database.writing() as db:
-                # With the write lock in hand: whoever waited for it has not aged.
-                yield db, self._clock_ms()
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise Misuse(f"{self._database.path}: this ledger was closed")
+        self._database.close()
 
 
 def _row(entity: plans.Entity, now_ms: int) -> tuple[Any, ...]:
@@ -454,11 +457,8 @@ _BURY = """
     select queue, ?, ?, payload from outbox_queue where position = ? and loan = ?
 """
 _BURIED = """
-    select queue, payload, cast(number as text), reason, at_ms from outbox_buried order by number limit ?
-"""
-_BURIED_OF = """
     select queue, payload, cast(number as text), reason, at_ms from outbox_buried
-    where queue = ? order by number limit ?
+    where ?1 is null or queue = ?1 order by number limit ?2
 """
 _BACK = "insert into outbox_queue (queue, payload) select queue, payload from outbox_buried where number = ?"
 _FORGET = "delete from outbox_buried where number = ?"
@@ -476,23 +476,19 @@ class SqliteQueue:
         """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
         if not poll_s > 0:
             raise Misuse(f"poll_s is {poll_s}, must be more than 0", poll_s=poll_s)
-        self._begin(Database(path, QUEUE_SCHEMA, busy_s=busy_s), clock_ms, poll_s)
-        with self._database.reading() as db:
-            has_span = _has_span(db)
-        if not has_span:  # a file of an earlier version
-            with self._database.writing() as db:
-                if not _has_span(db):  # nobody else was faster
-                    db.execute(f"alter table outbox_queue add column span_ms integer not null default {SPAN_MS}")
+        self._begin(SharedFile(path, QUEUE_SCHEMA, "queue", busy_s=busy_s), clock_ms, poll_s)
+        with self._database.writing() as db:
+            if all(name != "span_ms" for _, name, *_ in db.execute("pragma table_info(outbox_queue)")):
+                # A file of an earlier version.
+                db.execute(f"alter table outbox_queue add column span_ms integer not null default {SPAN_MS}")
 
-    def _begin(self, database: Database, clock_ms: Callable[[], int], poll_s: float) -> None:
+    def _begin(self, database: SharedFile, clock_ms: Callable[[], int], poll_s: float) -> None:
         self._database, self._clock_ms, self._poll_s = database, clock_ms, poll_s
-        self._changed = Condition()  # its lock guards the connection: one transaction at a time
         self._changes = 0
-        self._open = True
 
     def send(self, parcels: Sequence[ports.Parcel]) -> None:
         ports.check_parcels(parcels)
-        with self._writing(parcels) as db:
+        with self._database.writing(parcels) as db:
             db.executemany(_SEND, parcels)
             self._tell()
 
@@ -500,8 +496,8 @@ class SqliteQueue:
         """The oldest of all these queues together; a waiter that the queue is closed on is told so by `Misuse`."""
         queues = ports.check_lease(queues, limit, lease_ms, wait_ms)
         deadline = monotonic() + wait_ms / 1000
-        with self._changed:
-            self._check_open()
+        with self._database.turn:
+            self._database.check_open()
             while True:
                 seen = self._seen()  # before looking: what comes while we look is noticed after it
                 self._make_due(queues)
@@ -517,42 +513,39 @@ class SqliteQueue:
 
     def acknowledge(self, deliveries: Sequence[ports.Delivery]) -> None:
         lent = [delivery.numbers for delivery in deliveries]
-        with self._writing(lent) as db:
+        with self._database.writing(lent) as db:
             db.executemany(_ACKNOWLEDGE, lent)
 
     def extend(self, deliveries: Sequence[ports.Delivery], lease_ms: int) -> None:
         ports.check_least("lease_ms", lease_ms, 1)
         lent = [delivery.numbers for delivery in deliveries]
-        with self._writing(lent) as db:
+        with self._database.writing(lent) as db:
             now_ms = self._clock_ms()
             db.executemany(_EXTEND, [(now_ms, lease_ms, *loan) for loan in lent])
 
     def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0) -> None:
         ports.check_least("delay_ms", delay_ms, 0)
         lent = [delivery.numbers for delivery in deliveries]
-        with self._writing(lent) as db:
+        with self._database.writing(lent) as db:
             due_ms = self._clock_ms() + delay_ms if delay_ms else 0
             db.executemany(_RELEASE, [(due_ms, delay_ms, *loan) for loan in lent])
             self._tell()
 
     def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:
         lent = [delivery.numbers for delivery in deliveries]
-        with self._writing(lent) as db:
+        with self._database.writing(lent) as db:
             why = reason[: ports.REASON_MAX], self._clock_ms()
             db.executemany(_BURY, [(*why, *loan) for loan in dict.fromkeys(lent)])
             db.executemany(_ACKNOWLEDGE, lent)
 
     def buried(self, limit: int = 1_000, queue: str | None = None) -> list[ports.Buried]:
         ports.check_least("limit", limit, 1)
-        with self._changed:
-            self._check_open()
-            with self._database.reading() as db:
-                rows = db.execute(_BURIED, [limit]) if queue is None else db.execute(_BURIED_OF, [queue, limit])
-                return [ports.Buried(*row) for row in rows]
+        with self._database.reading() as db:
+            return [ports.Buried(*row) for row in db.execute(_BURIED, [queue, limit])]
 
     def dig_up(self, letters: Sequence[ports.Buried], *, deliver: bool) -> None:
         numbers = [(letter.number,) for letter in dict.fromkeys(letters)]
-        with self._writing(numbers) as db:
+        with self._database.writing(numbers) as db:
             if deliver:
                 db.executemany(_BACK, numbers)
                 self._tell()
@@ -560,14 +553,12 @@ class SqliteQueue:
 
     def waiting(self) -> dict[str, int]:
         """How many parcels each queue holds. Cost: all rows of an index are counted."""
-        with self._changed:
-            self._check_open()
-            with self._database.reading() as db:
-                return dict(db.execute(_WAITING).fetchall())
+        with self._database.reading() as db:
+            return dict(db.execute(_WAITING).fetchall())
 
     def strayed(self, *, mend: bool = False) -> list[ports.Strayed]:
         """Rows whose lease or delay began later than it is now; all are looked at. Mended in one transaction."""
-        with self._writing([mend] if mend else []) as db:
+        with self._database.writing(mend) as db:
             now_ms = self._clock_ms()
             strayed = [ports.Strayed(*row) for row in db.execute(_STRAYED, [now_ms, ports.STEP_MS])]
             if mend and strayed:
@@ -576,18 +567,7 @@ class SqliteQueue:
         return strayed
 
     def close(self) -> None:
-        with self._changed:
-            self._open = False
-            self._database.close()
-            self._changed.notify_all()
-
-    @contextmanager
-    def _writing(self, rows: Sequence[object]) -> Iterator[sqlite3.Connection]:
-        """A transaction that writes so many rows; without any there is no need for one."""
-        with self._changed:
-            self._check_open()
-            with self._database.writing() if rows else self._database.reading() as db:
-                yield db
+        self._database.close()
 
     def _make_due(self, queues: Sequence[str]) -> None:
         """Make due what waits for a time that only a wrong clock can have set."""
@@ -617,8 +597,8 @@ class SqliteQueue:
         next_ms = min((due for due in dues if due is not None), default=None)
         began_ms = max(self._began(queues).values(), default=0)
         while (rest_s := deadline - monotonic()) > 0:
-            self._changed.wait(min(rest_s, self._poll_s))
-            self._check_open()
+            self._database.turn.wait(min(rest_s, self._poll_s))
+            self._database.check_open()
             now_ms = self._clock_ms()
             if self._seen() != seen or (next_ms is not None and next_ms <= now_ms) or began_ms > now_ms + ports.STEP_MS:
                 return True
@@ -631,12 +611,45 @@ class SqliteQueue:
 
     def _tell(self) -> None:
         self._changes += 1
-        self._changed.notify_all()
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise Misuse(f"{self._database.path}: this queue was closed")
+        self._database.turn.notify_all()
 
 
-def _has_span(db: sqlite3.Connection) -> bool:
-    return any(name == "span_ms" for _, name, *_ in db.execute("pragma table_info(outbox_queue)"))
+class InMemory(Borrowed):
+    """A connection to a database of its own, which is gone when it is closed."""
+
+    path = "memory://"
+
+    def __init__(self, schema: Sequence[str], kind: str) -> None:
+        super().__init__(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False), schema, kind)
+
+    close = SharedFile.close
+
+
+class MemoryLedger(SqliteLedger):
+    """A `Ledger` in memory.
+
+    >>> ledger = MemoryLedger()
+    >>> ledger.create([plans.Create("", "a1", (("t1", "orders"),), guarded=False)])
+    [True]
+    >>> ledger.settle([plans.Settle(plans.Entity(plans.Key("shop", "7"), state={"paid": 20}), "t1", "t1")] * 2)
+    [<Settled.DONE: 'done'>, <Settled.NO_TOKEN: 'no_token'>]
+    """
+
+    def __init__(self, clock_ms: Callable[[], int] = wall_ms, realm: str | None = None) -> None:
+        """Begin with nothing; ``realm``: the name that messages know this store by, a new one if it is not given."""
+        self._begin(InMemory(LEDGER_SCHEMA, "ledger"), clock_ms, realm)
+
+
+class MemoryQueue(SqliteQueue):
+    """A `Queue` in memory.
+
+    >>> queue = MemoryQueue(lambda: 0)
+    >>> queue.send([ports.Parcel("orders", b"{}")])
+    >>> queue.lease(["orders"], limit=10, lease_ms=30_000)
+    [Delivery(queue='orders', payload=b'{}', receipt='1-1', times=1)]
+    >>> queue.lease(["orders"], limit=10, lease_ms=30_000)
+    []
+    """
+
+    def __init__(self, clock_ms: Callable[[], int] = wall_ms) -> None:
+        self._begin(InMemory(QUEUE_SCHEMA, "queue"), clock_ms, POLL_S)
