@@ -305,6 +305,11 @@ class Topic:
             self._fence.lift(producer)
 
     @property
+    def waiting(self) -> bool:
+        """Is there anything that `flush` would store?"""
+        return bool(self._queue)
+
+    @property
     def deduplicates(self) -> bool:
         return self._memory.switched_on
 
