@@ -32,7 +32,7 @@ import numpy.typing as npt
 from onefold.errors import BadInput, Misuse
 from onefold.intervals import Gaps
 from onefold.producers import records
-from onefold.producers.records import Kind, Part, Pushed, SequenceBounds, SequenceEntry, SequenceSettings
+from onefold.producers.records import Kind, Part, Pushed, SequenceBounds, SequenceEntry
 
 
 @dataclass(slots=True)
@@ -272,9 +272,6 @@ class Gapped(Highest):
     def gaps(self) -> list[Part]:
         return [] if self._gaps is None else list(self._gaps)
 
-    def reset_gaps(self, gaps: list[Part]) -> None:
-        self._gaps = Gaps(gaps) if gaps else None
-
     def __str__(self) -> str:
         forgot = [f"forgot {self.forgotten}"] if self.forgotten >= 0 else []
         return " ".join([*forgot, *(f"({lower}, {upper}]" for lower, upper in self.gaps()), str(self.head)])
@@ -308,10 +305,7 @@ class Memory:
         return self.new(self.floors.sequence(producer))
 
     def _producer(self, name: str) -> Highest:
-        state = self.producers.get(name)
-        if state is None:
-            state = self.producers[name] = self.blank(name)
-        return state
+        return self.producers.get(name) or self.producers.setdefault(name, self.blank(name))
 
     def apply(self, entry: SequenceEntry) -> None:
         kind, producer, sequence, epoch, digest, time_ms = entry
@@ -424,7 +418,7 @@ def encode(memory: Memory) -> bytes:
     return _HEAD.pack(MAGIC, crc32(body)) + body
 
 
-def decode(data: bytes, settings: SequenceSettings) -> Memory:
+def decode(data: bytes, settings: Mapping[str, Any]) -> Memory:
     """The memory that was encoded; ``settings`` replace those it was encoded with.
 
     The CRC finds damage by chance; behind it, bytes are still checked before they are believed, so that foreign bytes
@@ -458,7 +452,7 @@ def decode(data: bytes, settings: SequenceSettings) -> Memory:
         memory.floors.sequences = dict(zip(reader.column(numbers[8]), reader.column(numbers[8]), strict=True))
         memory.floors.epochs = dict(zip(reader.column(numbers[9]), reader.column(numbers[9]), strict=True))
         times, digests = reader.column(numbers[10]), reader.column(numbers[10])
-        names = reader.names(reader.column(numbers[10], _UINT32))
+        names = map(bytes.decode, reader.slices(reader.column(numbers[10], _UINT32)))
         memory.keys.stored.update(zip(names, map(StoredKey, times, digests), strict=True))
         reader.end()
     except (ValueError, UnicodeDecodeError, OverflowError) as error:
@@ -469,7 +463,7 @@ def decode(data: bytes, settings: SequenceSettings) -> Memory:
 def _read_producers(reader: _Reader, memory: Memory, old: SequenceBounds, count: int) -> None:
     heads, forgotten, epochs, times = (reader.column(count) for _ in range(4))
     name_lengths, digest_lengths, gap_counts = (reader.column(count, _UINT32) for _ in range(3))
-    names = reader.names(name_lengths)
+    names = map(bytes.decode, reader.slices(name_lengths))
     digests = reader.slices(digest_lengths)
     bounds = reader.column(2 * sum(gap_counts))
     keep, gap = DIGEST.size * memory.bounds.digests_max, 0
@@ -489,7 +483,7 @@ def _read_producers(reader: _Reader, memory: Memory, old: SequenceBounds, count:
                 steps = [upper - lower for lower, upper in pairwise(edges)]
                 if steps[0] < 0 or min(steps[1:]) < 1:
                     raise ValueError(f"gaps out of order: {edges}")
-                state.reset_gaps(list(zip(bounds[start:gap:2], bounds[start + 1 : gap : 2], strict=True)))
+                state._gaps = Gaps(list(zip(bounds[start:gap:2], bounds[start + 1 : gap : 2], strict=True)))
         memory.producers[name] = state
     if len(memory.producers) != count:
         raise ValueError("a producer is in it twice")
@@ -520,9 +514,6 @@ class _Reader:
         data = self._take(sum(lengths))
         ends = list(accumulate(lengths))
         return [data[end - length : end] for length, end in zip(lengths, ends, strict=True)]
-
-    def names(self, lengths: Sequence[int]) -> list[str]:
-        return [name.decode() for name in self.slices(lengths)]
 
     def end(self) -> None:
         if self._at != len(self._data):

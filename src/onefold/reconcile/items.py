@@ -80,11 +80,7 @@ def flagged(flags: NDArray[Any]) -> Ints:
 
 
 def spans(lower: Ints, upper: Ints) -> Ints:
-    """All indices of all the ranges, one after another.
-
-    >>> spans(np.array([3, 10]), np.array([5, 11])).tolist()
-    [3, 4, 10]
-    """
+    """All indices of all the ranges, one after another."""
     return spans_by(lower, upper - lower, 1)
 
 
@@ -370,7 +366,6 @@ OVERLAY_MIN: Final = 1_024  # smaller ones cost nothing that can be measured
 
 
 def overlay_max(size: int) -> int:
-    """How many changes are kept beside main before it is built anew."""
     return max(OVERLAY_MIN, 4 * isqrt(size))
 
 
@@ -401,7 +396,6 @@ class Index:
 
     @cached_property
     def _removed(self) -> Columns:
-        """The records at the holes, to subtract them."""
         return Columns(self._main.timestamps[self._holes], self._main.ids[self._holes])
 
     @cached_property
@@ -409,16 +403,16 @@ class Index:
         places = self._main.find(self._extra.bounds())
         return places - self._holes.searchsorted(places) + np.arange(len(places))
 
-    @cached_property
-    def _alive_before(self) -> Ints:
-        """For each hole, how many records of main below it are still there."""
-        return self._holes - np.arange(len(self._holes))
-
     def expect(self, upper: Bounds, whole: Flags) -> None:
         """Nothing to fetch: all is in memory."""
 
     def cuts(self, ranks: Ints, lower: Ints, upper: Ints) -> Ints:
         return ranks
+
+    @cached_property
+    def _alive_before(self) -> Ints:
+        """For each hole, how many records of main below it are still there."""
+        return self._holes - np.arange(len(self._holes))
 
     def find(self, bounds: Bounds) -> Ints:
         places = self._main.find(bounds)
@@ -434,11 +428,11 @@ class Index:
         return alive + holes, extra, holes
 
     def sums(self, lower: Ints, upper: Ints) -> Limbs:
-        if self._plain:
-            return minus(self._main.sums.take(upper, axis=0), self._main.sums.take(lower, axis=0))
         return minus(self._sum_below(upper), self._sum_below(lower))
 
     def _sum_below(self, ranks: Ints) -> Limbs:
+        if self._plain:
+            return self._main.sums.take(ranks, axis=0)
         main, extra, holes = self._split(ranks)
         return minus(plus(self._main.sums[main], self._extra.sums[extra]), self._removed.sums[holes])
 
@@ -588,7 +582,7 @@ class ItemSet:
         self._index = self._index.added(records)
 
     def remove(self, timestamp: int, id: bytes) -> None:
-        """Remove one record; the set must be sealed, and hold it."""
+        """Remove one record of a sealed set, which must be there."""
         self.remove_many([timestamp], [id])
 
     def remove_many(self, timestamps: ArrayLike, ids: Rows | Sequence[bytes]) -> None:
@@ -705,9 +699,8 @@ class Window:
             raise Misuse(f"since is {since} and until {until}: must be 0 <= since <= until < 2^64 - 1")
         self._items = items.snapshot()
         self.id_size = items.id_size
-        self._start: int
-        self._end: int
-        self._start, self._end = self._items.find(Bounds.of([since, until + 1], [b"", b""], items.id_size)).tolist()
+        ends = self._items.find(Bounds.of([since, until + 1], [b"", b""], items.id_size))
+        self._start, self._end = int(ends[0]), int(ends[1])
 
     def __len__(self) -> int:
         return self._end - self._start
