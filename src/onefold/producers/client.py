@@ -47,16 +47,15 @@ GHOST_S: Final = 60.0
 class ClientClaim:
     """A producer's name, its epoch, and how far it is stored: tells its own new connection from another producer.
 
-    Every opening of a name gets the next epoch, and only the newest may write. A producer opens its name again after a
-    lost connection, so it must know whether somebody else did in between: then that one is the producer now, and this
-    one is a zombie which must stop, or its messages would be taken for repeats of the other's.
+    Every opening of a name gets the next epoch, and only the newest may write. If somebody else opened the name before
+    a producer opens it again, that one is the producer now, and this one must stop: its messages would be taken for
+    repeats of the other's.
 
         epoch one above mine                    nobody was there
         epoch further above                     that many openings in between: another producer, or ghosts
         something stored beyond all I sent      another producer
 
-    A *ghost* is an opening of my own of which the greeting was lost: it may have counted, even a little later than the
-    next one. There can be as many ghosts as tries that ended so, and for a while only.
+    A *ghost* is an opening of my own whose greeting was lost: it may have counted, even a little later than the next.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -142,11 +141,7 @@ class Embedded:
 
 
 class Remote:
-    """A session with a topic of a server.
-
-    Batches are sent in order and answered in order; up to ``outstanding_max`` may be on their way. Any error means that
-    this connection is done with: what was not answered may or may not be stored, and is sent again over the next one.
-    """
+    """A session with a topic of a server; batches are answered in order, and after an error it is done with."""
 
     def __init__(self, url: str, token: str | None, answer_s: float) -> None:
         from onefold.net.websocket import WebSocket  # an extra: who embeds the log does without

@@ -59,10 +59,6 @@ class Request(Generic[T]):
     settle: Callable[[int, int], T]
     """Called with the first offset and the time of its drafts; what the one who asked is told."""
 
-    @property
-    def settles(self) -> bool:
-        return any(answer.verdict in (Verdict.FIRST, Verdict.REPEAT) for answer, _ in self.verdicts)
-
 
 MESSAGE_COST: Final = 200
 """Bytes that a message takes in the queue beside its payload: an empty one is not free."""
@@ -116,7 +112,7 @@ def publish(memory: Sequences, batch: Batch, epoch: int | None, bytes_max: int) 
         judged.judge(i, j)
         at = j
     judged.answer(at, len(batch), TOO_LARGE)
-    return Request(judged.drafts, [(span.answer, span.end - span.begin) for span in judged.spans], judged.settle)
+    return Request(judged.drafts, [(answer, end - begin) for begin, end, answer, _ in judged.spans], judged.settle)
 
 
 def refuse(answer: Answer, count: int) -> Request[list[Receipt]]:
@@ -127,27 +123,18 @@ _draft: Callable[[Iterable[object]], Draft] = partial(tuple.__new__, Draft)  # a
 _receipt: Callable[[Iterable[object]], Receipt] = partial(tuple.__new__, Receipt)
 
 
-class _Span(NamedTuple):
-    """Neighbours in a batch that get the same answer."""
-
-    begin: int
-    end: int
-    answer: Answer
-    draft: int
-    """Its first draft; -1: nothing of it is stored."""
-
-
 @dataclass(slots=True)
 class _Judged:
     memory: Sequences
     batch: Batch
     epoch: int | None
     drafts: list[Draft] = field(default_factory=list)
-    spans: list[_Span] = field(default_factory=list)
+    spans: list[tuple[int, int, Answer, int]] = field(default_factory=list)
+    """Neighbours in the batch that get the same answer: begin, end, answer, first draft (-1: nothing is stored)."""
 
     def answer(self, begin: int, end: int, answer: Answer) -> None:
         if begin < end:
-            self.spans.append(_Span(begin, end, Answer(*answer), -1))
+            self.spans.append((begin, end, Answer(*answer), -1))
 
     def judge(self, i: int, j: int) -> None:
         batch, low = self.batch, self.batch.sequences[i]
@@ -171,7 +158,7 @@ class _Judged:
 
     def _store(self, begin: int, end: int, answer: Answer, kind: Kind) -> None:
         batch = self.batch
-        self.spans.append(_Span(begin, end, answer, len(self.drafts)))
+        self.spans.append((begin, end, answer, len(self.drafts)))
         same = repeat(kind), repeat(batch.producer), repeat(self.epoch or 0)
         columns = batch.sequences[begin:end], batch.digests[begin:end], batch.payloads[begin:end]
         self.drafts += map(_draft, zip(same[0], same[1], columns[0], same[2], columns[1], columns[2], strict=False))

@@ -195,8 +195,8 @@ class Sequences:
     def push_open(self, producer: str) -> int:
         """The epoch that the producer gets next; until `persist_open`, all that it sends is UNSURE.
 
-        A producer that was opened may only send with its newest epoch: an older instance of it is fenced off. No epoch
-        is given out twice, not even after the producer was forgotten. `Busy` when there is no room for a new producer.
+        It may only send with its newest epoch: an older instance of it is fenced off. No epoch is given out twice, not
+        even after the producer was forgotten. `Busy` when there is no room for a new producer.
         """
         if not records.valid_name(producer):
             raise Misuse(f"{producer!r} cannot be opened: {records.RULES[records.BAD_NAME]}", producer=producer)
@@ -326,11 +326,7 @@ class Sequences:
 
 
 class SequencesSnapshot(NamedTuple):
-    """A memory and its position in the log, which are only worth something as a pair.
-
-    With a position too high, records are missing from the memory and would be stored twice; with one too low, records
-    are applied twice. So `recover` refuses a tail that does not begin there, or that skips one.
-    """
+    """A memory and its position in the log: `recover` refuses a tail that does not begin there, or that skips one."""
 
     position: int
     """The offset of the first record that is not in the state."""
@@ -353,10 +349,8 @@ def recover(
 ) -> RecoveredSequences:
     """The memory after the last entry of ``tail``, which holds ``(offset, entry)`` from the snapshot's position on.
 
-    Without a snapshot the tail is the whole log, from offset 0. The memory is equal to one that never crashed. What was
-    pushed and not persisted is gone, as it must be: nobody knows of it, and its sender will try again.
-
-    Cost: O(producers) for the snapshot and O(1) per entry behind it, whatever the age of the log.
+    Without a snapshot the tail is the whole log, from offset 0. The memory is equal to one that never crashed; what was
+    pushed and not persisted is gone, and its sender will try again. Cost: O(producers), and O(1) per entry of the tail.
 
     >>> log = [(offset, SequenceEntry(Kind.MESSAGE, "p", sequence)) for offset, sequence in enumerate([3, 4, 8])]
     >>> recover(None, log).sequences.last_sequence_id("p")

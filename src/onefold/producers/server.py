@@ -230,14 +230,12 @@ class SocketRequest(NamedTuple):
 class _Connection:
     """A websocket: requests come pipelined and are stored in the order in which they came.
 
-    What was read while the last round was being stored makes the next round: one submit, so that all of it is judged in
-    one go. No request is judged while an earlier one on its connection waits for the disk. If it were, and the earlier
-    one's write failed in between, the later message would be stored without the earlier one; and the retry of that,
-    below the highest stored sequence by then, would be taken for a repeat: lost.
+    What was read while the last round was being stored makes the next round, one submit. No request is judged while an
+    earlier one on its connection waits for the disk: if that failed, the later message would be stored without the
+    earlier one, whose retry, below the highest stored sequence by then, would be taken for a repeat: lost.
 
-    After a request that could not be answered for good (unsure, busy, failed) nothing more is judged: everything that
-    was sent behind it gets "try again", and the connection is closed with 1013. The client connects again, which gives
-    it a new epoch, and sends what has no receipt.
+    After a request that could not be answered for good (unsure, busy, failed) everything behind it gets "try again",
+    and the connection is closed with 1013. The client connects again and sends what has no receipt.
     """
 
     def __init__(

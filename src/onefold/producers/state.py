@@ -39,10 +39,9 @@ from onefold.producers.records import Kind, Part, Pushed, SequenceBounds, Sequen
 class Floors:
     """What is kept of forgotten producers.
 
-    One that was forgotten must not come back as if it were new, or its old messages would count again. So each name
-    belongs to one of ``count`` buckets, by its hash, and a bucket keeps the highest sequence and epoch that were ever
-    forgotten in it. At or below the floor of its bucket, a message of an unknown producer is UNSURE, never FIRST. Two
-    names may share a bucket: then the floor of one also holds for the other, which costs answers but never a duplicate.
+    Each name belongs to one of ``count`` buckets, by its hash, and a bucket keeps the highest sequence and epoch that
+    were ever forgotten in it. At or below that floor, a message of an unknown producer is UNSURE, never FIRST. Names
+    that share a bucket share its floor, which costs answers but never a duplicate.
 
     >>> floors = Floors(65_536)
     >>> floors.forget("p", 41, epoch=2)
@@ -83,13 +82,12 @@ class Keys:
     """The Idempotency-Keys that the log holds and that are not expired.
 
     A key is remembered with the digest of its payload for ``ms`` after the time of its record. Keys stand in the order
-    of the log, and their times never fall, so the old ones are in front and expiry takes them from there. Time only
-    passes with the records: a question about the present looks past expired keys, but removes none, or the memory would
-    not be a function of the log.
+    of the log, and their times never fall, so expiry takes the old ones from the front. A question about the present
+    looks past expired keys, but removes none, or the memory would not be a function of the log.
 
-    Clocks can be wrong. An expired key is removed only when its room is needed: if the clock that said so was ahead, it
-    is known again when the clock comes back. And when the clock is set back, keys that lie ahead take the present's
-    time, so that none is remembered for longer than ``ms`` from then on. Cost: O(1) amortised per key.
+    An expired key is removed only when its room is needed: if the clock was ahead, the key is known again when it comes
+    back. When the clock is set back, keys that lie ahead take the present's time, so that none is remembered for longer
+    than ``ms`` from then on. Cost: O(1) amortised per key.
 
     >>> keys = Keys(count_max=100, ms=1000)
     >>> keys.store("a", 7, 5000)
@@ -141,8 +139,7 @@ class Highest:
     """One producer, as published: the highest stored sequence, and all below it counts as stored.
 
     What lies at or below ``forgotten`` may have been stored, and nobody knows: `unseen` lists it, and the caller must
-    look at ``forgotten`` before writing it. Beside it lie the epoch, the time of the last record, and the digests of
-    the last few sequences, 12 bytes each: about 0.5 kB per producer.
+    look at ``forgotten`` before writing it. With the digests of the last few sequences: about 0.5 kB per producer.
 
     >>> p = Highest()
     >>> p.store(5, 6)
@@ -280,25 +277,21 @@ class Gapped(Highest):
 _MESSAGE, _CONFLICT, _OPEN, _PURGE, _SWITCH, _KEYED, _RESET, _CLOCK = Kind
 
 
+@dataclass(slots=True)
 class Memory:
-    """A fold over the entries of a log.
+    """A fold over the entries of a log. Two are equal if they answer alike, whatever their limits."""
 
-    >>> memory = Memory(SequenceBounds())
-    >>> for sequence in (0, 1, 5):
-    ...     memory.apply(SequenceEntry(Kind.MESSAGE, "p", sequence))
-    >>> memory.producers["p"].head
-    5
-    """
+    bounds: SequenceBounds = field(compare=False)
+    on: bool = True
+    producers: dict[str, Highest] = field(default_factory=dict)
+    floors: Floors = field(init=False)
+    keys: Keys = field(init=False)
+    new: type[Highest] = field(init=False)
 
-    __slots__ = ("bounds", "floors", "keys", "new", "on", "producers")
-
-    def __init__(self, bounds: SequenceBounds) -> None:
-        self.bounds = bounds
-        self.on = True
-        self.producers: dict[str, Highest] = {}
-        self.floors = Floors(bounds.floors_count)
-        self.keys = Keys(bounds.keys_max, bounds.keys_ms)
-        self.new = Gapped if bounds.memory == "gaps" else Highest
+    def __post_init__(self) -> None:
+        self.floors = Floors(self.bounds.floors_count)
+        self.keys = Keys(self.bounds.keys_max, self.bounds.keys_ms)
+        self.new = Gapped if self.bounds.memory == "gaps" else Highest
 
     def blank(self, producer: str) -> Highest:
         """What is known of a producer of which the memory holds nothing: its floor."""
@@ -362,12 +355,6 @@ class Memory:
         state = self._producer(producer)
         state.epoch = max(state.epoch, epoch)
         state.time_ms = max(state.time_ms, time_ms)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Memory) and self._state() == other._state()
-
-    def _state(self) -> tuple[object, ...]:
-        return self.on, self.bounds.memory, self.producers, self.floors, self.keys
 
 
 MAGIC: Final = b"OFP2"

@@ -39,6 +39,7 @@ from onefold.producers.records import Kind, MemoryKind
 from onefold.producers.requests import Batch, Message, ProducerSession, Receipt, Request
 from onefold.producers.rules import Cadence, SequencesSnapshot, recover
 from onefold.tally import Tally
+from onefold.verdict import Verdict
 
 STEP_MAX_MS: Final = 10_000
 """A wall clock that differs by more from what has passed was set. ntpd slews up to 0.128 s and steps beyond; this
@@ -52,9 +53,8 @@ class TopicTime:
 
     Time passes as ``elapsed_ms`` says. The wall clock is followed while it agrees with that. When it does not it was
     set, or is wrong: the difference is shown (`off_ms`), counted (`steps`) and not believed until it has lasted for
-    `STEPOUT_MS`; then it is `due`, and `follow` takes it. So a single reading 70 years ahead changes nothing. What is
-    not seen is what a clock did while nobody ran the topic: it begins at the wall clock's time, or at that of the last
-    record where the wall clock is behind it.
+    `STEPOUT_MS`; then it is `due`, and `follow` takes it. What a clock did while nobody ran the topic is not seen: it
+    begins at the wall clock's time, or at that of the last record where the wall clock is behind it.
 
     >>> time = TopicTime(0, 1_000, 0)
     >>> time.read(9_999_000, 100), time.off_ms  # one wild reading
@@ -126,10 +126,9 @@ class TopicSettings:
 class Fence:
     """The lowest sequence of each producer whose write failed and was not tried again yet.
 
-    With the memory "highest", a message that is stored makes all below it repeats. Who sends ahead may not know yet
-    that an earlier write failed; were the later message taken, the retry of the earlier one would be called a repeat,
-    and be lost. So nothing above the lowest failed sequence of a producer is taken until that one comes again and is
-    stored, or the producer connects anew and learns what is. (Pulsar closes the producer's connection for that.)
+    With the memory "highest", a message that is stored makes all below it repeats, so a later one must not be taken
+    before the retry of one that failed. Nothing above the lowest failed sequence is taken until that one comes again
+    and is stored, or the producer connects anew and learns what is. (Pulsar closes the producer's connection for that.)
     """
 
     def __init__(self, count_max: int) -> None:
@@ -152,7 +151,8 @@ class Fence:
     def passed(self, batch: Batch, request: Request[list[Receipt]]) -> None:
         """These were judged: if the failed one was among them, and not refused, others may follow."""
         failed = self._failed.get(batch.producer)
-        if failed is not None and len(batch) > 0 and batch.sequences[-1] >= failed and request.settles:
+        judged = any(answer.verdict in (Verdict.FIRST, Verdict.REPEAT) for answer, _ in request.verdicts)
+        if failed is not None and judged and batch.sequences[-1] >= failed:
             del self._failed[batch.producer]
 
     def clear(self) -> None:

@@ -395,13 +395,10 @@ def reconcile(
 
     `ConnectionError` if ``limits.tries`` in a row moved nothing; what was moved before that is kept.
 
-    >>> from onefold.reconcile import record
-    >>> from onefold.reconcile.exchange import Pipe
-    >>> from onefold.reconcile.peer import Peer
-    >>> from onefold.reconcile.records import MemoryRecords
-    >>> here, there = MemoryRecords(), MemoryRecords()
+    >>> from onefold.reconcile import open_records, record
+    >>> here, there = open_records("memory://"), open_records("memory://")
     >>> _ = here.add([record(1, b"both"), record(2, b"here")]), there.add([record(1, b"both"), record(3, b"there")])
-    >>> done = reconcile(here, lambda: Pipe(Peer(there).answer))
+    >>> done = reconcile(here, beside(there))
     >>> done.have, done.need, done.settled, len(here), len(there)
     (1, 1, True, 3, 3)
     """

@@ -42,11 +42,7 @@ LITTLE: Final = np.dtype("<u8")
 
 
 def padded(ids: Rows, id_size: int) -> Rows:
-    """Ids of this size as rows of whole limbs, zeros behind them, in one piece of memory.
-
-    >>> padded(np.ones((1, 20), dtype=np.uint8), 20).shape
-    (1, 24)
-    """
+    """Ids of this size as rows of whole limbs, zeros behind them, in one piece of memory."""
     if id_size % 8 == 0:
         return np.ascontiguousarray(ids)
     rows = np.zeros((len(ids), -(-id_size // 8) * 8), dtype=np.uint8)
@@ -65,11 +61,7 @@ def texts(rows: Rows) -> NDArray[Any]:
 
 
 def blobs(rows: Rows) -> list[bytes]:
-    """The rows as bytes, zeros included.
-
-    >>> blobs(np.array([[1, 0], [2, 3]], dtype=np.uint8))
-    [b'\\x01\\x00', b'\\x02\\x03']
-    """
+    """The rows as bytes, zeros included."""
     values: list[bytes] = whole(rows).tolist()
     return values
 
@@ -148,11 +140,8 @@ class Bounds:
 
     @staticmethod
     def join(parts: Sequence[Bounds]) -> Bounds:
-        return Bounds(
-            np.concatenate([part.timestamps for part in parts]),
-            np.concatenate([part.ids for part in parts]),
-            np.concatenate([part.lengths for part in parts]),
-        )
+        columns = zip(*((part.timestamps, part.ids, part.lengths) for part in parts), strict=True)
+        return Bounds(*map(np.concatenate, columns))
 
     @staticmethod
     def choose(first: Flags, these: Bounds, those: Bounds) -> Bounds:
@@ -193,8 +182,7 @@ class Bounds:
 def running_sums(limbs: Limbs) -> Limbs:
     """The sums of the first 0, 1, ... n rows, each a number of as many limbs.
 
-    A column of limbs that is added up wraps around; a wrap shows as a total below its predecessor, and is carried into
-    the next limb.
+    A total that wraps around is below its predecessor: that is carried into the next limb.
     """
     totals = np.zeros((len(limbs) + 1, limbs.shape[1]), dtype=np.uint64)
     carry = np.zeros(len(limbs), dtype=np.uint64)
@@ -253,7 +241,6 @@ class Columns:
 
     @staticmethod
     def sorted_from(timestamps: Stamps, ids: Rows) -> Columns:
-        """The same records in order; ids are whole limbs wide."""
         if len(timestamps) < 2:
             return Columns(timestamps, ids)
         keys = _keys(timestamps - timestamps.min(), ids)
@@ -273,7 +260,6 @@ class Columns:
 
     @cached_property
     def sums(self) -> Limbs:
-        """The sums of the first 0, 1, ... n ids, as little-endian numbers."""
         return running_sums(self.ids.view(LITTLE))
 
     @cached_property
@@ -379,9 +365,9 @@ class Index:
     A bound's rank is its position in main, less the holes below it, plus the extras below it; a rank splits into a
     position in main and one in extra by binary search. A range's total is that of main, plus extra, less the holes.
 
-    An index never changes: ``added`` and ``removed`` give a new one that shares main, so a session that works on one
-    is not disturbed. Cost: a change of k records is O(k log n + overlay); beyond ``overlay_max(n)`` main is built anew
-    by O(n) moves. With a million records: 0.25 ms for one at a time, microseconds each for a thousand at once.
+    An index never changes: ``added`` and ``removed`` give a new one that shares main. Cost: a change of k records is
+    O(k log n + overlay); beyond ``overlay_max(n)`` main is built anew by O(n) moves. With a million records: 0.25 ms
+    for one at a time, microseconds each for a thousand at once.
     """
 
     def __init__(self, id_size: int, main: Columns, extra: Columns | None = None, holes: Ints | None = None) -> None:
@@ -477,7 +463,7 @@ class Index:
         return self._lean(self._extra.merged(records), self._holes)
 
     def removed(self, timestamps: Stamps, ids: Rows) -> Index:
-        """Without some records, which must be there, each named once."""
+        """Without these records, which must be there, each named once."""
         extra = self._extra.places(timestamps, ids)
         late = extra >= 0
         places = np.sort(self._main.places(timestamps[~late], ids[~late]))
@@ -485,7 +471,6 @@ class Index:
         return self._lean(self._extra.without(extra[late]), holes)
 
     def _lean(self, extra: Columns, holes: Ints) -> Index:
-        """With this overlay, or built anew when it is too large."""
         if len(extra) + len(holes) <= overlay_max(len(self._main)):
             return Index(self.id_size, self._main, extra, holes)
         return Index(self.id_size, self._main.without(holes).merged(extra))
@@ -610,8 +595,7 @@ class ItemSet:
         return self._index
 
     def ids(self) -> list[bytes]:
-        rows = self.snapshot().rows(np.arange(len(self)))[1]
-        return [row[: self.id_size].tobytes() for row in rows]
+        return blobs(self.rows(np.arange(len(self)))[1][:, : self.id_size])
 
     def expect(self, upper: Bounds, whole: Flags) -> None:
         """Nothing to fetch: all is in memory."""
@@ -644,13 +628,9 @@ class ItemSet:
         if len(below := flagged(stamps < 0)):
             value = int(stamps[below[0]])
             raise BadInput(f"timestamp {value} is below 0", place=int(below[0]), value=value)
-        if not isinstance(ids, np.ndarray):
-            sizes = enumerate(map(len, ids))
-        elif ids.ndim != 2 or ids.dtype != np.uint8:
+        if isinstance(ids, np.ndarray) and (ids.ndim != 2 or ids.dtype != np.uint8):
             raise Misuse(f"ids are {ids.dtype} of shape {ids.shape}, must be uint8 of shape (n, {id_size})")
-        else:
-            sizes = enumerate([ids.shape[1]])
-        for number, size in sizes:
+        for number, size in enumerate([ids.shape[1]] if isinstance(ids, np.ndarray) else map(len, ids)):
             if size != id_size:
                 text = f"id {number} has {size} bytes, must have {id_size}"
                 raise BadInput(text, place=number, size=size, id_size=id_size)

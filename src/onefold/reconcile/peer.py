@@ -32,6 +32,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -47,17 +48,12 @@ from onefold.verdict import Answer
 class PeerBooks:
     """What a server counts over all its connections; written by any thread.
 
-    >>> from onefold.verdict import Verdict
     >>> books = PeerBooks()
     >>> books.sit(1), books.sit(1)
     (True, False)
     >>> books.leave()
-    >>> books.count("fetched", 3)
-    >>> books.sessions, books.of("fetched"), books.of("sessions")
-    (0, 3, 1)
-    >>> books.arrive(2); books.judge(Answer(Verdict.FIRST, "stored"))
-    >>> str(books.pushed()), books.pushed().pending
-    ('2 in != 1 first + 0 repeat + 0 unsure + 0 reject', 1)
+    >>> books.sessions, books.of("sessions")
+    (0, 1)
     """
 
     def __init__(self) -> None:
@@ -197,12 +193,14 @@ class OpenSession:
             raise Refused("busy", f"{limits.sessions_max} sessions are open, as many as there may be: try again later")
         self._limits, self._clock, self._books = limits, clock, books
         self._silence_s = self._work_s = 0.0
-        self._closed = False
+        self._closing = ExitStack()
+        self._closing.callback(books.leave)
         try:
             self._snapshot = records.snapshot()
         except Exception as error:
-            self._leave()
+            self.close()
             raise failed(error) from error
+        self._closing.callback(self._snapshot.close)
         try:
             window = Window(self._snapshot, opening.since, opening.until)
             frame = min(opening.frame_size_max or limits.frame_size_max, limits.frame_size_max)
@@ -255,13 +253,7 @@ class OpenSession:
 
     def close(self) -> None:
         """Let go of the snapshot and the seat. May be called twice."""
-        if not self._closed:
-            self._leave()
-            self._snapshot.close()
-
-    def _leave(self) -> None:
-        self._closed = True
-        self._books.leave()
+        self._closing.close()
 
 
 def _silent(most_s: float) -> Refused:

@@ -79,8 +79,8 @@ class Account:
 class AnswerTurns:
     """Threads for the work of many peers: of those who wait, whoever has used least is next.
 
-    A message can be made so that it takes a tenth of a second to answer. Whoever sends many of these waits behind those
-    who do not; an honest peer hardly waits for more than what is being done when it comes. Lives on one event loop.
+    A message can be made so that it takes a tenth of a second to answer: whoever sends many of these waits behind those
+    who do not. Lives on one event loop.
     """
 
     def __init__(self, threads: int = THREADS) -> None:

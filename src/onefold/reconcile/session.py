@@ -111,9 +111,8 @@ class Setting:
     """The records, the wire and the sizes of a session, checked once.
 
     ``split`` and ``list_below`` are 16 and 32 as in the published implementations: more pieces mean fewer rounds and
-    more bytes for the same difference. A range of ours is never fingerprinted when it is empty: an empty fingerprint
-    would match an empty range elsewhere and say nothing. So every piece must get a record: ``list_below`` is at least
-    ``split``.
+    more bytes. An empty fingerprint would match an empty range elsewhere and say nothing, so every piece must get a
+    record: ``list_below`` is at least ``split``.
     """
 
     items: Items
@@ -180,10 +179,10 @@ def match(ours: Listed, theirs: Listed) -> tuple[Ints, Ints, list[int]]:
     For each of our ids the position of its equal among theirs, or NOBODY; the other way round; and of ids that they
     list twice in one range the positions of the second ones.
 
-    Each id, ours and theirs, becomes one number: its range, then the beginning of the id, then whose it is, then its
-    position. Sorted, equal ids of both sides are neighbours; they are then compared whole. The beginnings of different
-    ids of one range are seldom alike. Where they are, by chance, by malice or because lists are very long, that range
-    is *crowded* and matched by a dictionary: slower, and as exact. Cost: one sort of numbers; 0.1 microseconds per id.
+    Each id becomes one number: its range, the beginning of the id, whose it is, its position. Sorted, equal ids of both
+    sides are neighbours; they are then compared whole. Where the beginnings of different ids of one range are alike, by
+    chance, by malice or because lists are very long, that range is *crowded* and matched by a dictionary: slower, and
+    as exact. Cost: one sort of numbers; 0.1 microseconds per id.
     """
     of_ours, of_theirs = (np.full(len(listed.ids), NOBODY, dtype=np.int64) for listed in (ours, theirs))
     if not len(theirs.ids):
@@ -496,9 +495,9 @@ class Answers:
     """A message of the server, as the answer to the ranges that the client asked about.
 
     Inside them a list tells what either side lacks, a fingerprint that differs is split and asked about again, and what
-    is skipped agrees. What reaches over several of the asked ranges can only be the rest that did not fit into the
-    server's frame. If it differs, the asked ranges in it are asked again as they were: so a difference that was found
-    before, in between, is not found a second time. A list of ids for something that was never asked is refused.
+    is skipped agrees. What reaches over several of them can only be the rest that did not fit into the server's frame:
+    if it differs they are asked again as they were, so nothing is found twice. A list for what was never asked is
+    refused.
     """
 
     received: Received

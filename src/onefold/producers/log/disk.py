@@ -251,9 +251,8 @@ class Snapshots:
 
         magic "OFS1" | crc32 of all that follows | position | length of the state | state
 
-    One is written beside its place, synced, renamed into place, and the folder is synced: a power cut leaves the old
-    ones, or the old ones and the new one. Damage is found by the crc, and the next older one is taken; therefore more
-    than one is kept, and no record that the older one needs is ever removed.
+    One is written beside its place, synced and renamed, and the folder is synced. If the crc finds damage, the next
+    older one is taken; therefore more than one is kept, and no record that the older one needs is ever removed.
     """
 
     def __init__(self, files: Files, folder: str, count: int) -> None:

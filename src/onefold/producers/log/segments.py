@@ -170,10 +170,9 @@ class SegmentLog:
     def _make_sure(self, group: int, mark: int) -> None:
         """Cut off what is torn, and make the rest durable.
 
-        What can be read is not yet what is on the disk. The last group may be in the page cache only (its writer was
-        killed before the sync) or even marked clean there without being written (its sync failed). So a group beyond
-        the mark is written once more in its place, and synced. A crash at any point of this leaves what was there
-        before.
+        The last group may be in the page cache only (its writer was killed before the sync) or even marked clean there
+        without being written (its sync failed). So a group beyond the mark is written once more in its place, and
+        synced. A crash at any point of this leaves what was there before.
         """
         files, path, aside = self._files, self._path(self._base), f"{self._folder}/{disk.TORN_FOLDER}"
         if torn := files.read(path, self._position).rstrip(b"\0"):  # zeros are room that was made ahead
