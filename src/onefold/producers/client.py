@@ -114,7 +114,7 @@ MESSAGE_BYTES: Final = 12
 """Of a message on the wire, besides its payload."""
 
 
-class ClientLimits(NamedTuple):
+class BatchLimits(NamedTuple):
     message_bytes_max: int
     batch_messages_max: int
     batch_bytes_max: int
@@ -126,7 +126,7 @@ class Embedded:
 
     def __init__(self, topic: Topic, name: str | None) -> None:
         self.session = topic.connect(name)
-        self.limits = ClientLimits(topic.settings.message_bytes_max, BATCH_MESSAGES_MAX, BATCH_BYTES_MAX, 1)
+        self.limits = BatchLimits(topic.settings.message_bytes_max, BATCH_MESSAGES_MAX, BATCH_BYTES_MAX, 1)
         self._topic = topic
         self._waiting: Sequence[Message] = ()
 
@@ -178,14 +178,14 @@ class Remote:
         self._socket.close()
 
 
-def _greeted(url: str, greeting: str | bytes) -> tuple[ProducerSession, ClientLimits]:
+def _greeted(url: str, greeting: str | bytes) -> tuple[ProducerSession, BatchLimits]:
     try:
         fields = read_json(greeting, "the greeting")
         numbers = (int(fields[key]) for key in ("epoch", "last_sequence_id", "floor"))
         session = ProducerSession(str(fields["name"]), *numbers)
         messages_max = min(int(fields["batch_messages_max"]), BATCH_MESSAGES_MAX)
         bytes_max = min(int(fields["batch_bytes_max"]), BATCH_BYTES_MAX)
-        return session, ClientLimits(int(fields["message_bytes_max"]), messages_max, bytes_max, OUTSTANDING_MAX)
+        return session, BatchLimits(int(fields["message_bytes_max"]), messages_max, bytes_max, OUTSTANDING_MAX)
     except (BadInput, ValueError, KeyError, TypeError, OverflowError) as error:
         raise Misuse(f"{url}: not an ingest server: it greets with {greeting[:100]!r}", url=url) from error
 
@@ -507,7 +507,7 @@ class Producer:
         if self._outstanding:
             self._settle(connection.receive())
 
-    def _batch(self, limits: ClientLimits) -> list[QueuedMessage]:
+    def _batch(self, limits: BatchLimits) -> list[QueuedMessage]:
         batch: list[QueuedMessage] = []
         room = limits.batch_bytes_max - HEAD_BYTES
         with self._changed:

@@ -164,9 +164,9 @@ class Highest:
         head, forgotten = self.head, self.forgotten
         if low > head:
             return ((low, high),)
-        if low <= forgotten:  # it may have been stored by somebody who was forgotten, or left out: nobody knows
-            return ((low, min(high, forgotten)), *(((head + 1, high),) if high > head else ()))
-        return ((head + 1, high),) if high > head else ()
+        new = ((head + 1, high),) if high > head else ()
+        # At or below what is forgotten, it may have been stored by somebody who was, or left out: nobody knows.
+        return ((low, min(high, forgotten)), *new) if low <= forgotten else new
 
     def store(self, low: int, high: int, gap_count_max: int = 0) -> None:
         if high > self.head:
@@ -201,6 +201,10 @@ class Highest:
         return str(self.head)
 
 
+_NO_GAPS: Final = Gaps[int]()
+"""Shared by all producers that have none, which are most; never changed."""
+
+
 class Gapped(Highest):
     """One producer, of which every stored sequence is remembered, by the gaps between them.
 
@@ -218,7 +222,7 @@ class Gapped(Highest):
 
     def __init__(self, forgotten: int = -1) -> None:
         super().__init__(forgotten)
-        self._gaps: Gaps[int] | None = None  # most producers have none
+        self._gaps = _NO_GAPS
 
     def unseen(self, low: int, high: int) -> tuple[Part, ...]:
         edge = max(self.head, self.forgotten)
@@ -232,8 +236,6 @@ class Gapped(Highest):
 
     def _missing(self, low: int, high: int) -> Iterator[Part]:
         gaps = self._gaps
-        if gaps is None:
-            return
         for i in range(max(gaps.locate(low), 0), len(gaps)):
             start, end = max(gaps.lowers[i] + 1, low), min(gaps.uppers[i], high)
             if start > high:
@@ -249,7 +251,7 @@ class Gapped(Highest):
                 self._gaps = self._gaps or Gaps()
                 self._gaps.append(edge, low - 1)
                 self._forget(gap_count_max)
-        elif self._gaps is not None:
+        else:
             self._fill(low, low)
             self._forget(gap_count_max)
             self._fill(low + 1, high)
@@ -258,16 +260,14 @@ class Gapped(Highest):
 
     def _fill(self, low: int, high: int) -> None:
         for start, end in list(self._missing(low, high)):
-            assert self._gaps is not None
             self._gaps.fill(self._gaps.locate(start), start - 1, end)
 
     def _forget(self, gap_count_max: int) -> None:
-        assert self._gaps is not None
         while len(self._gaps) > gap_count_max:
             self.forgotten = self._gaps.drop_lowest()
 
     def gaps(self) -> list[Part]:
-        return [] if self._gaps is None else list(self._gaps)
+        return list(self._gaps)
 
     def __str__(self) -> str:
         forgot = [f"forgot {self.forgotten}"] if self.forgotten >= 0 else []

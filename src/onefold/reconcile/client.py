@@ -332,11 +332,9 @@ class Transfer:
             raise BadInput(f"the peer tells of {len(outcomes)} records, {len(batch)} were pushed")
         self.pushed.arrive(len(self._on_their_way.popleft()))
         for id, outcome in zip(batch, outcomes, strict=True):
-            booked = exchange.OUTCOMES[outcome]
-            if booked.verdict is Verdict.REJECT:
-                self._refuse(self.pushed, booked, id)
-            else:
-                self.pushed.judge(booked)
+            self.pushed.judge(outcome)
+            if outcome.verdict is Verdict.REJECT:
+                self._refused.add(id)
         self._say(f"pushed {self.pushed.received:,} records, {end - self.pushed.received:,} to go")
 
     def _refuse(self, books: Tally, why: Answer, id: bytes) -> None:

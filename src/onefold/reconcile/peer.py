@@ -39,7 +39,7 @@ from typing import Final
 from onefold.errors import BadInput, Misuse, OnefoldError
 from onefold.net.limits import HttpLimits
 from onefold.reconcile import FRAME_SIZE_MIN, Limits, Record, Session, SessionLimit, Violation, Window, exchange
-from onefold.reconcile.exchange import Opening, OpenReply, PushReply
+from onefold.reconcile.exchange import Opening, OpenReply
 from onefold.reconcile.records import Records
 from onefold.tally import Tally
 from onefold.verdict import Answer
@@ -420,23 +420,23 @@ class Peer(PeerSessions):
             self._books.judge(exchange.NOT_TAKEN, len(records))
             raise
         for outcome in outcomes:
-            self._books.judge(exchange.OUTCOMES[outcome])
+            self._books.judge(outcome)
         return exchange.write_outcomes(outcomes)
 
-    def _store(self, records: Sequence[Record]) -> list[PushReply]:
+    def _store(self, records: Sequence[Record]) -> list[Answer]:
         self._pushed += len(records) or 1
         if self._pushed > self._limits.pushes_max:
             raise Refused("pushes", f"the session is over: more than {self._limits.pushes_max} records were pushed")
         outcomes = []
         for record in records:
             if len(record.body or b"") > self._limits.record_bytes_max:
-                outcomes.append(PushReply.TOO_LARGE)
+                outcomes.append(exchange.TOO_LARGE)
             else:
-                outcomes.append(PushReply.STORED if record.genuine else PushReply.WRONG_ID)
-        good = [number for number, outcome in enumerate(outcomes) if outcome is PushReply.STORED]
+                outcomes.append(exchange.STORED if record.genuine else exchange.WRONG_ID)
+        good = [number for number, outcome in enumerate(outcomes) if outcome is exchange.STORED]
         for number, new in zip(good, self._records.add([records[number] for number in good]), strict=True):
             if not new:
-                outcomes[number] = PushReply.KNOWN
+                outcomes[number] = exchange.KNOWN
         return outcomes
 
     def _refuse(self, refused: Refused) -> bytes:

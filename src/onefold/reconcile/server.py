@@ -56,7 +56,7 @@ def reconcile_metrics(books: PeerBooks, connections: int) -> Iterator[Metric]:
     yield CounterMetricFamily(f"{PREFIX}_arrived", "Records that came to be stored.", tally.received)
     yield GaugeMetricFamily(f"{PREFIX}_pending", "Records that came and have no outcome; 0 at rest.", tally.pending)
     pushed = CounterMetricFamily(f"{PREFIX}_pushed", "Records that were pushed, by outcome.", labels=["outcome"])
-    for verdict, reason in (*exchange.OUTCOMES.values(), exchange.NOT_TAKEN):
+    for verdict, reason in (*exchange.OUTCOMES, exchange.NOT_TAKEN):
         pushed.add_metric([reason], tally.count(verdict, reason))
     yield pushed
     errors = CounterMetricFamily(f"{PREFIX}_errors", "Errors that peers were told, by name.", labels=["error"])

@@ -634,7 +634,7 @@ class Session:
         self._setting = Setting(items.snapshot(), WIRES[wire], frame_size_max, reply, split, list_below).checked()
         self._limits = limits or Limits()
         self.spent = Spent()
-        self._asked: Ranges | None = None
+        self._questions: Ranges | None = None
         self._waiting: list[Ranges] = []  # the first ranges of the universe are in the last of them
         self._initiator = False
         self._have: list[bytes] = []  # not told yet
@@ -665,10 +665,10 @@ class Session:
             reply = answer(self._setting, message)
             self.spent = spent.sent(len(reply))
             return Reconciled(reply, [], [])
-        if self._asked is None:
+        if self._questions is None:
             raise Misuse("the session is done")
         start = self._setting.wire.body(message, initiator=True)
-        answers = Answers.of(Received.of(self._setting, message, start or 0, initiator=True), self._asked)
+        answers = Answers.of(Received.of(self._setting, message, start or 0, initiator=True), self._questions)
         have, need = map(add, answers.from_lists(), answers.from_responses())
         ranges = answers.next()
         spent = spent.found(len(need), self._limits)
@@ -681,7 +681,7 @@ class Session:
             self._have += have
             self._need += need
             return Reconciled(reply, [], [])
-        self.spent, self._asked = spent, None
+        self.spent, self._questions = spent, None
         have, need, self._have, self._need = self._have + have, self._need + need, [], []
         both = set(have).intersection(need) if self._setting.wire.xor else set()
         self.both_ways = len(both)
@@ -695,7 +695,7 @@ class Session:
         if not self._setting.frame_size_max:
             ranges = Ranges.join(waiting[::-1])
             message = head + writer.write(ranges)[0]
-            self._asked, self._waiting = ranges, []
+            self._questions, self._waiting = ranges, []
             return message
         room = self._setting.frame_size_max - len(head)
         waiting, parts, question, after = list(waiting), [head], [], None
@@ -709,5 +709,5 @@ class Session:
                 waiting.append(ranges.take(slice(len(written), None)))
                 break
             after = written.upper.take(slice(-1, None))
-        self._asked, self._waiting = Ranges.join(question), waiting
+        self._questions, self._waiting = Ranges.join(question), waiting
         return b"".join(parts)

@@ -258,7 +258,7 @@ class Snapshots:
     def __init__(self, files: Files, folder: str, count: int) -> None:
         self._files = files
         self._folder = f"{folder}/{SNAPSHOTS_FOLDER}"
-        self._kept = count
+        self._count = count
 
     def open(self) -> None:
         with failing(self._folder):
@@ -284,8 +284,8 @@ class Snapshots:
 
     def safe_position(self) -> int:
         """The records below it are not needed even if all kept snapshots but the oldest get lost; 0: all are needed."""
-        whole = [position for position in self.positions()[-self._kept :] if self.get(position) is not None]
-        if len(whole) < self._kept:
+        whole = [position for position in self.positions()[-self._count :] if self.get(position) is not None]
+        if len(whole) < self._count:
             return 0
         with failing(self._folder):
             # A writer that was killed between a rename and its sync left a name that only this machine's memory has.
@@ -308,7 +308,7 @@ class Snapshots:
                         self._files.unlink(path)
                 raise
         with suppress(OSError):  # nor does it matter whether this is durable: an old snapshot too many does no harm
-            for position in self.positions()[: -self._kept]:
+            for position in self.positions()[: -self._count]:
                 self._files.unlink(self._path(position))
 
     def _path(self, position: int) -> str:

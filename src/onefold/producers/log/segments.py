@@ -71,9 +71,9 @@ def find_end(files: Files, folder: str, bases: list[int], start: int, mark: int)
             disk.damaged(disk.segment(folder, base), position, offset, why)
     tail = _follow(files, folder, bases[-1], max(bases[-1], start), END)
     (offset, position, _), base = tail.last, tail.base
-    path, known = disk.segment(folder, base), max(mark, start)
-    if offset < known:
-        disk.damaged(path, position, offset, f"records up to {known} were acknowledged and are not there")
+    path, least = disk.segment(folder, base), max(mark, start)
+    if offset < least:
+        disk.damaged(path, position, offset, f"records up to {least} were acknowledged and are not there")
     if was_durable(files, path, base, position):
         disk.damaged(path, position, offset, "the record is not as it was written, and later ones are")
     stray = header(files.read(path, position, HEAD_BYTES_MAX), 0, position, base)
