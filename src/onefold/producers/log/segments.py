@@ -26,7 +26,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import takewhile
-from typing import NamedTuple
+from typing import TypeAlias
 
 from onefold.errors import Damaged, Misuse, StoreFailed
 from onefold.producers.log import disk
@@ -43,17 +43,8 @@ TORN_COUNT_MAX = 16
 BLOCK_BYTES = 4096
 """What a file system writes at least, and what a failed write can spoil."""
 
-
-class Tail(NamedTuple):
-    """Where a log ends."""
-
-    base: int
-    """Of its last segment."""
-    last: IndexEntry
-    """Behind its last frame."""
-    entries: list[IndexEntry]
-    group: int
-    """Where the last group that was looked at begins; the position behind it if none was."""
+Tail: TypeAlias = tuple[IndexEntry, list[IndexEntry], int]
+"""Where a segment ends, what its index knows, and where the last group begins; if none was looked at, the end."""
 
 
 def find_end(files: Files, folder: str, bases: list[int], start: int, mark: int) -> Tail:
@@ -65,12 +56,13 @@ def find_end(files: Files, folder: str, bases: list[int], start: int, mark: int)
     """
     first = bisect_right(bases, start) - 1
     for base, following in zip(bases[first:-1], bases[first + 1 :], strict=True):
-        offset, position, _ = _follow(files, folder, base, max(base, start), following).last
+        offset, position, _ = _follow(files, folder, base, max(base, start), following)[0]
         if offset != following:
             why = "the record is missing or not as it was written"
             disk.damaged(disk.segment(folder, base), position, offset, why)
-    tail = _follow(files, folder, bases[-1], max(bases[-1], start), END)
-    (offset, position, _), base = tail.last, tail.base
+    base = bases[-1]
+    tail = _follow(files, folder, base, max(base, start), END)
+    offset, position, _ = tail[0]
     path, least = disk.segment(folder, base), max(mark, start)
     if offset < least:
         disk.damaged(path, position, offset, f"records up to {least} were acknowledged and are not there")
@@ -92,7 +84,7 @@ def _follow(files: Files, folder: str, base: int, offset: int, end: int) -> Tail
         entries = [IndexEntry(base, 0, index.NEVER)]
         last, began = index.extend(files, path, base, entries, end)
     frames = takewhile(lambda frame: frame[0] < last.position, headers(files, path, base, began))
-    return Tail(base, last, entries, max((at - head.group for at, head in frames), default=last.position))
+    return last, entries, max((at - head.group for at, head in frames), default=last.position)
 
 
 SEGMENT_BYTES = 64 * 1024 * 1024
@@ -154,14 +146,14 @@ class SegmentLog:
         if position < bases[0]:
             why = "the log no longer begins at 0, and no snapshot that it could go on from is whole"
             raise Damaged(f"{self._path(bases[0])}: {why}", path=self._path(bases[0]), position=0)
-        tail = find_end(files, folder, bases, position, mark)
-        self._base, (self._end, self._position, self._latest) = tail.base, tail.last
-        self._group = tail.entries[-1]
+        self._base, (last, entries, group) = bases[-1], find_end(files, folder, bases, position, mark)
+        self._end, self._position, self._latest = last
+        self._group = entries[-1]
         self._file = files.open(self._path(self._base))
         self._handles.append(self._file)
-        self._make_sure(tail.group, mark)
+        self._make_sure(group, mark)
         self._room = self._position
-        self._index = IndexWriter(files, disk.segment(folder, self._base, disk.INDEX), tail.entries)
+        self._index = IndexWriter(files, disk.segment(folder, self._base, disk.INDEX), entries)
         self._index.rewrite()
         self._mark = files.open(f"{folder}/{disk.MARK}", new=True)
         self._handles.append(self._mark)
