@@ -132,9 +132,15 @@ class _Judged:
     spans: list[tuple[int, int, Answer, int]] = field(default_factory=list)
     """Neighbours in the batch that get the same answer: begin, end, answer, first draft (-1: nothing is stored)."""
 
-    def answer(self, begin: int, end: int, answer: Answer) -> None:
-        if begin < end:
-            self.spans.append((begin, end, Answer(*answer), -1))
+    def answer(self, begin: int, end: int, answer: Answer, kind: Kind | None = None) -> None:
+        """Some get this answer; if there is a kind they are to be stored as that."""
+        if begin == end:
+            return
+        self.spans.append((begin, end, Answer(*answer), -1 if kind is None else len(self.drafts)))
+        if kind is not None:
+            batch, same = self.batch, (repeat(kind), repeat(self.batch.producer), repeat(self.epoch or 0))
+            columns = batch.sequences[begin:end], batch.digests[begin:end], batch.payloads[begin:end]
+            self.drafts += map(_draft, zip(same[0], same[1], columns[0], same[2], columns[1], columns[2], strict=False))
 
     def judge(self, i: int, j: int) -> None:
         batch, low = self.batch, self.batch.sequences[i]
@@ -145,23 +151,14 @@ class _Judged:
             for first, last in pushed.parts:
                 begin, end = i + first - low, i + last - low + 1
                 self.answer(at, begin, self.memory.stored)
-                self._store(begin, end, Answer(*pushed), Kind.MESSAGE)
+                self.answer(begin, end, pushed, Kind.MESSAGE)
                 at = end
             self.answer(at, j, self.memory.stored)
-        elif pushed != CONFLICT:
-            self.answer(i, j, pushed)
-        elif j - i > 1:  # somewhere in it: one by one
+        elif pushed == CONFLICT and j - i > 1:  # somewhere in it: one by one
             for k in range(i, j):
                 self.judge(k, k + 1)
         else:
-            self._store(i, j, Answer(*pushed), Kind.CONFLICT)
-
-    def _store(self, begin: int, end: int, answer: Answer, kind: Kind) -> None:
-        batch = self.batch
-        self.spans.append((begin, end, answer, len(self.drafts)))
-        same = repeat(kind), repeat(batch.producer), repeat(self.epoch or 0)
-        columns = batch.sequences[begin:end], batch.digests[begin:end], batch.payloads[begin:end]
-        self.drafts += map(_draft, zip(same[0], same[1], columns[0], same[2], columns[1], columns[2], strict=False))
+            self.answer(i, j, pushed, Kind.CONFLICT if pushed == CONFLICT else None)
 
     def settle(self, first: int, time_ms: int) -> list[Receipt]:
         receipts: list[Receipt] = []
@@ -169,10 +166,9 @@ class _Judged:
             if verdict != Verdict.FIRST:
                 receipts += [Receipt(verdict, reason)] * (end - begin)
                 continue
-            batch = self.batch
-            digests = batch.digests[begin:end]
-            low = batch.sequences[begin]
-            self.memory.persist(batch.producer, low, epoch=self.epoch or 0, digests=digests, time_ms=time_ms)
+            batch, digests = self.batch, self.batch.digests[begin:end]
+            low, epoch = batch.sequences[begin], self.epoch or 0
+            self.memory.persist(batch.producer, low, epoch=epoch, digests=digests, time_ms=time_ms)
             offsets = range(first + draft, first + draft + end - begin)
             receipts += map(_receipt, zip(repeat(verdict), repeat(reason), offsets, strict=False))
         return receipts

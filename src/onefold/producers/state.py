@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import accumulate, islice, pairwise
+from operator import attrgetter
 from struct import Struct
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -385,10 +386,7 @@ def encode(memory: Memory) -> bytes:
     counts = len(states), len(floors.sequences), len(floors.epochs), len(keys)
     parts = [
         _HEADER.pack(bounds.memory == "gaps", memory.on, *bounds[1:-1], bounds.jump_max or 0, *counts),
-        _column([state.head for state in states]),
-        _column([state.forgotten for state in states]),
-        _column([state.epoch for state in states]),
-        _column([state.time_ms for state in states]),
+        *(_column(map(attrgetter(name), states)) for name in ("head", "forgotten", "epoch", "time_ms")),
         _column(map(len, names), _UINT32),
         _column([len(state.digests) for state in states], _UINT32),
         _column(map(len, gaps), _UINT32),
@@ -396,8 +394,7 @@ def encode(memory: Memory) -> bytes:
         *(state.digests for state in states),
         _column([bound for of_one in gaps for gap in of_one for bound in gap]),
         *(_column(column) for table in (floors.sequences, floors.epochs) for column in (table, table.values())),
-        _column([stored.time_ms for stored in keys.values()]),
-        _column([stored.digest for stored in keys.values()]),
+        *(_column(map(attrgetter(name), keys.values())) for name in ("time_ms", "digest")),
         _column([len(key.encode()) for key in keys], _UINT32),
         *(key.encode() for key in keys),
     ]
