@@ -223,8 +223,7 @@ class SocketRequest(NamedTuple):
     number: int
     size: int
     messages: list[Message]
-    wrong: str | None = None
-    busy: bool = False
+    refusal: tuple[WireStatus, str] | None = None
 
 
 class _Connection:
@@ -286,7 +285,7 @@ class _Connection:
                 request = self._decode(data)
                 self._read.append(request)
                 self._news.set()
-                if request.wrong is not None:
+                if request.refusal is not None:  # it is the last
                     return
         finally:
             self._finish(1011, "")  # does nothing where the reason is known
@@ -302,7 +301,7 @@ class _Connection:
         try:
             self._budget.take(len(data))
         except Busy as error:
-            return SocketRequest(number, 0, [], str(error), busy=True)
+            return SocketRequest(number, 0, [], (WireStatus.BUSY, str(error)))
         limits, (name, epoch, _, _) = self._limits, self._session
         try:
             request = decode_request(data, messages_max=limits.messages_max, bytes_max=limits.body_bytes_max)
@@ -311,10 +310,12 @@ class _Connection:
             if request.epoch != epoch:
                 raise BadInput(f"the epoch is {request.epoch or 0}, this session's is {epoch}")
         except BadInput as error:
-            return SocketRequest(number, len(data), [], str(error))
+            return SocketRequest(number, len(data), [], (WireStatus.REFUSED, str(error)))
         return SocketRequest(number, len(data), request.messages)
 
     async def _answering(self) -> tuple[int, str]:
+        """Store and answer round after round; how the connection must end."""
+        name, epoch, _, _ = self._session
         while True:
             while not self._read:
                 if self._end is not None:
@@ -322,50 +323,36 @@ class _Connection:
                 self._news.clear()
                 await self._news.wait()
             self._round, self._read = self._read, []
-            stopped = await self._answer([request for request in self._round if request.wrong is None])
-            if stopped is not None:
-                return stopped
-            last = self._round[-1]
-            if last.wrong is not None:
-                await self._reply(last, WireStatus.BUSY if last.busy else WireStatus.REFUSED, last.wrong)
-                return (http.TRY_AGAIN, "try again") if last.busy else (http.BAD_DATA, "refused")
+            good = [request for request in self._round if request.refusal is None]
+            messages = [message for request in good for message in request.messages]
+            receipts, status, text = [], WireStatus.OK, ""
+            try:
+                receipts = await self._desk.publish(name, messages, epoch) if good else []
+            except Busy as error:
+                status, text = WireStatus.BUSY, str(error)
+            except Exception as error:
+                status, text = WireStatus.FAILED, http.refusal(error, log, STATUSES)[1]
+            at = 0
+            for request in good:
+                begin, at = at, at + len(request.messages)
+                await self._reply(request, status, text, receipts[begin:at])
+            if status != WireStatus.OK or any(receipt.verdict == Verdict.UNSURE for receipt in receipts):
+                self._finish(http.TRY_AGAIN, "try again")
+                for request in self._round[len(good) :] + self._read:
+                    await self._reply(request, status or WireStatus.BUSY, BEHIND)
+                return http.TRY_AGAIN, "try again"
+            if (refusal := self._round[-1].refusal) is not None:
+                await self._reply(self._round[-1], *refusal)
+                return (http.TRY_AGAIN, "try again") if refusal[0] == WireStatus.BUSY else (http.BAD_DATA, "refused")
             for request in self._round:
                 self._budget.give(request.size)
             self._round = []
             self._room.set()
 
-    async def _answer(self, together: list[SocketRequest]) -> tuple[int, str] | None:
-        """Store a round and tell; how the connection must end if it was not all answered for good."""
-        if not together:
-            return None
-        name, epoch, _, _ = self._session
-        try:
-            receipts = await self._desk.publish(name, [m for request in together for m in request.messages], epoch)
-        except Exception as error:
-            busy = isinstance(error, Busy)
-            status = WireStatus.BUSY if busy else WireStatus.FAILED
-            text = str(error) if busy else http.refusal(error, log, STATUSES)[1]
-            for request in together:
-                await self._reply(request, status, text)
-            return await self._give_up(status)
-        at = 0
-        for request in together:
-            begin, at = at, at + len(request.messages)
-            await self._websocket.send_bytes(encode_reply(request.number, WireStatus.OK, receipts[begin:at]))
-        if any(receipt.verdict == Verdict.UNSURE for receipt in receipts):
-            return await self._give_up(WireStatus.BUSY)
-        return None
-
-    async def _give_up(self, status: WireStatus) -> tuple[int, str]:
-        """Tell everybody behind that they were not judged."""
-        self._finish(http.TRY_AGAIN, "try again")
-        refused = [request for request in self._round if request.wrong is not None]
-        for request in refused + self._read:
-            await self._reply(request, status, BEHIND)
-        return http.TRY_AGAIN, "try again"
-
-    async def _reply(self, request: SocketRequest, status: WireStatus, text: str) -> None:
-        await self._websocket.send_bytes(encode_reply(request.number, status, (), text))
+    async def _reply(
+        self, request: SocketRequest, status: WireStatus, text: str, receipts: Sequence[Receipt] = ()
+    ) -> None:
+        await self._websocket.send_bytes(encode_reply(request.number, status, receipts, text))
 
 
 def _document(desk: TopicDesk) -> dict[str, Any]:
