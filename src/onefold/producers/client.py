@@ -372,7 +372,6 @@ class Producer:
         return item.future
 
     def _number(self, sequence_id: int | None) -> int:
-        """The sequence id of the next message in the queue."""
         own = sequence_id is not None
         if self._own_ids not in (None, own):
             raise Misuse("sequence ids: all messages of a producer carry their own, or none does")

@@ -49,7 +49,6 @@ class Flight:
         return any(low <= end and start <= high for low, high in parts for start, end in self.parts)
 
     def take(self, sequence: int) -> Part | None:
-        """Remove the first part that holds this sequence; None if there is none."""
         for i, part in enumerate(self.parts):
             if part[0] <= sequence <= part[1]:
                 del self.parts[i]

@@ -380,8 +380,6 @@ class IngestSettings:
 
 
 class IngestServer(http.HttpServer):
-    """The topics of a folder, for many clients at once."""
-
     name = "ingest"
     statuses = STATUSES
 

@@ -202,7 +202,7 @@ class Topic:
         self._elapsed = elapsed or (elapsed_ms if clock is wall_ms else clock)
         self._timing = threading.Lock()
         self._judging = threading.Lock()
-        self._committing = threading.Lock()
+        self._committing = threading.RLock()  # who commits may also save
         self._queue: list[_Ticket] = []
         self._queued_bytes = 0
         self._fence = Fence(self.settings.producers_max)
@@ -433,7 +433,7 @@ class Topic:
             if self.settings.idle_ms is not None:
                 now_ms = self._now()
                 self._note(Kind.PURGE, now_ms - self.settings.idle_ms, now_ms)
-            self._save()
+            self.save()
             self.problem = None
         self._cadence.done(self._elapsed())  # also if it failed: again when the next one is due
         self._retain()
@@ -455,13 +455,10 @@ class Topic:
     def save(self) -> None:
         """Save what is remembered, with its position: the next opening reads only the records behind it."""
         with self._committing:
-            self._save()
-
-    def _save(self) -> None:
-        with self._judging:
-            snapshot = SequencesSnapshot(self.log.end, self._memory.snapshot())
-        self.log.save(snapshot)
-        self._cadence.done(self._elapsed())
+            with self._judging:
+                snapshot = SequencesSnapshot(self.log.end, self._memory.snapshot())
+            self.log.save(snapshot)
+            self._cadence.done(self._elapsed())
 
     def close(self) -> None:
         """Store what is queued, save what is remembered, and let go of the log.

@@ -126,8 +126,6 @@ class AnswerTurns:
 
 
 class PeerConnection:
-    """One websocket: read, answer, write, until one side has enough."""
-
     def __init__(self, server: ReconcileServer, receive: Receive, send: Send, abort: Callable[[], None]) -> None:
         settings, self._turns, self._books = server.settings, server.turns, server.books
         self._receive, self._send, self._abort, self._limits = receive, send, abort, settings.limits
@@ -231,7 +229,6 @@ class ReconcileServer(HttpServer):
         super().__init__(settings.host, settings.port, settings.token, settings.limits)
 
     def run(self, say: Callable[[str], None] = lambda url: None) -> None:
-        """Serve; ``say`` is called with the address as soon as requests are answered."""
         try:
             super().run(say)
         finally:
