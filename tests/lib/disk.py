@@ -26,6 +26,8 @@ from itertools import pairwise
 from random import Random
 from typing import TypeAlias
 
+from onefold.producers.log.disk import File, Files
+
 SECTOR_BYTES = 512
 
 Write: TypeAlias = tuple[int, bytes | None]
@@ -142,7 +144,7 @@ class PowerCut(BaseException):
     """The power is gone. Not an error that a program could catch and go on from."""
 
 
-class SimFile:
+class SimFile(File):
     """An open file on a simulated disk."""
 
     __slots__ = ("_disk", "_inode", "_lock")
@@ -180,7 +182,7 @@ class SimFile:
             self._disk.locks.discard(self._lock)
 
 
-class SimDisk:
+class SimDisk(Files):
     """A file system in memory that remembers what is not durable yet.
 
     >>> disk = SimDisk()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from onefold.producers.log.disk import File, RealFiles
+from onefold.producers.log.disk import File, Files
 from onefold.producers.log.reader import LogReader
 from onefold.producers.log.segments import SegmentLog
 from onefold.producers.ports import LogRecord
@@ -24,7 +24,7 @@ from onefold.producers.topic import Topic, Topics, TopicSettings
 from onefold.producers.wire import BatchReply, decode_reply, encode_request
 
 
-class Disk(RealFiles):
+class Disk(Files):
     """The real one; its syncs wait while it is held, and fail when told to."""
 
     def __init__(self):
@@ -49,10 +49,10 @@ class Disk(RealFiles):
             self.let_go.set()
 
 
-class _DiskFile:
+class _DiskFile(File):
     def __init__(self, file: File, disk: Disk):
-        self._file, self._disk = file, disk
-        self.write, self.truncate, self.close = file.write, file.truncate, file.close
+        super().__init__(file._fd)
+        self._disk = disk
 
     def sync(self) -> None:
         disk = self._disk
@@ -61,7 +61,7 @@ class _DiskFile:
         disk.syncs += 1
         if disk.broken or (disk.fail_every and disk.syncs % disk.fail_every == 0):
             raise OSError(errno.ENOSPC, "No space left on device")
-        self._file.sync()
+        super().sync()
 
 
 class DiskTopics(Topics):

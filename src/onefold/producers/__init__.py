@@ -1,6 +1,6 @@
 """Producers (after Pulsar's PIP-6): each message is stored once, through retries, failed writes and crashes."""
 
-from onefold.producers.records import ANSWERS, NO_DIGEST, RULES, Kind, Part, Pushed, SequenceEntry, SequenceSettings
+from onefold.producers.records import ANSWERS, NO_DIGEST, RULES, Kind, Part, Pushed, SequenceEntry
 from onefold.producers.rules import Cadence, RecoveredSequences, Sequences, SequencesSnapshot, recover
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "Pushed",
     "RecoveredSequences",
     "SequenceEntry",
-    "SequenceSettings",
     "Sequences",
     "SequencesSnapshot",
     "recover",

@@ -9,7 +9,7 @@ sent and not answered is simply sent again with the same id. A program that rest
     ids        counted from after the last stored one, or your own: then for every message, ascending, with holes if you
                like (the offset in a file, the id of a row: no second book to keep)
 
-A thread (`Sender`) takes the messages to the topic, in order, through any trouble. All that waits goes out in batches,
+A thread takes the messages to the topic, in order, through any trouble. All that waits goes out in batches,
 as large as the topic takes them, while earlier ones are on their way; what comes while an answer is awaited goes out
 with the next: the slower the topic, the larger the batches.
 
@@ -30,7 +30,7 @@ from itertools import chain
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Busy, Misuse, OnefoldError, StoreFailed
@@ -47,16 +47,15 @@ GHOST_S: Final = 60.0
 class ClientClaim:
     """A producer's name, its epoch, and how far it is stored: tells its own new connection from another producer.
 
-    Every opening of a name gets the next epoch, and only the newest may write. A producer opens its name again after a
-    lost connection, so it must know whether somebody else did in between: then that one is the producer now, and this
-    one is a zombie which must stop, or its messages would be taken for repeats of the other's.
+    Every opening of a name gets the next epoch, and only the newest may write. If somebody else opened the name before
+    a producer opens it again, that one is the producer now, and this one must stop: its messages would be taken for
+    repeats of the other's.
 
         epoch one above mine                    nobody was there
         epoch further above                     that many openings in between: another producer, or ghosts
         something stored beyond all I sent      another producer
 
-    A *ghost* is an opening of my own of which the greeting was lost: it may have counted, even a little later than the
-    next one. There can be as many ghosts as tries that ended so, and for a while only.
+    A *ghost* is an opening of my own whose greeting was lost: it may have counted, even a little later than the next.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -115,29 +114,11 @@ MESSAGE_BYTES: Final = 12
 """Of a message on the wire, besides its payload."""
 
 
-class ClientLimits(NamedTuple):
+class BatchLimits(NamedTuple):
     message_bytes_max: int
     batch_messages_max: int
     batch_bytes_max: int
     outstanding_max: int
-
-
-class ProducerConnection(Protocol):
-    """One session with a topic (a name and an epoch), of a log in this process or of a server.
-
-    Batches are sent in order and answered in order; up to ``outstanding_max`` may be on their way. Any error means that
-    this connection is done with: what was not answered may or may not be stored, and is sent again over the next one.
-    """
-
-    session: ProducerSession
-    limits: ClientLimits
-
-    def send(self, messages: Sequence[Message]) -> None: ...
-
-    def receive(self) -> list[Receipt]: ...
-
-    def close(self) -> None:
-        """Let go of it; never raises."""
 
 
 class Embedded:
@@ -145,7 +126,7 @@ class Embedded:
 
     def __init__(self, topic: Topic, name: str | None) -> None:
         self.session = topic.connect(name)
-        self.limits = ClientLimits(topic.settings.message_bytes_max, BATCH_MESSAGES_MAX, BATCH_BYTES_MAX, 1)
+        self.limits = BatchLimits(topic.settings.message_bytes_max, BATCH_MESSAGES_MAX, BATCH_BYTES_MAX, 1)
         self._topic = topic
         self._waiting: Sequence[Message] = ()
 
@@ -160,6 +141,8 @@ class Embedded:
 
 
 class Remote:
+    """A session with a topic of a server; batches are answered in order, and after an error it is done with."""
+
     def __init__(self, url: str, token: str | None, answer_s: float) -> None:
         from onefold.net.websocket import WebSocket  # an extra: who embeds the log does without
 
@@ -189,20 +172,20 @@ class Remote:
             raise kind(f"{self._socket.url}: {reply.text or 'busy'}")
         if len(reply.receipts) != count:
             raise BadInput(f"{self._socket.url}: {len(reply.receipts)} receipts for {count} messages")
-        return [Receipt(*receipt) for receipt in reply.receipts]
+        return reply.receipts
 
     def close(self) -> None:
         self._socket.close()
 
 
-def _greeted(url: str, greeting: str | bytes) -> tuple[ProducerSession, ClientLimits]:
+def _greeted(url: str, greeting: str | bytes) -> tuple[ProducerSession, BatchLimits]:
     try:
         fields = read_json(greeting, "the greeting")
         numbers = (int(fields[key]) for key in ("epoch", "last_sequence_id", "floor"))
         session = ProducerSession(str(fields["name"]), *numbers)
         messages_max = min(int(fields["batch_messages_max"]), BATCH_MESSAGES_MAX)
         bytes_max = min(int(fields["batch_bytes_max"]), BATCH_BYTES_MAX)
-        return session, ClientLimits(int(fields["message_bytes_max"]), messages_max, bytes_max, OUTSTANDING_MAX)
+        return session, BatchLimits(int(fields["message_bytes_max"]), messages_max, bytes_max, OUTSTANDING_MAX)
     except (BadInput, ValueError, KeyError, TypeError, OverflowError) as error:
         raise Misuse(f"{url}: not an ingest server: it greets with {greeting[:100]!r}", url=url) from error
 
@@ -210,30 +193,21 @@ def _greeted(url: str, greeting: str | bytes) -> tuple[ProducerSession, ClientLi
 class Way:
     def __init__(self, topic: str, at: str | Path | Topics, token: str | None, answer_s: float) -> None:
         """``at``: the address of a server, a folder of topics, or one that is open already."""
-        self._topic, self._at, self._token, self._answer_s = topic, at, token, answer_s
-        self._topics: Topics | None = None
+        self.close: Callable[[], None] = lambda: None
+        self.connect: Callable[[str | None], Embedded | Remote]
         if isinstance(at, str) and "://" in at:
-            self._address(None)
+            from onefold.net.websocket import topic_url
+
+            topic_url(at, topic, None)  # one that cannot be is refused now
+            self.connect = lambda name: Remote(topic_url(at, topic, name), token, answer_s)
+            self.name = f"topic {topic!r} at {at}"
         else:
-            self._topics = at if isinstance(at, Topics) else Topics(at)
-            topic_folder(self._topics.root, topic)
-
-    def __str__(self) -> str:
-        return f"topic {self._topic!r} at {self._at.root if isinstance(self._at, Topics) else self._at}"
-
-    def _address(self, name: str | None) -> str:
-        from onefold.net.websocket import topic_url
-
-        return topic_url(str(self._at), self._topic, name)
-
-    def connect(self, name: str | None) -> ProducerConnection:
-        if self._topics is None:
-            return Remote(self._address(name), self._token, self._answer_s)
-        return Embedded(self._topics.topic(self._topic), name)
-
-    def close(self) -> None:
-        if self._topics is not None and self._topics is not self._at:
-            self._topics.close()
+            topics = at if isinstance(at, Topics) else Topics(at)
+            topic_folder(topics.root, topic)
+            self.connect = lambda name: Embedded(topics.topic(topic), name)
+            self.name = f"topic {topic!r} at {topics.root}"
+            if topics is not at:
+                self.close = topics.close
 
 
 TROUBLE: Final = (Busy, StoreFailed, ConnectionError)
@@ -266,206 +240,6 @@ class QueuedMessage:
     """Somebody waits for the answer, and so gets to see an error."""
     future: Future[Receipt] = field(default_factory=Future)
     asked_again: bool = False
-
-
-class Sender:
-    """Takes messages to a topic and answers them. All methods may be called from any thread.
-
-    waiting       handed over, not sent yet
-    outstanding   sent over this connection, not answered yet: batches, oldest first
-    """
-
-    def __init__(self, way: Way, name: str | None, retry_s: float | None, limits: ProducerLimits) -> None:
-        """Connect; as everything else, it is tried for ``retry_s`` (None: for ever)."""
-        self.claim = ClientClaim(name)
-        self.message_bytes_max = 0
-        self.dead: Exception | None = None
-        """Why nothing can be sent any more."""
-        self.lost = 0
-        """How many messages that nobody waits for had no answer when it died."""
-        self._way, self._retry_s, self._limits = way, retry_s, limits
-        self._count = self._bytes = 0
-        self._waiting: deque[QueuedMessage] = deque()
-        self._outstanding: deque[list[QueuedMessage]] = deque()
-        self._connection: ProducerConnection | None = None
-        self._changed = threading.Condition()
-        self._closing = threading.Event()
-        self._calm()
-        self._thread = threading.Thread(target=self._run, name="onefold producer", daemon=True)
-        try:
-            self._try(self._connect)
-            if self.dead is not None:
-                raise self.dead
-        except BaseException:
-            self._disconnect()
-            way.close()
-            raise
-        self._calm()
-        self._thread.start()
-
-    # --- handed over by the application -------------------------------------------------------------------------
-
-    @property
-    def here(self) -> bool:
-        """Is this the sender's own thread, in the callback of a future? It must not wait for itself."""
-        return threading.current_thread() is self._thread
-
-    def hand_over(self, payload: bytes, number: Callable[[], int], *, wait: bool, awaited: bool) -> Future[Receipt]:
-        """Take a message; its number is asked for when there is room, so that numbers go in the order of the queue."""
-        size, limits = len(payload), self._limits
-        with self._changed:
-            while wait and self._count and self.dead is None and not self._closing.is_set() and not self.here:
-                if self._count < limits.unanswered_max and self._bytes + size <= limits.unanswered_bytes_max:
-                    break
-                self._changed.wait()
-            if self._closing.is_set():
-                raise Misuse("this producer is closed")
-            if self.dead is not None:
-                raise self.dead
-            item = QueuedMessage(number(), payload, awaited)
-            item.future.set_running_or_notify_cancel()  # what is on its way cannot be called back
-            self._waiting.append(item)
-            self._count += 1
-            self._bytes += size
-            self._changed.notify_all()
-        return item.future
-
-    def unanswered(self) -> dict[Future[Receipt], QueuedMessage]:
-        with self._changed:
-            items = chain(*self._outstanding, self._waiting)
-            return {item.future: item for item in items if not item.future.done()}
-
-    def close(self) -> None:
-        self._closing.set()
-        with self._changed:
-            self._changed.notify_all()
-        if self.here:
-            return
-        self._thread.join(CLOSE_S)
-        connection = self._connection
-        if self._thread.is_alive() and connection is not None:
-            connection.close()  # it waits for an answer that nobody wants any more
-        self._thread.join(CLOSE_S_MAX)
-
-    # --- the thread ---------------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        while not self._closing.is_set() and self.dead is None:
-            with self._changed:
-                while not (self._waiting or self._outstanding or self._closing.is_set() or self.dead):
-                    self._calm()
-                    self._changed.wait()
-            self._try(self._converse)
-        error = self.dead or Misuse("the producer was closed before the answer: it may or may not be stored")
-        with self._changed:
-            unanswered = self.unanswered()
-            self.lost += sum(not item.awaited for item in unanswered.values())
-            self._outstanding.clear()
-            self._waiting.clear()
-            self._changed.notify_all()
-        for future in unanswered:
-            future.set_exception(error)
-        self._disconnect()
-        self._way.close()
-
-    def _calm(self) -> None:
-        self._trouble_since: float | None = None
-        self._pause_s = PAUSE_S
-
-    def _try(self, step: Callable[[], None]) -> None:
-        while self.dead is None and not self._closing.is_set():
-            try:
-                return step()
-            except TROUBLE as error:
-                self._disconnect()
-                now = monotonic()
-                since = self._trouble_since = now if self._trouble_since is None else self._trouble_since
-                remaining = float("inf") if self._retry_s is None else since + self._retry_s - now
-                if remaining > 0:
-                    self._closing.wait(min(self._pause_s * random.uniform(0.5, 1), remaining))
-                    self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
-                    continue
-                text = f"gave up after {self._retry_s:g} s: {error}"
-                self.dead = ConnectionError(text)
-                if isinstance(error, OnefoldError):
-                    self.dead = type(error)(text, **error.values)
-            except Exception as error:  # whatever it is: nobody may wait for ever
-                self._disconnect()
-                self.dead = error
-
-    def _connect(self) -> None:
-        if self._connection is not None:
-            return
-        try:
-            self._connection = self._way.connect(self.claim.name)
-        except ConnectionRefusedError:
-            raise  # it was not opened, for certain
-        except (ConnectionError, Busy):  # somebody on the way may have said busy after it was opened
-            self.claim.unsure(monotonic())
-            raise
-        self.claim.opened(self._connection.session, monotonic())
-        self.message_bytes_max = self._connection.limits.message_bytes_max
-
-    def _disconnect(self) -> None:
-        """Drop the connection; what it did not answer goes back to the front, in order."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-        with self._changed:
-            for batch in reversed(self._outstanding):
-                self._waiting.extendleft(item for item in reversed(batch) if not item.future.done())
-            self._outstanding.clear()
-
-    def _converse(self) -> None:
-        """Send what waits, as far as it may be on its way, and take one answer."""
-        self._connect()
-        connection = self._connection
-        assert connection is not None
-        while len(self._outstanding) < connection.limits.outstanding_max and (batch := self._batch(connection)):
-            connection.send([(item.sequence, item.payload) for item in batch])
-        if self._outstanding:
-            self._settle(connection.receive())
-
-    def _batch(self, connection: ProducerConnection) -> list[QueuedMessage]:
-        batch: list[QueuedMessage] = []
-        room = connection.limits.batch_bytes_max - HEAD_BYTES
-        with self._changed:
-            while self._waiting and len(batch) < connection.limits.batch_messages_max:
-                room -= MESSAGE_BYTES + len(self._waiting[0].payload)
-                if batch and room < 0:
-                    break
-                batch.append(self._waiting.popleft())
-            if batch:
-                self._outstanding.append(batch)
-                self.claim.sent = max(self.claim.sent, batch[-1].sequence)
-        return batch
-
-    def _settle(self, receipts: list[Receipt]) -> None:
-        """Give out the answers to the oldest batch; if one of them is no answer yet, that is trouble."""
-        trouble: Exception | None = None
-        answered = []
-        for item, receipt in zip(self._outstanding[0], receipts, strict=True):
-            if receipt.reason == "stale_epoch":
-                trouble = self.claim.fenced(monotonic())
-            elif receipt.retry or (receipt.reason in NEW_EPOCH and not item.asked_again):
-                item.asked_again = item.asked_again or not receipt.retry
-                trouble = trouble or Busy(f"{self._way}: {receipt.verdict} {receipt.reason}", reason=receipt.reason)
-            else:
-                answered.append((item, receipt))
-        if answered:
-            self._calm()
-            stored = [item.sequence for item, receipt in answered if receipt.verdict in (Verdict.FIRST, Verdict.REPEAT)]
-            self.claim.last_sequence_id = max(self.claim.last_sequence_id, *stored, -1)
-            with self._changed:
-                self._count -= len(answered)
-                self._bytes -= sum(len(item.payload) for item, _ in answered)
-                self._changed.notify_all()
-            for item, receipt in answered:
-                item.future.set_result(receipt)
-        if trouble is not None:
-            raise trouble
-        with self._changed:
-            self._outstanding.popleft()
 
 
 Payload: TypeAlias = bytes | bytearray | memoryview
@@ -501,43 +275,59 @@ class Producer:
         then has for itself, or open `Topics`. ``initial_sequence_id`` is the id of the first message; by default it
         follows the last stored one. Trouble that may pass is waited for, up to ``retry_s``; None: for ever.
         """
-        if initial_sequence_id is not None:
-            _check(initial_sequence_id)
+        _check(initial_sequence_id)
         if retry_s is not None and not retry_s >= 0:
             raise Misuse(f"retry_s is {retry_s}, must be at least 0, or None: for ever", retry_s=retry_s)
-        limits = limits or ProducerLimits()
-        self._sender = Sender(Way(topic, at, token, limits.answer_s), name, retry_s, limits)
-        start = max(self._sender.claim.last_sequence_id, self._sender.claim.floor) + 1
+        self._retry_s, self._limits = retry_s, limits or ProducerLimits()
+        self._way = Way(topic, at, token, self._limits.answer_s)
+        self._claim = ClientClaim(name)
+        self._dead: Exception | None = None  # why nothing can be sent any more
+        self._lost = 0  # messages that nobody waits for, and that had no answer when it died
+        self._count = self._bytes = self.message_bytes_max = 0
+        self._waiting: deque[QueuedMessage] = deque()  # handed over, not sent yet
+        self._outstanding: deque[list[QueuedMessage]] = deque()  # batches of this connection that have no answer yet
+        self._connection: Embedded | Remote | None = None
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self._calm()
+        self._thread = threading.Thread(target=self._run, name="onefold producer", daemon=True)
+        try:
+            self._try(self._connect)
+            if self._dead is not None:
+                raise self._dead
+        except BaseException:
+            self._disconnect()
+            self._way.close()
+            raise
+        start = max(self._claim.last_sequence_id, self._claim.floor) + 1
         self._next = start if initial_sequence_id is None else initial_sequence_id
         self._lowest = 0 if initial_sequence_id is None else initial_sequence_id
         self._own_ids: bool | None = None
+        self._calm()
+        self._thread.start()
 
     @property
     def name(self) -> str:
-        return str(self._sender.claim.name)
+        return str(self._claim.name)
 
     @property
     def epoch(self) -> int:
         """How many times the name was opened: it rises with every connection, and only the newest may send."""
-        return self._sender.claim.epoch
+        return self._claim.epoch
 
     @property
     def last_sequence_id(self) -> int:
         """The highest id of this name that is known to be stored; -1: none."""
-        return self._sender.claim.last_sequence_id
+        return self._claim.last_sequence_id
 
     @property
     def floor(self) -> int:
         """Ids at or below it cannot be stored: the topic forgot a producer that may have had them; -1: it did not."""
-        return self._sender.claim.floor
-
-    @property
-    def message_bytes_max(self) -> int:
-        return self._sender.message_bytes_max
+        return self._claim.floor
 
     def send(self, payload: Payload, sequence_id: int | None = None) -> Receipt:
         """Store a message; returns when it is on disk, or when the topic has said that it will not be."""
-        if self._sender.here:
+        if self._here:
             raise Misuse("send waits for an answer, and may not be called by the callback of one: use send_async")
         return self._hand_over(payload, sequence_id, awaited=True).result()
 
@@ -550,42 +340,64 @@ class Producer:
         # No waiting for room: who awaits this holds the payload anyway.
         return await asyncio.wrap_future(self._hand_over(payload, sequence_id, wait=False, awaited=True))
 
+    @property
+    def _here(self) -> bool:
+        """Is this the producer's own thread, in the callback of a future? It must not wait for itself."""
+        return threading.current_thread() is self._thread
+
     def _hand_over(
         self, payload: Payload, sequence_id: int | None, *, wait: bool = True, awaited: bool = False
     ) -> Future[Receipt]:
         if not isinstance(payload, bytes | bytearray | memoryview):
             raise Misuse(f"a payload is bytes, not {type(payload).__name__}: encode it first")
-        data = bytes(payload)
+        data, limits = bytes(payload), self._limits
         if (size := len(data)) > self.message_bytes_max:
             raise Misuse(f"a payload of {size:,} bytes: the topic takes {self.message_bytes_max:,}", size=size)
-        if sequence_id is not None:
-            _check(sequence_id)
+        _check(sequence_id)
+        with self._changed:
+            while wait and self._count and self._dead is None and not self._closing.is_set() and not self._here:
+                if self._count < limits.unanswered_max and self._bytes + size <= limits.unanswered_bytes_max:
+                    break
+                self._changed.wait()
+            if self._closing.is_set():
+                raise Misuse("this producer is closed")
+            if self._dead is not None:
+                raise self._dead
+            item = QueuedMessage(self._number(sequence_id), data, awaited)
+            item.future.set_running_or_notify_cancel()  # what is on its way cannot be called back
+            self._waiting.append(item)
+            self._count += 1
+            self._bytes += size
+            self._changed.notify_all()
+        return item.future
 
-        def number() -> int:  # called under the queue's lock
-            own = sequence_id is not None
-            if self._own_ids is not None and self._own_ids != own:
-                raise Misuse("sequence ids: all messages of a producer carry their own, or none does")
-            if sequence_id is not None and sequence_id < self._lowest:
-                text = f"sequence id {sequence_id}: must ascend, the next is at least {self._lowest}"
-                raise Misuse(text, sequence=sequence_id)
-            self._own_ids = own
-            sequence = max(self._next, self._sender.claim.floor + 1) if sequence_id is None else sequence_id
-            if sequence > SEQUENCE_MAX:
-                raise Misuse(f"sequence id {sequence}: the last possible one is {SEQUENCE_MAX}", sequence=sequence)
-            self._next = self._lowest = sequence + 1
-            return sequence
+    def _number(self, sequence_id: int | None) -> int:
+        own = sequence_id is not None
+        if self._own_ids not in (None, own):
+            raise Misuse("sequence ids: all messages of a producer carry their own, or none does")
+        sequence = max(self._next, self._claim.floor + 1) if sequence_id is None else sequence_id
+        if own and sequence < self._lowest:
+            text = f"sequence id {sequence}: must ascend, the next is at least {self._lowest}"
+            raise Misuse(text, sequence=sequence)
+        if sequence > SEQUENCE_MAX:
+            raise Misuse(f"sequence id {sequence}: the last possible one is {SEQUENCE_MAX}", sequence=sequence)
+        self._own_ids, self._next, self._lowest = own, sequence + 1, sequence + 1
+        return sequence
 
-        return self._sender.hand_over(data, number, wait=wait, awaited=awaited)
+    def _unanswered(self) -> dict[Future[Receipt], QueuedMessage]:
+        with self._changed:
+            items = chain(*self._outstanding, self._waiting)
+            return {item.future: item for item in items if not item.future.done()}
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was handed over has an answer; False: not in that time.
 
         Raises, once, if messages that nobody waits for could not be stored. A verdict is in its message's future only.
         """
-        unanswered = wait(self._sender.unanswered(), timeout_s).not_done
-        if self._sender.dead is not None and self._sender.lost:
-            self._sender.lost = 0  # raised once
-            raise self._sender.dead
+        unanswered = wait(self._unanswered(), timeout_s).not_done
+        if self._dead is not None and self._lost:
+            self._lost = 0  # raised once
+            raise self._dead
         return not unanswered
 
     def close(self) -> None:
@@ -593,7 +405,19 @@ class Producer:
         try:
             self.flush()
         finally:
-            self._sender.close()
+            self._end()
+
+    def _end(self) -> None:
+        self._closing.set()
+        with self._changed:
+            self._changed.notify_all()
+        if self._here:
+            return
+        self._thread.join(CLOSE_S)
+        connection = self._connection
+        if self._thread.is_alive() and connection is not None:
+            connection.close()  # it waits for an answer that nobody wants any more
+        self._thread.join(CLOSE_S_MAX)
 
     def __enter__(self) -> "Producer":
         return self
@@ -603,10 +427,129 @@ class Producer:
             self.close()
             return
         if isinstance(error, Exception):  # what was handed over before is still wanted
-            wait(self._sender.unanswered())
-        self._sender.close()  # an interrupt does not wait for a server that may not come back
+            wait(self._unanswered())
+        self._end()  # an interrupt does not wait for a server that may not come back
+
+    def _run(self) -> None:
+        while not self._closing.is_set() and self._dead is None:
+            with self._changed:
+                while not (self._waiting or self._outstanding or self._closing.is_set() or self._dead):
+                    self._calm()
+                    self._changed.wait()
+            self._try(self._converse)
+        error = self._dead or Misuse("the producer was closed before the answer: it may or may not be stored")
+        with self._changed:
+            unanswered = self._unanswered()
+            self._lost += sum(not item.awaited for item in unanswered.values())
+            self._outstanding.clear()
+            self._waiting.clear()
+            self._changed.notify_all()
+        for future in unanswered:
+            future.set_exception(error)
+        self._disconnect()
+        self._way.close()
+
+    def _calm(self) -> None:
+        self._trouble_since: float | None = None
+        self._pause_s = PAUSE_S
+
+    def _try(self, step: Callable[[], object]) -> None:
+        while self._dead is None and not self._closing.is_set():
+            try:
+                step()
+                return
+            except TROUBLE as error:
+                self._disconnect()
+                now = monotonic()
+                since = self._trouble_since = now if self._trouble_since is None else self._trouble_since
+                remaining = float("inf") if self._retry_s is None else since + self._retry_s - now
+                if remaining > 0:
+                    self._closing.wait(min(self._pause_s * random.uniform(0.5, 1), remaining))
+                    self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
+                    continue
+                text = f"gave up after {self._retry_s:g} s: {error}"
+                self._dead = ConnectionError(text)
+                if isinstance(error, OnefoldError):
+                    self._dead = type(error)(text, **error.values)
+            except Exception as error:  # whatever it is: nobody may wait for ever
+                self._disconnect()
+                self._dead = error
+
+    def _connect(self) -> Embedded | Remote:
+        if self._connection is None:
+            try:
+                self._connection = self._way.connect(self._claim.name)
+            except ConnectionRefusedError:
+                raise  # it was not opened, for certain
+            except (ConnectionError, Busy):  # somebody on the way may have said busy after it was opened
+                self._claim.unsure(monotonic())
+                raise
+            self._claim.opened(self._connection.session, monotonic())
+            self.message_bytes_max = self._connection.limits.message_bytes_max
+        return self._connection
+
+    def _disconnect(self) -> None:
+        """Drop the connection; what it did not answer goes back to the front, in order."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        with self._changed:
+            for batch in reversed(self._outstanding):
+                self._waiting.extendleft(item for item in reversed(batch) if not item.future.done())
+            self._outstanding.clear()
+
+    def _converse(self) -> None:
+        """Send what waits, as far as it may be on its way, and take one answer."""
+        connection = self._connect()
+        while len(self._outstanding) < connection.limits.outstanding_max and (batch := self._batch(connection.limits)):
+            connection.send([(item.sequence, item.payload) for item in batch])
+        if self._outstanding:
+            self._settle(connection.receive())
+
+    def _batch(self, limits: BatchLimits) -> list[QueuedMessage]:
+        batch: list[QueuedMessage] = []
+        room = limits.batch_bytes_max - HEAD_BYTES
+        with self._changed:
+            while self._waiting and len(batch) < limits.batch_messages_max:
+                room -= MESSAGE_BYTES + len(self._waiting[0].payload)
+                if batch and room < 0:
+                    break
+                batch.append(self._waiting.popleft())
+            if batch:
+                self._outstanding.append(batch)
+                self._claim.sent = max(self._claim.sent, batch[-1].sequence)
+        return batch
+
+    def _settle(self, receipts: list[Receipt]) -> None:
+        """Give out the answers to the oldest batch; if one of them is no answer yet, that is trouble."""
+        trouble: Exception | None = None
+        answered = []
+        for item, receipt in zip(self._outstanding[0], receipts, strict=True):
+            if receipt.reason == "stale_epoch":
+                trouble = self._claim.fenced(monotonic())
+            elif receipt.retry or (receipt.reason in NEW_EPOCH and not item.asked_again):
+                item.asked_again = item.asked_again or not receipt.retry
+                trouble = trouble or Busy(
+                    f"{self._way.name}: {receipt.verdict} {receipt.reason}", reason=receipt.reason
+                )
+            else:
+                answered.append((item, receipt))
+        if answered:
+            self._calm()
+            stored = [item.sequence for item, receipt in answered if receipt.verdict in (Verdict.FIRST, Verdict.REPEAT)]
+            self._claim.last_sequence_id = max(self._claim.last_sequence_id, *stored, -1)
+            with self._changed:
+                self._count -= len(answered)
+                self._bytes -= sum(len(item.payload) for item, _ in answered)
+                self._changed.notify_all()
+            for item, receipt in answered:
+                item.future.set_result(receipt)
+        if trouble is not None:
+            raise trouble
+        with self._changed:
+            self._outstanding.popleft()
 
 
-def _check(sequence_id: int) -> None:
-    if type(sequence_id) is not int or not 0 <= sequence_id <= SEQUENCE_MAX:
+def _check(sequence_id: int | None) -> None:
+    if sequence_id is not None and (type(sequence_id) is not int or not 0 <= sequence_id <= SEQUENCE_MAX):
         raise Misuse(f"sequence id {sequence_id!r}: must be a whole number from 0 to 2^63 - 2", sequence=sequence_id)

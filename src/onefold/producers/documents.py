@@ -3,7 +3,7 @@
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from onefold.decoding import read_json
 from onefold.errors import BadInput
@@ -12,6 +12,7 @@ from onefold.producers.records import MESSAGES, Kind
 from onefold.producers.requests import Message, Receipt
 from onefold.verdict import Verdict
 
+T = TypeVar("T")
 SHOWN_MAX: Final = 60
 """Characters of a foreign value that an error shows."""
 
@@ -27,13 +28,11 @@ def publication(body: bytes, messages_max: int) -> tuple[str, int | None, list[M
     onefold.errors.BadInput: messages[0].sequence: is "x", must be a whole number
     """
     document = _object("", read_json(body, "the body"), {"producer", "messages"}, {"epoch"})
-    items, epoch = document["messages"], document.get("epoch")
-    if not isinstance(items, list):
-        raise _wrong("messages", items, "a list")
+    items, epoch = _typed(list, "messages", document["messages"], "a list"), document.get("epoch")
     if len(items) > messages_max:
         raise BadInput(f"messages: are {len(items):,}, at most {messages_max:,} are allowed")
     messages = [_message(f"messages[{i}]", item) for i, item in enumerate(items)]
-    producer = _name("producer", document["producer"])
+    producer = _typed(str, "producer", document["producer"], "text")
     if epoch is not None and (type(epoch) is not int or not 0 <= epoch < 2**32):
         raise _wrong("epoch", epoch, "a whole number from 0 to 4,294,967,295, or null")
     return producer, epoch, messages
@@ -41,16 +40,14 @@ def publication(body: bytes, messages_max: int) -> tuple[str, int | None, list[M
 
 def producer_name(body: bytes) -> str | None:
     """Read the document of a session to open: its name, None for one to be assigned."""
-    document = _object("", read_json(body or b"{}", "the body"), set(), {"name"})
-    return None if document.get("name") is None else _name("name", document["name"])
+    name = _object("", read_json(body or b"{}", "the body"), set(), {"name"}).get("name")
+    return None if name is None else _typed(str, "name", name, "text")
 
 
 def wanted_switch(body: bytes) -> bool | None:
     """Read the document of a topic: is deduplication to be on? None: as it is."""
     value = _object("", read_json(body or b"{}", "the body"), set(), {"deduplicate"}).get("deduplicate")
-    if value is not None and not isinstance(value, bool):
-        raise _wrong("deduplicate", value, "true or false")
-    return value
+    return None if value is None else _typed(bool, "deduplicate", value, "true or false")
 
 
 def whole_number(name: str, text: str | None, default: int, low: int, high: int) -> int:
@@ -126,9 +123,7 @@ REJECTED: Final[Mapping[str, int]] = {
 
 def _message(path: str, value: object) -> Message:
     item = _object(path, value, {"sequence"}, {"payload", "payload_base64"})
-    sequence = item["sequence"]
-    if type(sequence) is not int:
-        raise _wrong(f"{path}.sequence", sequence, "a whole number")
+    sequence = _typed(int, f"{path}.sequence", item["sequence"], "a whole number")
     if ("payload" in item) == ("payload_base64" in item):
         raise BadInput(f"{path}: must have one of payload and payload_base64")
     if "payload" in item:
@@ -161,9 +156,9 @@ def _object(path: str, value: object, needed: set[str], allowed: set[str]) -> di
     return value
 
 
-def _name(path: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise _wrong(path, value, "text")
+def _typed(kind: type[T], path: str, value: object, must: str) -> T:
+    if type(value) is not kind:
+        raise _wrong(path, value, must)
     return value
 
 
@@ -175,9 +170,7 @@ def shown(value: object) -> str:
     if isinstance(value, str):
         text = json.dumps(value[:SHOWN_MAX])
         return text if len(value) <= SHOWN_MAX else f'{text[:-1]}..."'
-    if isinstance(value, list):
-        return "a list"
-    if isinstance(value, dict):
-        return "an object"
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
     text = json.dumps(value)
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."

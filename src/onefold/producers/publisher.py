@@ -77,12 +77,12 @@ class Prefix:
         try:
             document = json.loads(self._keep.read_text(encoding="utf-8"))
             size, digest = document["bytes"], document["sha256"]
+            if type(size) is not int or size < 0 or type(digest) is not str:
+                raise ValueError(f"{size!r} bytes")
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise BadInput(f"{self._keep}: does not say what was published: {error}", path=str(self._keep)) from error
-        if type(size) is not int or size < 0 or type(digest) is not str:
-            raise BadInput(f"{self._keep}: does not say what was published: {size!r} bytes", path=str(self._keep))
         return size, digest
 
     def read(self, file: BinaryIO, size: int) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Final, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from onefold.errors import Misuse
 from onefold.verdict import Answer, Verdict
@@ -165,20 +165,6 @@ KEYS_MS = 86_400_000
 JUMP_MAX = 1 << 40
 """For servers, which take sequences from strangers. PIP-6's own example numbers messages by their offset in a file: no
 line of one leaves out a tebibyte. In milliseconds it is 34 years. (Kafka takes the next sequence only, PIP-6 any.)"""
-
-
-class SequenceLimits(TypedDict, total=False):
-    producers_max: int
-    gap_count_max: int
-    digests_max: int
-    floors_count: int
-    keys_max: int
-    keys_ms: int
-    jump_max: int | None
-
-
-class SequenceSettings(SequenceLimits, total=False):
-    memory: MemoryKind
 
 
 class SequenceBounds(NamedTuple):

@@ -59,10 +59,6 @@ class Request(Generic[T]):
     settle: Callable[[int, int], T]
     """Called with the first offset and the time of its drafts; what the one who asked is told."""
 
-    @property
-    def settles(self) -> bool:
-        return any(answer.verdict in (Verdict.FIRST, Verdict.REPEAT) for answer, _ in self.verdicts)
-
 
 MESSAGE_COST: Final = 200
 """Bytes that a message takes in the queue beside its payload: an empty one is not free."""
@@ -116,7 +112,7 @@ def publish(memory: Sequences, batch: Batch, epoch: int | None, bytes_max: int) 
         judged.judge(i, j)
         at = j
     judged.answer(at, len(batch), TOO_LARGE)
-    return Request(judged.drafts, [(span.answer, span.end - span.begin) for span in judged.spans], judged.settle)
+    return Request(judged.drafts, [(answer, end - begin) for begin, end, answer, _ in judged.spans], judged.settle)
 
 
 def refuse(answer: Answer, count: int) -> Request[list[Receipt]]:
@@ -127,27 +123,24 @@ _draft: Callable[[Iterable[object]], Draft] = partial(tuple.__new__, Draft)  # a
 _receipt: Callable[[Iterable[object]], Receipt] = partial(tuple.__new__, Receipt)
 
 
-class _Span(NamedTuple):
-    """Neighbours in a batch that get the same answer."""
-
-    begin: int
-    end: int
-    answer: Answer
-    draft: int
-    """Its first draft; -1: nothing of it is stored."""
-
-
 @dataclass(slots=True)
 class _Judged:
     memory: Sequences
     batch: Batch
     epoch: int | None
     drafts: list[Draft] = field(default_factory=list)
-    spans: list[_Span] = field(default_factory=list)
+    spans: list[tuple[int, int, Answer, int]] = field(default_factory=list)
+    """Neighbours in the batch that get the same answer: begin, end, answer, first draft (-1: nothing is stored)."""
 
-    def answer(self, begin: int, end: int, answer: Answer) -> None:
-        if begin < end:
-            self.spans.append(_Span(begin, end, Answer(*answer), -1))
+    def answer(self, begin: int, end: int, answer: Answer, kind: Kind | None = None) -> None:
+        """Some get this answer; if there is a kind they are to be stored as that."""
+        if begin == end:
+            return
+        self.spans.append((begin, end, Answer(*answer), -1 if kind is None else len(self.drafts)))
+        if kind is not None:
+            batch, same = self.batch, (repeat(kind), repeat(self.batch.producer), repeat(self.epoch or 0))
+            columns = batch.sequences[begin:end], batch.digests[begin:end], batch.payloads[begin:end]
+            self.drafts += map(_draft, zip(same[0], same[1], columns[0], same[2], columns[1], columns[2], strict=False))
 
     def judge(self, i: int, j: int) -> None:
         batch, low = self.batch, self.batch.sequences[i]
@@ -158,23 +151,14 @@ class _Judged:
             for first, last in pushed.parts:
                 begin, end = i + first - low, i + last - low + 1
                 self.answer(at, begin, self.memory.stored)
-                self._store(begin, end, Answer(*pushed), Kind.MESSAGE)
+                self.answer(begin, end, pushed, Kind.MESSAGE)
                 at = end
             self.answer(at, j, self.memory.stored)
-        elif pushed != CONFLICT:
-            self.answer(i, j, pushed)
-        elif j - i > 1:  # somewhere in it: one by one
+        elif pushed == CONFLICT and j - i > 1:  # somewhere in it: one by one
             for k in range(i, j):
                 self.judge(k, k + 1)
         else:
-            self._store(i, j, Answer(*pushed), Kind.CONFLICT)
-
-    def _store(self, begin: int, end: int, answer: Answer, kind: Kind) -> None:
-        batch = self.batch
-        self.spans.append(_Span(begin, end, answer, len(self.drafts)))
-        same = repeat(kind), repeat(batch.producer), repeat(self.epoch or 0)
-        columns = batch.sequences[begin:end], batch.digests[begin:end], batch.payloads[begin:end]
-        self.drafts += map(_draft, zip(same[0], same[1], columns[0], same[2], columns[1], columns[2], strict=False))
+            self.answer(i, j, pushed, Kind.CONFLICT if pushed == CONFLICT else None)
 
     def settle(self, first: int, time_ms: int) -> list[Receipt]:
         receipts: list[Receipt] = []
@@ -182,10 +166,9 @@ class _Judged:
             if verdict != Verdict.FIRST:
                 receipts += [Receipt(verdict, reason)] * (end - begin)
                 continue
-            batch = self.batch
-            digests = batch.digests[begin:end]
-            low = batch.sequences[begin]
-            self.memory.persist(batch.producer, low, epoch=self.epoch or 0, digests=digests, time_ms=time_ms)
+            batch, digests = self.batch, self.batch.digests[begin:end]
+            low, epoch = batch.sequences[begin], self.epoch or 0
+            self.memory.persist(batch.producer, low, epoch=epoch, digests=digests, time_ms=time_ms)
             offsets = range(first + draft, first + draft + end - begin)
             receipts += map(_receipt, zip(repeat(verdict), repeat(reason), offsets, strict=False))
         return receipts

@@ -14,11 +14,13 @@ The answer between the two must not be REPEAT: the sender would take it for stor
 message is lost. When a write fails while others are on their way, the topic is *fenced*: all is UNSURE until the last
 of them is back. Then pushed falls back to persisted, and the retry of what failed is FIRST.
 
-Persisted is the `Memory`, a fold over the log: recovery = snapshot + the rest of the log. Pushed is the `Overlay`, the
-parts in flight; a crash throws it away. With ``memory="gaps"`` both know ranges instead of one number, so that a lower
-sequence which was never stored is FIRST. A batch that was stored in part is FIRST with the parts that are new.
+Persisted is the `Memory`, a fold over the log: recovery = snapshot + the rest of the log. Pushed is the overlay, what
+is in flight (parts, openings, keys); a crash throws it away. A producer with nothing in flight has pushed = persisted:
+when a fence falls there is nothing to undo. With ``memory="gaps"`` both know ranges instead of one number, so that a
+lower sequence which was never stored is FIRST. A batch that was stored in part is FIRST with the parts that are new.
 
-From: Pulsar PIP-6; epochs, floors, digests, keys and jumps are ours. Cost: O(1) at the head, O(log gaps) below it.
+From: Pulsar PIP-6; epochs, floors, digests, keys and jumps are ours. Cost: O(1) at the head, O(log gaps) below it; a
+store that does not answer in the order of the pushes costs O(parts of the producer).
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.producers import records
-from onefold.producers.records import Kind, Part, Pushed, SequenceBounds, SequenceEntry, SequenceSettings
+from onefold.producers.records import Kind, Part, Pushed, SequenceBounds, SequenceEntry
 from onefold.producers.state import Highest, Memory, decode, encode
 from onefold.verdict import Verdict
 
@@ -47,85 +49,11 @@ class Flight:
         return any(low <= end and start <= high for low, high in parts for start, end in self.parts)
 
     def take(self, sequence: int) -> Part | None:
-        """Remove the first part that holds this sequence; None if there is none."""
         for i, part in enumerate(self.parts):
             if part[0] <= sequence <= part[1]:
                 del self.parts[i]
                 return part
         return None
-
-
-@dataclass(slots=True)
-class Overlay:
-    """All that was given to the store and is not answered for yet: parts of producers, openings, keys.
-
-    A flight is gone when its last part has landed, so a producer without one has pushed = persisted. When a part fails
-    and others are still out, the overlay is *fenced* until the last of them is back. There is nothing to undo then: no
-    flight is left, and pushed has fallen back to persisted for all producers at once.
-
-    Cost: O(1) when the store answers in the order of the pushes; else O(parts of the producer).
-
-    >>> overlay = Overlay()
-    >>> overlay.take_off("p", ((1, 3),)); overlay.take_off("q", ((7, 7),))
-    >>> overlay.crash("p", 2); overlay.fenced
-    True
-    >>> overlay.land("q", 7), overlay.fenced
-    ((7, 7), False)
-    """
-
-    flights: dict[str, Flight] = field(default_factory=dict)
-    openings: dict[str, list[int]] = field(default_factory=dict)
-    keys: dict[str, int] = field(default_factory=dict)
-    fenced: bool = False
-
-    def __len__(self) -> int:
-        parts = sum(len(flight.parts) for flight in self.flights.values())
-        return parts + sum(map(len, self.openings.values())) + sum(self.keys.values())
-
-    def take_off(self, producer: str, parts: tuple[Part, ...]) -> None:
-        flight = self.flights.get(producer)
-        if flight is None:
-            flight = self.flights[producer] = Flight()
-        flight.parts.extend(parts)
-        if (high := parts[-1][1]) > flight.high:
-            flight.high = high
-
-    def land(self, producer: str, sequence: int) -> Part:
-        """The store has answered for the part that holds this sequence: take it off. `Misuse` if there is none."""
-        flight = self.flights.get(producer)
-        part = flight.take(sequence) if flight else None
-        if flight is None or part is None:
-            raise Misuse(f"nothing pending of {producer!r} holds {sequence}", producer=producer, sequence=sequence)
-        if not flight.parts:
-            del self.flights[producer]
-            self.fenced = self.fenced and bool(self.flights)
-        return part
-
-    def crash(self, producer: str, sequence: int) -> None:
-        """The store has failed the part that holds this sequence: fence, while others are out."""
-        self.land(producer, sequence)
-        self.fenced = bool(self.flights)
-
-    def open(self, producer: str, epoch: int) -> int:
-        """An opening with the next epoch above ``epoch`` and above those on their way is given to the store."""
-        openings = self.openings.setdefault(producer, [])
-        openings.append(max(epoch, *openings, 0) + 1)
-        return openings[-1]
-
-    def opened(self, producer: str, epoch: int) -> None:
-        openings = self.openings.get(producer, [])
-        if epoch not in openings:
-            raise Misuse(f"no opening of {producer!r} with epoch {epoch} is pending", producer=producer, epoch=epoch)
-        openings.remove(epoch)
-        if not openings:
-            del self.openings[producer]
-
-    def used_key(self, key: str) -> None:
-        if key not in self.keys:
-            raise Misuse(f"no message with the key {key!r} is pending", key=key)
-        self.keys[key] -= 1
-        if not self.keys[key]:
-            del self.keys[key]
 
 
 class Sequences:
@@ -141,12 +69,19 @@ class Sequences:
     (5, 9)
     """
 
-    __slots__ = ("_memory", "_overlay")
+    __slots__ = ("_flights", "_keys", "_memory", "_openings", "fenced")
 
-    def __init__(self, memory: records.MemoryKind = "highest", **limits: Unpack[records.SequenceLimits]) -> None:
+    def __init__(self, memory: records.MemoryKind = "highest", **limits: Any) -> None:
         """Begin with an empty log; the limits and their defaults are those of `SequenceBounds`."""
         self._memory = Memory(SequenceBounds(memory, **limits).checked())
-        self._overlay = Overlay()
+        self.forget_overlay()
+
+    def forget_overlay(self) -> None:
+        """Give up all that is pending at once: a whole group of writes failed."""
+        self._flights: dict[str, Flight] = {}
+        self._openings: dict[str, list[int]] = {}
+        self._keys: dict[str, int] = {}
+        self.fenced = False
 
     def push(
         self,
@@ -172,9 +107,9 @@ class Sequences:
             records.one_each(digests, sequence, high)
         if not self._memory.on:
             return self._first(producer, records.SWITCHED_OFF, ((sequence, high),))
-        if self._overlay.fenced:
+        if self.fenced:
             return records.FENCED
-        if state is None or state.epoch != (epoch or 0) or self._overlay.openings:
+        if state is None or state.epoch != (epoch or 0) or self._openings:
             state = state or self._memory.blank(producer)
             refusal = self._refusal(producer, state, epoch or 0)
             if refusal is not None:
@@ -190,7 +125,7 @@ class Sequences:
         start, end = parts[0]
         if start <= state.forgotten:
             return records.FORGOTTEN
-        flight = self._overlay.flights.get(producer)
+        flight = self._flights.get(producer)
         jump_max = self._memory.bounds.jump_max
         if jump_max is not None:
             highest = state.head if flight is None else max(state.head, flight.high)
@@ -204,7 +139,12 @@ class Sequences:
         return self._first(producer, records.NEW if low > state.head else records.FILLS_GAP, parts)
 
     def _first(self, producer: str, answer: Pushed, parts: tuple[Part, ...]) -> Pushed:
-        self._overlay.take_off(producer, parts)
+        flight = self._flights.get(producer)
+        if flight is None:
+            flight = self._flights[producer] = Flight()
+        flight.parts.extend(parts)
+        if (high := parts[-1][1]) > flight.high:
+            flight.high = high
         return answer.of(parts)
 
     def _refusal(self, producer: str, state: Highest, epoch: int) -> Pushed | None:
@@ -213,7 +153,7 @@ class Sequences:
             return records.UNKNOWN_EPOCH
         if 0 < epoch < state.epoch:
             return records.STALE_EPOCH
-        if producer in self._overlay.openings:
+        if producer in self._openings:
             return records.IN_FLIGHT
         if epoch > state.epoch:
             return records.FORGOTTEN if epoch <= self._memory.floors.epoch(producer) else records.UNKNOWN_EPOCH
@@ -222,7 +162,7 @@ class Sequences:
         return records.PRODUCERS_FULL if self._full(producer) else None
 
     def _full(self, producer: str) -> bool:
-        stored, flights, openings = self._memory.producers, self._overlay.flights, self._overlay.openings
+        stored, flights, openings = self._memory.producers, self._flights, self._openings
         room = self._memory.bounds.producers_max - len(stored)
         if room > len(flights) + len(openings) or producer in stored or producer in flights or producer in openings:
             return False
@@ -232,57 +172,75 @@ class Sequences:
         self, producer: str, sequence: int, *, epoch: int = 0, digests: Sequence[int] | None = None, time_ms: int = 0
     ) -> None:
         """The store has the pending part with this sequence, else `Misuse`. Call it in the order of the log."""
-        low, high = self._overlay.land(producer, sequence)
+        low, high = self._land(producer, sequence)
         self.apply_run(producer, low, high, epoch, digests, time_ms)
 
     def fail(self, producer: str, sequence: int) -> None:
-        """The store does not have the pushed part that holds this sequence, and never will."""
-        self._overlay.crash(producer, sequence)
+        """The store does not have the pushed part that holds this sequence, and never will: fence, while others are
+        out."""
+        self._land(producer, sequence)
+        self.fenced = bool(self._flights)
+
+    def _land(self, producer: str, sequence: int) -> Part:
+        flight = self._flights.get(producer)
+        part = flight.take(sequence) if flight else None
+        if flight is None or part is None:
+            raise Misuse(f"nothing pending of {producer!r} holds {sequence}", producer=producer, sequence=sequence)
+        if not flight.parts:
+            del self._flights[producer]
+            self.fenced = self.fenced and bool(self._flights)
+        return part
 
     def push_open(self, producer: str) -> int:
         """The epoch that the producer gets next; until `persist_open`, all that it sends is UNSURE.
 
-        A producer that was opened may only send with its newest epoch: an older instance of it is fenced off. No epoch
-        is given out twice, not even after the producer was forgotten. `Busy` when there is no room for a new producer.
+        It may only send with its newest epoch: an older instance of it is fenced off. No epoch is given out twice, not
+        even after the producer was forgotten. `Busy` when there is no room for a new producer.
         """
         if not records.valid_name(producer):
             raise Misuse(f"{producer!r} cannot be opened: {records.RULES[records.BAD_NAME]}", producer=producer)
         if self._full(producer):
             raise Busy(f"{producer!r} is new, and producers_max is reached: {self}", producer=producer)
-        return self._overlay.open(producer, max(self.epoch(producer), self._memory.floors.epoch(producer)))
+        openings = self._openings.setdefault(producer, [])
+        openings.append(max(self.epoch(producer), self._memory.floors.epoch(producer), *openings) + 1)
+        return openings[-1]
 
     def persist_open(self, producer: str, epoch: int, time_ms: int) -> None:
-        self._overlay.opened(producer, epoch)
+        self.fail_open(producer, epoch)  # it is not pending any more
         self.apply(SequenceEntry(Kind.OPEN, producer, epoch=epoch, time_ms=time_ms))
 
     def fail_open(self, producer: str, epoch: int) -> None:
         """The store does not have the opening with this epoch: the old epoch goes on."""
-        self._overlay.opened(producer, epoch)
+        openings = self._openings.get(producer, [])
+        if epoch not in openings:
+            raise Misuse(f"no opening of {producer!r} with epoch {epoch} is pending", producer=producer, epoch=epoch)
+        openings.remove(epoch)
+        if not openings:
+            del self._openings[producer]
 
     def push_key(self, key: str, digest: int, now_ms: int) -> Pushed:
         """Judge a message that has an Idempotency-Key instead of a sequence; a FIRST is pending from here on."""
         if not records.valid_name(key):
             return records.BAD_NAME
         on = self._memory.on
-        if on and self._overlay.fenced:
+        if on and self.fenced:
             return records.FENCED
-        answer = self._memory.keys.judge(key, digest, now_ms, self._overlay.keys) if on else records.SWITCHED_OFF
+        answer = self._memory.keys.judge(key, digest, now_ms, self._keys) if on else records.SWITCHED_OFF
         if answer.verdict is Verdict.FIRST:
-            pending = self._overlay.keys
-            pending[key] = pending.get(key, 0) + 1  # more than one only while deduplication is off
+            self._keys[key] = self._keys.get(key, 0) + 1  # more than one only while deduplication is off
         return answer
 
     def persist_key(self, key: str, digest: int, time_ms: int) -> None:
-        self._overlay.used_key(key)
+        self.fail_key(key)  # it is not pending any more
         self.apply(SequenceEntry(Kind.KEYED, key, digest=digest, time_ms=time_ms))
 
     def fail_key(self, key: str) -> None:
         """The store does not have the message with this key: a retry is new."""
-        self._overlay.used_key(key)
-
-    def forget_overlay(self) -> None:
-        """Give up all that is pending at once: a whole group of writes failed."""
-        self._overlay = Overlay()
+        if key not in self._keys:
+            raise Misuse(f"no message with the key {key!r} is pending", key=key)
+        self._keys[key] -= 1
+        if not self._keys[key]:
+            del self._keys[key]
 
     def apply(self, entry: SequenceEntry) -> None:
         """Take the next entry of the log into the memory. ``persist`` is: take it off the overlay, then apply."""
@@ -301,7 +259,7 @@ class Sequences:
         return encode(self._memory)
 
     @classmethod
-    def restore(cls, data: bytes, **settings: Unpack[SequenceSettings]) -> Sequences:
+    def restore(cls, data: bytes, **settings: Any) -> Sequences:
         """Go on where ``snapshot`` was taken; settings that are given replace those of the snapshot.
 
         Damaged or foreign bytes raise `BadInput`. From ``highest`` to ``gaps``, all up to the highest sequence is
@@ -339,17 +297,14 @@ class Sequences:
     @property
     def pushed(self) -> Mapping[str, int]:
         """The highest sequence of every producer that was given to the store and not failed. Cost: O(producers)."""
-        flown = {name: max(flight.high, self.last_sequence_id(name)) for name, flight in self._overlay.flights.items()}
+        flown = {name: max(flight.high, self.last_sequence_id(name)) for name, flight in self._flights.items()}
         return MappingProxyType({**self.persisted, **flown})
 
     @property
     def pending(self) -> int:
         """How many parts, openings and keys are not answered for yet."""
-        return len(self._overlay)
-
-    @property
-    def fenced(self) -> bool:
-        return self._overlay.fenced
+        parts = sum(len(flight.parts) for flight in self._flights.values())
+        return parts + sum(map(len, self._openings.values())) + sum(self._keys.values())
 
     @property
     def switched_on(self) -> bool:
@@ -365,16 +320,12 @@ class Sequences:
         return isinstance(other, Sequences) and self._memory == other._memory
 
     def __str__(self) -> str:
-        state = "fenced, " * self._overlay.fenced + "off, " * (not self._memory.on)
-        return f"{state}{len(self)} producers, {len(self._memory.keys.stored)} keys, {len(self._overlay)} pending"
+        state = "fenced, " * self.fenced + "off, " * (not self._memory.on)
+        return f"{state}{len(self)} producers, {len(self._memory.keys.stored)} keys, {self.pending} pending"
 
 
 class SequencesSnapshot(NamedTuple):
-    """A memory and its position in the log, which are only worth something as a pair.
-
-    With a position too high, records are missing from the memory and would be stored twice; with one too low, records
-    are applied twice. So `recover` refuses a tail that does not begin there, or that skips one.
-    """
+    """A memory and its position in the log: `recover` refuses a tail that does not begin there, or that skips one."""
 
     position: int
     """The offset of the first record that is not in the state."""
@@ -393,14 +344,12 @@ class RecoveredSequences(NamedTuple):
 def recover(
     snapshot: SequencesSnapshot | None,
     tail: Iterable[tuple[int, SequenceEntry]],
-    **settings: Unpack[SequenceSettings],
+    **settings: Any,
 ) -> RecoveredSequences:
     """The memory after the last entry of ``tail``, which holds ``(offset, entry)`` from the snapshot's position on.
 
-    Without a snapshot the tail is the whole log, from offset 0. The memory is equal to one that never crashed. What was
-    pushed and not persisted is gone, as it must be: nobody knows of it, and its sender will try again.
-
-    Cost: O(producers) for the snapshot and O(1) per entry behind it, whatever the age of the log.
+    Without a snapshot the tail is the whole log, from offset 0. The memory is equal to one that never crashed; what was
+    pushed and not persisted is gone, and its sender will try again. Cost: O(producers), and O(1) per entry of the tail.
 
     >>> log = [(offset, SequenceEntry(Kind.MESSAGE, "p", sequence)) for offset, sequence in enumerate([3, 4, 8])]
     >>> recover(None, log).sequences.last_sequence_id("p")

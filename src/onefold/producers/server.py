@@ -23,7 +23,7 @@ remember and let go of their logs. A kill does none of that, and loses nothing t
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeVar
@@ -32,7 +32,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from onefold.errors import BadInput, Busy, Damaged, OnefoldError, StoreFailed
@@ -61,8 +61,7 @@ class TopicDesk:
         self.topic = topic
         self._pool = pool
         self._loop = asyncio.get_running_loop()
-        self._waiting: list[tuple[Future[Any], asyncio.Future[Any]]] = []
-        self._committer: asyncio.Task[None] | None = None
+        self._commits: asyncio.Future[None] | None = None
         self._failure: tuple[float, str] | None = None
         self._switching = asyncio.Lock()
 
@@ -72,13 +71,13 @@ class TopicDesk:
             return self._failure[1]
         return self.topic.problem
 
-    def publish(self, producer: str, messages: Sequence[Message], epoch: int | None) -> Awaitable[list[Receipt]]:
+    async def publish(self, producer: str, messages: Sequence[Message], epoch: int | None) -> list[Receipt]:
         self.topic.arrive(len(messages))
-        return self._settled(self.topic.submit(producer, messages, epoch))
+        return await self._committed(self.topic.submit(producer, messages, epoch))
 
-    def publish_keyed(self, key: str, payload: bytes) -> Awaitable[Receipt]:
+    async def publish_keyed(self, key: str, payload: bytes) -> Receipt:
         self.topic.arrive(1)
-        return self._settled(self.topic.submit_keyed(key, payload))
+        return await self._committed(self.topic.submit_keyed(key, payload))
 
     async def connect(self, name: str | None) -> ProducerSession:
         return await self._aside(lambda: self.topic.connect(name))
@@ -89,37 +88,27 @@ class TopicDesk:
             if deduplicate != self.topic.deduplicates:
                 await self._aside(lambda: self.topic.switch(deduplicate))
 
-    def _settled(self, future: Future[T]) -> "asyncio.Future[T]":
-        answer: asyncio.Future[T] = self._loop.create_future()
+    async def _committed(self, future: Future[T]) -> T:
         if future.done():  # nothing of it is to be stored
-            answer.set_result(future.result())
-            return answer
-        self._waiting.append((future, answer))
-        if self._committer is None:
-            self._committer = self._loop.create_task(self._commit())
-        return answer
+            return future.result()
+        while not future.done():
+            await asyncio.wait([self._commit()])
+        self._note(future.exception())
+        return future.result()
 
-    async def _commit(self) -> None:
-        try:
-            while self._waiting:
-                group, self._waiting = self._waiting, []
-                lost: Exception = StoreFailed(f"topic {self.name}: a flush ended without an answer")
-                try:
-                    await self._loop.run_in_executor(self._pool, self.topic.flush)
-                except Exception as error:
-                    lost = error
-                    log.error("topic %s: %s: %s", self.name, type(error).__name__, error)
-                for future, answer in group:
-                    outcome = future.exception() if future.done() else lost
-                    self._note(outcome)
-                    if answer.cancelled():
-                        continue
-                    if outcome is None:
-                        answer.set_result(future.result())
-                    else:
-                        answer.set_exception(outcome)
-        finally:
-            self._committer = None
+    def _commit(self) -> asyncio.Future[None]:
+        """The commit that is under way, or a new one; behind it comes another while anything waits."""
+        if self._commits is None:
+            self._commits = self._loop.run_in_executor(self._pool, self.topic.flush)
+            self._commits.add_done_callback(self._committed_all)
+        return self._commits
+
+    def _committed_all(self, commit: asyncio.Future[None]) -> None:
+        if (error := commit.exception()) is not None:  # which the futures tell, too
+            log.error("topic %s: %s: %s", self.name, type(error).__name__, error)
+        self._commits = None
+        if self.topic.waiting:
+            self._commit()
 
     async def _aside(self, ask: Callable[[], T]) -> T:
         """Ask the topic for something that it stores by itself."""
@@ -135,8 +124,8 @@ class TopicDesk:
         self._failure = None if error is None else (self._loop.time(), str(error))
 
     async def drain(self) -> None:
-        while self._committer is not None:
-            await asyncio.wait([self._committer])
+        while self._commits is not None:
+            await asyncio.wait([self._commits])
 
 
 LOOKED_MAX: Final = 100_000
@@ -184,77 +173,6 @@ class IngestLimits(HttpLimits):
     """Records that one GET can ask for."""
 
 
-class Service:
-    """The topics of a folder, for many clients at once. Lives on one event loop."""
-
-    def __init__(self, topics: Topics, limits: IngestLimits, budget: http.Budget, *, create: bool = True) -> None:
-        self.topics = topics
-        self.limits = limits
-        self.create = create
-        """Does a publish to an unknown topic make it?"""
-        self.budget = budget
-        self.desks: dict[str, TopicDesk] = {}
-        self.sockets: set[http.Stoppable] = set()
-        self.closing = False
-        self._unopened: dict[str, str] = {}
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="onefold-ingest")
-
-    async def desk(self, name: str, *, create: bool, deduplicate: bool | None = None) -> TopicDesk:
-        """Where this topic is asked; what is not there is made, or `UnknownTopic`."""
-        desk = self.desks.get(name)
-        if desk is None:
-            self.check_open()
-            loop = asyncio.get_running_loop()
-            topic = await loop.run_in_executor(self._pool, self._open, name, create, deduplicate)
-            desk = self.desks.setdefault(name, TopicDesk(name, topic, self._pool))
-        return desk
-
-    def _open(self, name: str, create: bool, deduplicate: bool | None) -> Topic:
-        if not create and not (topic_folder(self.topics.root, name) / FILE).is_file():
-            raise UnknownTopic(f"there is no topic {name!r}", topic=name)
-        defaults = None if deduplicate is None else replace(self.topics.defaults, deduplicate=deduplicate)
-        try:
-            topic = self.topics.topic(name, create=create, defaults=defaults)
-        except Exception as error:
-            if len(self._unopened) < PROBLEMS_MAX and (self.topics.root / name / FILE).is_file():
-                self._unopened[name] = str(error)
-            if isinstance(error, BadInput):  # it is not the client's input that is bad
-                raise Damaged(str(error), topic=name) from error
-            raise
-        self._unopened.pop(name, None)
-        return topic
-
-    def check_open(self) -> None:
-        if self.closing:
-            raise http.Closing("the server is shutting down")
-
-    def problems(self) -> dict[str, str]:
-        return {name: desk.problem for name, desk in self.desks.items() if desk.problem is not None} | self._unopened
-
-    async def tend(self) -> None:
-        """See to what topics owe by the clock alone (snapshots, retention), for ever."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(TEND_S)
-            for desk in list(self.desks.values()):
-                await loop.run_in_executor(self._pool, desk.topic.tend)
-
-    async def drain(self, seconds: float) -> None:
-        """No more is taken; what is in hand on the websockets is answered, and they are closed."""
-        self.closing = True
-        await http.stop_all(self.sockets, seconds)
-
-    async def close(self) -> None:
-        """Store what is queued, save what is remembered, let go of the logs; `BooksDoNotBalance` if they do not."""
-        self.closing = True
-        for desk in self.desks.values():
-            await desk.drain()
-        try:
-            await asyncio.get_running_loop().run_in_executor(None, self.topics.close)
-        finally:
-            self._pool.shutdown(wait=False)
-
-
 GAUGES = {
     "producers": "Producers that are remembered.",
     "pending": "Parts, sessions and keys that are judged and not stored yet.",
@@ -266,11 +184,11 @@ GAUGES = {
 NAMES = {"end": "log_end_offset", "start": "log_start_offset"}
 
 
-def ingest_metrics(service: Service, connections: int) -> Iterator[Metric]:
-    desks = dict(service.desks)
+def ingest_metrics(server: "IngestServer") -> Iterator[Metric]:
+    desks = dict(server.desks)
     yield GaugeMetricFamily("onefold_topics", "Topics that are open.", len(desks))
-    yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", connections)
-    yield GaugeMetricFamily("onefold_in_hand_bytes", "Bytes of bodies in hand.", service.budget.in_hand)
+    yield GaugeMetricFamily("onefold_connections", "Connections of all kinds.", server.connections)
+    yield GaugeMetricFamily("onefold_in_hand_bytes", "Bytes of bodies in hand.", server.budget.in_hand)
     messages = CounterMetricFamily(
         "onefold_messages", "Messages by what became of them.", labels=["topic", "verdict", "reason"]
     )
@@ -305,27 +223,26 @@ class SocketRequest(NamedTuple):
     number: int
     size: int
     messages: list[Message]
-    wrong: str | None = None
-    busy: bool = False
+    refusal: tuple[WireStatus, str] | None = None
 
 
 class _Connection:
     """A websocket: requests come pipelined and are stored in the order in which they came.
 
-    What was read while the last round was being stored makes the next round: one submit, so that all of it is judged in
-    one go. No request is judged while an earlier one on its connection waits for the disk. If it were, and the earlier
-    one's write failed in between, the later message would be stored without the earlier one; and the retry of that,
-    below the highest stored sequence by then, would be taken for a repeat: lost.
+    What was read while the last round was being stored makes the next round, one submit. No request is judged while an
+    earlier one on its connection waits for the disk: if that failed, the later message would be stored without the
+    earlier one, whose retry, below the highest stored sequence by then, would be taken for a repeat: lost.
 
-    After a request that could not be answered for good (unsure, busy, failed) nothing more is judged: everything that
-    was sent behind it gets "try again", and the connection is closed with 1013. The client connects again, which gives
-    it a new epoch, and sends what has no receipt.
+    After a request that could not be answered for good (unsure, busy, failed) everything behind it gets "try again",
+    and the connection is closed with 1013. The client connects again and sends what has no receipt.
     """
 
-    def __init__(self, websocket: WebSocket, service: Service, desk: TopicDesk, session: ProducerSession) -> None:
+    def __init__(
+        self, websocket: WebSocket, desk: TopicDesk, session: ProducerSession, limits: IngestLimits, budget: http.Budget
+    ) -> None:
         self._websocket = websocket
-        self._budget = service.budget
-        self._limits = service.limits
+        self._budget = budget
+        self._limits = limits
         self._desk = desk
         self._session = session
         self._read: list[SocketRequest] = []  # not judged yet
@@ -368,7 +285,7 @@ class _Connection:
                 request = self._decode(data)
                 self._read.append(request)
                 self._news.set()
-                if request.wrong is not None:
+                if request.refusal is not None:  # it is the last
                     return
         finally:
             self._finish(1011, "")  # does nothing where the reason is known
@@ -384,7 +301,7 @@ class _Connection:
         try:
             self._budget.take(len(data))
         except Busy as error:
-            return SocketRequest(number, 0, [], str(error), busy=True)
+            return SocketRequest(number, 0, [], (WireStatus.BUSY, str(error)))
         limits, (name, epoch, _, _) = self._limits, self._session
         try:
             request = decode_request(data, messages_max=limits.messages_max, bytes_max=limits.body_bytes_max)
@@ -393,10 +310,12 @@ class _Connection:
             if request.epoch != epoch:
                 raise BadInput(f"the epoch is {request.epoch or 0}, this session's is {epoch}")
         except BadInput as error:
-            return SocketRequest(number, len(data), [], str(error))
+            return SocketRequest(number, len(data), [], (WireStatus.REFUSED, str(error)))
         return SocketRequest(number, len(data), request.messages)
 
     async def _answering(self) -> tuple[int, str]:
+        """Store and answer round after round; how the connection must end."""
+        name, epoch, _, _ = self._session
         while True:
             while not self._read:
                 if self._end is not None:
@@ -404,155 +323,36 @@ class _Connection:
                 self._news.clear()
                 await self._news.wait()
             self._round, self._read = self._read, []
-            stopped = await self._answer([request for request in self._round if request.wrong is None])
-            if stopped is not None:
-                return stopped
-            last = self._round[-1]
-            if last.wrong is not None:
-                await self._reply(last, WireStatus.BUSY if last.busy else WireStatus.REFUSED, last.wrong)
-                return (http.TRY_AGAIN, "try again") if last.busy else (http.BAD_DATA, "refused")
+            good = [request for request in self._round if request.refusal is None]
+            messages = [message for request in good for message in request.messages]
+            receipts, status, text = [], WireStatus.OK, ""
+            try:
+                receipts = await self._desk.publish(name, messages, epoch) if good else []
+            except Busy as error:
+                status, text = WireStatus.BUSY, str(error)
+            except Exception as error:
+                status, text = WireStatus.FAILED, http.refusal(error, log, STATUSES)[1]
+            at = 0
+            for request in good:
+                begin, at = at, at + len(request.messages)
+                await self._reply(request, status, text, receipts[begin:at])
+            if status != WireStatus.OK or any(receipt.verdict == Verdict.UNSURE for receipt in receipts):
+                self._finish(http.TRY_AGAIN, "try again")
+                for request in self._round[len(good) :] + self._read:
+                    await self._reply(request, status or WireStatus.BUSY, BEHIND)
+                return http.TRY_AGAIN, "try again"
+            if (refusal := self._round[-1].refusal) is not None:
+                await self._reply(self._round[-1], *refusal)
+                return (http.TRY_AGAIN, "try again") if refusal[0] == WireStatus.BUSY else (http.BAD_DATA, "refused")
             for request in self._round:
                 self._budget.give(request.size)
             self._round = []
             self._room.set()
 
-    async def _answer(self, together: list[SocketRequest]) -> tuple[int, str] | None:
-        """Store a round and tell; how the connection must end if it was not all answered for good."""
-        if not together:
-            return None
-        name, epoch, _, _ = self._session
-        try:
-            receipts = await self._desk.publish(name, [m for request in together for m in request.messages], epoch)
-        except Exception as error:
-            busy = isinstance(error, Busy)
-            status = WireStatus.BUSY if busy else WireStatus.FAILED
-            text = str(error) if busy else http.refusal(error, log, STATUSES)[1]
-            for request in together:
-                await self._reply(request, status, text)
-            return await self._give_up(status)
-        at = 0
-        for request in together:
-            begin, at = at, at + len(request.messages)
-            await self._websocket.send_bytes(encode_reply(request.number, WireStatus.OK, receipts[begin:at]))
-        if any(receipt.verdict == Verdict.UNSURE for receipt in receipts):
-            return await self._give_up(WireStatus.BUSY)
-        return None
-
-    async def _give_up(self, status: WireStatus) -> tuple[int, str]:
-        """Tell everybody behind that they were not judged."""
-        self._finish(http.TRY_AGAIN, "try again")
-        refused = [request for request in self._round if request.wrong is not None]
-        for request in refused + self._read:
-            await self._reply(request, status, BEHIND)
-        return http.TRY_AGAIN, "try again"
-
-    async def _reply(self, request: SocketRequest, status: WireStatus, text: str) -> None:
-        await self._websocket.send_bytes(encode_reply(request.number, status, (), text))
-
-
-class _Routes:
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._limits = service.limits
-
-    def routes(self) -> list[BaseRoute]:
-        return [
-            Route("/topics", self.topics, methods=["GET"]),
-            Route("/topics/{topic}", self.topic, methods=["GET"]),
-            Route("/topics/{topic}", self.put, methods=["PUT"]),
-            Route("/topics/{topic}/producers", self.connect, methods=["POST"]),
-            Route("/topics/{topic}/messages", self.publish, methods=["POST"]),
-            Route("/topics/{topic}/messages", self.read, methods=["GET"]),
-            Route("/topics/{topic}/hooks", self.hook, methods=["POST"]),
-            WebSocketRoute("/topics/{topic}/ws", self.websocket),
-        ]
-
-    async def _desk(self, request: Request | WebSocket, *, create: bool) -> TopicDesk:
-        return await self._service.desk(request.path_params["topic"], create=create)
-
-    async def topics(self, request: Request) -> Response:
-        return http.answer({"topics": await asyncio.to_thread(self._service.topics.names)})
-
-    async def topic(self, request: Request) -> Response:
-        return http.answer(_document(await self._desk(request, create=False)))
-
-    async def put(self, request: Request) -> Response:
-        wanted = documents.wanted_switch(await request.body())
-        desk = await self._service.desk(request.path_params["topic"], create=True, deduplicate=wanted)
-        if wanted is not None:
-            await desk.switch(wanted)
-        return http.answer(_document(desk))
-
-    async def connect(self, request: Request) -> Response:
-        name = documents.producer_name(await request.body())
-        desk = await self._desk(request, create=self._service.create)
-        return http.answer((await desk.connect(name))._asdict())
-
-    async def publish(self, request: Request) -> Response:
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == CONTENT_TYPE:
-            return await self._publish_batch(request)
-        producer, epoch, messages = documents.publication(await request.body(), self._limits.messages_max)
-        desk = await self._desk(request, create=self._service.create)
-        receipts = await desk.publish(producer, messages, epoch)
-        document = {"receipts": [documents.receipt_document(receipt) for receipt in receipts]}
-        return http.answer(document, documents.http_status(receipts))
-
-    async def _publish_batch(self, request: Request) -> Response:
-        number = 0
-        try:
-            body = await request.body()
-            number = request_number(body)
-            limits = self._limits
-            batch = decode_request(body, messages_max=limits.messages_max, bytes_max=limits.body_bytes_max)
-            desk = await self._desk(request, create=self._service.create)
-            receipts = await desk.publish(batch.producer, batch.messages, batch.epoch)
-        except ClientDisconnect:
-            raise
-        except Exception as error:
-            code, text = http.refusal(error, log, STATUSES)
-            status = WireStatus.FAILED if isinstance(error, StoreFailed) or code == 503 else WireStatus.REFUSED
-            if isinstance(error, Busy):
-                status = WireStatus.BUSY
-            return _binary(encode_reply(number, status, (), text), code)
-        return _binary(encode_reply(number, WireStatus.OK, receipts), documents.http_status(receipts))
-
-    async def hook(self, request: Request) -> Response:
-        key = request.headers.get("idempotency-key")
-        if key is None or not 1 <= len(key) <= NAME_BYTES_MAX or not key.isascii() or not key.isprintable():
-            text = "missing" if key is None else documents.shown(key)
-            raise BadInput(f"Idempotency-Key: is {text}, must be 1 to {NAME_BYTES_MAX} printable ASCII characters")
-        payload = await request.body()
-        desk = await self._desk(request, create=self._service.create)
-        receipt = await desk.publish_keyed(key, payload)
-        return http.answer(documents.receipt_document(receipt), documents.http_status([receipt]))
-
-    async def read(self, request: Request) -> Response:
-        query, limits = request.query_params, self._limits
-        start = documents.whole_number("from", query.get("from"), -1, 0, 2**63 - 2)
-        count = documents.whole_number("max", query.get("max"), min(100, limits.read_max), 1, limits.read_max)
-        kinds = query.get("kinds", "messages")
-        if kinds not in ("messages", "all"):
-            raise BadInput(f"kinds: is {documents.shown(kinds)}, must be messages or all")
-        topic = (await self._desk(request, create=False)).topic
-        return http.answer(await asyncio.to_thread(page, topic, start, count, limits.body_bytes_max, kinds == "all"))
-
-    async def websocket(self, websocket: WebSocket) -> None:
-        service, limits = self._service, self._limits
-        desk = await self._desk(websocket, create=service.create)
-        service.check_open()
-        session = await desk.connect(websocket.query_params.get("name"))
-        await websocket.accept()
-        sizes = {"message_bytes_max": desk.topic.settings.message_bytes_max, "batch_messages_max": limits.messages_max,
-                 "batch_bytes_max": limits.body_bytes_max}  # fmt: skip
-        await websocket.send_text(json.dumps({**session._asdict(), **sizes}))
-        connection = _Connection(websocket, service, desk, session)
-        service.sockets.add(connection)
-        if service.closing:  # since a moment ago
-            connection.stop()
-        try:
-            await connection.run()
-        finally:
-            service.sockets.discard(connection)
+    async def _reply(
+        self, request: SocketRequest, status: WireStatus, text: str, receipts: Sequence[Receipt] = ()
+    ) -> None:
+        await self._websocket.send_bytes(encode_reply(request.number, status, receipts, text))
 
 
 def _document(desk: TopicDesk) -> dict[str, Any]:
@@ -585,25 +385,172 @@ class IngestServer(http.HttpServer):
 
     def __init__(self, topics: Topics, settings: IngestSettings | None = None) -> None:
         self.settings = settings = settings or IngestSettings()
-        self._topics = topics
+        self.desks: dict[str, TopicDesk] = {}
+        self._topics, self._limits, self._create = topics, settings.limits, settings.create
+        self._sockets: set[http.Stoppable] = set()
+        self._unopened: dict[str, str] = {}
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="onefold-ingest")
         super().__init__(settings.host, settings.port, settings.token, settings.limits)
 
     async def serve(self) -> None:
-        limits = self.settings.limits
-        service = Service(self._topics, limits, self.budget, create=self.settings.create)
+        """Answer; then store what is queued, save what is remembered, let go of the logs.
 
-        def health() -> dict[str, Any]:
-            problems = service.problems()
-            return {"problems": problems} if problems else {"topics": len(service.desks)}
-
+        `BooksDoNotBalance` if what arrived and what was judged are not the same then.
+        """
         try:
             await self.answer(
-                _Routes(service).routes(),
-                health=health,
-                metrics=lambda: ingest_metrics(service, self.connections),
-                message_bytes_max=limits.body_bytes_max,
-                drain=lambda: service.drain(limits.grace_s),
-                beside=[service.tend()],
+                [
+                    Route("/topics", self.topics, methods=["GET"]),
+                    Route("/topics/{topic}", self.topic, methods=["GET"]),
+                    Route("/topics/{topic}", self.put, methods=["PUT"]),
+                    Route("/topics/{topic}/producers", self.connect, methods=["POST"]),
+                    Route("/topics/{topic}/messages", self.publish, methods=["POST"]),
+                    Route("/topics/{topic}/messages", self.read, methods=["GET"]),
+                    Route("/topics/{topic}/hooks", self.hook, methods=["POST"]),
+                    WebSocketRoute("/topics/{topic}/ws", self.websocket),
+                ],
+                health=self._health,
+                metrics=lambda: ingest_metrics(self),
+                message_bytes_max=self._limits.body_bytes_max,
+                drain=lambda: http.stop_all(self._sockets, self._limits.grace_s),
+                beside=[self._tend()],
             )
         finally:
-            await service.close()
+            self.closing = True
+            for desk in self.desks.values():
+                await desk.drain()
+            try:
+                await asyncio.get_running_loop().run_in_executor(None, self._topics.close)
+            finally:
+                self._pool.shutdown(wait=False)
+
+    def _health(self) -> dict[str, Any]:
+        problems = {name: desk.problem for name, desk in self.desks.items() if desk.problem is not None}
+        problems |= self._unopened
+        return {"problems": problems} if problems else {"topics": len(self.desks)}
+
+    async def _tend(self) -> None:
+        """See to what topics owe by the clock alone (snapshots, retention), for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(TEND_S)
+            for desk in list(self.desks.values()):
+                await loop.run_in_executor(self._pool, desk.topic.tend)
+
+    async def _desk(
+        self, request: Request | WebSocket, *, create: bool | None = None, deduplicate: bool | None = None
+    ) -> TopicDesk:
+        """Where the topic of a request is asked; what is not there is made, as the settings say, or `UnknownTopic`."""
+        name = request.path_params["topic"]
+        desk = self.desks.get(name)
+        if desk is None:
+            self._check_open()
+            loop = asyncio.get_running_loop()
+            create = self._create if create is None else create
+            topic = await loop.run_in_executor(self._pool, self._open, name, create, deduplicate)
+            desk = self.desks.setdefault(name, TopicDesk(name, topic, self._pool))
+        return desk
+
+    def _open(self, name: str, create: bool, deduplicate: bool | None) -> Topic:
+        topics = self._topics
+        if not create and not (topic_folder(topics.root, name) / FILE).is_file():
+            raise UnknownTopic(f"there is no topic {name!r}", topic=name)
+        defaults = None if deduplicate is None else replace(topics.defaults, deduplicate=deduplicate)
+        try:
+            topic = topics.topic(name, create=create, defaults=defaults)
+        except Exception as error:
+            if len(self._unopened) < PROBLEMS_MAX and (topics.root / name / FILE).is_file():
+                self._unopened[name] = str(error)
+            if isinstance(error, BadInput):  # it is not the client's input that is bad
+                raise Damaged(str(error), topic=name) from error
+            raise
+        self._unopened.pop(name, None)
+        return topic
+
+    def _check_open(self) -> None:
+        if self.closing:
+            raise http.Closing("the server is shutting down")
+
+    async def topics(self, request: Request) -> Response:
+        return http.answer({"topics": await asyncio.to_thread(self._topics.names)})
+
+    async def topic(self, request: Request) -> Response:
+        return http.answer(_document(await self._desk(request, create=False)))
+
+    async def put(self, request: Request) -> Response:
+        wanted = documents.wanted_switch(await request.body())
+        desk = await self._desk(request, create=True, deduplicate=wanted)
+        if wanted is not None:
+            await desk.switch(wanted)
+        return http.answer(_document(desk))
+
+    async def connect(self, request: Request) -> Response:
+        name = documents.producer_name(await request.body())
+        desk = await self._desk(request)
+        return http.answer((await desk.connect(name))._asdict())
+
+    async def publish(self, request: Request) -> Response:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == CONTENT_TYPE:
+            return await self._publish_batch(request)
+        producer, epoch, messages = documents.publication(await request.body(), self._limits.messages_max)
+        desk = await self._desk(request)
+        receipts = await desk.publish(producer, messages, epoch)
+        document = {"receipts": [documents.receipt_document(receipt) for receipt in receipts]}
+        return http.answer(document, documents.http_status(receipts))
+
+    async def _publish_batch(self, request: Request) -> Response:
+        number = 0
+        try:
+            body = await request.body()
+            number = request_number(body)
+            limits = self._limits
+            batch = decode_request(body, messages_max=limits.messages_max, bytes_max=limits.body_bytes_max)
+            desk = await self._desk(request)
+            receipts = await desk.publish(batch.producer, batch.messages, batch.epoch)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            code, text = http.refusal(error, log, STATUSES)
+            status = WireStatus.FAILED if isinstance(error, StoreFailed) or code == 503 else WireStatus.REFUSED
+            if isinstance(error, Busy):
+                status = WireStatus.BUSY
+            return _binary(encode_reply(number, status, (), text), code)
+        return _binary(encode_reply(number, WireStatus.OK, receipts), documents.http_status(receipts))
+
+    async def hook(self, request: Request) -> Response:
+        key = request.headers.get("idempotency-key")
+        if key is None or not 1 <= len(key) <= NAME_BYTES_MAX or not key.isascii() or not key.isprintable():
+            text = "missing" if key is None else documents.shown(key)
+            raise BadInput(f"Idempotency-Key: is {text}, must be 1 to {NAME_BYTES_MAX} printable ASCII characters")
+        payload = await request.body()
+        desk = await self._desk(request)
+        receipt = await desk.publish_keyed(key, payload)
+        return http.answer(documents.receipt_document(receipt), documents.http_status([receipt]))
+
+    async def read(self, request: Request) -> Response:
+        query, limits = request.query_params, self._limits
+        start = documents.whole_number("from", query.get("from"), -1, 0, 2**63 - 2)
+        count = documents.whole_number("max", query.get("max"), min(100, limits.read_max), 1, limits.read_max)
+        kinds = query.get("kinds", "messages")
+        if kinds not in ("messages", "all"):
+            raise BadInput(f"kinds: is {documents.shown(kinds)}, must be messages or all")
+        topic = (await self._desk(request, create=False)).topic
+        return http.answer(await asyncio.to_thread(page, topic, start, count, limits.body_bytes_max, kinds == "all"))
+
+    async def websocket(self, websocket: WebSocket) -> None:
+        limits = self._limits
+        desk = await self._desk(websocket)
+        self._check_open()
+        session = await desk.connect(websocket.query_params.get("name"))
+        await websocket.accept()
+        sizes = {"message_bytes_max": desk.topic.settings.message_bytes_max, "batch_messages_max": limits.messages_max,
+                 "batch_bytes_max": limits.body_bytes_max}  # fmt: skip
+        await websocket.send_text(json.dumps({**session._asdict(), **sizes}))
+        connection = _Connection(websocket, desk, session, limits, self.budget)
+        self._sockets.add(connection)
+        if self.closing:  # since a moment ago
+            connection.stop()
+        try:
+            await connection.run()
+        finally:
+            self._sockets.discard(connection)

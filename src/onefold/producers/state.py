@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import accumulate, islice, pairwise
+from operator import attrgetter
 from struct import Struct
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -32,17 +33,16 @@ import numpy.typing as npt
 from onefold.errors import BadInput, Misuse
 from onefold.intervals import Gaps
 from onefold.producers import records
-from onefold.producers.records import Kind, Part, Pushed, SequenceBounds, SequenceEntry, SequenceSettings
+from onefold.producers.records import Kind, Part, Pushed, SequenceBounds, SequenceEntry
 
 
 @dataclass(slots=True)
 class Floors:
     """What is kept of forgotten producers.
 
-    One that was forgotten must not come back as if it were new, or its old messages would count again. So each name
-    belongs to one of ``count`` buckets, by its hash, and a bucket keeps the highest sequence and epoch that were ever
-    forgotten in it. At or below the floor of its bucket, a message of an unknown producer is UNSURE, never FIRST. Two
-    names may share a bucket: then the floor of one also holds for the other, which costs answers but never a duplicate.
+    Each name belongs to one of ``count`` buckets, by its hash, and a bucket keeps the highest sequence and epoch that
+    were ever forgotten in it. At or below that floor, a message of an unknown producer is UNSURE, never FIRST. Names
+    that share a bucket share its floor, which costs answers but never a duplicate.
 
     >>> floors = Floors(65_536)
     >>> floors.forget("p", 41, epoch=2)
@@ -83,13 +83,12 @@ class Keys:
     """The Idempotency-Keys that the log holds and that are not expired.
 
     A key is remembered with the digest of its payload for ``ms`` after the time of its record. Keys stand in the order
-    of the log, and their times never fall, so the old ones are in front and expiry takes them from there. Time only
-    passes with the records: a question about the present looks past expired keys, but removes none, or the memory would
-    not be a function of the log.
+    of the log, and their times never fall, so expiry takes the old ones from the front. A question about the present
+    looks past expired keys, but removes none, or the memory would not be a function of the log.
 
-    Clocks can be wrong. An expired key is removed only when its room is needed: if the clock that said so was ahead, it
-    is known again when the clock comes back. And when the clock is set back, keys that lie ahead take the present's
-    time, so that none is remembered for longer than ``ms`` from then on. Cost: O(1) amortised per key.
+    An expired key is removed only when its room is needed: if the clock was ahead, the key is known again when it comes
+    back. When the clock is set back, keys that lie ahead take the present's time, so that none is remembered for longer
+    than ``ms`` from then on. Cost: O(1) amortised per key.
 
     >>> keys = Keys(count_max=100, ms=1000)
     >>> keys.store("a", 7, 5000)
@@ -141,8 +140,7 @@ class Highest:
     """One producer, as published: the highest stored sequence, and all below it counts as stored.
 
     What lies at or below ``forgotten`` may have been stored, and nobody knows: `unseen` lists it, and the caller must
-    look at ``forgotten`` before writing it. Beside it lie the epoch, the time of the last record, and the digests of
-    the last few sequences, 12 bytes each: about 0.5 kB per producer.
+    look at ``forgotten`` before writing it. With the digests of the last few sequences: about 0.5 kB per producer.
 
     >>> p = Highest()
     >>> p.store(5, 6)
@@ -167,9 +165,9 @@ class Highest:
         head, forgotten = self.head, self.forgotten
         if low > head:
             return ((low, high),)
-        if low <= forgotten:  # it may have been stored by somebody who was forgotten, or left out: nobody knows
-            return ((low, min(high, forgotten)), *(((head + 1, high),) if high > head else ()))
-        return ((head + 1, high),) if high > head else ()
+        new = ((head + 1, high),) if high > head else ()
+        # At or below what is forgotten, it may have been stored by somebody who was, or left out: nobody knows.
+        return ((low, min(high, forgotten)), *new) if low <= forgotten else new
 
     def store(self, low: int, high: int, gap_count_max: int = 0) -> None:
         if high > self.head:
@@ -204,6 +202,10 @@ class Highest:
         return str(self.head)
 
 
+_NO_GAPS: Final = Gaps[int]()
+"""Shared by all producers that have none, which are most; never changed."""
+
+
 class Gapped(Highest):
     """One producer, of which every stored sequence is remembered, by the gaps between them.
 
@@ -221,7 +223,7 @@ class Gapped(Highest):
 
     def __init__(self, forgotten: int = -1) -> None:
         super().__init__(forgotten)
-        self._gaps: Gaps[int] | None = None  # most producers have none
+        self._gaps = _NO_GAPS
 
     def unseen(self, low: int, high: int) -> tuple[Part, ...]:
         edge = max(self.head, self.forgotten)
@@ -235,8 +237,6 @@ class Gapped(Highest):
 
     def _missing(self, low: int, high: int) -> Iterator[Part]:
         gaps = self._gaps
-        if gaps is None:
-            return
         for i in range(max(gaps.locate(low), 0), len(gaps)):
             start, end = max(gaps.lowers[i] + 1, low), min(gaps.uppers[i], high)
             if start > high:
@@ -252,7 +252,7 @@ class Gapped(Highest):
                 self._gaps = self._gaps or Gaps()
                 self._gaps.append(edge, low - 1)
                 self._forget(gap_count_max)
-        elif self._gaps is not None:
+        else:
             self._fill(low, low)
             self._forget(gap_count_max)
             self._fill(low + 1, high)
@@ -261,19 +261,14 @@ class Gapped(Highest):
 
     def _fill(self, low: int, high: int) -> None:
         for start, end in list(self._missing(low, high)):
-            assert self._gaps is not None
             self._gaps.fill(self._gaps.locate(start), start - 1, end)
 
     def _forget(self, gap_count_max: int) -> None:
-        assert self._gaps is not None
         while len(self._gaps) > gap_count_max:
             self.forgotten = self._gaps.drop_lowest()
 
     def gaps(self) -> list[Part]:
-        return [] if self._gaps is None else list(self._gaps)
-
-    def reset_gaps(self, gaps: list[Part]) -> None:
-        self._gaps = Gaps(gaps) if gaps else None
+        return list(self._gaps)
 
     def __str__(self) -> str:
         forgot = [f"forgot {self.forgotten}"] if self.forgotten >= 0 else []
@@ -283,35 +278,28 @@ class Gapped(Highest):
 _MESSAGE, _CONFLICT, _OPEN, _PURGE, _SWITCH, _KEYED, _RESET, _CLOCK = Kind
 
 
+@dataclass(slots=True)
 class Memory:
-    """A fold over the entries of a log.
+    """A fold over the entries of a log. Two are equal if they answer alike, whatever their limits."""
 
-    >>> memory = Memory(SequenceBounds())
-    >>> for sequence in (0, 1, 5):
-    ...     memory.apply(SequenceEntry(Kind.MESSAGE, "p", sequence))
-    >>> memory.producers["p"].head
-    5
-    """
+    bounds: SequenceBounds = field(compare=False)
+    on: bool = True
+    producers: dict[str, Highest] = field(default_factory=dict)
+    floors: Floors = field(init=False)
+    keys: Keys = field(init=False)
+    new: type[Highest] = field(init=False)
 
-    __slots__ = ("bounds", "floors", "keys", "new", "on", "producers")
-
-    def __init__(self, bounds: SequenceBounds) -> None:
-        self.bounds = bounds
-        self.on = True
-        self.producers: dict[str, Highest] = {}
-        self.floors = Floors(bounds.floors_count)
-        self.keys = Keys(bounds.keys_max, bounds.keys_ms)
-        self.new = Gapped if bounds.memory == "gaps" else Highest
+    def __post_init__(self) -> None:
+        self.floors = Floors(self.bounds.floors_count)
+        self.keys = Keys(self.bounds.keys_max, self.bounds.keys_ms)
+        self.new = Gapped if self.bounds.memory == "gaps" else Highest
 
     def blank(self, producer: str) -> Highest:
         """What is known of a producer of which the memory holds nothing: its floor."""
         return self.new(self.floors.sequence(producer))
 
     def _producer(self, name: str) -> Highest:
-        state = self.producers.get(name)
-        if state is None:
-            state = self.producers[name] = self.blank(name)
-        return state
+        return self.producers.get(name) or self.producers.setdefault(name, self.blank(name))
 
     def apply(self, entry: SequenceEntry) -> None:
         kind, producer, sequence, epoch, digest, time_ms = entry
@@ -369,12 +357,6 @@ class Memory:
         state.epoch = max(state.epoch, epoch)
         state.time_ms = max(state.time_ms, time_ms)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Memory) and self._state() == other._state()
-
-    def _state(self) -> tuple[object, ...]:
-        return self.on, self.bounds.memory, self.producers, self.floors, self.keys
-
 
 MAGIC: Final = b"OFP2"
 _HEAD: Final = Struct("<4sI")
@@ -404,10 +386,7 @@ def encode(memory: Memory) -> bytes:
     counts = len(states), len(floors.sequences), len(floors.epochs), len(keys)
     parts = [
         _HEADER.pack(bounds.memory == "gaps", memory.on, *bounds[1:-1], bounds.jump_max or 0, *counts),
-        _column([state.head for state in states]),
-        _column([state.forgotten for state in states]),
-        _column([state.epoch for state in states]),
-        _column([state.time_ms for state in states]),
+        *(_column(map(attrgetter(name), states)) for name in ("head", "forgotten", "epoch", "time_ms")),
         _column(map(len, names), _UINT32),
         _column([len(state.digests) for state in states], _UINT32),
         _column(map(len, gaps), _UINT32),
@@ -415,8 +394,7 @@ def encode(memory: Memory) -> bytes:
         *(state.digests for state in states),
         _column([bound for of_one in gaps for gap in of_one for bound in gap]),
         *(_column(column) for table in (floors.sequences, floors.epochs) for column in (table, table.values())),
-        _column([stored.time_ms for stored in keys.values()]),
-        _column([stored.digest for stored in keys.values()]),
+        *(_column(map(attrgetter(name), keys.values())) for name in ("time_ms", "digest")),
         _column([len(key.encode()) for key in keys], _UINT32),
         *(key.encode() for key in keys),
     ]
@@ -424,7 +402,7 @@ def encode(memory: Memory) -> bytes:
     return _HEAD.pack(MAGIC, crc32(body)) + body
 
 
-def decode(data: bytes, settings: SequenceSettings) -> Memory:
+def decode(data: bytes, settings: Mapping[str, Any]) -> Memory:
     """The memory that was encoded; ``settings`` replace those it was encoded with.
 
     The CRC finds damage by chance; behind it, bytes are still checked before they are believed, so that foreign bytes
@@ -458,7 +436,7 @@ def decode(data: bytes, settings: SequenceSettings) -> Memory:
         memory.floors.sequences = dict(zip(reader.column(numbers[8]), reader.column(numbers[8]), strict=True))
         memory.floors.epochs = dict(zip(reader.column(numbers[9]), reader.column(numbers[9]), strict=True))
         times, digests = reader.column(numbers[10]), reader.column(numbers[10])
-        names = reader.names(reader.column(numbers[10], _UINT32))
+        names = map(bytes.decode, reader.slices(reader.column(numbers[10], _UINT32)))
         memory.keys.stored.update(zip(names, map(StoredKey, times, digests), strict=True))
         reader.end()
     except (ValueError, UnicodeDecodeError, OverflowError) as error:
@@ -469,7 +447,7 @@ def decode(data: bytes, settings: SequenceSettings) -> Memory:
 def _read_producers(reader: _Reader, memory: Memory, old: SequenceBounds, count: int) -> None:
     heads, forgotten, epochs, times = (reader.column(count) for _ in range(4))
     name_lengths, digest_lengths, gap_counts = (reader.column(count, _UINT32) for _ in range(3))
-    names = reader.names(name_lengths)
+    names = map(bytes.decode, reader.slices(name_lengths))
     digests = reader.slices(digest_lengths)
     bounds = reader.column(2 * sum(gap_counts))
     keep, gap = DIGEST.size * memory.bounds.digests_max, 0
@@ -489,7 +467,7 @@ def _read_producers(reader: _Reader, memory: Memory, old: SequenceBounds, count:
                 steps = [upper - lower for lower, upper in pairwise(edges)]
                 if steps[0] < 0 or min(steps[1:]) < 1:
                     raise ValueError(f"gaps out of order: {edges}")
-                state.reset_gaps(list(zip(bounds[start:gap:2], bounds[start + 1 : gap : 2], strict=True)))
+                state._gaps = Gaps(list(zip(bounds[start:gap:2], bounds[start + 1 : gap : 2], strict=True)))
         memory.producers[name] = state
     if len(memory.producers) != count:
         raise ValueError("a producer is in it twice")
@@ -520,9 +498,6 @@ class _Reader:
         data = self._take(sum(lengths))
         ends = list(accumulate(lengths))
         return [data[end - length : end] for length, end in zip(lengths, ends, strict=True)]
-
-    def names(self, lengths: Sequence[int]) -> list[str]:
-        return [name.decode() for name in self.slices(lengths)]
 
     def end(self) -> None:
         if self._at != len(self._data):

@@ -16,15 +16,16 @@ loads it and reads the records behind it. `Topics` is a folder of them, one log 
 import json
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, NamedTuple, TypeVar, cast, get_args
+from typing import Any, Final, TypeAlias, TypeVar, cast, get_args
 from uuid import uuid4
 
 from onefold.clock import Clock, elapsed_ms, wall_ms
@@ -38,6 +39,7 @@ from onefold.producers.records import Kind, MemoryKind
 from onefold.producers.requests import Batch, Message, ProducerSession, Receipt, Request
 from onefold.producers.rules import Cadence, SequencesSnapshot, recover
 from onefold.tally import Tally
+from onefold.verdict import Verdict
 
 STEP_MAX_MS: Final = 10_000
 """A wall clock that differs by more from what has passed was set. ntpd slews up to 0.128 s and steps beyond; this
@@ -51,9 +53,8 @@ class TopicTime:
 
     Time passes as ``elapsed_ms`` says. The wall clock is followed while it agrees with that. When it does not it was
     set, or is wrong: the difference is shown (`off_ms`), counted (`steps`) and not believed until it has lasted for
-    `STEPOUT_MS`; then it is `due`, and `follow` takes it. So a single reading 70 years ahead changes nothing. What is
-    not seen is what a clock did while nobody ran the topic: it begins at the wall clock's time, or at that of the last
-    record where the wall clock is behind it.
+    `STEPOUT_MS`; then it is `due`, and `follow` takes it. What a clock did while nobody ran the topic is not seen: it
+    begins at the wall clock's time, or at that of the last record where the wall clock is behind it.
 
     >>> time = TopicTime(0, 1_000, 0)
     >>> time.read(9_999_000, 100), time.off_ms  # one wild reading
@@ -121,18 +122,13 @@ class TopicSettings:
     """Payloads that wait to be stored; beyond, `Busy`."""
     message_bytes_max: int = 1 << 20
 
-    def of_memory(self) -> records.SequenceSettings:
-        names = records.SequenceBounds._fields
-        return cast(records.SequenceSettings, {name: getattr(self, name) for name in names if hasattr(self, name)})
-
 
 class Fence:
     """The lowest sequence of each producer whose write failed and was not tried again yet.
 
-    With the memory "highest", a message that is stored makes all below it repeats. Who sends ahead may not know yet
-    that an earlier write failed; were the later message taken, the retry of the earlier one would be called a repeat,
-    and be lost. So nothing above the lowest failed sequence of a producer is taken until that one comes again and is
-    stored, or the producer connects anew and learns what is. (Pulsar closes the producer's connection for that.)
+    With the memory "highest", a message that is stored makes all below it repeats, so a later one must not be taken
+    before the retry of one that failed. Nothing above the lowest failed sequence is taken until that one comes again
+    and is stored, or the producer connects anew and learns what is. (Pulsar closes the producer's connection for that.)
     """
 
     def __init__(self, count_max: int) -> None:
@@ -155,7 +151,8 @@ class Fence:
     def passed(self, batch: Batch, request: Request[list[Receipt]]) -> None:
         """These were judged: if the failed one was among them, and not refused, others may follow."""
         failed = self._failed.get(batch.producer)
-        if failed is not None and len(batch) > 0 and batch.sequences[-1] >= failed and request.settles:
+        judged = any(answer.verdict in (Verdict.FIRST, Verdict.REPEAT) for answer, _ in request.verdicts)
+        if failed is not None and judged and batch.sequences[-1] >= failed:
             del self._failed[batch.producer]
 
     def clear(self) -> None:
@@ -168,10 +165,7 @@ class Fence:
 T = TypeVar("T")
 
 
-class _Ticket(NamedTuple):
-    request: Request[Any]
-    future: Future[Any]
-    size: int
+_Ticket: TypeAlias = tuple[Request[Any], Future[Any]]
 
 
 class Topic:
@@ -208,7 +202,7 @@ class Topic:
         self._elapsed = elapsed or (elapsed_ms if clock is wall_ms else clock)
         self._timing = threading.Lock()
         self._judging = threading.Lock()
-        self._committing = threading.Lock()
+        self._committing = threading.RLock()  # who commits may also save
         self._queue: list[_Ticket] = []
         self._queued_bytes = 0
         self._fence = Fence(self.settings.producers_max)
@@ -221,7 +215,10 @@ class Topic:
     def _recover(self) -> None:
         snapshot = self.log.load()
         tail = requests.entries(self.log.read(snapshot.position if snapshot else 0))
-        recovered = recover(snapshot, tail, **self.settings.of_memory())
+        bounds = {
+            name: value for name, value in asdict(self.settings).items() if name in records.SequenceBounds._fields
+        }
+        recovered = recover(snapshot, tail, **bounds)
         self._memory = recovered.sequences
         last = next(self.log.read(max(self.log.start, self.log.end - 1)), None)
         self._time = TopicTime(last.time_ms if last else 0, self._clock(), self._elapsed())
@@ -305,6 +302,11 @@ class Topic:
             self._fence.lift(producer)
 
     @property
+    def waiting(self) -> bool:
+        """Is there anything that `flush` would store?"""
+        return bool(self._queue)
+
+    @property
     def deduplicates(self) -> bool:
         return self._memory.switched_on
 
@@ -347,7 +349,7 @@ class Topic:
                            f"{self.settings.pending_bytes_max:,}", waiting=self._queued_bytes)  # fmt: skip
             request = judge()
             if request.drafts:
-                self._queue.append(_Ticket(request, future, size))
+                self._queue.append((request, future))
                 self._queued_bytes += size
                 return future
             self._book(request)
@@ -375,7 +377,7 @@ class Topic:
                 answer()
 
     def _commit(self, tickets: list[_Ticket], answers: list[Callable[[], None]]) -> None:
-        drafts = list(chain.from_iterable(ticket.request.drafts for ticket in tickets))
+        drafts = list(chain.from_iterable(request.drafts for request, _ in tickets))
         end = self.log.end
         try:
             self._set_clock()
@@ -384,10 +386,10 @@ class Topic:
             offset = self.log.append(drafts, time_ms)
             with self._judging:
                 settled = []
-                for ticket in tickets:
-                    settled.append(partial(ticket.future.set_result, ticket.request.settle(offset, time_ms)))
-                    self._book(ticket.request)
-                    offset += len(ticket.request.drafts)
+                for request, future in tickets:
+                    settled.append(partial(future.set_result, request.settle(offset, time_ms)))
+                    self._book(request)
+                    offset += len(request.drafts)
                 self._groups += 1
                 self._cadence.note(len(drafts), self._elapsed())
             answers += settled
@@ -397,11 +399,11 @@ class Topic:
                 tickets = tickets + self._queue
                 self._queue, self._queued_bytes = [], 0
                 self._memory.forget_overlay()
-                for ticket in tickets:
+                for request, _ in tickets:
                     if self.settings.memory == "highest" and self._memory.switched_on:
-                        self._fence.raise_for(ticket.request.drafts)
-                    self.tally.judge(records.WRITE_FAILED, sum(count for _, count in ticket.request.verdicts))
-            answers += [partial(ticket.future.set_exception, error) for ticket in tickets]
+                        self._fence.raise_for(request.drafts)
+                    self.tally.judge(records.WRITE_FAILED, sum(count for _, count in request.verdicts))
+            answers += [partial(future.set_exception, error) for _, future in tickets]
             if isinstance(error, StoreFailed):
                 return  # which the futures tell
             if self.log.end != end:  # interrupted when it was stored, but not known to be
@@ -418,10 +420,8 @@ class Topic:
         with self._committing:
             if self._closed:
                 return
-            try:
+            with self._in_peace():
                 self._set_clock()
-            except (OnefoldError, OSError) as error:
-                self.problem = str(error)
             self._keep_house()
             self._retain()
 
@@ -429,36 +429,36 @@ class Topic:
         """If it is due: forget idle producers, save what is remembered, drop what need not be kept."""
         if not self._cadence.due(self._elapsed()):
             return
-        try:
+        with self._in_peace():
             if self.settings.idle_ms is not None:
                 now_ms = self._now()
                 self._note(Kind.PURGE, now_ms - self.settings.idle_ms, now_ms)
-            self._save()
+            self.save()
             self.problem = None
-        except (OnefoldError, OSError) as error:
-            self.problem = str(error)
-            self._cadence.done(self._elapsed())  # and again when the next one is due
+        self._cadence.done(self._elapsed())  # also if it failed: again when the next one is due
         self._retain()
 
     def _retain(self) -> None:
         limit, age = self.settings.retain_bytes, self.settings.retain_ms
-        if limit is None and age is None:
-            return
+        if limit is not None or age is not None:
+            with self._in_peace():
+                self.log.retain(bytes=limit, before_ms=None if age is None else self._now() - age)
+
+    @contextmanager
+    def _in_peace(self) -> Iterator[None]:
+        """What fails in here is a problem of the topic, and of nobody who publishes."""
         try:
-            self.log.retain(bytes=limit, before_ms=None if age is None else self._now() - age)
+            yield
         except (OnefoldError, OSError) as error:
             self.problem = str(error)
 
     def save(self) -> None:
         """Save what is remembered, with its position: the next opening reads only the records behind it."""
         with self._committing:
-            self._save()
-
-    def _save(self) -> None:
-        with self._judging:
-            snapshot = SequencesSnapshot(self.log.end, self._memory.snapshot())
-        self.log.save(snapshot)
-        self._cadence.done(self._elapsed())
+            with self._judging:
+                snapshot = SequencesSnapshot(self.log.end, self._memory.snapshot())
+            self.log.save(snapshot)
+            self._cadence.done(self._elapsed())
 
     def close(self) -> None:
         """Store what is queued, save what is remembered, and let go of the log.
@@ -470,10 +470,9 @@ class Topic:
                 return
             self._closed = True
         try:
-            self.flush()
-            self.save()
-        except (OnefoldError, OSError) as error:
-            self.problem = str(error)
+            with self._in_peace():
+                self.flush()
+                self.save()
         finally:
             self.log.close()
         self.books().check()

@@ -22,11 +22,11 @@ import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from itertools import accumulate, pairwise
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from onefold.errors import BadInput, Misuse
 from onefold.producers.records import NAME_BYTES_MAX
-from onefold.producers.requests import Message
+from onefold.producers.requests import Message, Receipt
 from onefold.verdict import Verdict
 
 CONTENT_TYPE: Final = "application/vnd.onefold.batch"
@@ -44,9 +44,6 @@ _REQUEST_MAGIC: Final = b"OFB1"
 _REPLY_MAGIC: Final = b"OFR1"
 _VERDICTS: Final = tuple(Verdict)
 _CODES: Final = {verdict: code for code, verdict in enumerate(Verdict)}
-
-Judged: TypeAlias = tuple[Verdict, str, int]
-"""Verdict, reason, and the offset at which it is stored or -1: a receipt."""
 
 
 class WireStatus(IntEnum):
@@ -71,7 +68,7 @@ class BatchRequest(NamedTuple):
 class BatchReply(NamedTuple):
     request: int
     status: WireStatus
-    receipts: list[Judged]
+    receipts: list[Receipt]
     text: str
 
 
@@ -110,7 +107,9 @@ def decode_request(data: bytes, *, messages_max: int = MESSAGES_MAX, bytes_max: 
     return BatchRequest(request, producer, epoch or None, messages)
 
 
-def encode_reply(request: int, status: WireStatus, receipts: Iterable[Judged] = (), text: str = "") -> bytes:
+def encode_reply(
+    request: int, status: WireStatus, receipts: Iterable[tuple[Verdict, str, int]] = (), text: str = ""
+) -> bytes:
     """The bytes of a reply; a text over `TEXT_BYTES_MAX` is cut."""
     pack, codes = _RECEIPT.pack, _CODES
     parts = [pack(codes[verdict], offset, len(reason)) + reason.encode("ascii") for verdict, reason, offset in receipts]
@@ -124,7 +123,7 @@ def decode_reply(data: bytes, *, messages_max: int = MESSAGES_MAX) -> BatchReply
     if status >= len(WireStatus):
         raise _wrong(8, f"the status is {status}, must be 0 to {len(WireStatus) - 1}")
     _at_most(9, "receipts", count, messages_max)
-    receipts: list[Judged] = []
+    receipts: list[Receipt] = []
     at = _REPLY.size
     for _ in range(count):
         begin = at + _RECEIPT.size
@@ -136,7 +135,7 @@ def decode_reply(data: bytes, *, messages_max: int = MESSAGES_MAX) -> BatchReply
         if begin + length > len(data):
             raise _wrong(begin, f"the reason must have {length} bytes, there are {len(data) - begin}")
         at = begin + length
-        receipts.append((_VERDICTS[code], _text(data, begin, at, "ascii", "reason"), offset))
+        receipts.append(Receipt(_VERDICTS[code], _text(data, begin, at, "ascii", "reason"), offset))
     _at_most(at, "bytes of text", len(data) - at, TEXT_BYTES_MAX)
     return BatchReply(request, WireStatus(status), receipts, _text(data, at, len(data), "utf-8", "text"))
 

@@ -332,11 +332,9 @@ class Transfer:
             raise BadInput(f"the peer tells of {len(outcomes)} records, {len(batch)} were pushed")
         self.pushed.arrive(len(self._on_their_way.popleft()))
         for id, outcome in zip(batch, outcomes, strict=True):
-            booked = exchange.OUTCOMES[outcome]
-            if booked.verdict is Verdict.REJECT:
-                self._refuse(self.pushed, booked, id)
-            else:
-                self.pushed.judge(booked)
+            self.pushed.judge(outcome)
+            if outcome.verdict is Verdict.REJECT:
+                self._refused.add(id)
         self._say(f"pushed {self.pushed.received:,} records, {end - self.pushed.received:,} to go")
 
     def _refuse(self, books: Tally, why: Answer, id: bytes) -> None:
@@ -395,13 +393,10 @@ def reconcile(
 
     `ConnectionError` if ``limits.tries`` in a row moved nothing; what was moved before that is kept.
 
-    >>> from onefold.reconcile import record
-    >>> from onefold.reconcile.exchange import Pipe
-    >>> from onefold.reconcile.peer import Peer
-    >>> from onefold.reconcile.records import MemoryRecords
-    >>> here, there = MemoryRecords(), MemoryRecords()
+    >>> from onefold.reconcile import open_records, record
+    >>> here, there = open_records("memory://"), open_records("memory://")
     >>> _ = here.add([record(1, b"both"), record(2, b"here")]), there.add([record(1, b"both"), record(3, b"there")])
-    >>> done = reconcile(here, lambda: Pipe(Peer(there).answer))
+    >>> done = reconcile(here, beside(there))
     >>> done.have, done.need, done.settled, len(here), len(there)
     (1, 1, True, 3, 3)
     """

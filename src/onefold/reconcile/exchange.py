@@ -4,7 +4,7 @@
     O  open: JSON, see `Opening`               o  opened: JSON, see `OpenReply`
     M  a message of the protocol               M  the reply to it
     F  fetch: ids, one after another           R  records: the first of those that were asked for, as many as fit
-    P  push: records                           p  pushed: a byte for each, see `PushReply`
+    P  push: records                           p  pushed: a byte for each, see `OUTCOMES`
     C  close                                   c  closed
                                                e  error: JSON, see `Trouble`; a broken or spent session is over
 
@@ -23,7 +23,6 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from enum import IntEnum
 from struct import Struct
 from typing import Final, Literal, TypeVar
 
@@ -39,13 +38,6 @@ NO_BODY: Final = 2**32 - 1
 HEAD: Final = Struct("<QI")
 
 OPEN, OPENED, MESSAGE, FETCH, RECORDS, PUSH, PUSHED, CLOSE, CLOSED, ERROR = b"OoMFRPpCce"
-
-
-class PushReply(IntEnum):
-    STORED = 0
-    KNOWN = 1
-    WRONG_ID = 2
-    TOO_LARGE = 3
 
 
 STORED: Final = Answer(Verdict.FIRST, "stored")
@@ -70,7 +62,8 @@ RULES: Final[Mapping[Answer, str]] = {
 NOT_TAKEN: Final = Answer(Verdict.UNSURE, "not_taken", retry=True)
 """Of a server's books: a frame of records that it refused or could not store. The peer is told, and looks again."""
 
-OUTCOMES: Final = dict(zip(PushReply, (STORED, KNOWN, WRONG_ID, TOO_LARGE), strict=True))
+OUTCOMES: Final = STORED, KNOWN, WRONG_ID, TOO_LARGE
+"""What becomes of a record that is pushed; the position is its byte on the wire."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,15 +184,15 @@ def size_of(record: Record) -> int:
     return HEAD.size + len(record.id) + len(record.body or b"")
 
 
-def write_outcomes(outcomes: Sequence[PushReply]) -> bytes:
-    return bytes((PUSHED, *outcomes))
+def write_outcomes(outcomes: Sequence[Answer]) -> bytes:
+    return bytes((PUSHED, *map(OUTCOMES.index, outcomes)))
 
 
-def read_outcomes(frame: bytes) -> list[PushReply]:
+def read_outcomes(frame: bytes) -> list[Answer]:
     try:
-        return [PushReply(byte) for byte in frame[1:]]
-    except ValueError as error:
-        raise BadInput(f"no outcome of a push: {error}", offset=1) from None
+        return [OUTCOMES[byte] for byte in frame[1:]]
+    except IndexError:
+        raise BadInput(f"no outcome of a push: {max(frame[1:])} is above {len(OUTCOMES) - 1}", offset=1) from None
 
 
 class Pipe:

@@ -42,11 +42,7 @@ LITTLE: Final = np.dtype("<u8")
 
 
 def padded(ids: Rows, id_size: int) -> Rows:
-    """Ids of this size as rows of whole limbs, zeros behind them, in one piece of memory.
-
-    >>> padded(np.ones((1, 20), dtype=np.uint8), 20).shape
-    (1, 24)
-    """
+    """Ids of this size as rows of whole limbs, zeros behind them, in one piece of memory."""
     if id_size % 8 == 0:
         return np.ascontiguousarray(ids)
     rows = np.zeros((len(ids), -(-id_size // 8) * 8), dtype=np.uint8)
@@ -65,11 +61,7 @@ def texts(rows: Rows) -> NDArray[Any]:
 
 
 def blobs(rows: Rows) -> list[bytes]:
-    """The rows as bytes, zeros included.
-
-    >>> blobs(np.array([[1, 0], [2, 3]], dtype=np.uint8))
-    [b'\\x01\\x00', b'\\x02\\x03']
-    """
+    """The rows as bytes, zeros included."""
     values: list[bytes] = whole(rows).tolist()
     return values
 
@@ -80,11 +72,7 @@ def flagged(flags: NDArray[Any]) -> Ints:
 
 
 def spans(lower: Ints, upper: Ints) -> Ints:
-    """All indices of all the ranges, one after another.
-
-    >>> spans(np.array([3, 10]), np.array([5, 11])).tolist()
-    [3, 4, 10]
-    """
+    """All indices of all the ranges, one after another."""
     return spans_by(lower, upper - lower, 1)
 
 
@@ -152,11 +140,8 @@ class Bounds:
 
     @staticmethod
     def join(parts: Sequence[Bounds]) -> Bounds:
-        return Bounds(
-            np.concatenate([part.timestamps for part in parts]),
-            np.concatenate([part.ids for part in parts]),
-            np.concatenate([part.lengths for part in parts]),
-        )
+        columns = zip(*((part.timestamps, part.ids, part.lengths) for part in parts), strict=True)
+        return Bounds(*map(np.concatenate, columns))
 
     @staticmethod
     def choose(first: Flags, these: Bounds, those: Bounds) -> Bounds:
@@ -197,8 +182,7 @@ class Bounds:
 def running_sums(limbs: Limbs) -> Limbs:
     """The sums of the first 0, 1, ... n rows, each a number of as many limbs.
 
-    A column of limbs that is added up wraps around; a wrap shows as a total below its predecessor, and is carried into
-    the next limb.
+    A total that wraps around is below its predecessor: that is carried into the next limb.
     """
     totals = np.zeros((len(limbs) + 1, limbs.shape[1]), dtype=np.uint64)
     carry = np.zeros(len(limbs), dtype=np.uint64)
@@ -257,7 +241,6 @@ class Columns:
 
     @staticmethod
     def sorted_from(timestamps: Stamps, ids: Rows) -> Columns:
-        """The same records in order; ids are whole limbs wide."""
         if len(timestamps) < 2:
             return Columns(timestamps, ids)
         keys = _keys(timestamps - timestamps.min(), ids)
@@ -277,7 +260,6 @@ class Columns:
 
     @cached_property
     def sums(self) -> Limbs:
-        """The sums of the first 0, 1, ... n ids, as little-endian numbers."""
         return running_sums(self.ids.view(LITTLE))
 
     @cached_property
@@ -370,7 +352,6 @@ OVERLAY_MIN: Final = 1_024  # smaller ones cost nothing that can be measured
 
 
 def overlay_max(size: int) -> int:
-    """How many changes are kept beside main before it is built anew."""
     return max(OVERLAY_MIN, 4 * isqrt(size))
 
 
@@ -384,9 +365,9 @@ class Index:
     A bound's rank is its position in main, less the holes below it, plus the extras below it; a rank splits into a
     position in main and one in extra by binary search. A range's total is that of main, plus extra, less the holes.
 
-    An index never changes: ``added`` and ``removed`` give a new one that shares main, so a session that works on one
-    is not disturbed. Cost: a change of k records is O(k log n + overlay); beyond ``overlay_max(n)`` main is built anew
-    by O(n) moves. With a million records: 0.25 ms for one at a time, microseconds each for a thousand at once.
+    An index never changes: ``added`` and ``removed`` give a new one that shares main. Cost: a change of k records is
+    O(k log n + overlay); beyond ``overlay_max(n)`` main is built anew by O(n) moves. With a million records: 0.25 ms
+    for one at a time, microseconds each for a thousand at once.
     """
 
     def __init__(self, id_size: int, main: Columns, extra: Columns | None = None, holes: Ints | None = None) -> None:
@@ -401,7 +382,6 @@ class Index:
 
     @cached_property
     def _removed(self) -> Columns:
-        """The records at the holes, to subtract them."""
         return Columns(self._main.timestamps[self._holes], self._main.ids[self._holes])
 
     @cached_property
@@ -409,16 +389,16 @@ class Index:
         places = self._main.find(self._extra.bounds())
         return places - self._holes.searchsorted(places) + np.arange(len(places))
 
-    @cached_property
-    def _alive_before(self) -> Ints:
-        """For each hole, how many records of main below it are still there."""
-        return self._holes - np.arange(len(self._holes))
-
     def expect(self, upper: Bounds, whole: Flags) -> None:
         """Nothing to fetch: all is in memory."""
 
     def cuts(self, ranks: Ints, lower: Ints, upper: Ints) -> Ints:
         return ranks
+
+    @cached_property
+    def _alive_before(self) -> Ints:
+        """For each hole, how many records of main below it are still there."""
+        return self._holes - np.arange(len(self._holes))
 
     def find(self, bounds: Bounds) -> Ints:
         places = self._main.find(bounds)
@@ -434,11 +414,11 @@ class Index:
         return alive + holes, extra, holes
 
     def sums(self, lower: Ints, upper: Ints) -> Limbs:
-        if self._plain:
-            return minus(self._main.sums.take(upper, axis=0), self._main.sums.take(lower, axis=0))
         return minus(self._sum_below(upper), self._sum_below(lower))
 
     def _sum_below(self, ranks: Ints) -> Limbs:
+        if self._plain:
+            return self._main.sums.take(ranks, axis=0)
         main, extra, holes = self._split(ranks)
         return minus(plus(self._main.sums[main], self._extra.sums[extra]), self._removed.sums[holes])
 
@@ -483,7 +463,7 @@ class Index:
         return self._lean(self._extra.merged(records), self._holes)
 
     def removed(self, timestamps: Stamps, ids: Rows) -> Index:
-        """Without some records, which must be there, each named once."""
+        """Without these records, which must be there, each named once."""
         extra = self._extra.places(timestamps, ids)
         late = extra >= 0
         places = np.sort(self._main.places(timestamps[~late], ids[~late]))
@@ -491,7 +471,6 @@ class Index:
         return self._lean(self._extra.without(extra[late]), holes)
 
     def _lean(self, extra: Columns, holes: Ints) -> Index:
-        """With this overlay, or built anew when it is too large."""
         if len(extra) + len(holes) <= overlay_max(len(self._main)):
             return Index(self.id_size, self._main, extra, holes)
         return Index(self.id_size, self._main.without(holes).merged(extra))
@@ -588,7 +567,7 @@ class ItemSet:
         self._index = self._index.added(records)
 
     def remove(self, timestamp: int, id: bytes) -> None:
-        """Remove one record; the set must be sealed, and hold it."""
+        """Remove one record of a sealed set, which must be there."""
         self.remove_many([timestamp], [id])
 
     def remove_many(self, timestamps: ArrayLike, ids: Rows | Sequence[bytes]) -> None:
@@ -616,8 +595,7 @@ class ItemSet:
         return self._index
 
     def ids(self) -> list[bytes]:
-        rows = self.snapshot().rows(np.arange(len(self)))[1]
-        return [row[: self.id_size].tobytes() for row in rows]
+        return blobs(self.rows(np.arange(len(self)))[1][:, : self.id_size])
 
     def expect(self, upper: Bounds, whole: Flags) -> None:
         """Nothing to fetch: all is in memory."""
@@ -650,13 +628,9 @@ class ItemSet:
         if len(below := flagged(stamps < 0)):
             value = int(stamps[below[0]])
             raise BadInput(f"timestamp {value} is below 0", place=int(below[0]), value=value)
-        if not isinstance(ids, np.ndarray):
-            sizes = enumerate(map(len, ids))
-        elif ids.ndim != 2 or ids.dtype != np.uint8:
+        if isinstance(ids, np.ndarray) and (ids.ndim != 2 or ids.dtype != np.uint8):
             raise Misuse(f"ids are {ids.dtype} of shape {ids.shape}, must be uint8 of shape (n, {id_size})")
-        else:
-            sizes = enumerate([ids.shape[1]])
-        for number, size in sizes:
+        for number, size in enumerate([ids.shape[1]] if isinstance(ids, np.ndarray) else map(len, ids)):
             if size != id_size:
                 text = f"id {number} has {size} bytes, must have {id_size}"
                 raise BadInput(text, place=number, size=size, id_size=id_size)
@@ -705,9 +679,8 @@ class Window:
             raise Misuse(f"since is {since} and until {until}: must be 0 <= since <= until < 2^64 - 1")
         self._items = items.snapshot()
         self.id_size = items.id_size
-        self._start: int
-        self._end: int
-        self._start, self._end = self._items.find(Bounds.of([since, until + 1], [b"", b""], items.id_size)).tolist()
+        ends = self._items.find(Bounds.of([since, until + 1], [b"", b""], items.id_size))
+        self._start, self._end = int(ends[0]), int(ends[1])
 
     def __len__(self) -> int:
         return self._end - self._start

@@ -16,18 +16,16 @@ it would give a wrong result. It is wire v1, so ids have 32 bytes; what is found
 from __future__ import annotations
 
 import json
-import threading
 from binascii import Error as BadHex
 from binascii import unhexlify
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from onefold.decoding import read_json
 from onefold.errors import BadInput
 from onefold.reconcile import INFINITY
 from onefold.reconcile.exchange import Opening
-from onefold.reconcile.peer import OpenSession, PeerBooks, ReconcileLimits, Refused, failed
-from onefold.reconcile.records import Records
+from onefold.reconcile.peer import PeerSessions, Refused, failed
 
 NAME_MAX: Final = 64  # characters; as NIP-01 has it
 FIELDS: Final = {"NEG-OPEN": 4, "NEG-MSG": 3, "NEG-CLOSE": 2}
@@ -41,26 +39,13 @@ REASONS: Final[Mapping[str, str]] = {
 """Those of `peer`, as a client of NIP-77 expects them; the limits of a session are all ``closed``."""
 
 
-class Subscriptions:
-    """The sessions of one connection; by any thread, one at a time."""
-
-    def __init__(self, records: Records, limits: ReconcileLimits, clock: Callable[[], float], books: PeerBooks) -> None:
-        self._records, self._limits, self._clock, self._books = records, limits, clock, books
-        self._lock = threading.Lock()
-        self._sessions: dict[str, OpenSession] = {}
-        self._troubles = 0
-
-    @property
-    def over(self) -> bool:
-        """Whether the connection should be closed: it had as many errors as one may have."""
-        return self._troubles >= self._limits.troubles_max
-
+class Subscriptions(PeerSessions):
     def answer(self, text: str) -> str | None:
         """The answer to a message; None if it gets none. Never raises."""
         try:
             verb, name, rest = read_message(text)
         except Refused as refused:
-            self._trouble(refused.name)
+            self._trouble(refused)
             return _text("NOTICE", f"invalid: {refused}")
         with self._lock:
             try:
@@ -70,20 +55,10 @@ class Subscriptions:
             except Exception as error:
                 return self._refuse(name, failed(error))
 
-    def waited(self, silence_s: float) -> None:
-        with self._lock:
-            for session in self._sessions.values():
-                session.waited(silence_s)
-
     def expire(self) -> None:
         """Close the sessions whose time is up; their clients are told when they come back."""
         with self._lock:
             for name in [name for name, session in self._sessions.items() if session.settled]:
-                self._end(name)
-
-    def close(self) -> None:
-        with self._lock:
-            for name in list(self._sessions):
                 self._end(name)
 
     def _answer(self, verb: str, name: str, rest: list[Any]) -> str | None:
@@ -100,7 +75,7 @@ class Subscriptions:
             opening = read_filter(rest[0])
             if len(self._sessions) >= self._limits.subscriptions_max:
                 raise Refused("busy", f"{len(self._sessions)} subscriptions are open here, subscriptions_max")
-            self._sessions[name] = OpenSession(self._records, opening, self._limits, self._clock, self._books)
+            self._open(name, opening)
         session = self._sessions.get(name)
         if session is None:
             raise Refused("not_open", "there is no such subscription (any more)")
@@ -108,17 +83,8 @@ class Subscriptions:
 
     def _refuse(self, name: str, refused: Refused) -> str:
         self._end(name)
-        self._trouble(refused.name)
+        self._trouble(refused)
         return _text("NEG-ERR", name, f"{REASONS.get(refused.name, 'closed')}: {refused}")
-
-    def _trouble(self, name: str) -> None:
-        self._troubles += 1
-        self._books.trouble(name)
-
-    def _end(self, name: str) -> None:
-        session = self._sessions.pop(name, None)
-        if session is not None:
-            session.close()
 
 
 def _text(*words: str) -> str:

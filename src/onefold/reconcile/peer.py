@@ -32,13 +32,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from typing import Final
 
 from onefold.errors import BadInput, Misuse, OnefoldError
 from onefold.net.limits import HttpLimits
 from onefold.reconcile import FRAME_SIZE_MIN, Limits, Record, Session, SessionLimit, Violation, Window, exchange
-from onefold.reconcile.exchange import Opening, OpenReply, PushReply
+from onefold.reconcile.exchange import Opening, OpenReply
 from onefold.reconcile.records import Records
 from onefold.tally import Tally
 from onefold.verdict import Answer
@@ -47,17 +48,12 @@ from onefold.verdict import Answer
 class PeerBooks:
     """What a server counts over all its connections; written by any thread.
 
-    >>> from onefold.verdict import Verdict
     >>> books = PeerBooks()
     >>> books.sit(1), books.sit(1)
     (True, False)
     >>> books.leave()
-    >>> books.count("fetched", 3)
-    >>> books.sessions, books.of("fetched"), books.of("sessions")
-    (0, 3, 1)
-    >>> books.arrive(2); books.judge(Answer(Verdict.FIRST, "stored"))
-    >>> str(books.pushed()), books.pushed().pending
-    ('2 in != 1 first + 0 repeat + 0 unsure + 0 reject', 1)
+    >>> books.sessions, books.of("sessions")
+    (0, 1)
     """
 
     def __init__(self) -> None:
@@ -197,12 +193,14 @@ class OpenSession:
             raise Refused("busy", f"{limits.sessions_max} sessions are open, as many as there may be: try again later")
         self._limits, self._clock, self._books = limits, clock, books
         self._silence_s = self._work_s = 0.0
-        self._closed = False
+        self._closing = ExitStack()
+        self._closing.callback(books.leave)
         try:
             self._snapshot = records.snapshot()
         except Exception as error:
-            self._leave()
+            self.close()
             raise failed(error) from error
+        self._closing.callback(self._snapshot.close)
         try:
             window = Window(self._snapshot, opening.since, opening.until)
             frame = min(opening.frame_size_max or limits.frame_size_max, limits.frame_size_max)
@@ -255,13 +253,7 @@ class OpenSession:
 
     def close(self) -> None:
         """Let go of the snapshot and the seat. May be called twice."""
-        if not self._closed:
-            self._leave()
-            self._snapshot.close()
-
-    def _leave(self) -> None:
-        self._closed = True
-        self._books.leave()
+        self._closing.close()
 
 
 def _silent(most_s: float) -> Refused:
@@ -272,8 +264,51 @@ READ_MAX: Final = 16
 """Records that are read at once to fill a frame: a store may hold large ones, and the last of them may not fit."""
 
 
-class Peer:
-    """Answers the frames of one connection; by any thread, one at a time.
+class PeerSessions:
+    """The sessions of one connection, by name; used by any thread, one at a time."""
+
+    def __init__(self, records: Records, limits: ReconcileLimits, clock: Callable[[], float], books: PeerBooks) -> None:
+        self._records, self._limits, self._clock, self._books = records, limits, clock, books
+        self._lock = threading.Lock()
+        self._sessions: dict[str, OpenSession] = {}
+        self._troubles = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether the connection should be closed: it had as many errors as one may have."""
+        return self._troubles >= self._limits.troubles_max
+
+    def waited(self, silence_s: float) -> None:
+        """The connection was silent for so long, before whatever came next."""
+        with self._lock:
+            for session in self._sessions.values():
+                session.waited(silence_s)
+
+    def close(self) -> None:
+        with self._lock:
+            for name in list(self._sessions):
+                self._end(name)
+
+    def _open(self, name: str, opening: Opening) -> OpenSession:
+        session = OpenSession(self._records, opening, self._limits, self._clock, self._books)
+        self._sessions[name] = session
+        return session
+
+    def _end(self, name: str) -> None:
+        if (session := self._sessions.pop(name, None)) is not None:
+            session.close()
+
+    def _trouble(self, refused: Refused) -> None:
+        self._troubles += 1
+        self._books.trouble(refused.name)
+
+
+ONLY: Final = ""
+"""The name of the one session that a connection of ours has at a time."""
+
+
+class Peer(PeerSessions):
+    """Answers the frames of one connection.
 
     >>> from onefold.reconcile import record
     >>> from onefold.reconcile.exchange import Pipe
@@ -295,16 +330,9 @@ class Peer:
         books: PeerBooks | None = None, *, writable: bool = True, bodies: bool = True,
     ) -> None:  # fmt: skip
         """``clock`` is that of the CPU of a thread; ``books`` are shared by all connections of a server."""
-        self._records, self._clock, self._writable, self._bodies = records, clock, writable, bodies
-        self._limits, self._books = limits or ReconcileLimits(), books or PeerBooks()
-        self._lock = threading.Lock()
-        self._session: OpenSession | None = None
-        self._fetched = self._pushed = self._troubles = 0
-
-    @property
-    def over(self) -> bool:
-        """Whether the connection should be closed: it had as many errors as one may have."""
-        return self._troubles >= self._limits.troubles_max
+        super().__init__(records, limits or ReconcileLimits(), clock, books or PeerBooks())
+        self._writable, self._bodies = writable, bodies
+        self._fetched = self._pushed = 0
 
     def answer(self, frame: bytes) -> bytes:
         """The answer to a frame; never raises."""
@@ -318,35 +346,25 @@ class Peer:
             except Exception as error:
                 return self._refuse(failed(error))
 
-    def waited(self, silence_s: float) -> None:
-        """The connection was silent for so long, before whatever came next."""
-        with self._lock:
-            if self._session is not None:
-                self._session.waited(silence_s)
-
     def expire(self) -> None:
         """Close a session whose time is up; for a connection that goes on with something else."""
         with self._lock:
             try:
-                if self._session is not None:
-                    self._session.transfer()
+                for session in self._sessions.values():
+                    session.transfer()
             except Refused:
-                self._end()
-
-    def close(self) -> None:
-        with self._lock:
-            self._end()
+                self._end(ONLY)
 
     def _answer(self, frame: bytes) -> bytes:
         if not frame:
             raise Refused("bad_frame", "an empty frame", 0)
         if len(frame) > (most := self._limits.message_bytes_max):
             raise Refused("frame", f"a frame of {len(frame)} bytes, message_bytes_max is {most}")
-        kind, session = frame[0], self._session
+        kind, session = frame[0], self._sessions.get(ONLY)
         if kind == exchange.OPEN:
-            return self._open(frame)
+            return self._opened(frame)
         if kind == exchange.CLOSE:
-            self._end()
+            self._end(ONLY)
             return bytes((exchange.CLOSED,))
         if kind not in (exchange.MESSAGE, exchange.FETCH, exchange.PUSH):
             raise Refused("bad_frame", f"0x{kind:02x} is no kind of frame that a client sends", 0)
@@ -356,14 +374,13 @@ class Peer:
             return bytes((exchange.MESSAGE,)) + session.reconcile(frame[1:])
         return self._fetch(session, frame) if kind == exchange.FETCH else self._push(session, frame)
 
-    def _open(self, frame: bytes) -> bytes:
+    def _opened(self, frame: bytes) -> bytes:
         opening = exchange.read_document(Opening, frame)
-        if self._session is not None:
+        if self._sessions:
             raise Refused("bad_frame", "a session is open on this connection: close it first", 0)
-        self._session = OpenSession(self._records, opening, self._limits, self._clock, self._books)
         self._fetched = self._pushed = 0
         reply = OpenReply(
-            records=self._session.records, bodies=self._bodies, writable=self._writable,
+            records=self._open(ONLY, opening).records, bodies=self._bodies, writable=self._writable,
             message_bytes_max=self._limits.message_bytes_max, record_bytes_max=self._limits.record_bytes_max,
         )  # fmt: skip
         return exchange.write_document(exchange.OPENED, reply)
@@ -403,33 +420,27 @@ class Peer:
             self._books.judge(exchange.NOT_TAKEN, len(records))
             raise
         for outcome in outcomes:
-            self._books.judge(exchange.OUTCOMES[outcome])
+            self._books.judge(outcome)
         return exchange.write_outcomes(outcomes)
 
-    def _store(self, records: Sequence[Record]) -> list[PushReply]:
+    def _store(self, records: Sequence[Record]) -> list[Answer]:
         self._pushed += len(records) or 1
         if self._pushed > self._limits.pushes_max:
             raise Refused("pushes", f"the session is over: more than {self._limits.pushes_max} records were pushed")
         outcomes = []
         for record in records:
             if len(record.body or b"") > self._limits.record_bytes_max:
-                outcomes.append(PushReply.TOO_LARGE)
+                outcomes.append(exchange.TOO_LARGE)
             else:
-                outcomes.append(PushReply.STORED if record.genuine else PushReply.WRONG_ID)
-        good = [number for number, outcome in enumerate(outcomes) if outcome is PushReply.STORED]
+                outcomes.append(exchange.STORED if record.genuine else exchange.WRONG_ID)
+        good = [number for number, outcome in enumerate(outcomes) if outcome is exchange.STORED]
         for number, new in zip(good, self._records.add([records[number] for number in good]), strict=True):
             if not new:
-                outcomes[number] = PushReply.KNOWN
+                outcomes[number] = exchange.KNOWN
         return outcomes
 
     def _refuse(self, refused: Refused) -> bytes:
-        self._end()
-        self._troubles += 1
-        self._books.trouble(refused.name)
+        self._end(ONLY)
+        self._trouble(refused)
         trouble = exchange.Trouble(error=refused.name, text=str(refused), offset=refused.offset)
         return exchange.write_document(exchange.ERROR, trouble)
-
-    def _end(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            session.close()

@@ -23,11 +23,10 @@ from onefold.stores.addresses import nothing_at, scheme_of
 
 
 class Record(NamedTuple):
-    """A timestamp, an id, and the bytes that belong to them; None: they are not here."""
-
     timestamp: int
     id: bytes
     body: bytes | None = None
+    """None: the bytes are not here."""
 
     @property
     def genuine(self) -> bool:
@@ -103,9 +102,8 @@ class Channel(Protocol):
 def open_records(address: str, id_size: int | None = None, *, make: bool = True) -> Records:
     """The records at an address; what is not a URL is the name of a SQLite file.
 
-    ``id_size`` is for a store that is made by this; 32 if it is not given. One that is there has an id size already,
-    and it is `Misuse` to ask for another. Without ``make``, a file that holds no records is `Misuse`, and is
-    left as it is.
+    ``id_size`` is that of a new store, by default 32; to ask one that is there for another is `Misuse`. Without
+    ``make``, a file that holds no records is `Misuse`, and is left as it is.
 
     >>> len(open_records("memory://"))
     0
@@ -160,14 +158,12 @@ def columns_of(records: Iterable[Record], id_size: int) -> Columns:
 class MemorySnapshot(Window):
     """All records of one moment. It shares the columns of the set, which never change: nothing is copied."""
 
-    def close(self) -> None:
-        """Nothing to let go of."""
+    def close(self) -> None: ...
 
 
 class MemoryRecords:
     """`Records` in a dict, with an index beside it.
 
-    >>> from onefold.reconcile import record
     >>> records = MemoryRecords()
     >>> records.add([record(5, b"1 coffee"), record(5, b"1 coffee"), record(6, b"2 teas")])
     [True, False, True]

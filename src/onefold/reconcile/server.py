@@ -56,7 +56,7 @@ def reconcile_metrics(books: PeerBooks, connections: int) -> Iterator[Metric]:
     yield CounterMetricFamily(f"{PREFIX}_arrived", "Records that came to be stored.", tally.received)
     yield GaugeMetricFamily(f"{PREFIX}_pending", "Records that came and have no outcome; 0 at rest.", tally.pending)
     pushed = CounterMetricFamily(f"{PREFIX}_pushed", "Records that were pushed, by outcome.", labels=["outcome"])
-    for verdict, reason in (*exchange.OUTCOMES.values(), exchange.NOT_TAKEN):
+    for verdict, reason in (*exchange.OUTCOMES, exchange.NOT_TAKEN):
         pushed.add_metric([reason], tally.count(verdict, reason))
     yield pushed
     errors = CounterMetricFamily(f"{PREFIX}_errors", "Errors that peers were told, by name.", labels=["error"])
@@ -79,8 +79,8 @@ class Account:
 class AnswerTurns:
     """Threads for the work of many peers: of those who wait, whoever has used least is next.
 
-    A message can be made so that it takes a tenth of a second to answer. Whoever sends many of these waits behind those
-    who do not; an honest peer hardly waits for more than what is being done when it comes. Lives on one event loop.
+    A message can be made so that it takes a tenth of a second to answer: whoever sends many of these waits behind those
+    who do not. Lives on one event loop.
     """
 
     def __init__(self, threads: int = THREADS) -> None:
@@ -126,8 +126,6 @@ class AnswerTurns:
 
 
 class PeerConnection:
-    """One websocket: read, answer, write, until one side has enough."""
-
     def __init__(self, server: ReconcileServer, receive: Receive, send: Send, abort: Callable[[], None]) -> None:
         settings, self._turns, self._books = server.settings, server.turns, server.books
         self._receive, self._send, self._abort, self._limits = receive, send, abort, settings.limits
@@ -231,7 +229,6 @@ class ReconcileServer(HttpServer):
         super().__init__(settings.host, settings.port, settings.token, settings.limits)
 
     def run(self, say: Callable[[str], None] = lambda url: None) -> None:
-        """Serve; ``say`` is called with the address as soon as requests are answered."""
         try:
             super().run(say)
         finally:

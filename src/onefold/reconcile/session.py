@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import add
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -110,9 +111,8 @@ class Setting:
     """The records, the wire and the sizes of a session, checked once.
 
     ``split`` and ``list_below`` are 16 and 32 as in the published implementations: more pieces mean fewer rounds and
-    more bytes for the same difference. A range of ours is never fingerprinted when it is empty: an empty fingerprint
-    would match an empty range elsewhere and say nothing. So every piece must get a record: ``list_below`` is at least
-    ``split``.
+    more bytes. An empty fingerprint would match an empty range elsewhere and say nothing, so every piece must get a
+    record: ``list_below`` is at least ``split``.
     """
 
     items: Items
@@ -173,41 +173,33 @@ class Listed:
         return start, start + int(self.counts[number])
 
 
-@dataclass(frozen=True)
-class Matched:
-    """For each of our ids the position of its equal among theirs, or NOBODY; and the other way round."""
-
-    ours: Ints
-    theirs: Ints
-    twice: Ints
-    """Ids that they list twice in one range: the positions of the second ones."""
-
-
-def match(ours: Listed, theirs: Listed) -> Matched:
+def match(ours: Listed, theirs: Listed) -> tuple[Ints, Ints, list[int]]:
     """Pair the ids of both sides that are equal and in the same range, for all lists of a message at once.
 
-    Each id, ours and theirs, becomes one number: its range, then the beginning of the id, then whose it is, then its
-    position. Sorted, equal ids of both sides are neighbours; they are then compared whole. The beginnings of different
-    ids of one range are seldom alike. Where they are, by chance, by malice or because lists are very long, that range
-    is *crowded* and matched by a dictionary: slower, and as exact. Cost: one sort of numbers; 0.1 microseconds per id.
+    For each of our ids the position of its equal among theirs, or NOBODY; the other way round; and of ids that they
+    list twice in one range the positions of the second ones.
+
+    Each id becomes one number: its range, the beginning of the id, whose it is, its position. Sorted, equal ids of both
+    sides are neighbours; they are then compared whole. Where the beginnings of different ids of one range are alike, by
+    chance, by malice or because lists are very long, that range is *crowded* and matched by a dictionary: slower, and
+    as exact. Cost: one sort of numbers; 0.1 microseconds per id.
     """
-    partner_of_ours = np.full(len(ours.ids), NOBODY, dtype=np.int64)
-    partner_of_theirs = np.full(len(theirs.ids), NOBODY, dtype=np.int64)
-    matched = Matched(partner_of_ours, partner_of_theirs, np.zeros(0, dtype=np.int64))
+    of_ours, of_theirs = (np.full(len(listed.ids), NOBODY, dtype=np.int64) for listed in (ours, theirs))
     if not len(theirs.ids):
-        return matched
+        return of_ours, of_theirs, []
     range_bits = max(1, (len(ours.counts) - 1).bit_length())
     place_bits = max(len(ours.ids), len(theirs.ids)).bit_length()
     if 64 - range_bits - place_bits - 1 < BEGINNING_BITS_MIN:
-        return _match_by_dictionary(ours, theirs, matched, np.arange(len(ours.counts)))
+        twice = _match_by_dictionary(ours, theirs, of_ours, of_theirs, np.arange(len(ours.counts)))
+        return of_ours, of_theirs, twice
     ours_at, theirs_at, crowded = _pairs(ours, theirs, range_bits, place_bits)
     limbs = ours.ids.view(np.uint64).take(ours_at, axis=0) == theirs.ids.view(np.uint64).take(theirs_at, axis=0)
     equal = np.logical_and.reduce([limbs[:, k] for k in range(limbs.shape[1])])
     if not equal.all():
         ours_at, theirs_at = ours_at[equal], theirs_at[equal]
-    partner_of_ours[ours_at] = theirs_at
-    partner_of_theirs[theirs_at] = ours_at
-    return _match_by_dictionary(ours, theirs, matched, crowded) if len(crowded) else matched
+    of_ours[ours_at] = theirs_at
+    of_theirs[theirs_at] = ours_at
+    return of_ours, of_theirs, _match_by_dictionary(ours, theirs, of_ours, of_theirs, crowded)
 
 
 def _pairs(ours: Listed, theirs: Listed, range_bits: int, place_bits: int) -> tuple[Ints, Ints, Ints]:
@@ -231,36 +223,37 @@ def _pairs(ours: Listed, theirs: Listed, range_bits: int, place_bits: int) -> tu
     return (keys[first] & mask).astype(np.int64), (keys[first + 1] & mask).astype(np.int64), crowded
 
 
-def _match_by_dictionary(ours: Listed, theirs: Listed, matched: Matched, ranges: Ints) -> Matched:
-    """Match these ranges id by id, over whatever was paired before."""
+def _match_by_dictionary(ours: Listed, theirs: Listed, of_ours: Ints, of_theirs: Ints, ranges: Ints) -> list[int]:
+    """Match these ranges id by id, over whatever was paired before; which of their ids are there twice."""
     twice: list[int] = []
     for number in ranges.tolist():
         start, end = ours.span(number)
-        matched.ours[start:end] = NOBODY
+        of_ours[start:end] = NOBODY
         positions: dict[bytes, int] = {}
         for position in range(*theirs.span(number)):
-            matched.theirs[position] = NOBODY
+            of_theirs[position] = NOBODY
             if positions.setdefault(theirs.ids[position].tobytes(), position) != position:
                 twice.append(position)
         beginnings = theirs.ids[slice(*theirs.span(number)), :8].view(np.uint64)[:, 0]
         likely = np.isin(ours.ids[start:end, :8].view(np.uint64)[:, 0], beginnings)
         for mine in (flagged(likely) + start).tolist():
             partner = positions.get(ours.ids[mine].tobytes(), NOBODY)
-            matched.ours[mine] = partner
+            of_ours[mine] = partner
             if partner != NOBODY:
-                matched.theirs[partner] = mine
-    return replace(matched, twice=np.array(twice, dtype=np.int64))
+                of_theirs[partner] = mine
+    return twice
 
 
 @dataclass(frozen=True)
 class Lists:
-    """The lists of a message: our records in their ranges, their ids, and which of them are the same."""
+    """The lists of a message: our records in their ranges, their ids, and which of them are the same (`match`)."""
 
     ranges: Ranges
     stamps: Stamps
     ours: Listed
     theirs: Listed
-    matched: Matched
+    of_ours: Ints
+    of_theirs: Ints
 
 
 @dataclass(frozen=True)
@@ -297,16 +290,15 @@ class Received:
         ranges = self.ranges.take(which)
         stamps, our_ids = self.setting.items.rows(items.spans(ranges.first, ranges.last))
         ours, theirs = Listed(our_ids, ranges.sizes()), Listed(ids, counts)
-        matched = match(ours, theirs)
-        if len(matched.twice):
-            number = int(theirs.ranges[matched.twice[0]])
-            behind = int(counts[: number + 1].sum() - matched.twice[0])
+        of_ours, of_theirs, twice = match(ours, theirs)
+        if twice:
+            number = int(theirs.ranges[twice[0]])
+            behind = int(counts[: number + 1].sum() - twice[0])
             offset = int(ends[number]) - behind * self.setting.items.id_size
             raise Violation("a list with an id that is in it already", offset)
-        return Lists(ranges, stamps, ours, theirs, matched)
+        return Lists(ranges, stamps, ours, theirs, of_ours, of_theirs)
 
     def ids(self, rows: Rows) -> list[bytes]:
-        """Ids without the zeros behind them."""
         return items.blobs(rows[:, : self.setting.items.id_size])
 
 
@@ -331,14 +323,14 @@ class Slots:
     """
 
     def __init__(self, lists: Lists) -> None:
-        matched, count = lists.matched, len(lists.ranges)
-        ours, theirs = flagged(matched.ours == NOBODY), flagged(matched.theirs == NOBODY)
+        count = len(lists.ranges)
+        ours, theirs = flagged(lists.of_ours == NOBODY), flagged(lists.of_theirs == NOBODY)
         self.lists = lists
-        self.common = flagged(matched.ours != NOBODY)
+        self.common = flagged(lists.of_ours != NOBODY)
         """Our positions of the ids that both have."""
         # Slot s of range r has s - r common ids before it: every range has one slot more than common ids.
-        our_slots = np.cumsum(matched.ours != NOBODY)[ours] + lists.ours.ranges[ours]
-        their_slots = np.cumsum(matched.theirs != NOBODY)[theirs] + lists.theirs.ranges[theirs]
+        our_slots = np.cumsum(lists.of_ours != NOBODY)[ours] + lists.ours.ranges[ours]
+        their_slots = np.cumsum(lists.of_theirs != NOBODY)[theirs] + lists.theirs.ranges[theirs]
         used = np.zeros(len(self.common) + count, dtype=np.bool_)
         used[our_slots] = used[their_slots] = True
         slots = flagged(used)
@@ -391,7 +383,7 @@ def sparse_reply(lists: Lists) -> tuple[Ranges, Ints]:
     slots = Slots(lists)
     lower, upper, source = slots.bounds(lower=True), slots.bounds(lower=False), slots.number
     wrong = np.zeros(len(lists.ranges), dtype=np.bool_)  # a list that cannot be in order is answered whole
-    wrong[lists.ours.ranges[slots.common[1:]][np.diff(lists.matched.ours[slots.common]) < 0]] = True
+    wrong[lists.ours.ranges[slots.common[1:]][np.diff(lists.of_ours[slots.common]) < 0]] = True
     wrong[source[~lower.below(upper)]] = True
     replies = Ranges(lower, upper, np.zeros(len(source), np.uint8), slots.first, slots.last).as_lists()
     if not wrong.any():
@@ -410,7 +402,7 @@ def xor_reply(setting: Setting, lists: Lists) -> tuple[Ranges, Ints]:
     long for a frame becomes a list of ours, or is split.
     """
     ranges, count, id_size = lists.ranges, len(lists.ranges), setting.items.id_size
-    ours, theirs = flagged(lists.matched.ours == NOBODY), flagged(lists.matched.theirs == NOBODY)
+    ours, theirs = flagged(lists.of_ours == NOBODY), flagged(lists.of_theirs == NOBODY)
     haves = np.bincount(lists.ours.ranges[ours], minlength=count)
     ids = lists.ours.ids[ours, :id_size].tobytes()
     number = lists.theirs.ranges[theirs]
@@ -439,15 +431,6 @@ def xor_reply(setting: Setting, lists: Lists) -> tuple[Ranges, Ints]:
     replies, source = Ranges.join([replies.take(~long), pieces]), np.concatenate((source[~long], source[long][owner]))
     order = source.argsort(kind="stable")
     return replies.take(order), source[order]
-
-
-def list_reply(setting: Setting, lists: Lists) -> tuple[Ranges, Ints]:
-    """What a server answers to lists, and of each result which list it answers."""
-    if setting.wire.xor:
-        return xor_reply(setting, lists)
-    if setting.reply == "sparse":
-        return sparse_reply(lists)
-    return lists.ranges.as_lists(), np.arange(len(lists.ranges))
 
 
 def answer(setting: Setting, message: bytes) -> bytes:
@@ -496,7 +479,13 @@ def _replies(received: Received) -> tuple[Ranges, bool]:
     pieces, source = codec.split(setting.items, received.ranges.take(differing), setting.split, setting.list_below)
     if not len(which):
         return pieces, complete
-    replies, owner = list_reply(setting, received.lists(which))
+    lists = received.lists(which)
+    if setting.wire.xor:
+        replies, owner = xor_reply(setting, lists)
+    elif setting.reply == "sparse":
+        replies, owner = sparse_reply(lists)
+    else:
+        replies, owner = lists.ranges.as_lists(), np.arange(len(lists.ranges))
     order = np.argsort(np.concatenate((differing[source], which[owner])), kind="stable")
     return Ranges.join([pieces, replies]).take(order), complete
 
@@ -506,9 +495,9 @@ class Answers:
     """A message of the server, as the answer to the ranges that the client asked about.
 
     Inside them a list tells what either side lacks, a fingerprint that differs is split and asked about again, and what
-    is skipped agrees. What reaches over several of the asked ranges can only be the rest that did not fit into the
-    server's frame. If it differs, the asked ranges in it are asked again as they were: so a difference that was found
-    before, in between, is not found a second time. A list of ids for something that was never asked is refused.
+    is skipped agrees. What reaches over several of them can only be the rest that did not fit into the server's frame:
+    if it differs they are asked again as they were, so nothing is found twice. A list for what was never asked is
+    refused.
     """
 
     received: Received
@@ -571,8 +560,8 @@ class Answers:
                 offset = int(received.incoming.starts[strange[~empty][0]])
                 raise Violation("a list of ids for a range that was not asked about", offset)
         lists = received.lists(which[self.inside[which]])
-        have = received.ids(lists.ours.ids[lists.matched.ours == NOBODY])
-        need = received.ids(lists.theirs.ids[lists.matched.theirs == NOBODY])
+        have = received.ids(lists.ours.ids[lists.of_ours == NOBODY])
+        need = received.ids(lists.theirs.ids[lists.of_theirs == NOBODY])
         if len(strange):
             rest, _ = self._clipped(strange)
             have += received.ids(received.setting.items.rows(items.spans(rest.first, rest.last))[1])
@@ -591,9 +580,9 @@ class Answers:
             raise Violation("a Response to something that was not listed", int(starts[~exact][0]))
         need, counts, ends = received.incoming.id_lists(which)
         ours = received.setting.items.rows(items.spans(own.first, own.last))[1]
-        matched = match(Listed(ours, own.sizes()), Listed(need, counts))
-        if len(matched.twice) or (matched.theirs != NOBODY).any():
-            position = int(matched.twice[0] if len(matched.twice) else flagged(matched.theirs != NOBODY)[0])
+        _, of_theirs, twice = match(Listed(ours, own.sizes()), Listed(need, counts))
+        if twice or (of_theirs != NOBODY).any():
+            position = int(twice[0] if twice else flagged(of_theirs != NOBODY)[0])
             start = starts[np.searchsorted(counts.cumsum(), position, side="right")]
             raise Violation("a Response with an id that was listed, or is in it twice", int(start))
         lacking = []  # for each listed id whether the server lacks it
@@ -645,7 +634,7 @@ class Session:
         self._setting = Setting(items.snapshot(), WIRES[wire], frame_size_max, reply, split, list_below).checked()
         self._limits = limits or Limits()
         self.spent = Spent()
-        self._asked: Ranges | None = None
+        self._questions: Ranges | None = None
         self._waiting: list[Ranges] = []  # the first ranges of the universe are in the last of them
         self._initiator = False
         self._have: list[bytes] = []  # not told yet
@@ -676,14 +665,11 @@ class Session:
             reply = answer(self._setting, message)
             self.spent = spent.sent(len(reply))
             return Reconciled(reply, [], [])
-        if self._asked is None:
+        if self._questions is None:
             raise Misuse("the session is done")
         start = self._setting.wire.body(message, initiator=True)
-        answers = Answers.of(Received.of(self._setting, message, start or 0, initiator=True), self._asked)
-        have, need = answers.from_lists()
-        more_have, more_need = answers.from_responses()
-        have += more_have
-        need += more_need
+        answers = Answers.of(Received.of(self._setting, message, start or 0, initiator=True), self._questions)
+        have, need = map(add, answers.from_lists(), answers.from_responses())
         ranges = answers.next()
         spent = spent.found(len(need), self._limits)
         waiting = [*self._waiting, ranges] if len(ranges) else self._waiting
@@ -695,7 +681,7 @@ class Session:
             self._have += have
             self._need += need
             return Reconciled(reply, [], [])
-        self.spent, self._asked = spent, None
+        self.spent, self._questions = spent, None
         have, need, self._have, self._need = self._have + have, self._need + need, [], []
         both = set(have).intersection(need) if self._setting.wire.xor else set()
         self.both_ways = len(both)
@@ -709,7 +695,7 @@ class Session:
         if not self._setting.frame_size_max:
             ranges = Ranges.join(waiting[::-1])
             message = head + writer.write(ranges)[0]
-            self._asked, self._waiting = ranges, []
+            self._questions, self._waiting = ranges, []
             return message
         room = self._setting.frame_size_max - len(head)
         waiting, parts, question, after = list(waiting), [head], [], None
@@ -723,5 +709,5 @@ class Session:
                 waiting.append(ranges.take(slice(len(written), None)))
                 break
             after = written.upper.take(slice(-1, None))
-        self._asked, self._waiting = Ranges.join(question), waiting
+        self._questions, self._waiting = Ranges.join(question), waiting
         return b"".join(parts)

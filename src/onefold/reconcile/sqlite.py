@@ -237,15 +237,13 @@ def read_leaves(db: sqlite3.Connection, directory: Directory, leaves: Ints) -> l
     return parts
 
 
-def known_ids(db: sqlite3.Connection, ids: Sequence[bytes]) -> list[tuple[bytes, int, int | None]]:
-    """Those of these ids that are there: id, timestamp, number of the body."""
-    return [(id, stamp % 2**64, body) for id, stamp, body in _select(db, _KNOWN, ids)]
-
-
-def _select(db: sqlite3.Connection, statement: str, ids: Sequence[bytes]) -> Iterator[tuple[bytes, int, Any]]:
-    size = len(ids[0]) if ids else 0
+def select(db: sqlite3.Connection, statement: str, ids: Sequence[bytes]) -> list[tuple[bytes, int, Any]]:
+    """Those of these ids that are there: id, timestamp, and the body or its number."""
+    rows: list[tuple[bytes, int, Any]] = []
     for start in range(0, len(ids), IDS_AT_ONCE):
-        yield from db.execute(statement, [b"".join(ids[start : start + IDS_AT_ONCE]), size])
+        joined = b"".join(ids[start : start + IDS_AT_ONCE])
+        rows += ((id, stamp % 2**64, body) for id, stamp, body in db.execute(statement, [joined, len(ids[0])]))
+    return rows
 
 
 def _path(db: sqlite3.Connection) -> str:
@@ -482,7 +480,7 @@ class SqliteRecords:
         with self._write_lock:
             self._check_open()
             with self._database.writing() as db:
-                rows = known_ids(db, self._askable(ids))
+                rows = select(db, _KNOWN, self._askable(ids))
                 if not rows:
                     return 0
                 db.executemany("delete from record_ids where id = ?", [(id,) for id, _, _ in rows])
@@ -497,8 +495,8 @@ class SqliteRecords:
         with self._read_lock:
             self._check_open()
             with self._reader.reading() as db:
-                rows = _select(db, _READ, self._askable(ids))
-                records = {id: Record(stamp % 2**64, id, body) for id, stamp, body in rows}
+                rows = select(db, _READ, self._askable(ids))
+        records = {id: Record(stamp, id, body) for id, stamp, body in rows}
         return [records.get(id) for id in ids]
 
     def snapshot(self) -> SqliteSnapshot:
@@ -528,7 +526,7 @@ class SqliteRecords:
         with self._write_lock:
             self._check_open()
             with self._database.writing() as db:
-                old = [id for id, _, _ in known_ids(db, items.blobs(records.ids[:, : self.id_size]))]
+                old = [id for id, _, _ in select(db, _KNOWN, items.blobs(records.ids[:, : self.id_size]))]
                 new = records
                 if old:
                     rows = np.frombuffer(b"".join(old), dtype=np.uint8).reshape(len(old), self.id_size)

@@ -266,7 +266,7 @@ def _stream(path: Path) -> dict[str, Any]:
         batches.append([int(folder.name), tally.received, seconds, state, [counts[name] for name in VERDICTS]])
     document: dict[str, Any] = {"tally": total.to_dict(), "batches": batches[-BATCHES_SHOWN_MAX:], "path": str(path)}
     if (path / FIGURES).exists():
-        figures = _object(path / FIGURES, "figures")
+        figures = read_object(path / FIGURES, "figures")
         if figures.get("batch") == (batches[-1][0] if batches else None):  # else they are of fewer batches
             document |= {name: figures.get(name) for name in ("engine", *OF_FIGURES)}
     last = lines[max(lines)] if lines else {}

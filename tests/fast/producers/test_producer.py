@@ -185,7 +185,7 @@ def test_who_sends_too_fast_waits_for_room(topics, limits):
         thread.start()
         assert gate.reached.wait(60)
         assert not done.wait(0.1)
-        assert len(producer._sender.unanswered()) <= 5
+        assert len(producer._unanswered()) <= 5
         gate.open.set()
         assert done.wait(60)
         thread.join()

@@ -24,7 +24,7 @@ def test_time_without_trouble_does_not_count_as_trouble(tmp_path):
         thread.start()
         thread.join(0.2)
     thread.join(60)
-    assert made[0]._sender._trouble_since is None
+    assert made[0]._trouble_since is None
     made[0].close()
 
 

@@ -320,7 +320,7 @@ def test_a_snapshot_that_is_saved_again_is_never_lost_whatever_fails():
 
 def test_a_new_folder_is_synced_into_its_parents_and_an_old_one_again(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(files_module.RealFiles, "sync_folder", lambda self, path: synced.append(path))
+    monkeypatch.setattr(files_module.Files, "sync_folder", lambda self, path: synced.append(path))
     for _ in range(2):
         files_module.REAL.make_folder(str(tmp_path / "a" / "b"))
     assert synced[-4:] == [str(tmp_path.parent), str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a")]
@@ -334,7 +334,7 @@ def test_opening_looks_only_at_what_came_after_the_snapshot(tmp_path, monkeypatc
     log.close()
     read = 0
 
-    class Counting(files_module.RealFiles):
+    class Counting(files_module.Files):
         def read(self, path, start=0, size=None):
             nonlocal read
             data = super().read(path, start, size)

@@ -43,7 +43,7 @@ def test_every_damaged_place_is_named_with_what_is_lost_and_what_is_not():
         Damage(first.path, first.position, 4, 5, before=4),
         Damage(second.path, second.position, 20, 20, before=18),
     ]
-    assert [findings.after(damage) for damage in findings.damages] == [26, 12]
+    assert [findings.records - damage.before for damage in findings.damages] == [26, 12]
     assert (findings.ok, findings.records, findings.start, findings.end) == (False, 30, 0, 33)
     assert str(findings).splitlines() == [
         "/log: 30 whole records of [0, 33)",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from onefold.errors import BadInput
 from onefold.reconcile import exchange
-from onefold.reconcile.exchange import ERROR, OPEN, PUSH, RECORDS, Opening, OpenReply, PushReply, Trouble
+from onefold.reconcile.exchange import ERROR, OPEN, PUSH, RECORDS, Opening, OpenReply, Trouble
 from onefold.reconcile.items import INFINITY
 from onefold.reconcile.records import Record, record
 
@@ -101,7 +101,7 @@ def test_long_and_deep_json_is_not_read():
 
 
 def test_outcomes_are_read_as_they_were_told_and_unknown_ones_refused():
-    assert exchange.read_outcomes(exchange.write_outcomes(list(PushReply))) == list(PushReply)
+    assert exchange.read_outcomes(exchange.write_outcomes(exchange.OUTCOMES)) == list(exchange.OUTCOMES)
     with pytest.raises(BadInput, match="no outcome"):
         exchange.read_outcomes(b"p\x09")
 

@@ -40,7 +40,7 @@ def side(role, wire="v1", items=ITEMS, **how):
 
 
 def state(session):
-    return session.spent, session._asked, list(session._waiting)
+    return session.spent, session._questions, list(session._waiting)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_damaged_and_cut_messages_never_do_more_than_raise_bad_input(wire):
             except BadInput:
                 assert state(session) == before
             else:
-                session.spent, session._asked, session._waiting = before
+                session.spent, session._questions, session._waiting = before
 
 
 @pytest.mark.parametrize(

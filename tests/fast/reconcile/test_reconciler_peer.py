@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from onefold.errors import Misuse, StoreFailed
 from onefold.reconcile import Record, Session, exchange, record
-from onefold.reconcile.exchange import NO_BODY, Opening, Pipe, PushReply, Trouble
+from onefold.reconcile.exchange import NO_BODY, Opening, Pipe, Trouble
 from onefold.reconcile.peer import READ_MAX, Peer, PeerBooks, ReconcileLimits
 from onefold.reconcile.records import MemoryRecords
 from tests.lib.examples import examples
@@ -61,7 +61,7 @@ def test_a_client_finds_what_differs_fetches_it_and_pushes_the_rest(wire, id_siz
     assert all(record.genuine for record in got)
     assert ids(got) == need
     told = talk.ask(exchange.write_records(exchange.PUSH, some(range(200), id_size)))
-    assert exchange.read_outcomes(told) == [PushReply.STORED] * 200
+    assert exchange.read_outcomes(told) == [exchange.STORED] * 200
     assert len(records) == 2_000
 
 
@@ -132,8 +132,8 @@ def test_every_pushed_record_is_held_against_its_id():
         new, changed._replace(body=b"is that"), moved._replace(timestamp=6), bare, record(5, bytes(101)),
         some([1])[0], new,
     ]  # fmt: skip
-    wrong = PushReply.WRONG_ID
-    taken = [PushReply.STORED, wrong, wrong, wrong, PushReply.TOO_LARGE, PushReply.KNOWN, PushReply.KNOWN]
+    wrong = exchange.WRONG_ID
+    taken = [exchange.STORED, wrong, wrong, wrong, exchange.TOO_LARGE, exchange.KNOWN, exchange.KNOWN]
     assert exchange.read_outcomes(talk.ask(exchange.write_records(exchange.PUSH, pushed))) == taken
     assert records.read([new.id, changed.id, moved.id, bare.id]) == [new, None, None, None]
     books = talk.books.pushed()

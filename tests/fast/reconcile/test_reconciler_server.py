@@ -16,7 +16,7 @@ from onefold.errors import Misuse
 from onefold.net import http as serving
 from onefold.net.websocket import WebSocket
 from onefold.reconcile import Session, exchange
-from onefold.reconcile.exchange import Opening, PushReply, Trouble
+from onefold.reconcile.exchange import Opening, Trouble
 from onefold.reconcile.peer import ReconcileLimits
 from onefold.reconcile.records import MemoryRecords
 from onefold.reconcile.server import ReconcileServer, ReconcileSettings
@@ -51,7 +51,7 @@ def test_a_client_finds_fetches_and_pushes_over_a_socket():
         socket.send(exchange.write_ids(need))  # several on their way: answered in order
         socket.send(exchange.write_records(exchange.PUSH, some(range(100))))
         assert ids(range(2_900, 3_000)) == {record.id for record in exchange.read_records(bytes(socket.recv(60)), 32)}
-        assert exchange.read_outcomes(bytes(socket.recv(60))) == [PushReply.STORED] * 100
+        assert exchange.read_outcomes(bytes(socket.recv(60))) == [exchange.STORED] * 100
         assert len(records) == 3_000
         assert server.figure("onefold_reconcile_sessions_total") == 2
         assert server.figure("onefold_reconcile_fetched_total") == 100

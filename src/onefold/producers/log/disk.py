@@ -27,75 +27,39 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NoReturn, Protocol
+from typing import NoReturn
 from zlib import crc32
 
 from onefold.errors import Damaged, StoreFailed
 from onefold.producers.rules import SequencesSnapshot
 
 
-class File(Protocol):
+class File:
     """A file that is open for writing; its errors are the `OSError` of the machine."""
 
-    def write(self, data: bytes, at: int) -> None:
-        """Write all of ``data`` at a position; beyond the end the file grows."""
-
-    def sync(self) -> None:
-        """Make all that was written durable. After an error nothing is known of what was written since the last."""
-
-    def truncate(self, size: int) -> None:
-        """Cut the file; durable after ``sync``."""
-
-    def close(self) -> None: ...
-
-
-class Files(Protocol):
-    def open(self, path: str, *, new: bool = False) -> File:
-        """Open for writing; ``new``: make it if it is not there."""
-
-    def lock(self, path: str) -> File:
-        """Open a file and hold its lock until it is closed; `BlockingIOError` if another holds it."""
-
-    def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
-        """At most ``size`` bytes from ``start``; fewer only at the end of the file."""
-
-    def size(self, path: str) -> int: ...
-
-    def list(self, folder: str) -> list[str]:
-        """The names in a folder, ascending; none if it is not there."""
-
-    def make_folder(self, path: str) -> None:
-        """Make a folder, with its parents; durable when it returns."""
-
-    def rename(self, old: str, new: str) -> None:
-        """Put a file in the place of another, or of none."""
-
-    def unlink(self, path: str) -> None: ...
-
-    def sync_folder(self, path: str) -> None:
-        """Make new files, renames and removals in this folder durable."""
-
-
-class RealFile:
     __slots__ = ("_fd",)
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def write(self, data: bytes, at: int) -> None:
-        """Write all; the system may take less at once than it is given (a signal, a disk that is nearly full)."""
+        """Write all of ``data`` at a position; beyond the end the file grows."""
         done = os.pwrite(self._fd, data, at)
-        while done < len(data):
+        while done < len(data):  # a signal, a disk that is nearly full
             more = os.pwrite(self._fd, memoryview(data)[done:], at + done)
             if more == 0:
                 raise OSError(0, f"the system takes no more than {done} of {len(data)} bytes")
             done += more
 
     def sync(self) -> None:
-        """``fdatasync``: the data, and of the metadata what reading it back needs (the size), not the times."""
+        """Make all that was written durable, with the size and without the times.
+
+        After an error nothing is known of what was written since the last.
+        """
         os.fdatasync(self._fd)
 
     def truncate(self, size: int) -> None:
+        """Cut the file; durable after ``sync``."""
         os.ftruncate(self._fd, size)
 
     def close(self) -> None:
@@ -104,23 +68,27 @@ class RealFile:
             os.close(fd)
 
 
-class RealFiles:
+class Files:
+    """The machine's own file system; tests put one that loses power in its place."""
+
     __slots__ = ()
 
     def open(self, path: str, *, new: bool = False) -> File:
-        return RealFile(os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if new else 0), 0o666))
+        """Open for writing; ``new``: make it if it is not there."""
+        return File(os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if new else 0), 0o666))
 
     def lock(self, path: str) -> File:
-        """``flock``: it goes away with the process, however that ends."""
+        """Open a file and hold its lock until it is closed or the process ends; `BlockingIOError`: another holds it."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
             os.close(fd)
             raise
-        return RealFile(fd)
+        return File(fd)
 
     def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
+        """At most ``size`` bytes from ``start``; fewer only at the end of the file."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             wanted = max(0, os.fstat(fd).st_size - start)
@@ -137,13 +105,15 @@ class RealFiles:
         return os.stat(path).st_size
 
     def list(self, folder: str) -> list[str]:
+        """The names in a folder, ascending; none if it is not there."""
         try:
             return sorted(os.listdir(folder))
         except FileNotFoundError:
             return []
 
     def make_folder(self, path: str) -> None:
-        """Parents first, each synced into its own parent; also one that is there: its maker may have been killed."""
+        """Make a folder, parents first, each synced into its own parent; also one that is there: its maker may have
+        been killed."""
         parent = os.path.dirname(os.path.abspath(path))
         if os.path.isdir(path):
             with suppress(PermissionError):  # a parent that we may not look into is not of our making
@@ -155,6 +125,7 @@ class RealFiles:
         self.sync_folder(parent)
 
     def rename(self, old: str, new: str) -> None:
+        """Put a file in the place of another, or of none."""
         os.replace(old, new)
 
     def unlink(self, path: str) -> None:
@@ -162,6 +133,7 @@ class RealFiles:
         os.unlink(path)
 
     def sync_folder(self, path: str) -> None:
+        """Make new files, renames and removals in this folder durable."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -169,7 +141,7 @@ class RealFiles:
             os.close(fd)
 
 
-REAL = RealFiles()
+REAL = Files()
 
 
 SEGMENT, INDEX, SNAPSHOT, TORN = ".log", ".index", ".snap", ".bytes"
@@ -182,8 +154,8 @@ def name(number: int, kind: str) -> str:
     return f"{number:020d}{kind}"
 
 
-def segment(folder: str, base: int) -> str:
-    return f"{folder}/{name(base, SEGMENT)}"
+def segment(folder: str, base: int, kind: str = SEGMENT) -> str:
+    return f"{folder}/{name(base, kind)}"
 
 
 def numbers(files: Files, folder: str, kind: str) -> list[int]:
@@ -279,15 +251,14 @@ class Snapshots:
 
         magic "OFS1" | crc32 of all that follows | position | length of the state | state
 
-    One is written beside its place, synced, renamed into place, and the folder is synced: a power cut leaves the old
-    ones, or the old ones and the new one. Damage is found by the crc, and the next older one is taken; therefore more
-    than one is kept, and no record that the older one needs is ever removed.
+    One is written beside its place, synced and renamed, and the folder is synced. If the crc finds damage, the next
+    older one is taken; therefore more than one is kept, and no record that the older one needs is ever removed.
     """
 
     def __init__(self, files: Files, folder: str, count: int) -> None:
         self._files = files
         self._folder = f"{folder}/{SNAPSHOTS_FOLDER}"
-        self._kept = count
+        self._count = count
 
     def open(self) -> None:
         with failing(self._folder):
@@ -313,8 +284,8 @@ class Snapshots:
 
     def safe_position(self) -> int:
         """The records below it are not needed even if all kept snapshots but the oldest get lost; 0: all are needed."""
-        whole = [position for position in self.positions()[-self._kept :] if self.get(position) is not None]
-        if len(whole) < self._kept:
+        whole = [position for position in self.positions()[-self._count :] if self.get(position) is not None]
+        if len(whole) < self._count:
             return 0
         with failing(self._folder):
             # A writer that was killed between a rename and its sync left a name that only this machine's memory has.
@@ -337,7 +308,7 @@ class Snapshots:
                         self._files.unlink(path)
                 raise
         with suppress(OSError):  # nor does it matter whether this is durable: an old snapshot too many does no harm
-            for position in self.positions()[: -self._kept]:
+            for position in self.positions()[: -self._count]:
                 self._files.unlink(self._path(position))
 
     def _path(self, position: int) -> str:

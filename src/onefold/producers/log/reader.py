@@ -71,6 +71,18 @@ def before(entries: Sequence[IndexEntry], offset: int) -> IndexEntry:
     return entries[bisect_right(entries, offset, key=attrgetter("offset")) - 1]
 
 
+def extend(files: Files, path: str, base: int, entries: list[IndexEntry], end: int = END) -> tuple[IndexEntry, int]:
+    """Add entries for the frames behind the last one; where these end, and where the last part that was read begins."""
+    offset, position, latest = entries[-1]
+    began = position
+    for records, stop in walk(files, path, base, position, offset, end):
+        began, position = position, stop
+        offset, latest = records[-1].offset + 1, max(latest, max(record.time_ms for record in records))
+        if position - entries[-1].position >= SPACING_BYTES:
+            entries.append(IndexEntry(offset, position, latest))
+    return IndexEntry(offset, position, latest), began
+
+
 class IndexWriter:
     """The index of the segment that is being written. It never fails: what cannot be written is not in the cache."""
 
@@ -191,15 +203,15 @@ class LogReader:
 
     def _from(self, base: int, offset: int, until: int) -> Iterator[tuple[list[LogRecord], int]]:
         """The records of one segment from an offset; some may be empty lists, on the way there."""
-        entry, empty = before(self._index(base), offset), True
-        for records, position in walk(self._files, self._path(base), base, entry.position, entry.offset, until):
-            empty = False
-            yield records[max(0, offset - records[0].offset) :], position
-        if empty and entry.position:
-            # No frame where the index points: it is the index that is not believed.
+        entry, path = before(self._index(base), offset), self._path(base)
+        parts = walk(self._files, path, base, entry.position, entry.offset, until)
+        if (first := next(parts, None)) is not None:
+            parts = chain([first], parts)
+        elif entry.position:  # no frame where the index points: it is the index that is not believed
             self._indexes[base] = self._complete(base, [IndexEntry(base, 0, NEVER)])
-            for records, position in walk(self._files, self._path(base), base, 0, base, until):
-                yield records[max(0, offset - records[0].offset) :], position
+            parts = walk(self._files, path, base, 0, base, until)
+        for records, position in parts:
+            yield records[max(0, offset - records[0].offset) :], position
 
     def ranges(self, start: int, end: int, parts: int) -> list[tuple[int, int]]:
         """Cut ``[start, end)`` into at most ``parts`` ranges of about as many bytes each, where reading can begin.
@@ -249,7 +261,7 @@ class LogReader:
     def _index(self, base: int) -> list[IndexEntry]:
         index = self._indexes.get(base)
         if index is None:
-            index = load(self._files, f"{self._folder}/{disk.name(base, disk.INDEX)}", base)
+            index = load(self._files, disk.segment(self._folder, base, disk.INDEX), base)
             if base != self._bases[-1]:
                 if len(self._indexes) >= CACHED_SEGMENTS_MAX:
                     self._indexes.clear()
@@ -259,13 +271,12 @@ class LogReader:
     def _complete(self, base: int, entries: list[IndexEntry]) -> list[IndexEntry]:
         """Bring the index of a full segment up to its end; only one that was lost has far to go."""
         path = self._path(base)
-        offset, position, latest = entries[-1]
-        if position != self._files.size(path):
-            for records, stop in walk(self._files, path, base, position, offset, END):
-                latest = max(latest, max(record.time_ms for record in records))
-                entries.append(IndexEntry(records[-1].offset + 1, stop, latest))
+        if entries[-1].position != self._files.size(path):
+            last, _ = extend(self._files, path, base, entries)
+            if last.position > entries[-1].position:
+                entries.append(last)
             if self._durable is not None:
-                writer = IndexWriter(self._files, f"{self._folder}/{disk.name(base, disk.INDEX)}", entries)
+                writer = IndexWriter(self._files, disk.segment(self._folder, base, disk.INDEX), entries)
                 writer.rewrite()
                 writer.close()
         return entries

@@ -83,6 +83,12 @@ class Findings:
     """The positions of the whole ones."""
     snapshots_damaged: list[int] = field(default_factory=list)
 
+    def lose(self, path: str, position: int, next_offset: int) -> None:
+        """Note that nothing whole lies between the end so far and the next offset."""
+        if next_offset > self.end:
+            self.damages.append(Damage(path, position, self.end, next_offset - 1, self.records))
+            self.end = next_offset
+
     @property
     def ok(self) -> bool:
         """Is all there that was ever acknowledged?"""
@@ -97,12 +103,9 @@ class Findings:
         """Can a writer rebuild its memory from this? Not if the beginning was removed and no snapshot is whole."""
         return self.start == 0 or bool(self.snapshots)
 
-    def after(self, damage: Damage) -> int:
-        return self.records - damage.before
-
     def __str__(self) -> str:
         lines = [f"{self.path}: {self.records} whole records of [{self.start}, {self.end})"]
-        lines += [f"  {damage}, before {self.after(damage)} more" for damage in self.damages]
+        lines += [f"  {damage}, before {self.records - damage.before} more" for damage in self.damages]
         lines += [f"  the snapshot at {position} is damaged" for position in self.snapshots_damaged]
         if self.ahead:
             future = f"{self.ahead} with a time that is yet to come, from offset {self.ahead_first} on, up to"
@@ -187,26 +190,18 @@ def _whole_records(files: Files, findings: Findings) -> Iterator[list[LogRecord]
         position = 0
         path = folder
         for base in bases:
-            if base > findings.end:
-                _note(findings, path, position, base)
+            findings.lose(path, position, base)
             path = disk.segment(folder, base)
             position = 0
             for records, at, stop in _segment(files, path, base, findings.end):
                 position = stop
-                if records[0].offset > findings.end:
-                    _note(findings, path, at, records[0].offset)
+                findings.lose(path, at, records[0].offset)
                 findings.records += len(records)
                 findings.end = records[-1].offset + 1
                 yield records
-        if known_end > findings.end:
-            _note(findings, path, position, known_end)
-        elif bases:
+        if bases and known_end <= findings.end:
             findings.torn_bytes = len(files.read(path, position).rstrip(b"\0"))
-
-
-def _note(findings: Findings, path: str, position: int, next_offset: int) -> None:
-    findings.damages.append(Damage(path, position, findings.end, next_offset - 1, findings.records))
-    findings.end = next_offset
+        findings.lose(path, position, known_end)
 
 
 def _segment(files: Files, path: str, base: int, offset: int) -> Iterator[tuple[list[LogRecord], int, int]]:

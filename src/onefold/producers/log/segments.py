@@ -26,13 +26,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import takewhile
-from typing import NamedTuple
+from typing import TypeAlias
 
 from onefold.errors import Damaged, Misuse, StoreFailed
 from onefold.producers.log import disk
 from onefold.producers.log import reader as index
 from onefold.producers.log.disk import File, Files, Snapshots
-from onefold.producers.log.frames import END, HEAD_BYTES_MAX, encode, header, headers, walk, was_durable
+from onefold.producers.log.frames import END, HEAD_BYTES_MAX, encode, header, headers, was_durable
 from onefold.producers.log.reader import IndexEntry, IndexWriter, LogReader
 from onefold.producers.ports import Draft, LogRecord
 from onefold.producers.rules import SequencesSnapshot
@@ -43,17 +43,8 @@ TORN_COUNT_MAX = 16
 BLOCK_BYTES = 4096
 """What a file system writes at least, and what a failed write can spoil."""
 
-
-class Tail(NamedTuple):
-    """Where a log ends: the last segment, the place and the offset behind its last frame, and what its index knows."""
-
-    base: int
-    position: int
-    end: int
-    latest: int
-    entries: list[IndexEntry]
-    group: int
-    """Where the last group that was looked at begins; the position if none was."""
+Tail: TypeAlias = tuple[IndexEntry, list[IndexEntry], int]
+"""Where a segment ends, what its index knows, and where the last group begins; if none was looked at, the end."""
 
 
 def find_end(files: Files, folder: str, bases: list[int], start: int, mark: int) -> Tail:
@@ -65,123 +56,35 @@ def find_end(files: Files, folder: str, bases: list[int], start: int, mark: int)
     """
     first = bisect_right(bases, start) - 1
     for base, following in zip(bases[first:-1], bases[first + 1 :], strict=True):
-        tail = _follow(files, folder, base, max(base, start), following)
-        if tail.end != following:
-            path = disk.segment(folder, base)
-            disk.damaged(path, tail.position, tail.end, "the record is missing or not as it was written")
-    tail = _follow(files, folder, bases[-1], max(bases[-1], start), END)
-    path, known = disk.segment(folder, tail.base), max(mark, start)
-    if tail.end < known:
-        disk.damaged(path, tail.position, tail.end, f"records up to {known} were acknowledged and are not there")
-    if was_durable(files, path, tail.base, tail.position):
-        disk.damaged(path, tail.position, tail.end, "the record is not as it was written, and later ones are")
-    stray = header(files.read(path, tail.position, HEAD_BYTES_MAX), 0, tail.position, tail.base)
-    if stray is not None and stray.offset != tail.end:
-        disk.damaged(path, tail.position, tail.end, f"the record there has the offset {stray.offset}")
+        offset, position, _ = _follow(files, folder, base, max(base, start), following)[0]
+        if offset != following:
+            why = "the record is missing or not as it was written"
+            disk.damaged(disk.segment(folder, base), position, offset, why)
+    base = bases[-1]
+    tail = _follow(files, folder, base, max(base, start), END)
+    offset, position, _ = tail[0]
+    path, least = disk.segment(folder, base), max(mark, start)
+    if offset < least:
+        disk.damaged(path, position, offset, f"records up to {least} were acknowledged and are not there")
+    if was_durable(files, path, base, position):
+        disk.damaged(path, position, offset, "the record is not as it was written, and later ones are")
+    stray = header(files.read(path, position, HEAD_BYTES_MAX), 0, position, base)
+    if stray is not None and stray.offset != offset:
+        disk.damaged(path, position, offset, f"the record there has the offset {stray.offset}")
     return tail
 
 
 def _follow(files: Files, folder: str, base: int, offset: int, end: int) -> Tail:
     path = disk.segment(folder, base)
-    entries = index.load(files, f"{folder}/{disk.name(base, disk.INDEX)}", base)
+    entries = index.load(files, disk.segment(folder, base, disk.INDEX), base)
     entry = index.before(entries, max(base, offset - 1))  # at least one frame has to be where the index says
-    tail = _walk(files, path, base, entry, entries, end)
-    if tail.end == entry.offset and entry.position:  # no frame where the index points: it is not believed
-        begin = IndexEntry(base, 0, index.NEVER)
-        tail = _walk(files, path, base, begin, [begin], end)
-    return tail
-
-
-def _walk(files: Files, path: str, base: int, entry: IndexEntry, entries: list[IndexEntry], end: int) -> Tail:
-    offset, position, latest = entry
-    entries = [earlier for earlier in entries if earlier.offset <= offset]
-    began = position
-    for records, stop in walk(files, path, base, position, offset, end):
-        began, position = position, stop
-        offset = records[-1].offset + 1
-        latest = max(latest, max(record.time_ms for record in records))
-        if position - entries[-1].position >= index.SPACING_BYTES:
-            entries.append(IndexEntry(offset, position, latest))
-    frames = takewhile(lambda frame: frame[0] < position, headers(files, path, base, began))
-    group = max((at - head.group for at, head in frames), default=position)
-    return Tail(base, position, offset, latest, entries, group)
-
-
-def make_sure(files: Files, folder: str, file: File, tail: Tail, mark: int) -> None:
-    """Cut off what is torn, and make the rest durable.
-
-    What can be read is not yet what is on the disk. The last group may be in the page cache only (its writer was killed
-    before the sync) or even marked clean there without being written (its sync failed). So a group beyond the mark is
-    written once more in its place, and synced. A crash at any point of this leaves what was there before.
-    """
-    path = disk.segment(folder, tail.base)
-    torn = files.read(path, tail.position).rstrip(b"\0")  # zeros are room that was made ahead
-    if torn:
-        # Only a courtesy: these bytes were never acknowledged, and a full disk must not keep the log shut.
-        with suppress(OSError):
-            _keep_aside(files, f"{folder}/{disk.TORN_FOLDER}", tail.end, torn)
-    if mark < tail.end:
-        file.write(files.read(path, tail.group, tail.position - tail.group), tail.group)
-    file.truncate(tail.position)
-    file.sync()
-
-
-def _keep_aside(files: Files, folder: str, offset: int, torn: bytes) -> None:
-    files.make_folder(folder)
-    names = [file_name for file_name in files.list(folder) if file_name.endswith(disk.TORN)]
-    for old in names[: max(0, len(names) + 1 - TORN_COUNT_MAX)]:
-        files.unlink(f"{folder}/{old}")
-    same = [int(old[21 : -len(disk.TORN)]) for old in names if old.startswith(disk.name(offset, "-"))]
-    number = max(same, default=0) + 1
-    disk.write_file(files, f"{folder}/{disk.name(offset, f'-{number:03d}{disk.TORN}')}", torn)
-    files.sync_folder(folder)
-
-
-def beyond(
-    reader: LogReader, bases: Sequence[int], sizes: Sequence[int], bytes_max: int | None, before_ms: int | None
-) -> int:
-    total, limit = sum(sizes), bases[0]
-    for i, (base, following, size) in enumerate(zip(bases, bases[1:], sizes, strict=False)):
-        old = before_ms is not None and _latest(reader, base, bases[i + 1 :], before_ms) < before_ms
-        large = bytes_max is not None and total > bytes_max
-        if not old and not large:
-            break
-        total, limit = total - size, following
-    return limit
-
-
-def _latest(reader: LogReader, base: int, following: Sequence[int], enough_ms: int) -> int:
-    """When the newest record of a segment was stored at the latest; looked for until it is below ``enough_ms``.
-
-    A clock may have been far ahead. Records are stored in the order in which they came, so none is younger than one
-    behind it: a segment is as old as the youngest record in it, or the beginning of one behind it.
-    """
-    end = reader.end
-    latest, newest = reader.latest(base), min((r.time_ms for r in reader.read(end - 1, end)), default=0)
-    for begin in following:
-        if latest < enough_ms or latest <= newest or begin >= end:
-            break
-        latest = min(latest, next(reader.read(begin, begin + 1)).time_ms)
-    return min(latest, newest)
-
-
-def remove(files: Files, folder: str, bases: list[int], limit: int) -> None:
-    """Remove the segments all of whose offsets are below a limit, and take them off the list of bases.
-
-    Where the log begins is written down first: a segment that is missing although nobody removed it is a loss that can
-    be told. Each removal is synced before the next: were two under way at once, the second could be on the disk without
-    the first, and a power cut would leave a hole.
-    """
-    start = max((base for base in bases if base <= limit), default=bases[0])
-    if start > bases[0]:
-        disk.write_start(files, folder, start)
-    while len(bases) > 1 and bases[1] <= limit:
-        files.sync_folder(folder)  # the removal before this one, also if that was in a call that failed
-        with suppress(FileNotFoundError):
-            files.unlink(f"{folder}/{disk.name(bases[0], disk.INDEX)}")
-        files.unlink(f"{folder}/{disk.name(bases[0], disk.SEGMENT)}")
-        del bases[0]
-    files.sync_folder(folder)
+    del entries[entries.index(entry) + 1 :]
+    last, began = index.extend(files, path, base, entries, end)
+    if last == entry and entry.position:  # no frame where the index points: it is not believed
+        entries = [IndexEntry(base, 0, index.NEVER)]
+        last, began = index.extend(files, path, base, entries, end)
+    frames = takewhile(lambda frame: frame[0] < last.position, headers(files, path, base, began))
+    return last, entries, max((at - head.group for at, head in frames), default=last.position)
 
 
 SEGMENT_BYTES = 64 * 1024 * 1024
@@ -211,7 +114,7 @@ class SegmentLog:
         self._segment_bytes = segment_bytes
         self._snapshots = Snapshots(files, self._folder, snapshots_kept)
         self._broken = False
-        self._held: list[File] = []
+        self._handles: list[File] = []
         try:
             with disk.failing(self._folder):
                 self._open()
@@ -223,7 +126,7 @@ class SegmentLog:
         files, folder = self._files, self._folder
         files.make_folder(folder)
         try:
-            self._held.append(files.lock(f"{folder}/{disk.LOCK}"))
+            self._handles.append(files.lock(f"{folder}/{disk.LOCK}"))
         except BlockingIOError as error:
             cause = "another process writes this log"
             raise StoreFailed(f"{folder}: {cause}", cause=cause, path=folder) from error
@@ -243,18 +146,42 @@ class SegmentLog:
         if position < bases[0]:
             why = "the log no longer begins at 0, and no snapshot that it could go on from is whole"
             raise Damaged(f"{self._path(bases[0])}: {why}", path=self._path(bases[0]), position=0)
-        tail = find_end(files, folder, bases, position, mark)
-        self._base, self._position, self._end, self._latest, entries, _ = tail
+        self._base, (last, entries, group) = bases[-1], find_end(files, folder, bases, position, mark)
+        self._end, self._position, self._latest = last
         self._group = entries[-1]
         self._file = files.open(self._path(self._base))
-        self._held.append(self._file)
-        make_sure(files, folder, self._file, tail, mark)
+        self._handles.append(self._file)
+        self._make_sure(group, mark)
         self._room = self._position
-        self._index = IndexWriter(files, f"{folder}/{disk.name(self._base, disk.INDEX)}", entries)
+        self._index = IndexWriter(files, disk.segment(folder, self._base, disk.INDEX), entries)
         self._index.rewrite()
         self._mark = files.open(f"{folder}/{disk.MARK}", new=True)
-        self._held.append(self._mark)
+        self._handles.append(self._mark)
         self._mark.write(disk.pack_mark(self._end), 0)
+
+    def _make_sure(self, group: int, mark: int) -> None:
+        """Cut off what is torn, and make the rest durable.
+
+        The last group may be in the page cache only (its writer was killed before the sync) or even marked clean there
+        without being written (its sync failed). So a group beyond the mark is written once more in its place, and
+        synced. A crash at any point of this leaves what was there before.
+        """
+        files, path, aside = self._files, self._path(self._base), f"{self._folder}/{disk.TORN_FOLDER}"
+        if torn := files.read(path, self._position).rstrip(b"\0"):  # zeros are room that was made ahead
+            # Only a courtesy: these bytes were never acknowledged, and a full disk must not keep the log shut.
+            with suppress(OSError):
+                files.make_folder(aside)
+                names = [name for name in files.list(aside) if name.endswith(disk.TORN)]
+                for old in names[: max(0, len(names) + 1 - TORN_COUNT_MAX)]:
+                    files.unlink(f"{aside}/{old}")
+                same = [int(old[21 : -len(disk.TORN)]) for old in names if old.startswith(disk.name(self._end, "-"))]
+                kind = f"-{max(same, default=0) + 1:03d}{disk.TORN}"
+                disk.write_file(files, f"{aside}/{disk.name(self._end, kind)}", torn)
+                files.sync_folder(aside)
+        if mark < self._end:
+            self._file.write(files.read(path, group, self._position - group), group)
+        self._file.truncate(self._position)
+        self._file.sync()
 
     @property
     def start(self) -> int:
@@ -318,14 +245,14 @@ class SegmentLog:
             raise
         self._index.add(IndexEntry(base, self._position, self._latest))
         self._index.close()
-        self._held.remove(self._file)
+        self._handles.remove(self._file)
         self._file.close()
-        self._held.append(file)
+        self._handles.append(file)
         self._file, self._base, self._position, self._room = file, base, 0, 0
         self._latest = index.NEVER
         self._bases.append(base)
         begin = IndexEntry(base, 0, index.NEVER)
-        self._index = IndexWriter(files, f"{self._folder}/{disk.name(base, disk.INDEX)}", [begin])
+        self._index = IndexWriter(files, disk.segment(self._folder, base, disk.INDEX), [begin])
 
     def _repair(self) -> None:
         """Bring file and mark to what was acknowledged, through a descriptor that has not seen the failure."""
@@ -343,10 +270,10 @@ class SegmentLog:
         except BaseException:
             file.close()
             raise
-        self._held.remove(self._file)
+        self._handles.remove(self._file)
         with suppress(OSError):
             self._file.close()
-        self._held.append(file)
+        self._handles.append(file)
         self._file, self._room, self._broken = file, self._position, False
 
     def read(self, start: int, end: int | None = None) -> Iterator[LogRecord]:
@@ -371,11 +298,26 @@ class SegmentLog:
         return self._snapshots.newest()
 
     def trim(self, before_offset: int) -> int:
-        """Remove whole segments below an offset, as far as no kept snapshot needs them; return the new ``start``."""
+        """Remove whole segments below an offset, as far as no kept snapshot needs them; return the new ``start``.
+
+        Where the log begins is written down first: a segment that is missing although nobody removed it is a loss that
+        can be told. Each removal is synced before the next: were two under way at once, the second could be on the disk
+        without the first, and a power cut would leave a hole.
+        """
         self._check_open()
-        with disk.failing(self._folder):
+        files, folder, bases = self._files, self._folder, self._bases
+        with disk.failing(folder):
             limit = min(before_offset, self._snapshots.safe_position())
-            remove(self._files, self._folder, self._bases, limit)
+            start = max((base for base in bases if base <= limit), default=bases[0])
+            if start > bases[0]:
+                disk.write_start(files, folder, start)
+            while bases[0] < start:
+                files.sync_folder(folder)  # the removal before this one, also if that was in a call that failed
+                with suppress(FileNotFoundError):
+                    files.unlink(disk.segment(folder, bases[0], disk.INDEX))
+                files.unlink(self._path(bases[0]))
+                del bases[0]
+            files.sync_folder(folder)
         return self.start
 
     def retain(self, *, bytes: int | None = None, before_ms: int | None = None) -> int:
@@ -388,11 +330,16 @@ class SegmentLog:
                 if min(first, last) < before_ms:  # the first one's clock may have been ahead
                     self._roll()
             sizes = [self._files.size(self._path(base)) for base in self._bases[:-1]]
-            limit = beyond(self._reader(), self._bases, [*sizes, self._position], bytes, before_ms)
+            reader, total, limit = self._reader(), sum(sizes) + self._position, self.start
+            for number, size in enumerate(sizes):
+                old = before_ms is not None and _newest(reader, self._bases[number:], before_ms) < before_ms
+                if not old and (bytes is None or total <= bytes):
+                    break
+                total, limit = total - size, self._bases[number + 1]
         return self.trim(limit)
 
     def close(self) -> None:
-        if self._held:
+        if self._handles:
             with suppress(OSError):
                 if self._broken:
                     self._repair()
@@ -402,14 +349,29 @@ class SegmentLog:
             self._release()
 
     def _release(self) -> None:
-        files, self._held = self._held, []
+        files, self._handles = self._handles, []
         for file in reversed(files):  # the lock last
             with suppress(OSError):
                 file.close()
 
     def _check_open(self) -> None:
-        if not self._held:
+        if not self._handles:
             raise Misuse(f"{self._folder} was closed", path=self._folder)
 
     def _path(self, base: int) -> str:
         return disk.segment(self._folder, base)
+
+
+def _newest(reader: LogReader, bases: Sequence[int], enough_ms: int) -> int:
+    """When the newest record of the first of these segments was stored; looked for until it is below ``enough_ms``.
+
+    A clock may have been far ahead. Records are stored in the order in which they came, so none is younger than one
+    behind it: a segment is as old as the youngest record in it, or the beginning of one behind it.
+    """
+    end = reader.end
+    latest, newest = reader.latest(bases[0]), min((r.time_ms for r in reader.read(end - 1, end)), default=0)
+    for begin in bases[1:]:
+        if latest < enough_ms or latest <= newest or begin >= end:
+            break
+        latest = min(latest, next(reader.read(begin, begin + 1)).time_ms)
+    return min(latest, newest)
