@@ -162,7 +162,8 @@ Order: TypeAlias = Int64s | NDArray[np.object_]
 _TO_JUDGE = 127  # judge this row by the whole rule
 _BEHIND = 126  # judge this row by the gaps alone
 
-_FIRST = np.array([answer.verdict is Verdict.FIRST for answer in ANSWERS])
+COUNTS = np.array([answer.verdict is Verdict.FIRST for answer in ANSWERS])
+"""By its code: does a message count?"""
 
 
 def refused(reason: str) -> int:
@@ -280,7 +281,7 @@ class TableDetector:
         else:
             codes = self._settled(chain, previous, number, codes)
         if self._counted != last:
-            counts = _FIRST[codes] & (number == last[1]) & (chain == last[0])
+            counts = COUNTS[codes] & (number == last[1]) & (chain == last[0])
             self._counted = last if counts.any() else None
         return codes
 
@@ -291,7 +292,7 @@ class TableDetector:
         concerned = np.zeros(len(chain) + 1, np.bool_)
         concerned[rank[open_rows]] = True
         concerned[1] = True  # it may go on from the call before
-        rows = np.flatnonzero((open_rows | _FIRST[codes]) & concerned[rank])
+        rows = np.flatnonzero((open_rows | COUNTS[codes]) & concerned[rank])
         if not len(rows):
             return codes
         begins = np.concatenate(([True], rank[rows[1:]] != rank[rows[:-1]]))
@@ -722,7 +723,7 @@ class OrderedBank:
         self.chains_max = chains_max
         self.chains = OrderedChains.none() if chains is None else chains
         self.gaps = GapRows.none() if gaps is None else gaps
-        self._held = HeldMessages(*(np.empty((3, 0), np.int64))) if held is None else held
+        self.held = HeldMessages(*(np.empty((3, 0), np.int64))) if held is None else held
         self._lost: list[tuple[int, int, int, int]] = []
 
     def __len__(self) -> int:
@@ -805,8 +806,8 @@ class OrderedBank:
         old = np.flatnonzero(at >= 0)
         torn[old] = self.chains.due_ms[at[old]] >= 0
         torn[rank[codes == OPENS_GAP]] = True
-        unnamed, count = np.zeros(len(self), np.bool_), np.bincount(self._held.owner, minlength=len(self))
-        unnamed[self._held.owner[self._held.previous == NO_PREVIOUS]] = True
+        unnamed, count = np.zeros(len(self), np.bool_), np.bincount(self.held.owner, minlength=len(self))
+        unnamed[self.held.owner[self.held.previous == NO_PREVIOUS]] = True
         alone[old] = unnamed[at[old]]
         alone[rank[(rows.previous == NO_PREVIOUS) & ~rows.begins]] = True
         most = np.bincount(rank, minlength=len(at))
@@ -823,8 +824,8 @@ class OrderedBank:
 
     def _waiting(self, place: int) -> tuple[list[int], list[int]]:
         """Previous number and number of what a chain holds."""
-        a, b = np.searchsorted(self._held.owner, [place, place + 1])
-        return self._held.previous[a:b].tolist(), self._held.number[a:b].tolist()
+        a, b = np.searchsorted(self.held.owner, [place, place + 1])
+        return self.held.previous[a:b].tolist(), self.held.number[a:b].tolist()
 
     def _order(self, place: int, first: int) -> PackedOrder:
         if place < 0:

@@ -12,7 +12,8 @@ from functools import reduce
 
 import numpy as np
 import pandas as pd
-from pyspark.sql import Column, DataFrame, Window
+from numpy.typing import NDArray
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from onefold.chains.columns import START
@@ -86,10 +87,7 @@ def open_gaps(
         counts, (lower, upper) = records.lists["gaps"]
         owners = (np.repeat(half, counts) for half in (records.key, records.check))
         parts.append(np.stack((*owners, lower, upper))[:, lower >= least])
-    columns = np.concatenate(parts, axis=1) if parts else np.empty((4, 0), np.int64)
-    frame = pd.DataFrame(dict(zip((*_NAME, _BEFORE, _PREVIOUS), columns, strict=True)))
-    schema = ", ".join(f"{name} long" for name in frame)
-    gaps = tables[0].sparkSession.createDataFrame(frame, schema)
+    gaps = _table(tables[0].sparkSession, np.concatenate(parts, axis=1) if parts else np.empty((4, 0), np.int64))
     cells = [F.col(quoted(name)) for name in key]
     hashes = F.xxhash64(*cells), F.xxhash64(F.lit(1), *cells)  # as the engines name their keys
     names = [half.alias(name) for half, name in zip(hashes, _NAME, strict=True)]
@@ -98,12 +96,35 @@ def open_gaps(
     return named.join(wanted, [*_NAME], "left_semi").dropDuplicates([*_NAME]).join(gaps, [*_NAME])
 
 
+def _table(spark: SparkSession, gaps: NDArray[np.int64]) -> DataFrame:
+    frame = pd.DataFrame(dict(zip((*_NAME, _BEFORE, _PREVIOUS), gaps, strict=True)))
+    return spark.createDataFrame(frame, ", ".join(f"{name} long" for name in frame))
+
+
+def gaps_below(
+    rows: DataFrame, columns: ChainColumns, integers: Sequence[Column], gaps: NDArray[np.int64]
+) -> DataFrame:
+    """These gaps (both halves of the key's hash, lower and upper ends) with their keys, as ranges: above each of them
+    lies exactly one of the rows, which names its upper end as its previous number.
+    """
+    key, check, _, previous, *_ = integers
+    named = zip((*_NAME, _PREVIOUS), (key, check, previous), strict=True)
+    above = rows.select(*(F.col(quoted(name)) for name in columns.key), *(end.alias(name) for name, end in named))
+    joined = above.join(F.broadcast(_table(rows.sparkSession, gaps)), [*_NAME, _PREVIOUS])
+    return _as_ranges(joined, rows, columns)
+
+
 def open_ranges(
     rows: DataFrame, columns: ChainColumns, memory: MemoryFolder, below: int, *more: DataFrame, floor: Floor = "first"
 ) -> DataFrame:
     """What `missing_ranges` tells, from a memory of chains; the rows, and ``more``, say which keys there are."""
     names = columns.of(rows)
     gaps = open_gaps([rows, *more], names.key, memory, below, START if floor == "open" else 0)
+    return _as_ranges(gaps, rows, names)
+
+
+def _as_ranges(gaps: DataFrame, rows: DataFrame, names: ChainColumns) -> DataFrame:
+    """Gaps of chains with their ends as these rows have their numbers."""
     seen = F.when(F.col(_BEFORE) >= 0, F.col(_BEFORE))
     ends = [
         end
