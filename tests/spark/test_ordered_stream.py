@@ -19,7 +19,9 @@ from onefold.spark import stream as streams
 from onefold.spark.chains import ChainsEngine
 from onefold.spark.columns import ChainColumns
 from onefold.spark.host import MemoryOptions
+from onefold.spark.in_order import verify_held
 from onefold.spark.ingest import SourceSpec
+from onefold.spark.memory import Storage
 from onefold.spark.producers import ProducersEngine
 from onefold.tally import BooksDoNotBalance, Tally
 from onefold.testing.traffic import Traffic, make, write
@@ -244,6 +246,19 @@ def test_held_rows_that_are_lost_or_of_other_columns_end_the_stream(bench):
         bench.run(HOUR)
     document.write_text(told)
     assert bench.run(HOUR).held == 7
+
+
+def test_verify_reads_what_is_held_back_too(bench):
+    bench.come(("a", None, 1), ("a", 2, 3), ("a", 3, 4))
+    bench.run(HOUR)
+    storage = Storage(str(bench.folder / "c" / "memory"))
+    assert verify_held(storage) == (1, [])
+    (file,) = (bench.folder / "c" / "memory" / "_held" / f"{0:012}").glob("*.parquet")
+    file.write_bytes(file.read_bytes()[:-9])
+    files, problems = verify_held(storage)
+    assert (files, len(problems)) == (1, 2)
+    assert "is damaged" in problems[0]
+    assert "has 0 rows that can be read, not 2" in problems[1]
 
 
 @pytest.mark.parametrize(

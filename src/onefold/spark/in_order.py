@@ -21,6 +21,7 @@ gaps. A task has the integers of all its rows in memory, of new ones and of thos
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -28,6 +29,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
@@ -48,7 +51,7 @@ from onefold.spark.columns import quoted
 from onefold.spark.files import Place
 from onefold.spark.gaps import CHAINS, gaps_below
 from onefold.spark.host import REASON, Codes, KeyColumns, MemoryOptions
-from onefold.spark.memory import Bucket, ItemLists, KeyRecords, MemoryFolder
+from onefold.spark.memory import Bucket, ItemLists, KeyRecords, MemoryFolder, Storage
 from onefold.spark.publish import ORDER
 from onefold.tally import BooksDoNotBalance
 
@@ -172,6 +175,23 @@ class HeldRows:
             if int(name.removesuffix(".json").removesuffix(".new")) < version - keep:
                 (self._folder / name).remove()
         return count
+
+
+def verify_held(storage: Storage) -> tuple[int, list[str]]:
+    """Read all rows that a memory says it holds back: how many files they are in, and what is wrong with them."""
+    files, problems = 0, []
+    for document in (name for name in storage.names(FOLDER) if name.endswith(".json")):
+        version = f"{FOLDER}/{document.removesuffix('.json')}"
+        expected, count = json.loads(bytes(storage.read(f"{FOLDER}/{document}")))["rows"], 0
+        for name in (name for name in storage.names(version) if name.endswith(".parquet")):
+            files += 1
+            try:
+                count += len(pq.read_table(pa.BufferReader(bytes(storage.read(f"{version}/{name}")))))
+            except (OSError, pa.ArrowException) as error:
+                problems.append(f"{storage.url}/{version}/{name} is damaged: {error}")
+        if count != expected:
+            problems.append(f"{storage.url}/{version} has {count:,} rows that can be read, not {expected:,}")
+    return files, problems
 
 
 def judge_bucket(
