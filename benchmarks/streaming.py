@@ -11,6 +11,7 @@ the judge, the bytes of the newest files of its memory.
     history    a batch of 1,000 rows, with 10,000 and with 10 M chains in memory
     growth     memory after 1x and 10x the history
     equal      a stream against a table of the same rows
+    ordered    chains put in order (order_wait_ms), all ways written as Parquet files; 2 M rows in 4 batches
 """
 
 import argparse
@@ -200,7 +201,54 @@ def equal(spark: Any, rows: int = 1_000_000) -> None:
           f"a stream leaves them open. {poison:,} were refused as jump_too_far.", flush=True)  # fmt: skip
 
 
-PARTS = ("growth", "equal", "history", "compare", "small", "touched")
+def ordered(spark: Any, rows: int, chains: int, rounds: int) -> None:
+    """The job of a stream with and without order, against dropDuplicates to Spark's own sink of files."""
+    from onefold.spark.chains import ChainsEngine
+    from onefold.spark.ingest import SourceSpec
+    from onefold.spark.stream import Streaming, run_stream
+    from onefold.testing.traffic import Traffic, make, write
+
+    waits = {
+        "as they come": None,
+        "in order, wait 0 s": 0,
+        "in order, wait 1 s": 1_000,
+        "in order, wait 1 h": 3_600_000,
+    }
+
+    def once_written(messages: str, place: str, way: str) -> tuple[float, int]:
+        """Seconds, and how many messages were held back at most."""
+        started = perf_counter()
+        if way == "dropDuplicates":
+            source = spark.readStream.schema(spark.read.parquet(messages).schema).option("maxFilesPerTrigger", 4)
+            firsts = source.parquet(messages).dropDuplicates([*KEY, "timestamp", "sequence"])
+            writer = firsts.writeStream.format("parquet").option("path", f"{place}/out")
+            query = writer.option("checkpointLocation", f"{place}/checkpoint").trigger(availableNow=True).start()
+            query.awaitTermination()
+            return perf_counter() - started, 0
+        most = [0]
+        run_stream(
+            spark, SourceSpec(path=messages, options={"maxFilesPerTrigger": "4"}), ChainsEngine(),
+            Streaming(checkpoint=f"{place}/checkpoint", ordered_wait_ms=waits[way]), f"{place}/out",
+            tell=lambda progress: most.append(progress.held),
+        )  # fmt: skip
+        return perf_counter() - started, max(most)
+
+    times: dict[str, tuple[float, int]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write(make(Traffic(rows=rows, chains=chains)), Path(folder) / "t", files=BATCHES * 4)
+        for turn in range(rounds + 1):  # the first one warms up
+            for way in ("dropDuplicates", *waits):
+                with tempfile.TemporaryDirectory() as place:
+                    result = once_written(f"{folder}/t/messages", place, way)
+                times[way] = min(times.get(way, result), result) if turn else (float("inf"), 0)
+    print(f"\n## In order: {rows:,} rows, {chains:,} chains, {BATCHES} batches, written as Parquet\n")
+    print("| way | rows/s | ratio | held at most |\n|---|---|---|---|")
+    for way, (seconds, held) in times.items():
+        ratio = times["dropDuplicates"][0] / seconds
+        print(f"| {way} | {rows / seconds:,.0f} | {ratio:.2f}x | {held:,} |", flush=True)
+
+
+PARTS = ("growth", "equal", "history", "compare", "small", "touched", "ordered")
 
 
 def main() -> None:
@@ -223,6 +271,9 @@ def main() -> None:
             history(spark)
         elif part == "touched":
             touched(spark, options.rows)
+        elif part == "ordered":
+            for chains in options.chains or CHAINS:
+                ordered(spark, options.rows, chains, options.rounds)
         elif part == "small":
             compare(spark, options.rows, 10_000, options.rounds, batches=20, per_batch=1)
         else:

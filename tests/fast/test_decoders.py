@@ -18,14 +18,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold.chains import ChainDetector
 from onefold.chains.in_order import OrderedChain
-from onefold.chains.in_order import OrderSettings as Ordering
 from onefold.cli.records import Form
 from onefold.decoding import INFLATED_BYTES_MAX, inflate, read_json
 from onefold.errors import BadInput, Damaged, Misuse
@@ -57,7 +55,6 @@ from onefold.reconcile.records import Record
 from onefold.report.console.watch import Folder
 from onefold.report.documents import read_document
 from onefold.settings import load
-from onefold.spark.in_order import OrderedBucket
 from onefold.spark.memory import ItemLists, KeyRecords, RunFile, encoded
 from onefold.spark.peer.index import Buckets
 from onefold.tally import Tally
@@ -67,7 +64,6 @@ from tests.lib.report_documents import run
 
 FOLDER = TemporaryDirectory()
 KEY = Key("shop", "7")
-ORDERING = Ordering(20, 0, 0, "light", 3, 2)
 UPLINK = bytes.fromhex("40da1b012600010001aabbccdd01020304")
 INTS = np.array([1, 2, 3], np.int64)
 
@@ -137,14 +133,6 @@ def frame_bank(*, strict_adr: bool = False) -> bytes:
     bank = FrameBank(Windows(), strict_adr=strict_adr)
     bank.judge(ReceptionArrays(INTS, INTS, INTS, INTS, INTS < 0, INTS, INTS, INTS))
     return bank.snapshot()
-
-
-def ordered_bucket() -> bytes:
-    bucket = OrderedBucket(ORDERING, frozenset({0}))
-    rows = [(7, 0, 1), (7, 5, 6), (8, 3, 4), (8, 1, 2)]
-    numbers = np.array([(c, -c, at, p << 20, n << 20, 0) for at, (c, p, n) in enumerate(rows)], np.int64).T
-    bucket.judge(numbers, pa.table({"c0": [7, 7, 8, 8], "c1": [1, 6, 4, 2]}), 0)
-    return bucket.snapshot()
 
 
 def ordered_chain() -> bytes:
@@ -341,9 +329,6 @@ DECODERS: dict[str, Decoder] = {
     ),
     "settings": Decoder(file("pipeline/pipeline.toml", lambda path: load(path, {})), [TOML], (Misuse,)),
     "spark: memory": Decoder(read_run, [run_of_a_bucket()]),
-    "spark: ordered": Decoder(
-        lambda data: OrderedBucket(ORDERING, frozenset({0})).resume(data), [ordered_bucket(), ordered_bucket()]
-    ),
     "spark: sums of a peer": Decoder(Buckets.from_bytes, [Buckets.none(3).to_bytes()]),
     "JSON": Decoder(lambda data: read_json(data, "it"), as_json({"a": [1, {"b": None}]}, "text")),
     "deflate": Decoder(lambda data: inflate(data, 5, "it"), [zlib.compress(b"abcde")]),

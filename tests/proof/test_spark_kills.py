@@ -1,11 +1,14 @@
 """A driver that dies between the sink's commit and Spark's, or before both: every row once. The control has doubles."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from onefold.spark import judge_chains
@@ -14,14 +17,14 @@ from tests.lib.examples import sample
 
 DRIVER = """
 import os, signal, sys
-from onefold.spark import run as jobs
+from onefold.spark import in_order
 from onefold.spark import stream as streams
 from onefold.spark.chains import ChainsEngine
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.session import session
 
 folder, way, moment, at = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
-careful = streams.publish
+careful, complete = streams.publish, in_order.Place.write_json
 
 def naive(sink, stream, batch, rows, gaps):
     rows.write.mode("append").parquet(f"{folder}/naive")
@@ -34,12 +37,20 @@ def deadly(sink, stream, batch, rows, gaps):
         os.kill(os.getpid(), signal.SIGKILL)
     return tally
 
-streams.publish = deadly
+def unfinished(place, document):
+    if moment == "held" and str(place).endswith(f"_held/{at:012}.json"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    complete(place, document)
+
+streams.publish, in_order.Place.write_json = deadly, unfinished
+ordered = way == "ordered"
 streams.run_stream(
     session("local[2]", memory="1g", config={"spark.sql.shuffle.partitions": "2"}),
     SourceSpec(path=f"{folder}/in/messages", options={"maxFilesPerTrigger": "1"}),
-    ChainsEngine(partitions=2, floor="open"),
-    streams.Streaming(checkpoint=f"{folder}/{way}.checkpoint", buckets=2),
+    ChainsEngine(partitions=2, floor="first" if ordered else "open"),
+    streams.Streaming(
+        checkpoint=f"{folder}/{way}.checkpoint", buckets=2, ordered_wait_ms=3_600_000 if ordered else None
+    ),
     f"{folder}/out",
 )
 """
@@ -74,6 +85,27 @@ def test_every_row_once_whenever_the_driver_dies(spark, tmp_path, start, deaths)
     table = spark.read.parquet(f"{tmp_path}/in/messages").transform(judge_chains(floor="open"))
     expected = Counter((row["offset"], row["verdict"]) for row in table.collect())
     assert counted(spark, *folders) == expected
+
+
+def test_chains_come_out_in_order_each_row_once_whenever_the_driver_dies(tmp_path, start):
+    """Batches 0 to 3 bring rows, the last one gives up what is missing: as if nobody had died."""
+
+    def batches():
+        rows: dict[tuple[str, str], list[list[Any]]] = {}
+        for file in sorted((tmp_path / "out" / "batches").glob("*/*/*.parquet")):
+            own = [tuple(row.values()) for row in pq.ParquetFile(file).read().to_pylist()]
+            rows.setdefault((file.parts[-3], file.parts[-2]), []).append(own)
+        return {place: sorted(filter(None, files)) for place, files in rows.items()}
+
+    assert start("ordered", "never", 0) == 0
+    expected = batches()
+    assert sum(len(file) for place, files in expected.items() if place[1] != "gaps" for file in files) == 2_000
+    for folder in ("out", "ordered.checkpoint"):
+        shutil.rmtree(tmp_path / folder)
+    for death in [("held", 0), ("before", 1), ("after", 2), ("held", 3), ("before", 4)]:
+        assert start("ordered", *death) == -signal.SIGKILL
+    assert start("ordered", "never", 0) == 0
+    assert batches() == expected
 
 
 def test_without_the_commit_protocol_the_same_death_makes_duplicates(spark, tmp_path, start):

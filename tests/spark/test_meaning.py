@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onefold.errors import BadInput, Misuse
+from onefold.errors import Misuse
 from onefold.spark import stream as streams
 from onefold.spark.chains import ChainsEngine
 from onefold.spark.columns import ChainColumns, ProducerColumns, ReceptionColumns
 from onefold.spark.ingest import SourceSpec
-from onefold.spark.meaning import difference, refuse_other, with_meaning, without_meaning
+from onefold.spark.meaning import difference, refuse_other
 from onefold.spark.producers import ProducersEngine
 from onefold.spark.receptions.judge import LorawanEngine
 from onefold.tally import Tally
@@ -156,16 +156,6 @@ def test_two_meanings_differ_exactly_if_they_are_not_equal_and_the_difference_na
     assert (difference(one, other) is None) == (one == other)
     if one == other:
         refuse_other("here", one, other)
-        assert without_meaning(other, with_meaning(one, b"blob")) == b"blob"
     else:
         with pytest.raises(Misuse, match="here was begun with"):
             refuse_other("here", one, other)
-        with pytest.raises(Misuse, match="the state of this stream"):
-            without_meaning(other, with_meaning(one, b"blob"))
-
-
-def test_a_state_without_a_meaning_is_taken_as_it_is_and_a_damaged_one_is_bad_input():
-    assert without_meaning({"a": 1}, b"OFcb the bytes of a bank") == b"OFcb the bytes of a bank"
-    state = with_meaning({"a": 1}, b"blob")
-    with pytest.raises(BadInput, match="a damaged state"):
-        without_meaning({"a": 1}, state.replace(b"{", b"?"))

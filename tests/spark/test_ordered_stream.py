@@ -3,34 +3,28 @@
 import dataclasses
 import json
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from onefold.chains import ANSWERS
-from onefold.chains.columns import NO_PREVIOUS, refused
-from onefold.chains.in_order import OrderedChain, OrderSettings, Released, Unfillable
-from onefold.chains.rules import pack
 from onefold.errors import BadInput, Misuse
 from onefold.spark import stream as streams
 from onefold.spark.chains import ChainsEngine
 from onefold.spark.columns import ChainColumns
 from onefold.spark.host import MemoryOptions
-from onefold.spark.in_order import GAP, OrderedBucket
+from onefold.spark.in_order import verify_held
 from onefold.spark.ingest import SourceSpec
-from onefold.spark.stream import BucketFigures, Watcher
-from onefold.tally import Tally
+from onefold.spark.memory import Storage
+from onefold.spark.producers import ProducersEngine
+from onefold.tally import BooksDoNotBalance, Tally
 from onefold.testing.traffic import Traffic, make, write
-from onefold.verdict import Verdict
-from tests.lib.examples import examples
 
 HOUR = 3_600_000
 COLUMNS = ChainColumns(key=("device",), sequence=None, previous_timestamp="before", previous_sequence=None)
@@ -146,9 +140,9 @@ def test_with_an_interval_a_wait_ends_although_nothing_comes(bench):
     assert bench.gaps() == [("a", 1, 0, 5, 0)]
 
 
-def test_faulty_traffic_comes_out_once_each_chain_ascending(spark, tmp_path):
-    made = make(Traffic(rows=2_000, chains=12, seed=5))
-    write(made, tmp_path / "traffic", files=3)
+@pytest.mark.parametrize(("format", "strategy"), [("parquet", "drop"), ("parquet", "none"), ("delta", "drop")])
+def test_faulty_traffic_comes_out_once_each_chain_ascending(spark, tmp_path, format, strategy):
+    write(make(Traffic(rows=2_000, chains=12, seed=5)), tmp_path / "traffic", files=3)
     folder = tmp_path / "traffic" / "messages"
     for i, file in enumerate(sorted(Path(folder).glob("*.parquet"))):
         os.utime(file, (1_700_000_000 + i,) * 2)
@@ -158,42 +152,126 @@ def test_faulty_traffic_comes_out_once_each_chain_ascending(spark, tmp_path):
         ChainsEngine(),
         streams.Streaming(checkpoint=str(tmp_path / "c"), ordered_wait_ms=0, buckets=3),
         str(tmp_path / "out"),
+        format=format,
+        strategy=strategy,
     )
     assert (last.held, last.tally.received, last.tally.balanced) == (0, 2_000, True)
-    rows = spark.read.parquet(*(str(p) for p in (tmp_path / "out" / "batches").glob("*/*") if p.name in FOLDERS))
-    assert sorted(r["offset"] for r in rows.select("offset").collect()) == list(range(2_000))
+    batches = sorted((tmp_path / "out" / {"parquet": "batches", "delta": "data"}[format]).iterdir())
+    firsts, others = {"parquet": ("firsts/", "[!fg]*/"), "delta": ("*/verdict=FIRST/", "*/verdict=[!F]*/")}[format]
+    firsts = "messages/" if strategy == "none" else firsts
     newest: dict[Any, tuple[int, int]] = {}
-    for batch in sorted((tmp_path / "out" / "batches").iterdir()):
-        for file in sorted((batch / "firsts").glob("*.parquet")):
+    offsets = []
+    for batch in batches:
+        numbers: dict[Any, list[tuple[int, int]]] = {}
+        place: dict[Any, Path] = {}
+        for file in sorted(batch.glob(f"{firsts}*.parquet")):
             for row in pq.ParquetFile(file).read().to_pylist():
                 key = tuple(row[name] for name in ChainColumns().key)
-                number = row["timestamp"], row["sequence"]
-                assert newest.get(key, (-1, -1)) < number
-                newest[key] = number
+                numbers.setdefault(key, []).append((row["timestamp"] or 0, row["sequence"] or 0))
+                assert place.setdefault(key, file) == file
+                offsets.append(row["offset"])
+        for key, own in numbers.items():
+            assert own == sorted(own)
+            if strategy != "none":  # else there are copies among them
+                assert newest.get(key, (-1, -1)) < own[0]
+                assert len(set(own)) == len(own)
+            newest[key] = own[-1]
+        rest = [file for file in batch.glob(f"{others}*.parquet") if strategy != "none"]
+        offsets += [row["offset"] for file in rest for row in pq.ParquetFile(file).read().to_pylist()]
+    assert sorted(offsets) == list(range(2_000))
 
 
-@pytest.mark.parametrize(("held", "problem"), [(3, None), (2, "batch 0: 5 rows were judged, 2 were published, 2 more")])
-def test_rows_judged_are_rows_published_or_held(spark, held, problem):
-    figures = BucketFigures(spark)
-    watcher = Watcher(Tally, figures, lambda progress: None)
-    tally = Tally(2, {ANSWERS[0]: 2})
-    for _ in range(2):  # a task that was tried twice says the same twice
-        figures.add(1, {"held": held, "held_before": 0, "rows": 5, "at_ms": 10, "batch": 0})
-    watcher.published(0, tally)
-    assert (watcher.problem or "").startswith(problem or "")
-    assert bool(watcher.problem) == bool(problem)
-    watcher.problem = None
-    watcher.published(1, Tally())  # an empty batch touches no bucket
-    assert watcher.problem is None
+def died(folder, moment):
+    """Leave of batch 1 what a driver leaves that dies at this moment."""
+    checkpoint, held = folder / "c", folder / "c" / "memory" / "_held"
+    (checkpoint / "commits" / "1").unlink()
+    (checkpoint / "commits" / ".1.crc").unlink()
+    if moment == "after the sink's commit":
+        return
+    shutil.rmtree(folder / "out" / "batches" / f"{1:012}")
+    if moment == "before the sink's commit":
+        return
+    (held / f"{1:012}.json").unlink()
+    for file in (held / f"{1:012}").glob("*.parquet"):
+        file.write_bytes(file.read_bytes()[:50])
+        (file.parent / f".{file.name}.crc").unlink(missing_ok=True)
+    if moment == "while held rows are written":
+        return
+    run = next((checkpoint / "memory").glob(f"*/{1:012}-*.run"))
+    run.unlink()
 
 
-def test_a_clock_that_steps_back_between_two_batches_is_no_trouble(spark):
-    figures = BucketFigures(spark)
-    watcher = Watcher(Tally, figures, lambda progress: None)
-    for batch, (bucket, at_ms) in enumerate([(1, 9_000), (2, 7_000), (2, 7_000), (1, 8_000)]):
-        figures.add(bucket, {"held": 0, "held_before": 0, "rows": 3, "at_ms": at_ms, "batch": batch})
-        watcher.published(batch, Tally(3, {ANSWERS[0]: 3}))
-        assert watcher.problem is None
+def test_a_driver_that_dies_at_any_moment_ends_with_the_same_rows_and_the_same_memory(bench):
+    bench.come(("a", None, 1), ("a", 2, 3), ("b", None, 7), ("c", None, 1))
+    bench.come(("a", 3, 4), ("b", 8, 9), ("a", 2, 3), ("b", 9, 10), ("c", 1, 2))
+    assert bench.run(HOUR).held == 4
+
+    def left():
+        held = bench.folder / "c" / "memory" / "_held"
+        rows = [row for file in held.glob(f"{1:012}/*.parquet") for row in pq.ParquetFile(file).read().to_pylist()]
+        runs = {file.name: file.read_bytes() for file in (bench.folder / "c" / "memory").glob("*/*.run")}
+        return sorted(map(str, rows)), runs, bench.batches()
+
+    before = left()
+    for moment in ("after the sink's commit", "before the sink's commit", "while held rows are written", "in a task"):
+        died(bench.folder, moment)
+        last = bench.run(HOUR)
+        assert (last.held, last.tally.received) == (4, 5)
+        assert left() == before
+    bench.come(("a", 1, 2), ("b", 7, 8))
+    assert bench.run(HOUR).held == 0
+    assert (bench.out(), bench.out("b"), bench.out("c")) == (
+        [[1], [3], [2, 3, 4]],
+        [[7], [], [8, 9, 10]],
+        [[1], [2], []],
+    )
+
+
+def test_held_rows_that_are_lost_or_of_other_columns_end_the_stream(bench):
+    bench.come(*((device, *numbers) for device in "abcdefgh" for numbers in ((None, 1), (2, 3))))
+    assert bench.run(HOUR).held == 8
+    bench.come(("a", 1, 2))
+    held = bench.folder / "c" / "memory" / "_held"
+    document = held / f"{0:012}.json"
+    told = document.read_text()
+    for text, error, words in [
+        (told.replace('"rows": 8', '"rows": 9'), BooksDoNotBalance, "9 rows were held back and 8 of them came again"),
+        (told.replace("bigint", "int"), Misuse, "other columns"),
+    ]:
+        document.write_text(text)
+        with pytest.raises(error, match=words):
+            bench.run(HOUR)
+    document.unlink()
+    with pytest.raises(BadInput, match="what batch 0 held back is not known"):
+        bench.run(HOUR)
+    document.write_text(told)
+    assert bench.run(HOUR).held == 7
+
+
+def test_verify_reads_what_is_held_back_too(bench):
+    bench.come(("a", None, 1), ("a", 2, 3), ("a", 3, 4))
+    bench.run(HOUR)
+    storage = Storage(str(bench.folder / "c" / "memory"))
+    assert verify_held(storage) == (1, [])
+    (file,) = (bench.folder / "c" / "memory" / "_held" / f"{0:012}").glob("*.parquet")
+    file.write_bytes(file.read_bytes()[:-9])
+    files, problems = verify_held(storage)
+    assert (files, len(problems)) == (1, 2)
+    assert "is damaged" in problems[0]
+    assert "has 0 rows that can be read, not 2" in problems[1]
+
+
+@pytest.mark.parametrize(
+    ("published", "problem"), [(1, ""), (2, "batch 0: 3 rows were judged, 2 were published, 2 are")]
+)
+def test_rows_judged_are_rows_published_or_held(bench, published, problem):
+    bench.come(("a", None, 1), ("a", 2, 3), ("a", 3, 4))
+    bench.run(HOUR)
+    figures = streams.MemoryFigures(str(bench.folder / "c" / "memory"))
+    watcher = streams.Watcher(Tally, figures, lambda progress: None)
+    figures.look(0)
+    watcher.published(0, Tally(published, {ANSWERS[0]: published}))
+    assert (watcher.problem or "")[: len(problem) or None] == problem
 
 
 def test_a_stream_goes_on_although_its_clock_stepped_back(bench):
@@ -253,142 +331,18 @@ def test_with_an_interval_a_wait_ends_after_a_restart_too_although_nothing_comes
     assert bench.gaps() == [("a", 1, 0, 5, 0)]
 
 
-def test_of_a_bucket_the_newest_word_counts_and_of_what_was_before_the_first(spark):
-    figures = BucketFigures(spark)
-    for word in ({"held": 5, "held_before": 2}, {"held": 9, "held_before": 5}):
-        figures.add(1, word)
-    figures.add(2, {"held": 1, "held_before": 1})
-    assert (figures.total("held"), figures.grown("held")) == (10, 7)
-
-
-FOLDERS = {"firsts", "repeats", "unsure", "rejects"}
-
-
-def test_misuse_is_refused_before_the_stream_starts(spark):
+def test_misuse_is_refused_before_the_stream_starts(bench):
+    bench.come(("a", None, 1))
     with pytest.raises(Misuse, match="wait_ms is -1"):
-        ChainsEngine().step(MemoryOptions(ordered_wait_ms=-1))
+        bench.run(-1, order_end="give_up")
     with pytest.raises(Misuse, match="buckets is 0"):
         MemoryOptions(ordered_wait_ms=1, buckets=0)
-    with pytest.raises(Misuse, match="only a stream"):
-        spark.range(1).transform(ChainsEngine().step(MemoryOptions(ordered_wait_ms=1)))
     ordered = streams.Streaming(checkpoint="c", ordered_wait_ms=1)
     for judging, streaming, word in [
         (ChainsEngine(floor="open"), ordered, "floor"),
         (ChainsEngine(), dataclasses.replace(ordered, idle_ms=5), "idle_ms"),
+        (ProducersEngine(), ordered, "only chains"),
     ]:
         with pytest.raises(Misuse, match=word):
-            judging.stream(streaming)
-
-
-SMALL = OrderSettings(20, 0, 0, "light", 3, 2)
-KEY = frozenset({0})
-
-
-def columns(rows):
-    """(chain, previous or None, number), in the order of judgement, as integers and a table."""
-    integers = np.array(
-        [
-            (c, -c, i, NO_PREVIOUS if p is None else pack((p, 0)), pack((n, 0)) if n >= 0 else n, 0)
-            for i, (c, p, n) in enumerate(rows)
-        ],
-        np.int64,
-    )
-    chain, number = [c for c, _, _ in rows], [n for _, _, n in rows]
-    table = pa.table([pa.array(chain, pa.int64()), pa.array(number, pa.int64())], names=["c0", "c1"])
-    return integers.reshape(-1, 6).T, table
-
-
-def naive(chains, rows, now):
-    """What the chains say when they are asked directly: per chain (number, answer) and gaps, in order."""
-    out: dict[int, list[Any]] = {}
-    for c, p, n in sorted(rows, key=lambda row: row[0]):
-        told = out.setdefault(c, [])
-        if n < 0:
-            told.append((n, ANSWERS[-1 - n]))
-            continue
-        message = [n, p, None]
-        chain = chains.setdefault(c, OrderedChain(**SMALL._asdict()))
-        step = chain.add(None if p is None else (p, 0), (n, 0), message, now)
-        message[2] = step.answer
-        if step.answer.verdict is Verdict.FIRST:
-            told += spoken(step.events)
-        else:
-            told.append((n, step.answer))
-    for c, chain in chains.items():
-        out.setdefault(c, []).extend(spoken(chain.tick(now)))
-    return {c: told for c, told in out.items() if told}
-
-
-def spoken(events):
-    lower = None
-    for event in events:
-        if isinstance(event, Unfillable):
-            lower = event.lower
-        elif isinstance(event, Released):
-            number, previous, answer = event.message
-            if lower is not None:
-                yield ("gap", lower, (previous, 0))
-                lower = None
-            yield (number, answer)
-
-
-def said(out):
-    told: dict[int, list[Any]] = {}
-    bounds = iter(out.bounds.tolist())
-    for row, code in zip(out.rows.to_pylist(), out.codes.tolist(), strict=True):
-        if code == GAP:
-            a, b, c, d = next(bounds)
-            assert row["c1"] is None
-            told.setdefault(row["c0"], []).append(("gap", (a, b), (c, d)))
-        else:
-            told.setdefault(row["c0"], []).append((row["c1"], ANSWERS[code]))
-    assert next(bounds, None) is None
-    return told
-
-
-numbers = st.integers(0, 15)
-messages = st.tuples(st.integers(1, 3), st.none() | numbers, numbers | st.just(refused("null_key"))) | st.tuples(
-    st.integers(1, 3), st.just(0), numbers
-).map(lambda m: (m[0], max(0, m[2] - 1), m[2]))
-
-
-@settings(max_examples=examples(150), deadline=None)
-@given(st.lists(st.tuples(st.integers(-15, 15), st.lists(messages, max_size=8)), max_size=8))
-def test_a_bucket_says_what_its_chains_say_through_any_snapshots(batches):
-    chains: dict[int, OrderedChain[Any]] = {}
-    bucket, now, came, went = OrderedBucket(SMALL, KEY), 0, 0, 0
-    for passed, rows in batches:
-        now = max(0, now + passed)  # a clock may step back
-        integers, table = columns(rows)
-        out = bucket.judge(integers, table if rows else None, now)
-        assert said(out) == naive(chains, rows, now)
-        came, went = came + len(rows), went + int(np.count_nonzero(out.codes != GAP))
-        held = sum(chain.held_count for chain in chains.values())
-        assert (came - went, bucket.figures()["held"]) == (held, held)
-        assert bucket.due_ms() == min((c.due_ms for c in chains.values() if c.due_ms is not None), default=None)
-        bucket = OrderedBucket(SMALL, KEY).resume(bucket.snapshot())
-        assert bucket.figures()["held"] == held
-
-
-def test_the_order_in_which_rows_reach_a_bucket_means_nothing():
-    rows = [(c, n - 1, n) for c in range(6) for n in (1, 3, 2)]
-    integers, table = columns(rows)
-    turn = np.random.default_rng(1).permutation(len(rows))
-    one, other = (OrderedBucket(SMALL, KEY, chains_max=4) for _ in range(2))
-    a, b = one.judge(integers, table, 0), other.judge(integers[:, turn], table.take(turn), 0)
-    assert said(a) == said(b)
-    assert sum(answer.reason == "state_full" for told in said(a).values() for _, answer in told) == 6
-    assert one.snapshot() == other.snapshot()
-
-
-def test_foreign_state_and_other_columns_are_refused():
-    bucket = OrderedBucket(SMALL, KEY)
-    integers, table = columns([(1, 0, 1), (1, 2, 3)])
-    bucket.judge(integers, table, 0)
-    blob = bucket.snapshot()
-    for bad in (b"", b"OFBK" + blob[4:], blob[:4] + b"\x09" + blob[5:], blob[:-200], blob[:40]):
-        with pytest.raises(BadInput):
-            OrderedBucket(SMALL, KEY).resume(bad)
-    integers, table = columns([(1, 1, 2)])
-    with pytest.raises(Misuse, match="other columns"):
-        bucket.judge(integers, table.rename_columns(["c0", "c2"]), 0)
+            judging.ordered(streaming)
+    assert not (bench.folder / "c").exists()

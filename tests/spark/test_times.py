@@ -24,12 +24,12 @@ from onefold.spark.columns import ChainColumns, ProducerColumns, ReceptionColumn
 from onefold.spark.explanations import explain
 from onefold.spark.figures import Figures
 from onefold.spark.gaps import LOWER, UPPER, missing_ranges
-from onefold.spark.host import KeyColumns, MemoryOptions, judge_partition
-from onefold.spark.in_order import GAP_COLUMN
+from onefold.spark.host import KeyColumns, judge_partition
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.producers import judge_producers
 from onefold.spark.receptions.judge import judge_receptions
 from onefold.spark.run import check, run
+from onefold.spark.stream import Streaming, run_stream
 from onefold.spark.window import advise_window
 from tests.lib.examples import examples
 
@@ -437,7 +437,6 @@ def streamed(spark, tmp_path):
 
     def run(folder, step, name):
         source = spark.readStream.schema(spark.read.parquet(folder).schema).parquet(folder)
-        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")  # as a run that ends has it
         writer = source.transform(step).writeStream.format("parquet").option("path", f"{tmp_path}/{name}")
         query = writer.option("checkpointLocation", f"{tmp_path}/{name}.c").trigger(availableNow=True).start()
         query.awaitTermination()
@@ -460,8 +459,10 @@ def test_a_stream_reads_times_as_a_table_does_and_tells_given_up_ranges_as_times
     found = sorted(map(tuple, table.select(*cells).collect()))
     assert sorted(map(tuple, judged.select(*cells).collect())) == found
     assert [answer[-1] for answer in found] == ["new_chain", "in_order", "seen", "opens_gap", "new_chain", "in_order"]
-    ordered = streamed(folder, ChainsEngine(columns=NAMES).step(MemoryOptions(ordered_wait_ms=0, buckets=2)), "ordered")
-    (gap,) = ordered.where(f"{GAP_COLUMN} is not null").select(f"{GAP_COLUMN}.*").select(
-        *(F.unix_micros(name) for name in (LOWER[0], UPPER[0]))
-    ).collect()  # fmt: skip
-    assert tuple(gap) == ((NOW_MS + 10) * 1000 + 7, (NOW_MS + 20) * 1000 + 7)
+    run_stream(
+        spark, SourceSpec(path=folder), ChainsEngine(columns=NAMES),
+        Streaming(checkpoint=f"{tmp_path}/c", ordered_wait_ms=0, buckets=2), f"{tmp_path}/out",
+    )  # fmt: skip
+    gaps = spark.read.parquet(f"{tmp_path}/out/batches/*/gaps")
+    (gap,) = gaps.select("chain", *(F.unix_micros(name) for name in (LOWER[0], UPPER[0]))).collect()
+    assert tuple(gap[1:]) == ((NOW_MS + 10) * 1000 + 7, (NOW_MS + 20) * 1000 + 7)

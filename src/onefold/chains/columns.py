@@ -16,6 +16,7 @@ code, and the row is no part of any chain.
     ColumnarDetector   batches of rows, the rows of a chain contiguous: input of any size can stream through
     TableDetector      a whole table: also rows without a previous number are known, by the others of equal number
     ChainBank          a batch of a stream: the memory of the chains that it touches, as columns
+    OrderedBank        the same where messages come out in order: also which of them are to wait
 
 Cost: a dozen numpy passes per batch (and bank), and about half a microsecond per message that meets the gaps.
 """
@@ -24,12 +25,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onefold.chains.rules import ANSWERS, DEFAULTS, SEQUENCE_BITS, SEQUENCE_MAX, ChainSettings
+from onefold.chains.in_order import OpenGap, OrderedChain, OrderedState, OrderSettings, Released, Unfillable
+from onefold.chains.rules import ANSWERS, DEFAULTS, SEQUENCE_BITS, SEQUENCE_MAX, ChainSettings, Number, unpack
 from onefold.hashed_names import find
 from onefold.intervals import Gaps
 from onefold.verdict import Verdict
@@ -45,7 +47,7 @@ OPENS_GAP, FILLS_GAP, AHEAD = CODES["opens_gap"], CODES["fills_gap"], CODES["ahe
 SEEN, BEHIND_HEAD, BELOW_FLOOR = CODES["seen"], CODES["behind_head"], CODES["below_floor"]
 FORGOTTEN, BAD_NUMBERING = CODES["forgotten"], CODES["bad_numbering"]
 GAP_MISMATCH, JUMP_TOO_FAR = CODES["gap_mismatch"], CODES["jump_too_far"]
-STATE_FULL, LATE = CODES["state_full"], CODES["late"]
+STATE_FULL, LATE, GIVEN_UP = CODES["state_full"], CODES["late"], CODES["given_up"]
 
 
 class PackedDetector:
@@ -160,7 +162,8 @@ Order: TypeAlias = Int64s | NDArray[np.object_]
 _TO_JUDGE = 127  # judge this row by the whole rule
 _BEHIND = 126  # judge this row by the gaps alone
 
-_FIRST = np.array([answer.verdict is Verdict.FIRST for answer in ANSWERS])
+COUNTS = np.array([answer.verdict is Verdict.FIRST for answer in ANSWERS])
+"""By its code: does a message count?"""
 
 
 def refused(reason: str) -> int:
@@ -278,7 +281,7 @@ class TableDetector:
         else:
             codes = self._settled(chain, previous, number, codes)
         if self._counted != last:
-            counts = _FIRST[codes] & (number == last[1]) & (chain == last[0])
+            counts = COUNTS[codes] & (number == last[1]) & (chain == last[0])
             self._counted = last if counts.any() else None
         return codes
 
@@ -289,7 +292,7 @@ class TableDetector:
         concerned = np.zeros(len(chain) + 1, np.bool_)
         concerned[rank[open_rows]] = True
         concerned[1] = True  # it may go on from the call before
-        rows = np.flatnonzero((open_rows | _FIRST[codes]) & concerned[rank])
+        rows = np.flatnonzero((open_rows | COUNTS[codes]) & concerned[rank])
         if not len(rows):
             return codes
         begins = np.concatenate(([True], rank[rows[1:]] != rank[rows[:-1]]))
@@ -433,13 +436,16 @@ class GapRows(NamedTuple):
         return GapRows(*(column[rows] for column in self))
 
 
-def sorted_by_name(chains: Chains, gaps: GapRows) -> tuple[Chains, GapRows]:
+C = TypeVar("C", Chains, "OrderedChains")
+
+
+def sorted_by_name(chains: C, gaps: GapRows) -> tuple[C, GapRows]:
     order = np.lexsort((chains.key_check, chains.key))
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     gaps = GapRows(rank[gaps.owner], gaps.lower, gaps.upper)
     by_owner = np.argsort(gaps.owner, kind="stable")
-    return Chains(*(column[order] for column in chains)), gaps.take(by_owner)
+    return type(chains)(*(column[order] for column in chains)), gaps.take(by_owner)
 
 
 class ChainMessages(NamedTuple):
@@ -503,11 +509,7 @@ class ChainBank:
 
     def judge(self, messages: ChainMessages, now_ms: int = 0) -> Codes:
         """The code of each message's answer (its place in ``ANSWERS``); ``now_ms`` is when the batch was heard."""
-        codes = np.where(messages.number < 0, -1 - messages.number, BAD_NUMBERING).astype(np.int8)
-        good = np.flatnonzero((messages.previous < messages.number) & (messages.number >= 0))
-        if self.chains_max is not None:
-            good, full = self._with_room(good, messages)
-            codes[full] = STATE_FULL
+        codes, good = _admitted(messages, self.find, None if self.chains_max is None else self.chains_max - len(self))
         if len(good):
             codes[good] = self._judge(messages if len(good) == len(codes) else messages.take(good), now_ms)
         return codes
@@ -527,14 +529,7 @@ class ChainBank:
         firsts = np.flatnonzero(_begins(messages))
         names = messages.take(firsts)
         at = self.find(names.key, names.key_check)
-        old = np.flatnonzero(at >= 0)
-        before, places = firsts[old], firsts[old] + np.arange(len(old))  # where the heads come to stand
-        begins = np.insert(_begins(messages), before, True)
-        begins[places + 1] = False
-        heads = self._chains.head[at[old]]
-        rows = Rows(
-            begins, np.insert(messages.previous, before, NO_PREVIOUS), np.insert(messages.number, before, heads)
-        )
+        rows, places = _after_heads(messages, firsts, at, self._chains.head)
         codes, newest = classify(rows)
         starts = np.flatnonzero(rows.begins)
         chain_of = dict(zip(starts.tolist(), range(len(starts)), strict=True))
@@ -559,21 +554,6 @@ class ChainBank:
             heads[chain_of[first]] = visited[chain_of[first]].head
         self._learn(names, at, heads, now_ms, visited)
         return np.delete(codes, places)
-
-    def _with_room(self, good: Int64s, messages: ChainMessages) -> tuple[Int64s, Int64s]:
-        """Which of the good rows can be judged, and which belong to chains that there is no room for."""
-        rows = messages.take(good)
-        begins = _begins(rows)
-        names = rows.take(np.flatnonzero(begins))
-        new = np.flatnonzero(self.find(names.key, names.key_check) < 0)
-        room = max(0, int(self.chains_max or 0) - len(self))
-        if len(new) <= room:
-            return good, good[:0]
-        by_name = new[np.lexsort((names.key_check[new], names.key[new]))]  # the same ones, however often it is tried
-        refused = np.zeros(len(names.key), np.bool_)
-        refused[by_name[room:]] = True
-        full = refused[np.cumsum(begins) - 1]
-        return good[~full], good[full]
 
     @property
     def names(self) -> tuple[Int64s, Int64s]:
@@ -618,6 +598,341 @@ class ChainBank:
     def __str__(self) -> str:
         chains, gaps = len(self), self.gap_count
         return f"{chains} chain{'s' * (chains != 1)}, {gaps} gap{'s' * (gaps != 1)}"
+
+
+class OrderedChains(NamedTuple):
+    """One row per chain whose messages come out in order, sorted by name."""
+
+    key: Int64s
+    key_check: Int64s
+    head: Int64s  # the newest seen
+    forgotten: Int64s
+    floor: Int64s  # the first one that came
+    last: Int64s  # the last one that came out
+    due_ms: Int64s  # when what is missing above it is given up; -1: nothing is held
+    upper: Int64s  # the message that was held when that wait began
+
+    @classmethod
+    def none(cls) -> OrderedChains:
+        return cls(*(np.empty(0, np.int64) for _ in cls._fields))
+
+
+class HeldMessages(NamedTuple):
+    """Messages that wait: sorted by the place of the chain they belong to, and by number within a chain."""
+
+    owner: Int64s
+    previous: Int64s
+    number: Int64s
+
+
+class OrderMemory(NamedTuple):
+    """What is known of a chain: as in `OrderedChains`, and all that is missing, first what was given up."""
+
+    head: int
+    forgotten: int
+    last: int
+    due_ms: int
+    upper: int
+    gaps: Gaps[int]
+
+
+class PackedOrder:
+    """A chain that holds messages which all name their previous one: `OrderedChain`, for who knows the head.
+
+    Such a chain is its gaps: what lies below the first one is out, and each later stretch between two waits.
+    """
+
+    __slots__ = ("_above", "_floor", "_forgotten", "_given_up", "_held", "due_ms", "gaps", "upper")
+
+    def __init__(self, floor: int, forgotten: int = START, due_ms: int = -1, upper: int = START) -> None:
+        self._floor, self._forgotten, self.due_ms, self.upper = floor, forgotten, due_ms, upper
+        self._given_up: Gaps[int] = Gaps()
+        self.gaps: Gaps[int] = Gaps()
+        self._above: dict[int, int] = {}  # the message above a gap, by the gap's upper end
+        self._held: set[int] = set()  # of earlier batches, or in a gap when it came
+
+    def resume(self, given_up: Gaps[int], gaps: Gaps[int], previous: list[int], number: list[int]) -> None:
+        """Go on with what was missing, and with the messages that were held."""
+        self._given_up, self.gaps = given_up, gaps
+        self._above, self._held = dict(zip(previous, number, strict=True)), set(number)
+
+    def memory(self, head: int) -> OrderMemory:
+        gaps = Gaps([*self._given_up, *self.gaps])
+        return OrderMemory(head, self._forgotten, self.last(head), self.due_ms, self.upper, gaps)
+
+    def last(self, head: int) -> int:
+        return self.gaps.lowers[0] if self.gaps.lowers else head
+
+    def open_gap(self, head: int, previous: int, number: int, due_ms: int) -> None:
+        if not self.gaps.lowers:
+            self.due_ms, self.upper = due_ms, number
+        self.gaps.append(head, previous)
+        self._above[previous] = number
+
+    def behind(self, head: int, previous: int, number: int, due_ms: int, before: Int64s) -> int:
+        """The code of a message that is not above the head; ``before``: the newest seen, message by message."""
+        last, gaps = self.last(head), self.gaps
+        if number <= last:
+            if number < self._floor:
+                return BEHIND_HEAD if previous == NO_PREVIOUS else BELOW_FLOOR
+            if number <= self._forgotten:
+                return FORGOTTEN
+            if number in self._given_up:
+                return GIVEN_UP
+            return BEHIND_HEAD if previous == NO_PREVIOUS and number not in (self._floor, last) else SEEN
+        i = gaps.locate(number)
+        lower = gaps.lowers[i]
+        if number > gaps.uppers[i]:  # nothing is missing there: it waits, or it is wrong
+            return SEEN if number in self._held or before[np.searchsorted(before, number)] == number else GAP_MISMATCH
+        if previous < lower:
+            return GAP_MISMATCH
+        gaps.fill(i, previous, number)
+        self._held.add(number)
+        if previous > lower:
+            self._above[previous] = number
+        elif i == 0 and self.upper <= self.last(head):
+            self.due_ms, self.upper = (due_ms, self._above[gaps.uppers[0]]) if gaps.lowers else (-1, START)
+        return FILLS_GAP
+
+
+class OrderedBank:
+    """Judges a batch of many chains whose messages come out in order, says which have to wait, and remembers.
+
+    `OrderedChain` is the truth. Numpy decides as for `ChainBank`; only what opens a gap or is behind the newest meets
+    the gaps of its chain. A chain with messages that contradict it, that has more than it may hold, or that holds some
+    back while others name no previous one, is judged by `OrderedChain` itself, for this batch.
+
+    A batch is `judge`, then `tick`; a message that counts is to wait if its number is above ``last`` of its chain.
+    Requests are not made (``requests_max=0``), and giving up releases all that a chain holds (``strategy="light"``).
+
+    >>> bank, one = OrderedBank(OrderSettings(50, 0, 0, "light", 9, 9)), np.array([1, 1])
+    >>> bank.judge(ChainMessages(one, one, np.array([NO_PREVIOUS, 6]), np.array([5, 7])), now_ms=0).tolist()
+    [0, 2]
+    >>> bank.chains.last.tolist(), bank.chains.due_ms.tolist()
+    ([5], [50])
+    >>> bank.tick(now_ms=50).tolist(), bank.chains.last.tolist()
+    ([[1], [1], [5], [6]], [7])
+    """
+
+    def __init__(
+        self, settings: OrderSettings, *, chains_max: int | None = None, chains: OrderedChains | None = None,
+        gaps: GapRows | None = None, held: HeldMessages | None = None,
+    ) -> None:  # fmt: skip
+        """``chains``, ``gaps``, ``held``: what is known already; gaps that were given up are among them."""
+        self._settings = settings.checked()
+        self.chains_max = chains_max
+        self.chains = OrderedChains.none() if chains is None else chains
+        self.gaps = GapRows.none() if gaps is None else gaps
+        self.held = HeldMessages(*(np.empty((3, 0), np.int64))) if held is None else held
+        self._lost: list[tuple[int, int, int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.chains.key)
+
+    @property
+    def open(self) -> Bools:
+        """Which gaps are waited for, and not given up."""
+        return self.gaps.lower >= self.chains.last[self.gaps.owner]
+
+    def find(self, key: Int64s, key_check: Int64s) -> Int64s:
+        """Where these chains stand in the bank; -1 for those that are new."""
+        return find(self.chains.key, self.chains.key_check, key, key_check)
+
+    def judge(self, messages: ChainMessages, now_ms: int) -> Codes:
+        """The code of each message's answer, whether it has to wait or not."""
+        codes, good = _admitted(messages, self.find, None if self.chains_max is None else self.chains_max - len(self))
+        if len(good):
+            codes[good] = self._judge(messages.take(good), now_ms)
+        return codes
+
+    def tick(self, now_ms: int) -> Int64s:
+        """Give up what is due, and let all that its chains hold come out; in four rows, the ranges given up by this
+        batch: both halves of the chain's name, lower and upper end.
+        """
+        due_ms = np.minimum(self.chains.due_ms, now_ms + self._settings.longest_ms)  # of a clock that was ahead
+        over = (due_ms >= 0) & (due_ms <= now_ms)
+        ends = self.chains._replace(due_ms=np.where(over, -1, due_ms), upper=np.where(over, START, self.chains.upper))
+        owner = self.gaps.owner
+        lost = over[owner] & self.open
+        self.chains = ends._replace(last=np.where(over, ends.head, ends.last), forgotten=ends.forgotten.copy())
+        # Each range that is given up lets the lowest one go if there are too many.
+        added, count = (np.bincount(owner[which], minlength=len(self)) for which in (lost, ~self.open))
+        drop = np.minimum(added, np.maximum(0, count - self._settings.gap_count_max))
+        forgotten = np.arange(len(owner)) - np.searchsorted(owner, owner) < drop[owner]
+        np.maximum.at(self.chains.forgotten, owner[forgotten], self.gaps.upper[forgotten])
+        ranges = [self.chains.key[owner[lost]], self.chains.key_check[owner[lost]], *self.gaps.take(lost)[1:]]
+        self.gaps = self.gaps.take(~forgotten)
+        early = np.array(self._lost, np.int64).reshape(-1, 4).T
+        self._lost = []
+        return np.concatenate((early, np.stack(ranges)), axis=1)
+
+    def _judge(self, messages: ChainMessages, now_ms: int) -> Codes:
+        firsts = np.flatnonzero(_begins(messages))
+        names = messages.take(firsts)
+        at = self.find(names.key, names.key_check)
+        rows, places = _after_heads(messages, firsts, at, self.chains.head)
+        codes, newest = classify(rows)
+        starts, rank = np.flatnonzero(rows.begins), np.cumsum(rows.begins) - 1
+        heads = newest[np.append(starts[1:], len(newest)) - 1]
+        torn, whole = self._torn(rows, codes, rank, at)
+        visits = np.flatnonzero(((codes == OPENS_GAP) | (codes == _BEHIND)) & ~whole[rank])
+        columns = (rank[visits], visits, codes[visits], newest[visits - 1], rows.previous[visits], rows.number[visits])
+        current, due_ms = -1, now_ms + self._settings.wait_ms
+        visited: dict[int, PackedOrder] = {}
+        answered: list[int] = []
+        for chain, row, code, head, previous, number in zip(*(column.tolist() for column in columns), strict=True):
+            if chain != current:
+                current, start = chain, int(starts[chain])
+                order = visited[chain] = self._order(int(at[chain]), int(rows.number[start]))
+            if code == OPENS_GAP:
+                order.open_gap(head, previous, number, due_ms)
+            else:
+                code = order.behind(head, previous, number, due_ms, newest[start:row])
+            answered.append(code)
+        codes[visits] = answered
+        memories = {chain: order.memory(int(heads[chain])) for chain, order in visited.items()}
+        codes = np.delete(codes, places)
+        for chain in np.flatnonzero(whole).tolist():
+            own = slice(firsts[chain], firsts[chain + 1] if chain + 1 < len(firsts) else None)
+            rule = self._whole(int(at[chain]))
+            codes[own] = self._judge_whole(rule, messages.take(np.arange(len(codes))[own]), now_ms)
+            memories[chain] = _memory_of(rule.state)
+        self._learn(names, at, heads, ~torn, memories)
+        return codes
+
+    def _torn(self, rows: Rows, codes: Codes, rank: Int64s, at: Int64s) -> tuple[Bools, Bools]:
+        """Of the chains of a batch: which hold messages, then or now, and which are to be judged by the whole rule."""
+        torn, alone, whole = (np.zeros(len(at), np.bool_) for _ in range(3))
+        old = np.flatnonzero(at >= 0)
+        torn[old] = self.chains.due_ms[at[old]] >= 0
+        torn[rank[codes == OPENS_GAP]] = True
+        unnamed, count = np.zeros(len(self), np.bool_), np.bincount(self.held.owner, minlength=len(self))
+        unnamed[self.held.owner[self.held.previous == NO_PREVIOUS]] = True
+        alone[old] = unnamed[at[old]]
+        alone[rank[(rows.previous == NO_PREVIOUS) & ~rows.begins]] = True
+        most = np.bincount(rank, minlength=len(at))
+        most[old] += count[at[old]]
+        whole[rank[codes == _TO_JUDGE]] = True
+        return torn, whole | (torn & (alone | (most > self._settings.buffer_max)))
+
+    def _missing(self, place: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """What a chain has given up, and what it waits for."""
+        a, b = np.searchsorted(self.gaps.owner, [place, place + 1])
+        gaps = list(zip(self.gaps.lower[a:b].tolist(), self.gaps.upper[a:b].tolist(), strict=True))
+        last = int(self.chains.last[place])
+        return [gap for gap in gaps if gap[0] < last], [gap for gap in gaps if gap[0] >= last]
+
+    def _waiting(self, place: int) -> tuple[list[int], list[int]]:
+        """Previous number and number of what a chain holds."""
+        a, b = np.searchsorted(self.held.owner, [place, place + 1])
+        return self.held.previous[a:b].tolist(), self.held.number[a:b].tolist()
+
+    def _order(self, place: int, first: int) -> PackedOrder:
+        if place < 0:
+            return PackedOrder(first)
+        *_, forgotten, floor, _, due_ms, upper = (int(column[place]) for column in self.chains)
+        order = PackedOrder(floor, forgotten, due_ms, upper)
+        given_up, gaps = self._missing(place)
+        order.resume(Gaps(given_up), Gaps(gaps), *self._waiting(place))
+        return order
+
+    def _whole(self, place: int) -> OrderedChain[int]:
+        if place < 0:
+            return OrderedChain(**self._settings._asdict())
+        *_, forgotten, floor, last, due_ms, upper = (int(column[place]) for column in self.chains)
+        given_up = [(unpack(lower), unpack(upper_)) for lower, upper_ in self._missing(place)[0]]
+        held = [
+            (unpack(number), None if previous == NO_PREVIOUS else unpack(previous), previous)
+            for previous, number in zip(*self._waiting(place), strict=True)
+        ]
+        gap = None if due_ms < 0 else OpenGap(unpack(last), unpack(upper), unpack(upper), due_ms)  # nobody is asked
+        reach = None if forgotten == START else unpack(forgotten)
+        state = OrderedState(self._settings, unpack(floor), unpack(last), reach, given_up, held, gap)
+        return OrderedChain.resumed(state)
+
+    def _judge_whole(self, rule: OrderedChain[int], messages: ChainMessages, now_ms: int) -> list[int]:
+        codes = []
+        for key, check, previous, number in zip(*(column.tolist() for column in messages), strict=True):
+            step = rule.add(None if previous == NO_PREVIOUS else unpack(previous), unpack(number), previous, now_ms)
+            codes.append(CODES[step.answer.reason])
+            lower: Number | None = None
+            for event in step.events:
+                if isinstance(event, Unfillable):
+                    lower = event.lower
+                elif isinstance(event, Released) and lower is not None:  # what is missing ends with its previous one
+                    self._lost.append((key, check, _packed(lower), event.message))
+                    lower = None
+        return codes
+
+    def _learn(
+        self, names: ChainMessages, at: Int64s, heads: Int64s, quiet: Bools, memories: dict[int, OrderMemory]
+    ) -> None:
+        """Keep what the batch taught; ``quiet``: chains that hold nothing; ``memories``: of those met one by one."""
+        new = np.flatnonzero(at < 0)
+        at = at.copy()
+        at[new] = len(self) + np.arange(len(new))
+        blank = np.full(len(new), START, np.int64)
+        added = (names.key[new], names.key_check[new], blank, blank, names.number[new], blank, blank + 1, blank)
+        chains = OrderedChains(*(np.concatenate(pair) for pair in zip(self.chains, added, strict=True)))
+        chains.head[at] = heads
+        chains.last[at[quiet]] = heads[quiet]
+        touched = at[np.fromiter(memories, np.int64, len(memories))]
+        for name in ("head", "forgotten", "last", "due_ms", "upper"):
+            getattr(chains, name)[touched] = [getattr(memory, name) for memory in memories.values()]
+        kept = self.gaps.take(~np.isin(self.gaps.owner, touched))
+        changed = GapRows(
+            np.repeat(touched, [len(memory.gaps) for memory in memories.values()]),
+            np.array([lower for memory in memories.values() for lower in memory.gaps.lowers], np.int64),
+            np.array([upper for memory in memories.values() for upper in memory.gaps.uppers], np.int64),
+        )
+        gaps = GapRows(*(np.concatenate(pair) for pair in zip(kept, changed, strict=True)))
+        self.chains, self.gaps = sorted_by_name(chains, gaps)
+
+
+def _packed(number: Number) -> int:
+    """As `pack`, also of what lies just below a number."""
+    return (number[0] << SEQUENCE_BITS) + number[1]
+
+
+def _memory_of(state: OrderedState) -> OrderMemory:
+    last = head = _packed(state.last)
+    gaps = Gaps([(_packed(lower), _packed(upper)) for lower, upper in state.given_up])
+    for number, _, previous in state.held:
+        if previous > head:
+            gaps.append(head, previous)
+        head = _packed(number)
+    due_ms, upper = (-1, START) if state.gap is None else (state.gap.due_ms, _packed(state.gap.upper))
+    return OrderMemory(head, START if state.forgotten is None else _packed(state.forgotten), last, due_ms, upper, gaps)
+
+
+def _admitted(
+    messages: ChainMessages, find_: Callable[[Int64s, Int64s], Int64s], room: int | None
+) -> tuple[Codes, Int64s]:
+    """The codes of rows that are refused whatever is known, or that there is no room for; and the other rows."""
+    codes = np.where(messages.number < 0, -1 - messages.number, BAD_NUMBERING).astype(np.int8)
+    good = np.flatnonzero((messages.previous < messages.number) & (messages.number >= 0))
+    if room is None:
+        return codes, good
+    rows = messages.take(good)
+    begins = _begins(rows)
+    names = rows.take(np.flatnonzero(begins))
+    new = np.flatnonzero(find_(names.key, names.key_check) < 0)
+    by_name = new[np.lexsort((names.key_check[new], names.key[new]))]  # the same ones, however often it is tried
+    refused_ = np.zeros(len(names.key), np.bool_)
+    refused_[by_name[max(0, room) :]] = True
+    full = refused_[np.cumsum(begins) - 1]
+    codes[good[full]] = STATE_FULL
+    return codes, good[~full]
+
+
+def _after_heads(messages: ChainMessages, firsts: Int64s, at: Int64s, heads: Int64s) -> tuple[Rows, Int64s]:
+    """The rows with the head of each known chain before its first row, and where those heads stand."""
+    old = np.flatnonzero(at >= 0)
+    before, places = firsts[old], firsts[old] + np.arange(len(old))
+    begins = np.insert(_begins(messages), before, True)
+    begins[places + 1] = False
+    previous = np.insert(messages.previous, before, NO_PREVIOUS)
+    return Rows(begins, previous, np.insert(messages.number, before, heads[at[old]])), places
 
 
 def _begins(messages: ChainMessages) -> Bools:

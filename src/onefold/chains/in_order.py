@@ -398,23 +398,31 @@ class OrderedChain(Generic[M]):
         if len(self._given_up) > self.settings.gap_count_max:
             self.forgotten = self._given_up.drop_lowest()
 
-    def snapshot(self) -> bytes:
-        """Everything, settings and held messages included; these must be bytes or JSON values, else `Misuse`."""
+    @property
+    def state(self) -> OrderedState:
         messages = [(number, *self._held[number]) for number in self._numbers]
-        return encode(
-            OrderedState(self.settings, self._floor, self._last, self.forgotten, self.given_up(), messages, self._gap)
+        return OrderedState(
+            self.settings, self._floor, self._last, self.forgotten, self.given_up(), messages, self._gap
         )
 
     @classmethod
-    def restore(cls, data: bytes) -> OrderedChain[Any]:
-        """A chain that goes on exactly where ``snapshot`` was taken; foreign bytes raise `BadInput`."""
-        state = decode(data)
+    def resumed(cls, state: OrderedState) -> OrderedChain[Any]:
+        """A chain that goes on exactly where this was its state."""
         chain: OrderedChain[Any] = cls(**state.settings._asdict())
         chain._floor, chain._last, chain.forgotten = state.floor, state.last, state.forgotten
         chain._given_up, chain._gap = Gaps(state.given_up), state.gap
         chain._numbers = [number for number, _, _ in state.held]
         chain._held = {number: (previous, message) for number, previous, message in state.held}
         return chain
+
+    def snapshot(self) -> bytes:
+        """Everything, settings and held messages included; these must be bytes or JSON values, else `Misuse`."""
+        return encode(self.state)
+
+    @classmethod
+    def restore(cls, data: bytes) -> OrderedChain[Any]:
+        """A chain that goes on exactly where ``snapshot`` was taken; foreign bytes raise `BadInput`."""
+        return cls.resumed(decode(data))
 
     def __str__(self) -> str:
         if self._floor is None:

@@ -10,6 +10,7 @@ from onefold.chains.rules import unpack
 from onefold.cli.output import AsJson, emit_json, people
 from onefold.errors import BadInput, Misuse
 from onefold.spark.gaps import CHAINS
+from onefold.spark.in_order import verify_held
 from onefold.spark.memory import MARK, MemoryFolder, RunFile, Storage, signature
 
 ROLES: Final = ("key", "producer")
@@ -81,7 +82,7 @@ def show(
 def verify(path: Path, json: AsJson = False) -> int:
     """Read every file of a memory, and tell which are damaged or missing."""
     memory, _ = _opened(path)
-    problems, files = [], 0
+    files, problems = verify_held(memory.storage)
     for bucket in memory.buckets_there():
         try:
             for run in memory.runs(bucket):

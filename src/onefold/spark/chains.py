@@ -3,7 +3,7 @@
 The rows of a chain meet in one task (a shuffle by the chain's key). There, six integers per row cross to Python in
 Arrow batches, are put in the order of judgement and judged; one byte per row comes back and becomes the two columns.
 The wide row itself stays in the JVM. With a memory, the chains that a batch touches become a bank, and are kept as
-records of their heads and gaps. How it is done is in `host`; in order, with rows held back, in `in_order`.
+records of their heads and gaps. How it is done is in `host`; what it takes to hold rows back, in `in_order`.
 """
 
 from __future__ import annotations
@@ -133,6 +133,8 @@ class ChainsEngine(Engine):
         )
 
     def judge_bucket(self, rows: KeyColumns, bucket: Bucket, options: MemoryOptions, now_ms: int) -> Codes:
+        if options.ordered_wait_ms is not None:
+            return in_order.judge_bucket(rows, bucket, in_order.settings_of(self, options), options, now_ms)
         bank, _ = recalled(bucket, rows, ChainSettings(self.gap_count_max, self.floor), options, now_ms)
         codes = bank.judge(ChainMessages(rows.key, rows.key_check, rows.previous, rows.number), now_ms)
         remember(bucket, bank)
@@ -148,7 +150,7 @@ class ChainsEngine(Engine):
         limit, ordered = present.jump_limit(), options.ordered_wait_ms is not None
         return {
             "engine": self.name,
-            "state": in_order.FORMAT if ordered else FORMAT,
+            "state": FORMAT,
             **of_columns(df, present.columns.named),
             "floor": self.floor,
             "jump_max_ms": "off" if limit is None else limit,
@@ -156,8 +158,9 @@ class ChainsEngine(Engine):
             "ordered": ordered,
         }
 
-    def ordered(self, options: MemoryOptions, watch: in_order.Watch | None = None) -> Transform:
-        return in_order.order_chains(self, int(options.ordered_wait_ms or 0), options, watch)
+    def ordered(self, options: MemoryOptions) -> in_order.OrderedStep:
+        in_order.settings_of(self, options)  # refuses misuse now, not in a task
+        return lambda rows: in_order.in_order(rows, self, options)
 
     def missing(self, firsts: DataFrame) -> DataFrame:
         return missing_ranges(firsts, self.columns, floor=self.floor)

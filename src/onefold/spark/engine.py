@@ -30,7 +30,7 @@ from onefold.verdict import Answer
 
 if TYPE_CHECKING:
     from onefold.settings import Judge
-    from onefold.spark.in_order import Watch
+    from onefold.spark.in_order import OrderedStep
 
 
 class Named(Protocol):
@@ -200,16 +200,14 @@ class Engine(ABC):
     def step(self, options: MemoryOptions | None = None) -> Transform:
         """The step that adds ``verdict`` and ``reason`` to a table or a stream, which remembers like this."""
         options = options or MemoryOptions()
-        if options.ordered_wait_ms is not None:
-            return self.ordered(options)
         return lambda df: host.with_verdict(df, self, options)
 
     def stream(self, options: MemoryOptions) -> Transform:
         """The same, as a sink of a stream wants the rows."""
         return self.step(options)
 
-    def ordered(self, options: MemoryOptions, watch: Watch | None = None) -> Transform:
-        """The step that judges a stream and gives the messages of each key out in order."""
+    def ordered(self, options: MemoryOptions) -> OrderedStep:
+        """The step that judges a batch of a stream and gives the messages of each key out in order."""
         raise Misuse(f"order_wait_ms is {options.ordered_wait_ms}, but only chains can be put in order")
 
     def note_rules(self, df: DataFrame) -> NoteRules | None:

@@ -13,6 +13,7 @@ from functools import reduce
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
@@ -91,9 +92,24 @@ def remembered_gaps(spark: SparkSession, memory: MemoryFolder, below: int) -> Da
     for _, records in memory.table(CHAINS, below):
         counts, ends = records.lists["gaps"]
         parts.append(np.stack((*(np.repeat(half, counts) for half in (records.key, records.check)), *ends)))
-    columns = np.concatenate(parts, axis=1) if parts else np.empty((4, 0), np.int64)
-    frame = pd.DataFrame(dict(zip(GAP_COLUMNS, columns, strict=True)))
-    return spark.createDataFrame(frame, _SCHEMA)
+    return _table(spark, np.concatenate(parts, axis=1) if parts else np.empty((4, 0), np.int64))
+
+
+def _table(spark: SparkSession, gaps: NDArray[np.int64]) -> DataFrame:
+    return spark.createDataFrame(pd.DataFrame(dict(zip(GAP_COLUMNS, gaps, strict=True))), _SCHEMA)
+
+
+def gaps_below(
+    rows: DataFrame, columns: ChainColumns, integers: Sequence[Column], gaps: NDArray[np.int64]
+) -> DataFrame:
+    """These gaps (both halves of the key's hash, lower and upper ends) with their keys, as ranges: above each of them
+    lies exactly one of the rows, which names its upper end as its previous number.
+    """
+    key, check, _, previous, *_ = integers
+    by = [*NAME, GAP_COLUMNS[3]]
+    named = (column.alias(name) for column, name in zip((key, check, previous), by, strict=True))
+    above = rows.select(*(F.col(quoted(name)) for name in columns.key), *named)
+    return named_ranges(rows, columns, above.join(F.broadcast(_table(rows.sparkSession, gaps)), by))
 
 
 def key_names(tables: Sequence[DataFrame], key: Sequence[str], wanted: DataFrame) -> DataFrame:

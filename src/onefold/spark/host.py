@@ -365,9 +365,14 @@ def with_verdict(df: DataFrame, engine: Engine, options: MemoryOptions) -> DataF
     engine.columns.check(df)
     prepare(df)
     engine = engine.fitted(df)
+    return labelled(coded(df, engine, options), engine, F.col(REASON))
+
+
+def coded(df: DataFrame, engine: Engine, options: MemoryOptions, *more: Column) -> DataFrame:
+    """The rows with the code of their answer as ``reason``; ``more``: what else the engine is to know of a row."""
     integers = engine.integers(df)
     memory = options.opened(df, engine.meaning(df, options))
-    columns = [*integers.columns]
+    columns = [*integers.columns, *more]
     if timed := memory is not None and options.now_ms is None and (engine.timed or options.idle_ms is not None):
         columns.append(F.unix_millis(F.current_timestamp()))  # of a batch: the same when it is tried again
 
@@ -392,11 +397,16 @@ def with_verdict(df: DataFrame, engine: Engine, options: MemoryOptions) -> DataF
     # "Not deterministic" keeps the optimizer from moving it across the shuffle, or evaluating it twice.
     judged: Any = F.arrow_udf(judge, T.ByteType()).asNondeterministic()  # type: ignore[attr-defined]
     rows = shuffled(df, integers, engine.partitions, memory)
-    coded = rows.transform(integers.read).withColumn(REASON, judged(*columns))
-    # The verdict or reason of a code is a look-up in a constant array.
+    codes = rows.transform(integers.read).withColumn(REASON, judged(*columns))
+    return codes.select(*(F.col(quoted(name)) for name in df.columns), REASON)
+
+
+def labelled(rows: DataFrame, engine: Engine, code: Column) -> DataFrame:
+    """The rows with the verdict and the reason of a code: a look-up in a constant array."""
     words = [F.array(*(F.lit(str(answer[part])) for answer in engine.answers)) for part in (0, 1)]
-    labels = {name: F.get(array, F.col(REASON)) for name, array in zip(LABELS, words, strict=True)}
-    return coded.withColumns(labels).select(*(F.col(quoted(name)) for name in df.columns), *LABELS)
+    labels = {name: F.get(array, code) for name, array in zip(LABELS, words, strict=True)}
+    columns = [F.col(quoted(name)) for name in rows.columns if name not in LABELS]
+    return rows.withColumns(labels).select(*columns, *LABELS)
 
 
 def shuffled(df: DataFrame, integers: Integers, partitions: int | None, memory: MemoryFolder | None) -> DataFrame:

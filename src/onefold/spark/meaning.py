@@ -2,30 +2,24 @@
 
 A meaning is a flat mapping of names to values: the engine, its columns with their order and types, the rules that
 decide, the number of buckets, the format of the state. Names are those of the settings. It is kept where the memory is
-(the checkpoint, and each bucket of the state) and where its outcome goes (the sink); whoever goes on with another one
-is told the first name that differs, and both values.
+(the folder, and the checkpoint around it) and where its outcome goes (the sink); whoever goes on with another one is
+told the first name that differs, and both values.
 
 Not part of it are bounds, which may change from start to start, because what is remembered says by itself where they
 were: ``gap_count_max``, ``idle_ms``, ``state_rows_max``, ``order_wait_ms``, ``late_ms``, ``digests_max``.
 
 A rule that an engine gets later is listed where it differs from what was done before, so that what was kept before
-stays good. In a bucket of the state the meaning stands before the engine's own bytes: a magic, a length, JSON. A state
-without it is of a version that did not know it: it is taken as it is, and gets one with the next batch.
+stays good.
 """
 
-import json
-import struct
 from collections.abc import Iterable, Mapping
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from pyspark.sql import DataFrame
 
-from onefold.errors import BadInput, Misuse
+from onefold.errors import Misuse
 
 Meaning: TypeAlias = Mapping[str, str | int | bool]
-
-_MAGIC: Final = b"OFmn"
-_HEAD: Final = struct.Struct("<4sI")
 
 
 def of_columns(df: DataFrame, named: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -60,27 +54,3 @@ def refuse_other(owner: object, before: Meaning, now: Meaning) -> None:
             " anew with an empty checkpoint and an empty output",
             place=str(owner), before=dict(before), now=dict(now),
         )  # fmt: skip
-
-
-def with_meaning(meaning: Meaning, blob: bytes) -> bytes:
-    """A bucket's memory, its meaning before it."""
-    text = json.dumps(dict(meaning)).encode()
-    return _HEAD.pack(_MAGIC, len(text)) + text + blob
-
-
-def without_meaning(meaning: Meaning, state: bytes) -> bytes:
-    """A bucket's memory as the engine wrote it; `Misuse` if it was written with another meaning."""
-    if state[:4] != _MAGIC:
-        return state
-    _, length = _HEAD.unpack_from(state)
-    text = state[_HEAD.size : _HEAD.size + length]
-    try:
-        refuse_other("the state of this stream", json.loads(text), meaning)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise BadInput(f"a damaged state: its meaning is {text[:80]!r}") from error
-    return state[_HEAD.size + length :]
-
-
-def any_meaning(state: bytes) -> bytes:
-    """A bucket's memory as the engine wrote it, whatever it means."""
-    return state[_HEAD.size + _HEAD.unpack_from(state)[1] :] if state[:4] == _MAGIC else state

@@ -43,6 +43,8 @@ MANIFEST = "manifest.jsonl"
 """The files of the source, a line each: size, time, and rows as they were counted without the reader."""
 FILES = {name + end for name in (TALLY, RUN, PROGRESS, REPORT, FIGURES, MANIFEST) for end in ("", ".new")}
 ROWS = "rows"
+ORDER = "_onefold_order"
+"""A column by which rows are sorted in the files, and which does not get there; it begins with a hash of the key."""
 
 _FOLDER = "_onefold_folder"
 _REASONS_MAX = 1_000
@@ -134,13 +136,27 @@ def stage(judged: DataFrame, staging: Place, strategy: Strategy) -> DataFrame:
     """Write all judged rows into the staging folder, in one pass; return them as read back from there."""
     spark = judged.sparkSession
     staged = staging / ROWS
+    schema = judged.schema if strategy == "none" else judged.drop(ORDER).schema  # there it is written once more
     folder = F.lit(FOLDERS[Verdict.REJECT] if strategy == "drop" else MESSAGES)
     for verdict, name in FOLDERS.items() if strategy == "drop" else ():
         folder = F.when(F.col(VERDICT) == str(verdict), F.lit(name)).otherwise(folder)
-    judged.withColumn(_FOLDER, folder).write.partitionBy(_FOLDER).parquet(str(staged))
-    schema = judged.schema
+    placed = judged.withColumn(_FOLDER, folder)
+    placed = placed if strategy == "none" else sorted_in_files(placed, _FOLDER)
+    placed.write.partitionBy(_FOLDER).parquet(str(staged))
     rows = spark.read.schema(schema.add(_FOLDER, "string")).parquet(str(staged)) if staged.names() else None
     return spark.createDataFrame([], schema) if rows is None else rows.drop(_FOLDER)
+
+
+def sorted_in_files(rows: DataFrame, *folders: str) -> DataFrame:
+    """The rows of each task in their order, if they have one. Spark sorts what is split into folders by these columns,
+    which must not be null, and leaves it alone where that is done.
+    """
+    return rows.sortWithinPartitions(*folders, ORDER).drop(ORDER) if ORDER in rows.columns else rows
+
+
+def sorted_again(rows: DataFrame) -> DataFrame:
+    """The same of rows that were read back: a key may have come to several tasks."""
+    return sorted_in_files(rows.repartition(F.col(ORDER)["key"])) if ORDER in rows.columns else rows
 
 
 def books(rows: DataFrame, received: int) -> Tally:
@@ -184,7 +200,7 @@ def staged(
     extras: Iterable[str] = (),
 ) -> dict[str, Place]:  # fmt: skip
     if strategy == "none":
-        rows.select(*original).write.parquet(str(staging / MESSAGES))
+        sorted_again(rows).select(*original).write.parquet(str(staging / MESSAGES))
         parts = {MESSAGES: staging / MESSAGES}
     else:
         names = [MESSAGES] if strategy == "mark" else list(FOLDERS.values())

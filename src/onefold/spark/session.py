@@ -39,7 +39,7 @@ from weakref import WeakSet
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from py4j.protocol import Py4JJavaError
-from pyspark import Accumulator, AccumulatorParam, SparkConf, SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
@@ -255,10 +255,6 @@ def file_status(spark: SparkSession, urls: Iterable[str]) -> Iterator[tuple[str,
         path = to_path(to_uri(url))
         status = path.getFileSystem(configuration).getFileStatus(path)
         yield url, int(status.getLen()), int(status.getModificationTime())
-
-
-def accumulator(spark: SparkSession, value: Any, kind: AccumulatorParam[Any]) -> Accumulator[Any]:
-    return spark.sparkContext.accumulator(value, kind)
 
 
 def _started(ours: Mapping[str, str], own: Mapping[str, str]) -> SparkSession:

@@ -4,11 +4,11 @@ Spark's checkpoint keeps where the source was read to, the memory inside it what
 sink keeps which batch it holds. ``foreachBatch`` judges each batch as a table that goes on from the memory, with the
 batch's number as its version. Whatever dies in between, the next start tries the last batch again: the judge answers
 the same, because it reads what is below that version, and the sink recognises the number. So every message is counted
-once, and the books of the run are the sum of its batches' books. Chains that are to come out in order go another way
-(`in_order`): the rows that are held back are in Spark's state store.
+once, and the books of the run are the sum of its batches' books. Where chains come out in order (`in_order`) a batch
+judges also what the one before it held back.
 
 Of each batch, Spark's listener tells the rates and durations, the sink the books, and the memory what each bucket
-judged and remembers. Two of them must agree: rows judged = rows published + growth of what is held.
+judged and remembers. They must agree: rows judged = rows published + rows held back.
 
 Spark reads a file of a stream's folder once. One that cannot be read ends the stream, at every start again; one that
 changes after that is never looked at. So before a batch is judged its files are opened by other means (`files`): the
@@ -27,7 +27,6 @@ from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any, Final, Literal, TypeAlias
 
-from pyspark import AccumulatorParam
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import listener
@@ -37,20 +36,17 @@ from onefold.errors import Misuse, OnefoldError
 from onefold.spark.engine import Engine, Named
 from onefold.spark.files import Place, SourceFile, cannot_read, failed_file, located, plain_path
 from onefold.spark.host import MemoryOptions
-from onefold.spark.in_order import held_back, parted
 from onefold.spark.ingest import OpenedStream, SourceSpec, open_stream
 from onefold.spark.meaning import refuse_other
 from onefold.spark.memory import MARK as MEMORY_MARK
 from onefold.spark.memory import MemoryFolder
 from onefold.spark.publish import Strategy
-from onefold.spark.session import accumulator, cores, has_executors, require_libraries
+from onefold.spark.session import cores, has_executors, require_libraries
 from onefold.spark.signature import FORMAT, MARK, OURS, locked, refuse_inside, refuse_overlap, signature
 from onefold.spark.sinks import Format, Sink, open_sink, publish
 from onefold.tally import BooksDoNotBalance, Tally
 
 SETTLE_S = 10.0
-BEFORE = "_before"
-"""Ends the name of a figure whose first word counts, not its newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,48 +69,6 @@ class Progress:
         return {**{name: getattr(self, name) for name in self.__slots__}, "tally": self.tally.to_dict()}
 
 
-class BucketFigures:
-    """What the judge says of its buckets, brought from the tasks to the driver; the newest word of a bucket counts."""
-
-    def __init__(self, spark: SparkSession) -> None:
-        self._newest = accumulator(spark, {}, _Newest())
-
-    @property
-    def add(self) -> Callable[[int, dict[str, int]], None]:
-        """What tasks call; it can be shipped to them."""
-        newest = self._newest
-
-        def add(bucket: int, figures: dict[str, int]) -> None:
-            newest.add({bucket: figures})
-
-        return add
-
-    def total(self, name: str) -> int:
-        return sum(figures.get(name, 0) for figures in self._newest.value.values())
-
-    def arrived(self, batch: int) -> int:
-        """How many rows a batch brought, also if it was retried, as long as no later one has begun."""
-        return sum(word["rows"] for word in self._newest.value.values() if word["batch"] == batch)
-
-    def grown(self, name: str) -> int:
-        """By how much it has grown since the first word of each bucket, which told what was before it."""
-        return self.total(name) - self.total(name + BEFORE)
-
-
-_Figures: TypeAlias = dict[int, dict[str, int]]
-
-
-class _Newest(AccumulatorParam[_Figures]):
-    def zero(self, value: _Figures) -> _Figures:
-        return {}
-
-    def addInPlace(self, value1: _Figures, value2: _Figures) -> _Figures:
-        for bucket, figures in value2.items():
-            first = {name: n for name, n in value1.get(bucket, {}).items() if name.endswith(BEFORE)}
-            value1[bucket] = {**figures, **first}
-        return value1
-
-
 class MemoryFigures:
     """What the memory of a stream says of its newest batch; it is looked at after each."""
 
@@ -122,52 +76,61 @@ class MemoryFigures:
         self._path = path
         self._totals: dict[str, int] = {}
         self._arrived: dict[int, int] = {}
+        self._due_ms: list[tuple[int, int]] = []
 
     def look(self, batch: int) -> None:
         memory = MemoryFolder.anywhere(self._path)
         buckets = [memory.runs(bucket) for bucket in memory.buckets_there()]
         newest = [runs[0].header for runs in buckets if runs]
-        self._totals = {name: sum(run["figures"].get(name, 0) for run in newest) for name in ("keys", "gaps")}
+        self._totals = {name: sum(run["figures"].get(name, 0) for run in newest) for name in ("keys", "gaps", "held")}
         self._totals["bytes"] = sum(run.size for runs in buckets for run in runs)
         self._arrived = {batch: sum(run["rows"] for run in newest if run["version"] == batch)}
+        self._due_ms = [
+            (run["figures"]["due"], run["figures"]["latest"]) for run in newest if run["figures"].get("held")
+        ]
 
     def total(self, name: str) -> int:
         return self._totals.get(name, 0)
 
     def arrived(self, batch: int) -> int:
+        """How many rows a batch judged: what came with it, and what was held back."""
         return self._arrived.get(batch, 0)
 
-    def grown(self, name: str) -> int:
-        """Nothing is held back here."""
-        return 0
+    def over(self, now_ms: int, wait_ms: int) -> bool:
+        """Whether a wait is over, or ends later than it can: then a clock was ahead, and a batch dates it anew."""
+        return any(not now_ms < due_ms <= now_ms + max(1, wait_ms) for due_ms, _ in self._due_ms)
+
+    @property
+    def latest_ms(self) -> int:
+        """When all waits are over."""
+        return max((latest_ms for _, latest_ms in self._due_ms), default=0)
 
 
 class Watcher(listener.StreamingQueryListener):
     """Keeps the progress of a stream, and tells it after every batch that published something."""
 
-    def __init__(
-        self, total: Callable[[], Tally], figures: BucketFigures | MemoryFigures, tell: Callable[[Progress], None]
-    ) -> None:
+    def __init__(self, total: Callable[[], Tally], figures: MemoryFigures, tell: Callable[[Progress], None]) -> None:
         self._total = total
         self._figures = figures
         self._tell = tell
         self._tally: Tally | None = None
         self._batches: set[int] = set()
-        self._held = 0
         self._ended = threading.Event()
+        self.idle = threading.Event()
+        """A tick found nothing to do."""
         self.progress = Progress()
         self.problem: str | None = None  # an error raised in a listener is lost
 
     def begin(self) -> None:
         self._ended.clear()
+        self.idle.clear()
 
     def published(self, batch: int, tally: Tally | None) -> None:
         """The sink holds this batch; None: it held it before. Compares what was judged with what was published."""
         self._batches.add(batch)
-        judged, before, self._held = self._figures.arrived(batch), self._held, self._figures.grown("held")
-        grown = self._held - before
-        if tally is not None and tally.received + grown != judged:
-            more = f", {grown} more are held" if grown else ""
+        judged, held = self._figures.arrived(batch), self._figures.total("held")
+        if tally is not None and tally.received + held != judged:
+            more = f", {held} are held" if held else ""
             self.problem = f"batch {batch}: {judged} rows were judged, {tally.received} were published{more}"
         self._tally = self._total() if tally is None or self._tally is None else self._tally + tally
 
@@ -184,7 +147,7 @@ class Watcher(listener.StreamingQueryListener):
         """Nothing to tell yet."""
 
     def onQueryIdle(self, event: listener.QueryIdleEvent) -> None:
-        """No news."""
+        self.idle.set()
 
     def onQueryTerminated(self, event: listener.QueryTerminatedEvent) -> None:
         self._ended.set()
@@ -204,7 +167,7 @@ class Watcher(listener.StreamingQueryListener):
             rows_per_second=round(done.numInputRows / seconds, 1) if seconds else 0.0,
             seconds=seconds,
             behind=sum(behind) if behind else None,
-            state_rows=sum(operator.numRowsTotal for operator in done.stateOperators) or self._figures.total("keys"),
+            state_rows=self._figures.total("keys"),
             state_bytes=self._figures.total("bytes"),
             keys=self._figures.total("keys"),
             gaps=self._figures.total("gaps"),
@@ -310,13 +273,6 @@ MEMORY = "memory"
 """What the judge keeps there."""
 POLL_S = 0.5
 
-STATE_STORE = {
-    "spark.sql.streaming.stateStore.providerClass":
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-}  # fmt: skip
-"""On disk, and what is checkpointed of a batch is what it changed."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streaming(MemoryOptions):
@@ -363,14 +319,15 @@ def run_stream(
     if signed is not None and (checkpoint / OFFSETS).names():  # before its first batch it remembers nothing
         refuse_other(checkpoint.shown, signed.get("meaning", {}), meaning)
     sink.last(_stream(checkpoint) if METADATA in names else "")
-    if streaming.ordered_wait_ms is None:
-        streaming = replace(streaming, path=str(checkpoint / MEMORY))
-        if (checkpoint / COMMITS).names() and not (checkpoint / MEMORY / MEMORY_MARK).exists():
-            raise Misuse(
-                f"{checkpoint.shown} has batches but no {MEMORY}/: it was begun by a version that remembered in Spark's"
-                " state store, or the folder was removed; begin anew with an empty checkpoint and an empty output",
-                place=checkpoint.shown,
-            )
+    streaming = replace(streaming, path=str(checkpoint / MEMORY))
+    if (checkpoint / COMMITS).names() and not (checkpoint / MEMORY / MEMORY_MARK).exists():
+        raise Misuse(
+            f"{checkpoint.shown} has batches but no {MEMORY}/: it was begun by a version that remembered in Spark's"
+            " state store, or the folder was removed; begin anew with an empty checkpoint and an empty output",
+            place=checkpoint.shown,
+        )
+    if streaming.ordered_wait_ms is not None:
+        engine.ordered(streaming)  # refuses misuse now
     with ExitStack() as locks:
         for _, folder in folders:
             Place(spark, folder).make()
@@ -396,46 +353,45 @@ def _run(
         require_libraries(spark, ["numpy", "pandas", "pyarrow"])
     # Two tasks per core, not the many fine slices that suit a table.
     spark.conf.set("spark.sql.shuffle.partitions", str(engine.partitions or 2 * cores(spark)))
+    if streaming.ordered_wait_ms is not None:  # to hear of each tick that finds nothing to do
+        spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
     engine = replace(engine, partitions=None)
-    figures: BucketFigures | MemoryFigures = MemoryFigures(str(streaming.path))
-    ordered: Callable[[DataFrame], DataFrame] | None = None
-    if streaming.ordered_wait_ms is not None:
-        _use_state_store(spark, streaming)
-        figures = BucketFigures(spark)
-        ordered = engine.ordered(streaming, figures.add)
+    figures = MemoryFigures(str(streaming.path))
+    if (checkpoint / COMMITS).names():
+        figures.look(-1)
     watcher = Watcher(sink.total, figures, lambda progress: tell(files.noted(progress)))
     errors: list[Exception] = []
+    wait_ms, over = streaming.ordered_wait_ms, threading.Event()
 
     def each(rows: DataFrame, batch: int) -> None:
-        if stop.is_set() or watcher.problem:
+        if stop.is_set() or over.is_set() or watcher.problem:
             raise _Stopped
+        watcher.idle.clear()
         try:
             files.check(batch)
-            stream = _stream(checkpoint)
-            if isinstance(figures, MemoryFigures):
-                version = replace(streaming, version=batch, now_ms=_began_ms(checkpoint, batch), owner=stream)
-                tally = publish(sink, stream, batch, rows.transform(engine.stream(version)), None)
-                figures.look(batch)
-            else:
-                with parted(rows, engine.key) as (messages, gaps):
-                    tally = publish(sink, stream, batch, messages, gaps)
-                if tally is None:  # committed before a crash: the state still has to go through it
-                    rows.write.format("noop").mode("overwrite").save()
+            tally = _publish(sink, engine, streaming, rows, batch)
+            figures.look(batch)
         except (OnefoldError, OSError) as error:
             errors.append(error)
             raise
         watcher.published(batch, tally)
 
+    def asked() -> bool:
+        """Whether the query is to end: somebody wants it, or a wait is over and a tick found nothing to do."""
+        waits = wait_ms is not None and streaming.trigger != AVAILABLE and watcher.idle.is_set()
+        (over.set if waits and figures.over(_now_ms(), wait_ms or 0) else over.clear)()
+        return stop.is_set() or over.is_set()
+
     def go(trigger: str) -> Progress:
         rows = df
         while True:
-            judged = rows if ordered is None else rows.transform(ordered)  # else each batch is judged by itself
-            writer = judged.writeStream.foreachBatch(each)
+            writer = rows.writeStream.foreachBatch(each)
             writer = _triggered(writer.option("checkpointLocation", str(checkpoint)), trigger)
             errors.clear()
+            over.clear()
             watcher.begin()
             try:
-                _wait(writer.start(), stop, errors)
+                _wait(writer.start(), asked, errors)
             except SetAside:  # the batch is begun again, by a query that leaves them out
                 rows = files.table().transform(engine.shaped)
                 continue
@@ -444,58 +400,50 @@ def _run(
 
     spark.streams.addListener(watcher)
     try:
-        if streaming.ordered_wait_ms is None or isinstance(figures, MemoryFigures):
-            return go(streaming.trigger)
-        return _ordered(spark, checkpoint, streaming, streaming.ordered_wait_ms, figures, go, stop)
+        progress = go(streaming.trigger)
+        while over.is_set() and not stop.is_set():
+            _add_empty_batch(checkpoint, _now_ms())
+            progress = go(streaming.trigger)
+        if progress.held and streaming.trigger == AVAILABLE and streaming.order_end == "give_up" and not stop.is_set():
+            _add_empty_batch(checkpoint, max(_now_ms(), figures.latest_ms))
+            progress = go(ONCE)
+        return progress
     finally:
         spark.streams.removeListener(watcher)
 
 
-def _use_state_store(spark: SparkSession, streaming: Streaming) -> None:
-    for key, value in STATE_STORE.items():
-        spark.conf.set(key, value)
-    # A batch without data ends a wait; where all that is there is read, it would be followed by another for ever.
-    waits = str(streaming.trigger != AVAILABLE).lower()
-    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", waits)
+def _publish(sink: Sink, engine: Engine, streaming: Streaming, rows: DataFrame, batch: int) -> Tally | None:
+    """Judge a batch and publish it; None: it was published before, and what it holds back was kept before that."""
+    checkpoint = Place(rows.sparkSession, streaming.checkpoint)
+    stream = _stream(checkpoint)
+    version = replace(streaming, version=batch, now_ms=_began_ms(checkpoint, batch), owner=stream)
+    if version.ordered_wait_ms is None:
+        return publish(sink, stream, batch, rows.transform(engine.stream(version)), None)
+    if sink.last(stream) == batch:
+        return None
+    with engine.ordered(version)(rows) as (messages, gaps):
+        return publish(sink, stream, batch, messages, gaps)
 
 
-def _ordered(
-    spark: SparkSession, checkpoint: Place, streaming: Streaming, wait_ms: int, figures: BucketFigures,
-    go: Callable[[str], Progress], stop: threading.Event,
-) -> Progress:  # fmt: skip
-    """Go, and see to what is held back: before the first batch it is counted, after the last one it is given up.
+def _add_empty_batch(checkpoint: Place, at_ms: int) -> None:
+    """Let the stream go on with a batch of this date and without rows, unless it has one to finish.
 
-    A wait ends with a batch, and of itself Spark begins none after a start, or when all is read. So an empty one is
-    written into its log: at a start with an interval it sets the clock going; at the end it is dated so
-    late that all waits are over. What a batch does hangs on its date alone, so one that is tried again does the same.
+    A wait ends with a batch, and of itself Spark begins none when nothing comes, or when all is read. So an empty one
+    is written into its log: with an interval it is dated now, at the end so late that all waits are over. What a batch
+    does hangs on its date alone, so one that is tried again does the same.
     """
-    waiting = held_back(spark, checkpoint)
-    for bucket, (rows, _) in waiting.items():
-        figures.add(bucket, {"held": rows, f"held{BEFORE}": rows, "rows": 0, "batch": -1})
-    if waiting and streaming.trigger != AVAILABLE:
-        _add_empty_batch(checkpoint, time.time_ns() // 1_000_000)
-    progress = go(streaming.trigger)
-    while streaming.trigger == AVAILABLE and streaming.order_end == "give_up" and progress.held and not stop.is_set():
-        latest_ms = max((due_ms for _, due_ms in held_back(spark, checkpoint).values()), default=0)
-        if not _add_empty_batch(checkpoint, max(time.time_ns() // 1_000_000, latest_ms) + wait_ms + 1):
-            break
-        before, progress = progress, go(ONCE)
-        if progress.held >= before.held:
-            break
-    return progress
-
-
-def _add_empty_batch(checkpoint: Place, at_ms: int) -> bool:
-    """Let the stream go on with a batch of this date and without rows; False if it has one to finish, or has none."""
     last = _newest(checkpoint / OFFSETS)
     if last is None or last != _newest(checkpoint / COMMITS):
-        return False
+        return
     version, circumstances, *ends = (checkpoint / OFFSETS / str(last)).read_bytes().decode().split("\n")
     if version != "v1":
-        return False
+        raise Misuse(f"{checkpoint.shown}: Spark's log is of format {version!r}, of which no wait can be ended")
     dated = json.dumps({**json.loads(circumstances), "batchTimestampMs": at_ms})
     (checkpoint / OFFSETS / str(last + 1)).write_bytes("\n".join([version, dated, *ends]).encode())
-    return True
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _began_ms(checkpoint: Place, batch: int) -> int:
@@ -523,10 +471,11 @@ def _triggered(writer: Any, trigger: str) -> Any:
         raise Misuse(f'trigger is {trigger!r}, must be "available" or a time such as "10 seconds"') from error
 
 
-def _wait(query: StreamingQuery, stop: threading.Event, errors: list[Exception]) -> None:
+def _wait(query: StreamingQuery, asked: Callable[[], bool], errors: list[Exception]) -> None:
+    """Until the query ends; when it is asked to, it does so between two batches."""
     try:
         while not query.awaitTermination(POLL_S):  # type: ignore[arg-type]
-            if stop.is_set() and not query.status["isTriggerActive"]:
+            if asked() and not query.status["isTriggerActive"]:
                 query.stop()
     except StreamingQueryException as error:
         if "_Stopped" in str(error):

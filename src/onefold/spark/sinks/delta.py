@@ -103,10 +103,11 @@ class DeltaSink:
             if self._strategy == "none":
                 passing.write.parquet(str(attempt.draft / "marked"))
                 staged = _read(attempt.draft / "marked", rows)
-                self._visible(staged).write.parquet(str(attempt.draft / ROWS))
+                self._visible(publish.sorted_again(staged)).write.parquet(str(attempt.draft / ROWS))
             else:
-                passing.write.partitionBy(VERDICT).parquet(str(attempt.draft / ROWS))
-                staged = _read(attempt.draft / ROWS, rows)
+                split = passing.withColumn(VERDICT, F.coalesce(VERDICT, F.lit("")))
+                publish.sorted_in_files(split, VERDICT).write.partitionBy(VERDICT).parquet(str(attempt.draft / ROWS))
+                staged = _read(attempt.draft / ROWS, rows.drop(publish.ORDER))
             tally = publish.books(staged, received(counter)).check()
             written = sum(map(_count, _files(attempt.draft / ROWS)))  # the footers of the very files that are committed
             tally = Tally(written, dict(tally)).check()
@@ -129,7 +130,7 @@ class DeltaSink:
         return Tally() if books is None else Tally.from_dict(books["total"])
 
     def _visible(self, rows: DataFrame) -> DataFrame:
-        hidden = (VERDICT, REASON) if self._strategy == "none" else ()
+        hidden = (publish.ORDER, *((VERDICT, REASON) if self._strategy == "none" else ()))
         return rows.select(*(F.col(quoted(name)) for name in rows.columns if name not in hidden))
 
 

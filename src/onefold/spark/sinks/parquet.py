@@ -116,13 +116,13 @@ class ParquetSink:
         return self._last
 
     def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
-        draft = self.draft(stream, batch, rows.schema)
+        draft = self.draft(stream, batch, rows.drop(publish.ORDER).schema)
         passing, counter = counted(rows)
         staged = publish.stage(passing, draft.staging, self._strategy)
         tally = publish.books(staged, received(counter)).check()
         if gaps is not None:
             gaps.write.parquet(str(draft.staging / publish.GAPS))
-        original = [F.col(quoted(name)) for name in rows.columns if name not in (VERDICT, REASON)]
+        original = [F.col(quoted(name)) for name in rows.columns if name not in (VERDICT, REASON, publish.ORDER)]
         draft.commit(publish.staged(draft.staging, staged, self._strategy, original, gaps=gaps is not None))
         draft.publish(tally)
         return tally

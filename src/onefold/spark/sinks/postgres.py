@@ -48,7 +48,7 @@ from onefold.errors import BadInput, Misuse, StaleWrite
 from onefold.spark.columns import quoted
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.meaning import Meaning, refuse_other
-from onefold.spark.publish import Strategy
+from onefold.spark.publish import ORDER, Strategy
 from onefold.spark.sinks.sink import another
 from onefold.stores.postgres import check_name, parse
 from onefold.tally import Tally
@@ -152,7 +152,7 @@ class PostgresSink:
 
     def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
         """Let the executors copy everything into staging, then move it in one transaction."""
-        return self._commit(stream, batch, self._stage(stream, rows, gaps))
+        return self._commit(stream, batch, self._stage(stream, rows.drop(ORDER), gaps))
 
     def _stage(self, stream: str, rows: DataFrame, gaps: DataFrame | None) -> dict[str, Staging]:
         frames = {ROWS: rows} | ({} if gaps is None else {GAPS: gaps})

@@ -57,7 +57,9 @@ class Sink(Protocol):
         """Write a batch and make it visible in one step; what an earlier attempt left half-done is replaced.
 
         ``rows`` has the columns of the source, ``verdict`` and ``reason``, and is evaluated once; so is ``gaps``, which
-        must not hang on ``rows``. The tally counts what was written. An empty batch is committed too.
+        must not hang on ``rows``. With a column ``publish.ORDER`` the rows of a key, which are in one task, come to lie
+        in one file, sorted by it (in files; a table has no order). The tally counts what was written. An empty batch is
+        committed too.
         """
 
     def total(self) -> Tally:
@@ -67,8 +69,9 @@ class Sink(Protocol):
 def publish(sink: Sink, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally | None:
     """Write the batch if it is the next one; None, with nothing evaluated, if it is the last one again.
 
-    The trap: Spark fails a stateful stream whose batch was not evaluated (STATE_STORE_COMMIT_VALIDATION_FAILED). Who
-    gets None there must let the rows pass: ``rows.write.format("noop").mode("overwrite").save()``.
+    The trap: Spark fails a stateful stream of one's own whose batch was not evaluated
+    (STATE_STORE_COMMIT_VALIDATION_FAILED). Who gets None there must let the rows pass:
+    ``rows.write.format("noop").mode("overwrite").save()``.
     """
     last = sink.last(stream)
     if batch == last:
