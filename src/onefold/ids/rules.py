@@ -34,6 +34,7 @@ with content; a Python set of the same names takes a hundred.
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from hashlib import blake2b
@@ -120,6 +121,29 @@ def digest_of(content: str | bytes | None) -> bytes:
     data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     digest = blake2b(data, digest_size=_DIGEST_BYTES).digest()
     return digest if digest != _NO_DIGEST else b"\1" * _DIGEST_BYTES
+
+
+_UNITS: Final = {
+    "ms": 1, "millisecond": 1, "s": 1_000, "second": 1_000, "min": 60_000, "minute": 60_000, "h": 3_600_000,
+    "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000, "w": 604_800_000, "week": 604_800_000,
+}  # fmt: skip
+
+
+def window_of(value: str | int | None) -> int | None:
+    """A window in ms, from text or as it is.
+
+    >>> window_of("7 days"), window_of("1 hour 30 minutes"), window_of("250ms"), window_of(None)
+    (604800000, 5400000, 250, None)
+    """
+    if value is None or type(value) is int:
+        return value
+    parts = re.findall(r"([0-9]+)\s*([A-Za-z]+)\s*", value) if isinstance(value, str) else []
+    names = [unit.lower() for _, unit in parts]
+    units = [_UNITS.get(name) or _UNITS.get(name.removesuffix("s")) for name in names]
+    whole = "".join(f"{number}{unit}" for number, unit in parts) == "".join(str(value).split())
+    if not parts or not whole or None in units:
+        raise Misuse(f'window is {value!r}, must be a time such as "7 days", "12 hours" or "90 minutes"', window=value)
+    return sum(int(number) * (unit or 0) for (number, _), unit in zip(parts, units, strict=True))
 
 
 class IdSettings(NamedTuple):
