@@ -79,11 +79,24 @@ def firsts(rows: IdRows) -> Int64s:
     same = key[1:] == key[:-1]
     if not same.any():
         return first
-    some = by_key[np.concatenate((same, [False])) | np.concatenate(([False], same))]
-    some = some[np.lexsort([column[some] for column in (rows.tie, rows.time, rows.order, rows.check, rows.key)])]
-    key, check = rows.key[some], rows.check[some]
-    begins = np.concatenate(([True], (key[1:] != key[:-1]) | (check[1:] != check[:-1])))
-    first[some] = some[np.flatnonzero(begins)[np.cumsum(begins) - 1]]
+    is_some = np.concatenate((same, [False])) | np.concatenate(([False], same))
+    some, key = by_key[is_some], key[is_some]
+    begins = np.concatenate(([True], key[1:] != key[:-1]))
+    check = rows.check[some]
+    if np.any((check[1:] != check[:-1]) & ~begins[1:]):  # two names, one first half
+        turn = np.lexsort((check, key))
+        some, key, check = some[turn], key[turn], check[turn]
+        begins = np.concatenate(([True], (key[1:] != key[:-1]) | (check[1:] != check[:-1])))
+    # Of the rows of a name those with the lowest order, of these those with the lowest time, then tie: no sort at all.
+    starts, name = np.flatnonzero(begins), np.cumsum(begins) - 1
+    best = np.ones(len(some), np.bool_)
+    for column in (rows.order, rows.time, rows.tie):
+        values = column[some]
+        if not np.array_equal(values[1:], values[:-1]):
+            values = np.where(best, values, np.iinfo(np.int64).max)
+            best &= values == np.minimum.reduceat(values, starts)[name]
+    place = np.minimum.reduceat(np.where(best, np.arange(len(some)), len(some)), starts)
+    first[some] = some[place[name]]
     return first
 
 

@@ -345,9 +345,14 @@ class IdsEngine(Engine):
             raise Misuse(f"idle_ms is {options.idle_ms}, but ids are forgotten by their window")
         if options.path is not None and self.keep == "last":
             raise Misuse('keep is "last", which only a table can do: a stream has answered before the last one comes')
-        if options.path is not None and self.window_ms is None:
-            _say_what_it_costs(options.path)
-        return Engine.step(self, options)
+        judge, path = Engine.step(self, options), options.path
+
+        def ids_judged(df: DataFrame) -> DataFrame:
+            if path is not None and self.window_ms is None:
+                _say_what_it_costs(path)
+            return df.transform(judge)
+
+        return ids_judged
 
     def missing(self, firsts: DataFrame) -> DataFrame:
         """Nothing: an id says nothing of the others."""
