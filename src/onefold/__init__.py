@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from onefold.chains import ChainDetector, Event, Number, OrderedChain, Released, Resend, Unfillable
 from onefold.errors import BadInput, Misuse, OnefoldError, StoreFailed
+from onefold.ids import IdDetector
 from onefold.moved import MovedFinder, loaded_on_use
 from onefold.outbox import Message, Out, Outcome
 from onefold.producers import Sequences
@@ -28,6 +29,7 @@ __all__ = [
     "ChainDetector",
     "Endpoint",
     "Event",
+    "IdDetector",
     "ItemSet",
     "Kind",
     "Message",

@@ -90,8 +90,11 @@ REMEMBERS: Final = Only(remembers="yes")
 CHAINS: Final = Only(engine="chains")
 PRODUCERS: Final = Only(engine="producers")
 NUMBERED: Final = Only(engine=("chains", "producers"))
+IDS: Final = Only(engine="ids")
+COMPARED: Final = Only(engine=("producers", "ids"))
 LORAWAN: Final = Only(engine="lorawan")
 FLAT: Final = Only(engine="lorawan", shape="flat")
+TIMED: Final = Only(engine=("lorawan", "ids"), shape="flat")
 
 
 class Table(BaseModel):
@@ -127,10 +130,22 @@ class Source(Table):
 class Judge(Table):
     """How a message is recognised, and what is done when that cannot be known."""
 
-    engine: Literal["chains", "producers", "lorawan"] = "chains"
-    """The rules. "chains": each message has a number and names the one before it; what was seen is remembered as the
-    gaps between. "producers": each message has a producer and a sequence; the highest is remembered, or the gaps.
-    "lorawan": each row is a radio frame that a station heard; of all that heard it within the expiry, one counts."""
+    engine: Literal["chains", "producers", "lorawan", "ids"] = "chains"
+    """The rules. "ids": each message has an id that its copies share, such as a UUID; ids are remembered, for a window
+    of time. "chains": each message has a number and names the one before it; what was seen is remembered as the gaps
+    between. "producers": each message has a producer and a sequence; the highest is remembered, or the gaps. "lorawan":
+    each row is a radio frame that a station heard; of all that heard it within the expiry, one counts."""
+    id: Annotated[Names, IDS] = ("id",)
+    """Of ids: the columns that together name a message, the same in all of its copies; "header.id" is a field of a
+    struct."""
+    window: Annotated[Name, REMEMBERS, IDS] = "off"
+    """Of a stream or a memory of ids: for how long ids are remembered, such as "7 days" or "12 hours"; a message that
+    is older is UNSURE. `onefold window` says which window the data needs. "off": for ever, at 16 bytes an id."""
+    keep: Annotated[Literal["first", "last"], BATCH, IDS] = "first"
+    """Of a batch of ids: which of the messages of an id counts, by the order. "last": for tables of changes."""
+    on_conflict: Annotated[Literal["reject", "repeat"], IDS] = "reject"
+    """Of ids with a payload: what a copy with other content is. "reject": a conflict, which is rejected. "repeat": a
+    copy all the same."""
     key: Annotated[Names, CHAINS] = ("stream", "partition", "publisher", "chain")
     """Of chains: the columns that together name the chain of a message."""
     timestamp: Annotated[Name, CHAINS] = "timestamp"
@@ -167,8 +182,8 @@ class Judge(Table):
     """Of a stream or a memory: a chain or producer not heard from for so long gives up its gaps; what lies there is
     UNSURE from then on."""
     state_rows_max: Annotated[int | Literal["off"], _whole_or("off", least=1), REMEMBERS] = "off"
-    """Of a stream or a memory: how many chains, producers or frames a bucket of it remembers; beyond, those of new ones
-    are UNSURE."""
+    """Of a stream or a memory: how many chains, producers, frames or ids a bucket of it remembers; beyond, those of new
+    ones are UNSURE."""
     order_wait_ms: Annotated[int | Literal["off"], _whole_or("off", least=0), STREAM, CHAINS] = "off"
     """Of a stream of chains: hold messages back until what is missing before them arrives, at most so long; then what
     is missing is given up, and told in the gaps. "off": messages come out as they come."""
@@ -179,14 +194,15 @@ class Judge(Table):
     next run, an hour later, brings what is missing."""
     producer: Annotated[Names, PRODUCERS] = ("producer",)
     """Of producers: the columns that together name the producer of a message."""
-    order: Annotated[MaybeName, PRODUCERS] = None
-    """Of producers: the column that says in which order rows are judged, such as the offset in a log, or a time. Null
-    comes before all others. "none": in the order of their sequences."""
+    order: Annotated[MaybeName, COMPARED] = None
+    """Of producers and ids: the column that says in which order rows are judged, such as the offset in a log, or a
+    time. Null comes before all others. "none": in the order of their sequences, or of their times."""
     epoch: Annotated[MaybeName, PRODUCERS] = None
     """Of producers: the column with the epoch; a row whose epoch is below that of an earlier one is rejected. "none":
     there is no such column."""
-    payload: Annotated[tuple[Name, ...], Strict(False), PRODUCERS] = ()
-    """Of producers: the columns that hold the content; two rows of one sequence that differ in it are a conflict."""
+    payload: Annotated[tuple[Name, ...], Strict(False), COMPARED] = ()
+    """Of producers and ids: the columns that hold the content; two rows of one sequence or id that differ in it are a
+    conflict."""
     memory: Annotated[Literal["highest", "gaps"], PRODUCERS] = "highest"
     """Of producers: "highest": what is not above the highest sequence is a repeat. "gaps": a lower one that was never
     seen is new."""
@@ -198,8 +214,10 @@ class Judge(Table):
     """Of lorawan, flat: the columns that together name a frame: equal for all who heard one transmission."""
     station: Annotated[Name, FLAT] = "station"
     """Of lorawan, flat: the column with the station that heard it."""
-    time: Annotated[Name, FLAT] = "time_ms"
-    """Of lorawan, flat: the column that says when, in milliseconds or as a time: the order of judgement."""
+    time: Annotated[MaybeName, TIMED] = None
+    """Of ids: the column that says when the event happened, the same for all of its copies: by it ids are forgotten.
+    "none": the clock of the runs or batches stands in. Of lorawan, flat: the column that says when a frame was heard:
+    the order of judgement; "none": time_ms. In milliseconds, or as a time."""
     kind: Annotated[MaybeName, FLAT] = "kind"
     """Of lorawan, flat: the column that says "data" or "join". "none": all are data."""
     device: Annotated[tuple[Name, ...], Strict(False), FLAT] = ("device",)
@@ -327,7 +345,7 @@ def misplaced(settings: Settings) -> Iterator[tuple[tuple[str, str], str]]:
     kind = {
         "mode": settings.source.mode,
         "engine": settings.judge.engine,
-        "shape": settings.judge.shape,
+        "shape": settings.judge.shape if settings.judge.engine == "lorawan" else "flat",  # of others, all are tables
         "remembers": "yes" if remembers else "no",
     }
     names = {"mode": "source.mode", "engine": "judge.engine", "shape": "judge.shape"}

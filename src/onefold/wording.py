@@ -7,7 +7,7 @@ are the few sentences at the foot of a report; the whole is docs/guarantees.md. 
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from onefold import chains, lorawan, producers
+from onefold import chains, ids, lorawan, producers
 
 
 class EngineWords(NamedTuple):
@@ -46,6 +46,19 @@ ENGINES: Final[Mapping[str, EngineWords]] = {
             'With memory = "highest" a lower sequence that was never stored is a repeat too, as published; with '
             'memory = "gaps" it counts while its gap is remembered.',
             "Forgetting makes unsure, never first.",
+        ),
+    ),
+    "ids": EngineWords(
+        rules=ids.RULES,
+        key="id",
+        remembers="ids",
+        arrival_is_time=False,
+        promises=(
+            "In a table the copies of an id are found exactly. In a stream, or from run to run, exactly within the "
+            "window, by the time that copies share; what is older is unsure, never called first or repeat.",
+            "Without a time that copies share the clock of the batches stands in: a copy that comes later than the "
+            "window counts again, and nothing shows it.",
+            "Ids are told apart by 128 bits of hash. What was lost leaves no trace: an id says nothing of the others.",
         ),
     ),
     "lorawan": EngineWords(

@@ -2,6 +2,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,10 @@ def test_the_template_documents_every_key_with_its_default():
         ('[judge]\ngap_count_max = "5"', 'pipeline.toml: judge.gap_count_max: is "5", must be a whole number'),
         ("[judge]\ngap_count_max = true", "pipeline.toml: judge.gap_count_max: is true, must be a whole number"),
         ('[judge]\nfloor = "opn"', 'pipeline.toml: judge.floor: is "opn", must be "first" or "open"'),
-        ('[judge]\nengine = "x"', 'pipeline.toml: judge.engine: is "x", must be "chains", "producers" or "lorawan"'),
+        (
+            '[judge]\nengine = "x"',
+            'pipeline.toml: judge.engine: is "x", must be "chains", "producers", "lorawan" or "ids"',
+        ),
         ('[judge]\nkey = "device"', 'pipeline.toml: judge.key: is "device", must be a list'),
         ("[judge]\nkey = []", "pipeline.toml: judge.key: is [], must not be empty"),
         ('[judge]\nkey = ["a", 1]', "pipeline.toml: judge.key.1: is 1, must be text"),
@@ -167,7 +171,7 @@ def test_lorawan_has_keys_of_its_own_and_names_columns_only_where_they_are_flat(
     assert (judge.frame, judge.station, judge.time, judge.expiry, judge.expiry_ms) == (
         ("mic",),
         "station",
-        "time_ms",
+        None,
         "fixed",
         60_000,
     )
@@ -283,3 +287,32 @@ def test_what_the_environment_says_is_named_when_it_is_refused(pipeline):
     assert refusal(pipeline, PATHS, ONEFOLD_JUDGE__IDLE_MS="5") == [
         'ONEFOLD_JUDGE__IDLE_MS: is 5, which needs source.mode = "stream" or memory.path'
     ]
+
+
+def test_ids_have_keys_of_their_own(pipeline):
+    from onefold.cli.pipeline import engine_of
+
+    ids = PATHS + '[judge]\nengine = "ids"\nid = ["shop", "order"]\n'
+    engine: Any = engine_of(pipeline(ids + 'time = "ts"\norder = "at"\npayload = ["body"]\non_conflict = "repeat"\n'))
+    assert (engine.name, engine.key, engine.columns.time, engine.columns.order) == (
+        "ids",
+        ("shop", "order"),
+        "ts",
+        "at",
+    )
+    assert (engine.window_ms, engine.keep, engine.on_conflict) == (None, "first", "repeat")
+    remembers = ids + 'window = "7 days"\n[memory]\npath = "memory"\n'
+    engine = engine_of(pipeline(remembers))
+    assert engine.window_ms == 7 * 86_400_000
+    assert refusal(pipeline, ids + 'window = "7 days"\n') == [
+        'pipeline.toml: judge.window: is "7 days", which needs source.mode = "stream" or memory.path'
+    ]
+    assert refusal(pipeline, PATHS + '[judge]\nid = ["x"]\ntime = "ts"\n') == [
+        'pipeline.toml: judge.id: is ["x"], which needs judge.engine = "ids"',
+        'pipeline.toml: judge.time: is "ts", which needs judge.engine = "lorawan" or "ids"',
+    ]
+    assert refusal(pipeline, PATHS + '[judge]\nengine = "lorawan"\ntime = "ts"\n') == [
+        'pipeline.toml: judge.time: is "ts", which needs judge.shape = "flat"'
+    ]
+    with pytest.raises(Misuse, match="window is 'soon', must be a time such as \"7 days\""):
+        engine_of(pipeline(remembers.replace("7 days", "soon")))

@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "src" / "onefold").rglob("*.py"))
 PURE = {
+    "ids": {"rules", "columns"},
     "chains": {"rules", "in_order", "columns"},
     "producers": {"rules", "records", "state"},
     "lorawan": {"rules", "frames", "columns"},

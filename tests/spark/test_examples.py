@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from onefold import chains, lorawan, outbox, producers
+from onefold import chains, ids, lorawan, outbox, producers
 from tests.lib.examples import proof
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +20,7 @@ DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
 CHAINS = ROOT / "docs" / "engines" / "chains.md"
 RULES: dict[str, Mapping[Any, str]] = {
     "chains": chains.RULES,
+    "ids": ids.RULES,
     "lorawan": lorawan.RULES,
     "outbox": outbox.RULES,
     "producers": producers.RULES,

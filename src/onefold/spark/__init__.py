@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from onefold.spark.differences import diff
     from onefold.spark.explanations import explain
     from onefold.spark.gaps import missing_ranges, missing_sequences
+    from onefold.spark.ids import IdColumns, judge_ids
     from onefold.spark.log_source import register_log
     from onefold.spark.outbox import outbox_sink, send_batch
     from onefold.spark.peer.index import TableIndex, TableItems
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ChainColumns",
     "DiffTable",
+    "IdColumns",
     "Naming",
     "ProducerColumns",
     "ReceptionColumns",
@@ -40,6 +42,7 @@ __all__ = [
     "diff",
     "explain",
     "judge_chains",
+    "judge_ids",
     "judge_producers",
     "judge_receptions",
     "local_session",
@@ -55,6 +58,7 @@ __all__ = [
 _HOMES = {
     "ChainColumns": "columns",
     "DiffTable": "diff_files",
+    "IdColumns": "ids",
     "Naming": "peer.naming",
     "ProducerColumns": "columns",
     "ReceptionColumns": "columns",
@@ -66,6 +70,7 @@ _HOMES = {
     "diff": "differences",
     "explain": "explanations",
     "judge_chains": "chains",
+    "judge_ids": "ids",
     "judge_producers": "producers",
     "local_session": "session",
     "judge_receptions": "receptions.judge",

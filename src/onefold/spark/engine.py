@@ -124,6 +124,7 @@ class Engine(ABC):
     name: ClassVar[str]
     answers: ClassVar[Sequence[Answer]]  # what the codes mean
     timed: ClassVar[bool] = False  # whether a batch is judged by when it began
+    ordered_rows: ClassVar[bool] = True  # whether the rows of a bucket must come in the order of judgement
 
     columns: Named  # where it looks in a message
     partitions: int | None = None  # how many tasks judge; None: by the size of the input
@@ -178,7 +179,8 @@ class Engine(ABC):
 
     @abstractmethod
     def judge_bucket(self, rows: KeyColumns, bucket: Bucket, options: MemoryOptions, now_ms: int) -> Codes:
-        """The codes of rows of a bucket, which are in the order of judgement; what they teach is kept in the bucket.
+        """The codes of rows of a bucket, in the order of judgement if they are ``ordered_rows``; what they teach is
+        kept in the bucket.
 
         ``now_ms``: when the batch began; 0 unless the engine is ``timed`` or ``idle_ms`` is set. Runs in a task.
         """
@@ -255,6 +257,7 @@ ENGINES: Final = {
     "chains": "onefold.spark.chains.ChainsEngine",
     "lorawan": "onefold.spark.receptions.judge.LorawanEngine",
     "producers": "onefold.spark.producers.ProducersEngine",
+    "ids": "onefold.spark.ids.IdsEngine",
 }
 """By name; loaded when it is asked for. Rows of which nobody says how they were judged are taken for the first's whose
 usual columns they have."""

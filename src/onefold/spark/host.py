@@ -163,13 +163,15 @@ def judge_partition(
     group: Callable[[Int64s], Int64s] | None = None,
     review: Judge | None = None,
     review_due: Callable[[], bool] = lambda: True,
+    ordered: bool = True,
 ) -> Iterator[Codes]:
     """The codes of all rows, in the order in which the rows came.
 
-    ``judge``: chain and the wanted columns (None: all) -> codes; it sees the rows in the order of judgement. ``group``:
-    key -> number; the chains of one number come together. ``review``: chain, the
-    wanted columns and the codes -> codes; the rows of one number come to it in the order of judgement, in one call or
-    in calls that follow each other. ``review_due`` is asked when all rows are judged: without need there is no review.
+    ``judge``: chain and the wanted columns (None: all) -> codes; it sees the rows in the order of judgement, unless
+    they fit into memory and are not to be ``ordered``. ``group``: key -> number; the chains of one number come
+    together. ``review``: chain, the wanted columns and the codes -> codes; the rows of one number come to it in the
+    order of judgement, in one call or in calls that follow each other. ``review_due`` is asked when all rows are
+    judged: without need there is no review.
     """
     buffer: list[KeyColumns] = []
     with ExitStack() as files:
@@ -206,21 +208,34 @@ def judge_partition(
                     codes[row] = review(names(window), *(window[i] for i in wanted), codes[row])
         else:
             columns = concatenate(buffer)
-            chain = chains(columns)
-            if group is not None:
-                groups = np.empty(int(chain.max()) + 1, np.int64)
-                groups[chain] = group(columns.key)
-                rank = np.empty(len(groups), np.int64)
-                rank[np.argsort(groups, kind="stable")] = np.arange(len(groups))
-                chain = rank[chain]
-            turn = order(chain, columns)
+            chain, turn = _turns(columns, group, ordered)
             wanted = range(len(columns.flat)) if wanted is None else wanted
             sorted_ = (chain[turn], *(columns.flat[i][turn] for i in wanted))
             judged = judge(*sorted_)
             codes = np.empty(rows, np.int8)
             codes[turn] = judged if review is None or not review_due() else review(*sorted_, judged)
-        for start in range(0, rows, _BATCH):
-            yield codes[start : start + _BATCH]
+        yield from batches(codes)
+
+
+def _turns(columns: KeyColumns, group: Callable[[Int64s], Int64s] | None, ordered: bool) -> tuple[Int64s, Int64s]:
+    """A number for each row's chain, and the rows in their order: of judgement, or those of a group together."""
+    if not ordered:
+        chain = np.zeros(len(columns.key), np.int64)
+        groups = chain if group is None else group(columns.key)
+        return chain, np.argsort(groups.astype(np.uint16), kind="stable")
+    chain = chains(columns)
+    if group is not None:
+        groups = np.empty(int(chain.max()) + 1, np.int64)
+        groups[chain] = group(columns.key)
+        rank = np.empty(len(groups), np.int64)
+        rank[np.argsort(groups, kind="stable")] = np.arange(len(groups))
+        chain = rank[chain]
+    return chain, order(chain, columns)
+
+
+def batches(codes: Codes) -> Iterator[Codes]:
+    for start in range(0, len(codes), _BATCH):
+        yield codes[start : start + _BATCH]
 
 
 def _table(columns: KeyColumns, first_row: int) -> Int64s:
@@ -450,8 +465,9 @@ class Remembering:
         """The codes of all rows, after the memory was written. ``timed``: the last column is the time of the batch."""
         parts = self._timed(arrays) if timed else map(KeyColumns.of, arrays)
         grouped = judge_partition(
-            parts, self._judge, self._engine.rows_in_memory_max, wanted=None, group=self._memory.bucket_of
-        )
+            parts, self._judge, self._engine.rows_in_memory_max, wanted=None, group=self._memory.bucket_of,
+            ordered=self._engine.ordered_rows,
+        )  # fmt: skip
         for number, codes in enumerate(grouped):
             if not number:
                 self._write()

@@ -15,6 +15,9 @@ before it along while they are small next to it, like the carry of a counter: th
 is written again a few times in all, and the largest run of a bucket only when the others have grown to a part of it,
 which differs from bucket to bucket so that not all do so at once. Runs that no version needs any more are removed.
 
+A table that an engine forgets is taken along no more, and does not count when runs are compared: memory that is split
+by time, a table for each slice, is forgotten slice by slice.
+
 A record has a name of 128 bits, values, and lists of values, all of them int64 columns. A column is stored in as few
 bytes as its range needs, and in none if it is constant: of a chain that misses nothing, 16 bytes of name, its head and
 where it began. A bucket may also have a blob, for memory that is rewritten as a whole.
@@ -28,7 +31,8 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,8 +103,9 @@ class KeyRecords(NamedTuple):
             return newest_first[0]
         first = newest_first[0]
         key, check = (np.concatenate([records[half] for records in newest_first]) for half in (0, 1))
-        order = np.lexsort((check, key))  # stable: of one name the newest comes first
-        same = (key[order][1:] == key[order][:-1]) & (check[order][1:] == check[order][:-1])
+        order = by_name(key, check)  # stable: of one name the newest comes first
+        key_, check_ = key[order], check[order]
+        same = (key_[1:] == key_[:-1]) & (check_[1:] == check_[:-1])
         values = {name: np.concatenate([r.values[name] for r in newest_first]) for name in first.values}
         lists = {}
         for name in first.lists:
@@ -108,6 +113,18 @@ class KeyRecords(NamedTuple):
             columns = (np.concatenate(of) for of in zip(*(part.columns for part in parts), strict=True))
             lists[name] = ItemLists(np.concatenate([part.counts for part in parts]), tuple(columns))
         return cls(key, check, values, lists).take(order[np.concatenate(([True], ~same))[: len(order)]])
+
+
+def by_name(key: Int64s, check: Int64s) -> Int64s:
+    """The places of these names in their order; of equal ones in the order in which they are.
+
+    By the first half alone, unless two names share it: parts that are sorted already are only merged then.
+    """
+    order: Int64s = np.argsort(key, kind="stable")
+    first, other = key[order], check[order]
+    if np.any((first[1:] == first[:-1]) & (other[1:] < other[:-1])):
+        order = np.lexsort((check, key))
+    return order
 
 
 class Storage:
@@ -212,9 +229,9 @@ class RunFile:
     def owner(self) -> str:
         return str(self.header["owner"])
 
-    @property
-    def rows(self) -> int:
-        return sum(table["rows"] for table in self.header["tables"].values())
+    def rows_but(self, tables: Set[str]) -> int:
+        """How many records it holds in other tables than these."""
+        return sum(table["rows"] for name, table in self.header["tables"].items() if name not in tables)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -334,15 +351,18 @@ class Bucket:
         # Of another stream there may be only versions that this one does not read.
         for file in memory.files(number)[:1]:
             memory.check_owner(newest["owner"] if newest.get("version") == file[0] else memory.run(number, *file).owner)
-        self.figures: dict[str, int] = dict(newest.get("figures", {"keys": 0, "gaps": 0}))
+        self.before: Mapping[str, int] = newest.get("figures", {"keys": 0, "gaps": 0})
+        """The figures as the version before left them."""
+        self.figures: dict[str, int] = dict(self.before)
         """Of all versions up to this one: how many keys are remembered, and how many gaps."""
+        self._forgotten: set[str] = set()
         self.blob = self._runs[0].blob if self._runs else b""
         self.rows = 0
         """How many rows this version has judged."""
 
     def find(self, table: str, key: Int64s, check: Int64s) -> KeyRecords | None:
         """The records of these names that are known, sorted by name; None: none is. The names must not repeat."""
-        order = np.lexsort((check, key))
+        order = by_name(key, check)
         key, check = key[order], check[order]
         parts: list[KeyRecords] = []
         for records in self._kept.get(table, []):
@@ -363,16 +383,28 @@ class Bucket:
         """Remember these instead of what was known of their names."""
         self._kept.setdefault(table, []).insert(0, records)
 
+    def counts(self) -> dict[str, int]:
+        """How many records each table holds; one that was kept again counts again."""
+        counts = Counter({name: sum(len(part.key) for part in parts) for name, parts in self._kept.items()})
+        for run in self._runs:
+            counts.update({name: table["rows"] for name, table in run.header["tables"].items()})
+        return {name: count for name, count in counts.items() if name not in self._forgotten}
+
+    def forget(self, table: str) -> None:
+        """Take a table along no more: it goes with the last run that holds it."""
+        self._forgotten.add(table)
+        self._kept.pop(table, None)
+
     def write(self, compact: Compact | None = None) -> None:
         """Write this version, with the runs before it that are small next to it; then remove what nobody needs."""
         stacks = {name: list(parts) for name, parts in self._kept.items()}
         count = sum(len(part.key) for parts in stacks.values() for part in parts)
         ratio, low, older = 3 + self._number % 4, self.version, list(self._runs)
-        while older and older[0].rows <= ratio * count:
+        while older and (rows := older[0].rows_but(self._forgotten)) <= ratio * count:
             run = older.pop(0)
-            for name in run.header["tables"]:
+            for name in run.header["tables"].keys() - self._forgotten:
                 stacks.setdefault(name, []).append(run.records(name))
-            count, low = count + run.rows, run.header["low"]
+            count, low = count + rows, run.header["low"]
         tables = {name: KeyRecords.merged(parts) for name, parts in stacks.items()}
         if compact is not None and low < self.version:
             tables = {name: compact(name, records, self.figures) for name, records in tables.items()}

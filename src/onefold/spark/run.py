@@ -169,8 +169,8 @@ class _Messages(NamedTuple):
 def _read(spark: SparkSession, source: SourceSpec, engine: Engine) -> _Messages:
     opened = open_source(spark, source, engine.reads)
     fitted = engine.fitted(opened.rows)
-    present = {name for _, name in fitted.columns.named}
-    absent = [name for _, name in engine.columns.named if name not in present]
+    present = {role for role, _ in fitted.columns.named}
+    absent = [name for role, name in engine.columns.named if role not in present]
     messages = fitted.shaped(opened.rows)
     if messages is opened.rows:
         return _Messages(opened, fitted, absent, messages, None)

@@ -142,7 +142,10 @@ class LorawanEngine(Engine):
     @classmethod
     def configured(cls, judge: Judge, *, strategy: str, partitions: int | None) -> LorawanEngine:
         more = {"sliding": judge.expiry == "sliding", "strategy": strategy, "partitions": partitions}
-        columns = ReceptionColumns(**named_like(ReceptionColumns, judge))
+        named = {
+            role: name for role, name in named_like(ReceptionColumns, judge).items() if (role, name) != ("time", None)
+        }
+        columns = ReceptionColumns(**named)
         return cls(columns=columns, **named_like(cls, judge), **more)  # type: ignore[arg-type]
 
     @property

@@ -1,0 +1,423 @@
+"""``df.transform(judge_ids("event_id"))``: every row of a table or a stream gets its verdict, by the id of its message.
+
+For rows that have an id (a UUID, an order number, several columns together) and neither a running number nor the number
+of the one before. The id may be of any type but maps; its name is 128 bits of hash. Rows of one id meet in one task,
+six or seven integers per row cross to Python, one byte comes back, and the wide row stays in the JVM (see `host`).
+
+A table is exact: of the rows of an id the first by ``order`` counts; without one the earliest by ``time``, and of equal
+ones that with the lowest hash of all that it holds, which says nothing but is the same every time.
+
+A stream, or a table that goes on, remembers ids in a memory folder, 16 bytes each, 24 with content to compare. With a
+``window`` they lie in slices of time, a table of the memory each: a batch looks at the slices that its rows fall into,
+and a slice that is older than the window is taken along no more. Each bucket of the memory has its own newest time, so
+its own horizon; that of a bucket is never later than that of all, and nothing within the window is forgotten. Without a
+``time`` that copies share the clock of the batches stands in, and all slices are searched.
+
+The rules are those of `onefold.ids`; the memory is that of `memory`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, reduce
+from itertools import chain
+from operator import or_
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
+
+import numpy as np
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from onefold.errors import Misuse
+from onefold.hashed_names import find
+from onefold.ids.columns import IdRows, SliceNames, SortedIds, judge_batch, judge_table, refused
+from onefold.ids.rules import ANSWERS, TIME_MAX, IdSettings, OnConflict, window_of
+from onefold.spark import host
+from onefold.spark.columns import (
+    CORRUPT,
+    EXACT,
+    RANGE_ENDS,
+    TEXT,
+    TIME,
+    WHOLE,
+    RoleColumns,
+    collation,
+    in_order,
+    milliseconds,
+    no_time,
+    quoted,
+    readings,
+)
+from onefold.spark.engine import Engine, Identity, Subject, Untold, named_like
+from onefold.spark.fingerprints import hashable
+from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, MemoryOptions, Transform
+from onefold.spark.meaning import Meaning
+from onefold.spark.memory import BUCKETS, FORMAT, Bucket, KeyRecords, MemoryFolder
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from onefold.settings import Judge
+
+Keep = Literal["first", "last"]
+
+DIGEST: Final = "digest"
+NEWEST: Final = "newest"
+"""The figure of a bucket that holds the newest time seen there."""
+LOGGER: Final = logging.getLogger("onefold")
+
+
+def judge_ids(
+    id: str | Sequence[str], *, time: str | None = None, window: str | int | None = None,
+    payload: str | Sequence[str] = (), order: str | None = None, keep: Keep = "first",
+    on_conflict: OnConflict = "reject", partitions: int | None = None,
+    rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX, memory: str | None = None, version: int | None = None,
+    state_rows_max: int | None = None, buckets: int = BUCKETS,
+) -> Transform:  # fmt: skip
+    """A step that adds ``verdict`` and ``reason`` to a table or a stream of rows with an id.
+
+    ``id``: the column or columns that copies share, of any type but maps; ``"header.id"`` is a field of a struct.
+    ``order``: of the rows of an id the lowest counts, or with ``keep="last"``, in a table, the highest. ``payload``:
+    the content; a copy with another one is a conflict: rejected, or with ``on_conflict="repeat"`` a copy all the same.
+    The rows come out in no particular order.
+
+    ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task.
+
+    ``memory``: a folder that is gone on from and added to. A stream needs one; a table that has one needs its
+    ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``window``, for how long
+    ids are remembered ("7 days", or a number of ms; None: for ever), by ``time``, a column that copies share: when the
+    event happened. Rows that are older than the window are UNSURE. Without a ``time`` the clock of the batches stands
+    in, and a copy that comes after the window counts again. ``state_rows_max``: how many ids a bucket remembers, beyond
+    which new ones are UNSURE; ``buckets``, into how many parts the memory is split.
+    """
+    id, payload = ((names,) if isinstance(names, str) else tuple(names) for names in (id, payload))
+    engine = IdsEngine(
+        columns=IdColumns(id=id, time=time, order=order, payload=payload), window_ms=window_of(window), keep=keep,
+        on_conflict=on_conflict, partitions=partitions, rows_in_memory_max=rows_in_memory_max,
+    )  # fmt: skip
+    return engine.step(MemoryOptions(path=memory, version=version, state_rows_max=state_rows_max, buckets=buckets))
+
+
+class FieldName(str):
+    """A field inside of structs, as it was named; ``parts``: as the table spells them, outermost first."""
+
+    parts: tuple[str, ...]
+
+
+class Cell(NamedTuple):
+    column: Column
+    kind: T.DataType
+
+    @property
+    def hashed(self) -> Column:
+        """The value as Spark's own hash can take it."""
+        return hashable(self.column, self.kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdColumns(RoleColumns):
+    """The names of the columns; None says that there is no such column. Case does not matter where it need not.
+
+    >>> IdColumns(id=("shop", "order"), time="ts").id
+    ('shop', 'order')
+    """
+
+    id: tuple[str, ...] = ("id",)
+    """Together they name the message: of any type but maps, also fields of structs."""
+    time: str | None = None
+    """When the event happened, the same for all copies: by it ids are forgotten."""
+    order: str | None = None
+    """The order of judgement, such as the time of arrival. Null comes before all others."""
+    payload: tuple[str, ...] = ()
+    """The content: two rows of one id that differ in it contradict each other. Empty: this is not checked."""
+
+    key_role = ranged = "id"
+    plain = ("id", "payload")
+    times = ("time", "order")
+    required = ("id", "payload")
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """(role, column) of every column; of a field, the column that it is in."""
+        named = super(IdColumns, self).named
+        return [(role, name.parts[0] if isinstance(name, FieldName) else name) for role, name in named]
+
+    def of(self, df: DataFrame) -> IdColumns:
+        """The same, as the table spells them; what it does not have stays as it is."""
+        own = {role: getattr(self, role) for role in ("id", "time", "order", "payload")}
+        spelled = {
+            role: tuple(spelling(df, name) for name in names) if isinstance(names, tuple) else spelling(df, names)
+            for role, names in own.items()
+            if names is not None
+        }
+        return replace(self, **spelled)  # type: ignore[arg-type]
+
+    def check(self, df: DataFrame) -> None:
+        own = self.of(df)
+        roles = [(role, name) for role in self.plain for name in getattr(own, role)]
+        roles += [(role, name) for role in self.times if (name := getattr(own, role)) is not None]
+        for role, name in roles:
+            if isinstance(name, FieldName) and role in self.times:
+                raise Misuse(f"column {name!r} ({role}) is inside of a struct: select it as a column of its own first")
+            if not isinstance(name, FieldName) and name not in df.columns:
+                hint = "" if role in self.required else f"; if there is none: {role}=None"
+                text = f"no column {name!r} ({role}): the columns are {', '.join(df.columns)}"
+                raise Misuse(f"{text}{hint}", column=name, role=role, said=text, required=role in self.required)
+            kind = cell_of(df, name).kind
+            shown = f"column {name!r} ({role}) is {kind.simpleString()}"
+            if role in self.times and not isinstance(kind, (*WHOLE, *TEXT, *EXACT, *TIME)):
+                raise Misuse(f"{shown}, must be whole numbers or times", column=name)
+            if role == "id" and any(word in kind.simpleString() for word in ("map<", "variant")):
+                raise Misuse(f"{shown}: maps have no order to be told apart by; name a part of it", column=name)
+            if role == "id" and collation(kind) is not None:
+                raise Misuse(
+                    f"{shown} with the collation {collation(kind)}, and ids are told apart by their bytes: cast it to "
+                    f"a plain string first, such as lower({name}) collate UTF8_BINARY",
+                    column=name,
+                )
+            if role == "id" and name.lower() in RANGE_ENDS:
+                raise Misuse(f"column {name!r} (id): the missing ranges have a column so named, rename it", column=name)
+
+
+def spelling(df: DataFrame, name: str) -> str:
+    """A column or field as the table spells it: exactly so, else in any case, else as a field of a struct."""
+    if isinstance(name, FieldName) or name in df.columns:
+        return name
+    if (own := _in_any_case(df.columns, name)) is not None:
+        return own
+    parts: list[str] = []
+    kind: T.DataType = df.schema
+    for part in name.split("."):
+        names = kind.names if isinstance(kind, T.StructType) else []
+        own = part if part in names else _in_any_case(names, part)
+        if own is None or not isinstance(kind, T.StructType):
+            return name
+        parts.append(own)
+        kind = kind[own].dataType
+    inside = FieldName(name)
+    inside.parts = tuple(parts)
+    return inside
+
+
+def _in_any_case(names: Sequence[str], name: str) -> str | None:
+    same = [each for each in names if each.lower() == name.lower()]
+    return same[0] if len(same) == 1 else None
+
+
+def cell_of(df: DataFrame, name: str) -> Cell:
+    parts = name.parts if isinstance(name, FieldName) else (name,)
+    kind: T.DataType = df.schema
+    for part in parts:
+        kind = kind[part].dataType  # type: ignore[index]
+    return Cell(F.col(".".join(quoted(part) for part in parts)), kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdsEngine(Engine):
+    """By the ids that were seen; see `judge_ids`."""
+
+    name: ClassVar[str] = "ids"
+    answers = ANSWERS
+    timed = True
+    ordered_rows = False
+
+    columns: IdColumns = field(default_factory=IdColumns)
+    window_ms: int | None = None
+    keep: Keep = "first"
+    on_conflict: OnConflict = "reject"
+
+    def __post_init__(self) -> None:
+        self.settings()
+        if self.keep not in ("first", "last"):
+            raise Misuse(f'keep is {self.keep!r}, must be "first" or "last"', keep=self.keep)
+        if self.keep == "last" and self.columns.order is None and self.columns.time is None:
+            raise Misuse('keep is "last", which needs a column that says which one that is: order or time')
+        Engine.__post_init__(self)
+
+    @classmethod
+    def configured(cls, judge: Judge, *, strategy: str, partitions: int | None) -> IdsEngine:
+        window = None if judge.window == "off" else window_of(judge.window)
+        columns = IdColumns(**named_like(IdColumns, judge))
+        return cls(columns=columns, window_ms=window, **named_like(cls, judge), partitions=partitions)
+
+    def settings(self, ids_max: int | None = None) -> IdSettings:
+        return IdSettings(self.window_ms, self.columns.time is None, self.on_conflict, ids_max).checked()
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns of the id; none if a part of it is inside of a struct, which no other table has."""
+        inside = any(isinstance(name, FieldName) for name in self.columns.id)
+        return () if inside else self.columns.id
+
+    def fitted(self, source: DataFrame) -> IdsEngine:
+        return replace(self, columns=self.columns.of(source))
+
+    def integers(self, df: DataFrame) -> Integers:
+        names = self.columns
+        id, payload = ([cell_of(df, name) for name in own] for own in (names.id, names.payload))
+        key = [cell.hashed for cell in id]
+        read = readings(df, [names.time, names.order])
+        rows = df.withColumns(read) if read else df
+        nothing = F.lit(0).cast("long")
+        time = nothing if names.time is None else milliseconds(rows, names.time)
+        order = names.order if names.order is not None or self.keep == "first" else names.time
+        turn = nothing
+        if order is not None:
+            turn = F.coalesce(in_order(rows, order), F.lit(host.BEFORE_ALL).cast("long"))
+        # Nulls are told apart from nothing: Spark's hash passes over them, and (null, "a") would equal ("a", null).
+        content = [part for cell in payload for part in (cell.column.isNull(), cell.hashed)]
+        columns = (
+            F.xxhash64(*key),
+            F.xxhash64(F.lit(1), *key),
+            F.bitwise_not(turn) if self.keep == "last" else turn,
+            nothing,
+            self._judged(rows, id, time),
+            host.tie(df, set(self.key)),
+            *([F.xxhash64(*content)] if content else []),
+        )
+        return Integers(columns, read, key)
+
+    def _judged(self, df: DataFrame, id: Sequence[Cell], time: Column) -> Column:
+        """The time of each row, or why it is refused."""
+        names = self.columns
+        refusals: dict[str, list[Column | None]] = {
+            "malformed": [F.col(CORRUPT).isNotNull() if CORRUPT in df.columns else None],
+            "null_id": [cell.column.isNull() for cell in id],
+            "bad_time": [
+                None if names.order is None else no_time(df, names.order),
+                None if names.time is None else time.isNull() | (time <= -TIME_MAX) | (time >= TIME_MAX),
+            ],
+        }
+        for reason, conditions in reversed(refusals.items()):
+            if some := [condition for condition in conditions if condition is not None]:
+                time = F.when(reduce(or_, some), F.lit(refused(reason)).cast("long")).otherwise(time)
+        return time
+
+    def judge_partition(self, parts: Iterator[KeyColumns]) -> Iterator[Codes]:
+        settings, buffer, rows = self.settings(), list[KeyColumns](), 0
+        windows = SortedIds(settings)
+
+        def judge_window(_: Int64s, *columns: Int64s) -> Codes:
+            return windows.judge(_rows(KeyColumns.of(columns)))
+
+        for part in parts:
+            buffer.append(part)
+            rows += len(part.key)
+            if rows > self.rows_in_memory_max:  # sorted on disk, and judged window by window
+                every = chain(buffer, parts)
+                yield from host.judge_partition(every, judge_window, self.rows_in_memory_max, wanted=None)
+                return
+        if rows:
+            yield from host.batches(judge_table(_rows(host.concatenate(buffer)), settings))
+
+    def judge_bucket(self, rows: KeyColumns, bucket: Bucket, options: MemoryOptions, now_ms: int) -> Codes:
+        settings, slices = self.settings(options.state_rows_max), BucketSlices(bucket)
+        ids = _rows(rows)
+        if settings.clock and settings.window_ms is not None:
+            ids = ids._replace(time=np.where(ids.time < -TIME_MAX, ids.time, now_ms))
+        codes, newest = judge_batch(
+            ids, slices, settings, bucket.before.get(NEWEST), now_ms, reached=bucket.figures.get(NEWEST), is_part=True
+        )
+        lowest = None if (horizon := settings.horizon(newest)) is None else settings.slice_of(horizon)
+        known = sum(count for slice_, count in slices.counts().items() if lowest is None or slice_ >= lowest)
+        bucket.figures = {"keys": known, "gaps": 0}
+        if newest is not None:
+            bucket.figures[NEWEST] = newest
+        return codes
+
+    def meaning(self, df: DataFrame, options: MemoryOptions) -> Meaning:
+        present = self.columns.of(df)
+        own = [("id", name) for name in present.id] + [("payload", name) for name in present.payload]
+        own += [("time", present.time)] if present.time is not None else []
+        columns: dict[str, str] = {}
+        for role, name in own:
+            column = f"{name} {cell_of(df, name).kind.simpleString()}"
+            columns[role] = f"{columns[role]}, {column}" if role in columns else column
+        window = "off" if self.window_ms is None else self.window_ms
+        return {"engine": self.name, "state": FORMAT, **columns, "window_ms": window, "buckets": options.buckets}
+
+    def step(self, options: MemoryOptions | None = None) -> Transform:
+        options = options or MemoryOptions()
+        if options.idle_ms is not None:
+            raise Misuse(f"idle_ms is {options.idle_ms}, but ids are forgotten by their window")
+        if options.path is not None and self.keep == "last":
+            raise Misuse('keep is "last", which only a table can do: a stream has answered before the last one comes')
+        judge, path = Engine.step(self, options), options.path
+
+        def ids_judged(df: DataFrame) -> DataFrame:
+            if path is not None and self.window_ms is None:
+                _say_what_it_costs(path)
+            return df.transform(judge)
+
+        return ids_judged
+
+    def missing(self, firsts: DataFrame) -> DataFrame:
+        """Nothing: an id says nothing of the others."""
+        ends = (F.lit(None).cast("long").alias(name) for name in RANGE_ENDS)
+        return firsts.select(*(F.col(quoted(name)) for name in self.key), *ends).limit(0)
+
+    def still_missing(self, rows: DataFrame, memory: MemoryFolder, below: int, *more: DataFrame) -> DataFrame:
+        return self.missing(rows)
+
+    def keys(self, rows: DataFrame) -> int:
+        return rows.where(F.col(host.VERDICT) == "FIRST").count()
+
+    def cannot_tell(self) -> Sequence[Untold]:
+        what = "what was lost: an id says nothing of the messages around it, a running number per sender does"
+        return (Untold("lost", f'{what} (engine "producers")', "sequence", "COLUMN"),)
+
+    def subject(self, rows: DataFrame) -> Subject:
+        names, key = self.columns, self.key
+        order = names.order or names.time
+        timed = names.order is not None and isinstance(rows.schema[names.order].dataType, TIME)
+        return Subject(
+            key=key,
+            identity=Identity(names=key) if key else None,
+            order=order,
+            axis=names.time or (names.order if timed else None),
+            arrival=names.order if timed else None,
+            no_arrival="no time of arrival: judge.order must be a column of timestamps",
+            window_ms=self.window_ms,
+        )
+
+
+def _rows(rows: KeyColumns) -> IdRows:
+    return IdRows(rows.key, rows.key_check, rows.arrival, rows.number, rows.tie, rows.more[0] if rows.more else None)
+
+
+class BucketSlices:
+    """The slices of a bucket of a memory: a table each, named by their number."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+
+    def counts(self) -> dict[int, int]:
+        return {int(name): count for name, count in self._bucket.counts().items()}
+
+    def find(self, slice_: int, key: Int64s, check: Int64s) -> tuple[NDArray[np.bool_], Int64s | None]:
+        records = self._bucket.find(str(slice_), key, check)
+        if records is None:
+            return np.zeros(len(key), np.bool_), None
+        at = find(records.key, records.check, key, check)
+        digest = records.values.get(DIGEST)
+        return at >= 0, None if digest is None else digest[at[at >= 0]]
+
+    def keep(self, slice_: int, names: SliceNames) -> None:
+        values = {} if names.digest is None else {DIGEST: names.digest}
+        self._bucket.keep(str(slice_), KeyRecords(names.key, names.check, values))
+
+    def drop(self, slice_: int) -> None:
+        self._bucket.forget(str(slice_))
+
+
+@cache
+def _say_what_it_costs(path: str) -> None:
+    """Once for each memory."""
+    LOGGER.warning(
+        "%s: no window is set, so every id is remembered for ever: 16 bytes each, 1.6 GB for 100 million; `onefold"
+        ' window` says which window your data needs, then window="7 days"',
+        path,
+    )
