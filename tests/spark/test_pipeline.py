@@ -203,6 +203,20 @@ def test_copies_that_bear_another_time_are_not_called_clean(tmp_path):
     assert "cannot be told: copies that bear another number" in done.stderr
 
 
+def test_rows_with_an_id_are_judged_by_it_and_the_engine_follows_from_the_columns_that_are_named(tmp_path):
+    lines = [{"event_id": f"e{n % 7}", "ts": f"2026-03-01T08:00:{n:02}.323Z", "n": n // 2} for n in range(20)]
+    events = tmp_path / "events.jsonl"
+    events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = onefold("check", events, "--id", "event_id", "--order", "ts", "--json", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["engine"], result["tally"]["first"], result["tally"]["repeat"]) == ("ids", 7, 13)
+    assert "clean" not in done.stderr
+    by_number = onefold("check", events, "--key", "event_id", "--sequence", "n", "--json", cwd=tmp_path)
+    assert json.loads(by_number.stdout)["engine"] == "producers"
+    one_line(onefold("check", events, "--id", "event_id", "--key", "n", cwd=tmp_path), 2, "needs no --id")
+
+
 def test_a_column_that_was_named_and_is_not_there_is_refused_with_the_command_as_it_could_be(late_events, tmp_path):
     done = onefold("check", late_events, *EVENTS, "--previous-timestamp", "before", cwd=tmp_path)
     one_line(done, 2, "no column 'before' (previous_timestamp): the columns are user, ts, received; try: onefold check")

@@ -74,6 +74,16 @@ def test_two_stores_are_brought_to_agreement_as_written(tmp_path):
     assert (done.returncode, "2 records pulled, 0 pushed; both hold 2 now" in done.stderr) == (0, True), done.stderr
 
 
+def test_check_finds_the_copies_of_an_id_as_written(tmp_path):
+    ids = ["a", "b", "a", "c", "a"]
+    lines = (json.dumps({"event_id": id, "at": f"2026-03-01T08:00:0{n}Z"}) for n, id in enumerate(ids))
+    (tmp_path / "events.jsonl").write_text("\n".join(lines))
+    (words,) = (words for command in COMMANDS if "--id" in (words := shlex.split(command)[1:]))
+    done = onefold([word.replace("events.jsonl", f"{tmp_path}/events.jsonl") for word in words], tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "found: 2 repeated messages" in done.stderr
+
+
 def test_check_finds_the_duplicate_of_a_small_file_as_written(tmp_path):
     (tmp_path / "data").mkdir()
     rows = "device,ts,previous_timestamp,previous_sequence,arrival\na,5,,,1\na,6,5,0,2\na,6,5,0,3\n"
