@@ -82,19 +82,19 @@ class Figures:
 
     def take(
         self, rows: DataFrame, gaps: DataFrame, judging: Engine, tally: Tally, keys: int, span: Span | None = None,
-        notes: Notes | None = None, names: DataFrame | None = None,
+        notes: Notes | None = None, naming: DataFrame | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """The figures of judged rows of so many keys, and of the ranges that are missing among them.
 
         ``span``: of the firsts on the axis of time, if it was seen in passing. ``notes``: of the tasks that judged
-        them; ``names``: the keys that those name by their hashes.
+        them; ``naming``: those of the rows by which its keys can be named.
         """
         subject = judging.subject(rows)
 
         def by_key_and_time() -> tuple[Any, Any, Any]:
             over_time = Timeline.of(rows, subject, tally, self, span)
-            if notes is not None and names is not None and self.are_noted:
-                worst, strips = noted_keys(notes, names, subject, self)
+            if notes is not None and self.are_noted:
+                worst, strips = noted_keys(notes, rows if naming is None else naming, subject, self)
                 return worst, strips, None if over_time is None else over_time.figure(rows)
             needed = rows.select(VERDICT, REASON, *(F.col(quoted(name)) for name in subject.columns))
             watched = rows if over_time is None or not subject.key else over_time.counts.watch(needed)
@@ -189,14 +189,16 @@ def keys_and_strips(
 
 
 def noted_keys(
-    notes: Notes, names: DataFrame, subject: Subject, limits: Figures
+    notes: Notes, naming: DataFrame, subject: Subject, limits: Figures
 ) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:
-    """The same, as the tasks noted it. Cost: looking up some hundred names."""
+    """The same, as the tasks noted it. Cost: looking up some hundred names among the rows."""
     worst, strips = notes.worst[: limits.keys_max], notes.strips[: limits.strips_max]
-    wanted = [F.struct(*(F.lit(half) for half in name)) for name in notes.names]
-    cells = [cell(names, name, KEY_CHARS_MAX) for name in subject.key[:KEY_COLUMNS_MAX]]
-    listed = names.where(F.struct(*NAME).isin(*wanted)).select(*NAME, F.struct(*cells)).collect() if wanted else []
-    keys = {(first, check): values for first, check, values in listed}
+    keys: dict[tuple[int, int], Any] = {}
+    if notes.names:
+        wanted = naming.sparkSession.createDataFrame(notes.names, [*NAME])
+        names = key_names([naming], subject.key, wanted)
+        cells = [cell(names, name, KEY_CHARS_MAX) for name in subject.key[:KEY_COLUMNS_MAX]]
+        keys = {(first, check): values for first, check, values in names.select(*NAME, F.struct(*cells)).collect()}
     worst_keys = [
         {"key": _key(keys[tuple(entry["name"])], subject), "counts": entry["counts"]} for entry in worst
     ]  # fmt: skip

@@ -118,8 +118,7 @@ def key_names(tables: Sequence[DataFrame], key: Sequence[str], wanted: DataFrame
     hashes = F.xxhash64(*cells), F.xxhash64(F.lit(1), *cells)  # as the engines name their keys
     names = [half.alias(name) for half, name in zip(hashes, NAME, strict=True)]
     every = reduce(DataFrame.unionByName, (table.select(*cells, *names) for table in tables))
-    few = F.broadcast(wanted.select(*NAME).distinct())
-    return every.join(few, [*NAME], "left_semi").dropDuplicates([*NAME])
+    return every.join(F.broadcast(wanted.select(*NAME)), [*NAME], "left_semi").dropDuplicates([*NAME])
 
 
 def named_ranges(rows: DataFrame, columns: ChainColumns, gaps: DataFrame, *, floor: Floor = "first") -> DataFrame:

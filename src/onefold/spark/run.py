@@ -122,10 +122,8 @@ def run(
         pictures = None
         if figures is not None:
             phases.begin("taking figures")
-            seen = judged.span, judged.notes, judged.names
+            seen = judged.span, judged.notes, judged.naming
             pictures = figures.take(rows, gaps, engine, result["tally"], result["keys"], *seen)
-        if judged.names is not None:
-            judged.names.unpersist()
         phases.begin("publishing")
         output.commit(publish.staged(output.staging, rows, strategy, _columns(messages), extras=extras))
         phases.begin("auditing")
@@ -296,7 +294,7 @@ class _Judged(NamedTuple):
     gaps: DataFrame  # the missing ranges
     span: Span | None  # of the firsts on the axis of time
     notes: Notes | None  # of the tasks; None: they saw less than all
-    names: DataFrame | None  # the keys that notes and gaps know by their hashes; cached
+    naming: DataFrame  # rows that have every key among them
 
 
 def _judge(
@@ -320,7 +318,7 @@ def _judge(
     say("finding what is missing")
     rules = engine.note_rules(messages)
     notes = None if rules is None else Notes.read(folder, rules, tally)
-    names = None
+    naming = engine.naming(rows) if going is None else rows
     if rules is None or (going is None and notes is None):
         firsts = rows.where(F.col(VERDICT) == "FIRST") if going is None else going.firsts(rows)
         missing = engine.missing(firsts)
@@ -329,12 +327,8 @@ def _judge(
             open_gaps = remembered_gaps(spark, going.memory, going.version.number + 1)
         else:
             open_gaps = noted_gaps(spark, notes.gaps if notes is not None else ())
-        wanted = open_gaps.select(*NAME)
-        if notes is not None and figures is not None:
-            wanted = wanted.union(spark.createDataFrame(notes.names, wanted.schema))
-        tables = [engine.naming(rows)] if going is None else [rows, *going.listed(spark)]
-        names = key_names(tables, engine.key, wanted).persist()
-        missing = engine.named_gaps(rows, names.join(open_gaps, [*NAME]))
+        tables = [naming] if going is None else [naming, *going.listed(spark)]
+        missing = engine.named_gaps(rows, key_names(tables, engine.key, open_gaps).join(open_gaps, [*NAME]))
     gaps_path, watched = str(staging / publish.GAPS), Passing(called="onefold_gaps")
     missing.transform(watched.watch).write.parquet(gaps_path)
     gaps = spark.read.parquet(gaps_path)
@@ -354,7 +348,7 @@ def _judge(
         **({} if going is None else {"version": going.version.number, "left": going.version.left}),
     }
     axis = Span(*map(books.seen, Span._fields)) if span else None
-    return _Judged(result, rows, gaps, axis, notes, names)
+    return _Judged(result, rows, gaps, axis, notes, naming)
 
 
 def _keys(engine: Engine, rows: DataFrame, tally: Tally) -> int:
