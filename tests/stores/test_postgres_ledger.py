@@ -249,7 +249,8 @@ def test_no_more_connections_are_open_than_allowed_and_who_gets_none_in_time_fai
             ledger.persist([Entity(KEY, 1, 2)])
         failures.append(str(failed.value).partition(": ")[2])
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
+    # Two at a time for 0.4 s each: so many that some wait longer, however slowly the threads are started.
+    threads = [threading.Thread(target=work) for _ in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
