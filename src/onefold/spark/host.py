@@ -44,7 +44,7 @@ from onefold.errors import Misuse
 from onefold.spark.columns import quoted, refuse_ours
 from onefold.spark.meaning import Meaning
 from onefold.spark.memory import BUCKETS, KEEP, Bucket, KeyRecords, MemoryFolder
-from onefold.spark.notes import Watcher
+from onefold.spark.notes import NoteTaker
 from onefold.spark.session import believed_bytes, cores, ship
 
 if TYPE_CHECKING:
@@ -399,7 +399,7 @@ def coded(df: DataFrame, engine: Engine, options: MemoryOptions, *more: Column) 
         )
         notes = None
         if rules is not None and options.notes is not None:
-            notes = Watcher(rules, options.notes, engine.rows_in_memory_max)
+            notes = NoteTaker(rules, options.notes, engine.rows_in_memory_max)
             arrays = notes.watch_rows(arrays)
         if memory is None:
             codes = engine.judge_partition(map(KeyColumns.of, arrays))

@@ -69,7 +69,7 @@ class NoteRules:
     ranges_max: int = RANGES_MAX
 
 
-class Watcher:
+class NoteTaker:
     """Sees the rows of a task go in, and the codes come out."""
 
     def __init__(self, rules: NoteRules, folder: str, rows_max: int) -> None:
