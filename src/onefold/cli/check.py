@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".orc": "orc", ".parquet": "parquet"}
 _KEY = "stream,partition,publisher,chain"
+GAP_COUNT_MAX = 10_000
+"""As the engines have it by default."""
 
 _Id = Annotated[
     str | None, Option(help="The columns that copies share, such as an event id: judges ids, which need nothing else.")
@@ -96,7 +98,7 @@ def check(
         Literal["highest", "gaps"], Option(help="Of producers: is a lower sequence that was never seen new?")
     ] = "gaps",
     jump_max: Annotated[int, Option(min=0, help="Of producers: reject jumps beyond it; 0: none is too far.")] = 0,
-    gap_count_max: Annotated[int, Option(min=1, help="Gaps remembered per chain or producer.")] = 10_000,
+    gap_count_max: Annotated[int, Option(min=1, help="Gaps remembered per chain or producer.")] = GAP_COUNT_MAX,
     bad_files: BadFiles = "stop",
     partition_types: PartitionTypes = "text",
     master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
@@ -176,12 +178,14 @@ class Given(NamedTuple):
             "--jump-max": (self.jump_max, 0),
             "--epoch": (self.epoch, "none"),
         }
+        of_chains["--floor"] = (self.floor, "open")
         is_numbered = key != _KEY and self.sequence not in (None, "none")
         if is_numbered and producer is self.id is None and all(own == usual for own, usual in of_chains.values()):
             producer, key = key, _KEY
         if self.id is not None:
             others = {"--key": (key, _KEY), "--sequence": (self.sequence, None), "--producer": (producer, None)}
-            refuse_without({**others, **of_chains, **of_producers}, "no --id")
+            bound = {"--gap-count-max": (self.gap_count_max, GAP_COUNT_MAX)}
+            refuse_without({**others, **of_chains, **of_producers, **bound}, "no --id")
             return IdsEngine(columns=IdColumns(id=names_of(self.id), order=order, payload=content))
         if producer is None:
             refuse_without({"--order": (self.order, "none"), "--payload": (self.payload, "none")}, "--id or --producer")

@@ -32,6 +32,9 @@ def folder(tmp_path):
         ("days --id nothing", "no column 'nothing' (id): the columns are day, event_id;"),
         ("events.csv --key event_id --sequence seq", "no column 'seq' (sequence): the columns are event_id, ts;"),
         ("events.csv --id event_id --floor open --memory highest", "--memory is 'highest', which needs no --id"),
+        ("events.csv --id event_id --floor first", "--floor is 'first', which needs no --id"),
+        ("events.csv --id event_id --gap-count-max 5", "--gap-count-max is 5, which needs no --id"),
+        ("events.csv --producer event_id --floor first", "--floor is 'first', which needs no --producer"),
         ("events.csv --order ts", "--order is 'ts', which needs --id or --producer"),
     ],
 )
