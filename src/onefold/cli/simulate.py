@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from typer import Argument, Option
 
+from onefold.cli.check import refuse_without
 from onefold.cli.output import AsJson, emit_json, people
 from onefold.testing.faults import Faults
 
@@ -35,18 +36,33 @@ def simulate(
     malformed: Annotated[Share, Option(help="Share of rows that are damaged.")] = USUAL.malformed,
     text_numbers: Annotated[bool, Option("--text-numbers", help="Write numbers as text, as CSV does.")] = False,
     skew: Annotated[float, Option(help="How unequal the chains are: 0 equal, 1 as words are in a text.")] = 0.0,
+    devices: Annotated[
+        int, Option(min=0, help="Instead of chains: readings of so many devices, which count them.")
+    ] = 0,
+    reboots: Annotated[int, Option(min=0, help="Of devices: how often their counters begin anew, all together.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Make faulty traffic of which the truth is known: OUT/messages is what arrived, OUT/truth what is so."""
+    from onefold.testing.readings import Readings, make_readings
     from onefold.testing.traffic import Traffic, make, write
 
+    if devices:
+        others = {"--chains": (chains, 100), "--text-numbers": (text_numbers, False), "--skew": (skew, 0.0)}
+        refuse_without(others, "no --devices")
+        late_heads = 0 if late_heads == USUAL.late_heads else late_heads
+    else:
+        refuse_without({"--reboots": (reboots, 0)}, "--devices")
     faults = Faults(
         copies=copies, reorder=reorder, losses=losses, late_heads=late_heads, no_previous=no_previous,
         poisoned=poisoned, malformed=malformed,
     )  # fmt: skip
-    traffic = Traffic(seed=seed, rows=rows, chains=chains, skew=skew, text_numbers=text_numbers, faults=faults)
     with people.status(f"making {rows:,} rows"):
-        made = make(traffic)
+        if devices:
+            made = make_readings(Readings(seed=seed, rows=rows, devices=devices, reboots=reboots, faults=faults))
+        else:
+            made = make(
+                Traffic(seed=seed, rows=rows, chains=chains, skew=skew, text_numbers=text_numbers, faults=faults)
+            )
         write(made, out, format, files)
     truth = made.truth
     verdicts = {entry["values"]: entry["counts"] for entry in truth.rows["verdict"].value_counts().to_pylist()}
@@ -58,15 +74,16 @@ def simulate(
         "files": files,
         "seed": seed,
         "rows": rows,
-        "chains": chains,
+        **({"devices": devices, "reboots": reboots} if devices else {"chains": chains}),
         "originals": verdicts.get("FIRST", 0),
         "copies": verdicts.get("REPEAT", 0),
         "damaged": verdicts.get("REJECT", 0),
         "lost": len(truth.lost),
         "missing_ranges": len(truth.missing),
     }
+    whose = f"{devices:,} devices with {reboots:,} reboots" if devices else f"{chains:,} chains"
     people.lines(
-        f"{rows:,} rows of {chains:,} chains are in {out / 'messages'} ({format}, files: {files:,})\n"
+        f"{rows:,} rows of {whose} are in {out / 'messages'} ({format}, files: {files:,})\n"
         f"{summary['originals']:,} originals + {summary['copies']:,} copies + {summary['damaged']:,} damaged;"
         f" {len(truth.lost):,} lost, which leaves {len(truth.missing):,} missing ranges to find\n"
         f"the truth about them is in {out / 'truth'}"

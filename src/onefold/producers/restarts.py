@@ -198,6 +198,11 @@ class Counters:
     """Of each device."""
     runs_max: int = GAP_COUNT_MAX
 
+    @classmethod
+    def none(cls, count: int, runs_max: int = GAP_COUNT_MAX) -> Counters:
+        runs = Runs(*(np.empty(0, np.int64) for _ in Runs._fields))
+        return cls(runs, np.full(count, NEVER, np.int64), runs_max)
+
     def judge(self, owner: Int64s, time: Int64s, sequence: Int64s) -> Codes:
         """The codes of a batch, whose rows are sorted by device, time and sequence: as the scalar form judges them one
         by one, but that the rows of a batch do not fall into a run that only others of the batch have made.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onefold.producers import ANSWERS
-from onefold.producers.restarts import NEVER, Counters, RestartingCounter, Runs, SortedCounters
+from onefold.producers.restarts import NEVER, Counters, RestartingCounter, SortedCounters
 from tests.lib.examples import examples
 
 MANY = 1_000
@@ -43,7 +43,7 @@ def deliveries(draw):
 
 def epochs(points):
     """The naive rule: sort by time, split where the sequence does not rise."""
-    split = []
+    split: list[list[tuple[int, int]]] = []
     for point in sorted(points):
         if split and split[-1][-1][1] < point[1]:
             split[-1].append(point)
@@ -72,10 +72,6 @@ def columns(rows, width=3):
     return np.array(rows, np.int64).reshape(-1, width).T
 
 
-def nothing(owners, runs_max=MANY):
-    return Counters(Runs(*(np.empty(0, np.int64) for _ in Runs._fields)), np.full(owners, NEVER), runs_max)
-
-
 def table(rows):
     """The answers to (owner, time, sequence) rows, sorted."""
     return words(SortedCounters().judge(*columns(sorted(rows))))
@@ -102,7 +98,7 @@ def test_no_message_is_first_twice_whatever_comes(rows):
 @settings(max_examples=examples(600))
 @given(ANYTHING)
 def test_a_copy_is_a_repeat_in_any_order_and_a_message_is_unsure_only_among_consecutive_ones(rows):
-    counter, stored = RestartingCounter(MANY), set()
+    counter, stored = RestartingCounter(MANY), set[tuple[int, int]]()
     for time, sequence in rows:
         answer = str(counter.judge(time, sequence))
         around = [run for run in consecutive(stored) if run[0] < (time, sequence) < run[-1]]
@@ -129,7 +125,7 @@ def consecutive(points):
 def test_there_are_as_many_restarts_as_epochs_in_any_order_of_arrival(delivery, data):
     history, rows = delivery
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
-    counters, answers = nothing(1), []
+    counters, answers = Counters.none(1, MANY), list[tuple[tuple[int, ...], str]]()
     for start, end in pairwise([0, *cuts, len(rows)]):
         batch = sorted(rows[start:end])
         answers += zip(batch, words(counters.judge(*columns([(0, *row) for row in batch]))), strict=True)
@@ -148,7 +144,7 @@ def missing(counters):
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 8)), max_size=50), st.data())
 def test_batches_of_one_row_answer_as_the_scalar_form(rows, data):
     runs_max = data.draw(st.sampled_from([1, 2, 3, MANY]))
-    counters, scalar = nothing(3, runs_max), [RestartingCounter(runs_max) for _ in range(3)]
+    counters, scalar = Counters.none(3, runs_max), [RestartingCounter(runs_max) for _ in range(3)]
     for owner, time, sequence in rows:
         code = counters.judge(*columns([(owner, time, sequence)]))
         assert words(code) == [str(scalar[owner].judge(time, sequence))]
@@ -163,7 +159,7 @@ def test_batches_of_one_row_answer_as_the_scalar_form(rows, data):
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 8)), max_size=50), st.data())
 def test_a_table_answers_as_one_batch_whatever_its_windows(rows, data):
     rows = sorted(rows)
-    at_once = words(nothing(3).judge(*columns(rows)))
+    at_once = words(Counters.none(3).judge(*columns(rows)))
     assert table(rows) == at_once
     cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
     windows = SortedCounters()
@@ -181,7 +177,7 @@ def test_a_table_answers_as_one_batch_whatever_its_windows(rows, data):
 @given(deliveries(), st.integers(1, 4))
 def test_beyond_its_bound_a_counter_is_unsure_and_counts_nothing_twice(delivery, runs_max):
     _, rows = delivery
-    counter, counted = RestartingCounter(runs_max), Counter()
+    counter, counted = RestartingCounter(runs_max), Counter[tuple[int, int]]()
     for row in [*rows, *rows]:
         answer = counter.judge(*row)
         counted[row] += answer.verdict == "FIRST"
@@ -195,5 +191,6 @@ def test_the_content_of_a_copy_is_compared_with_the_row_that_counts_also_across_
     rows = [(0, 10, 0), (0, 10, 0), (0, 20, 0), (0, 20, 0), (0, 20, 0)]
     digest = np.array([1, 2, 3, 3, 1])
     windows = SortedCounters()
-    answers = [words(windows.judge(*columns(rows[a:b]), digest[a:b])) for a, b in ((0, 3), (3, 4), (4, 5))]
+    every = (*columns(rows), digest)
+    answers = [words(windows.judge(*(column[a:b] for column in every))) for a, b in ((0, 3), (3, 4), (4, 5))]
     assert answers == [["FIRST new", "REJECT conflict", "FIRST restarted"], ["REPEAT seen"], ["REJECT conflict"]]
