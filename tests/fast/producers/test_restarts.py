@@ -4,12 +4,19 @@ from collections import Counter
 from itertools import groupby, pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onefold.errors import Misuse
 from onefold.producers import ANSWERS
 from onefold.producers.restarts import NEVER, Counters, RestartingCounter, SortedCounters
+from onefold.spark.columns import ProducerColumns
+from onefold.spark.host import KeyColumns, MemoryOptions
+from onefold.spark.producers import ProducersEngine, refused
+from onefold.testing import Faults, Readings, make_readings
 from tests.lib.examples import examples
+from tests.lib.remembering import Remembered
 
 MANY = 1_000
 FIRST = ("FIRST new", "FIRST fills_gap", "FIRST restarted")
@@ -194,3 +201,139 @@ def test_the_content_of_a_copy_is_compared_with_the_row_that_counts_also_across_
     every = (*columns(rows), digest)
     answers = [words(windows.judge(*(column[a:b] for column in every))) for a, b in ((0, 3), (3, 4), (4, 5))]
     assert answers == [["FIRST new", "REJECT conflict", "FIRST restarted"], ["REPEAT seen"], ["REJECT conflict"]]
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 2), st.integers(0, 1), st.integers(0, 12), st.integers(0, 2),
+        st.integers(0, 8) | st.sampled_from([refused("bad_time"), refused("null_key")]), st.integers(0, 2),
+        st.integers(0, 1),
+    ),
+    max_size=50,
+)  # fmt: skip
+"""(producer, its check, time, order, sequence, tie, digest) as Spark hands them over."""
+CUTS = st.lists(st.integers(0, 50), max_size=5)
+
+
+def engine(**options):
+    columns = ProducerColumns(time="ts", order="came", payload=("digest",))
+    return ProducersEngine(columns=columns, memory="gaps", **options)
+
+
+def handed_over(rows):
+    return KeyColumns.of(np.array(rows, np.int64).reshape(-1, 7).T)
+
+
+def batches_of(rows, cuts):
+    return [rows[a:b] for a, b in pairwise([0, *sorted(cut for cut in cuts if cut < len(rows)), len(rows)])]
+
+
+def by_the_columns(rows, counters):
+    """Each batch as `Counters` judge it, producer by producer, then every copy held to the content that counts."""
+    answers = [str(ANSWERS[-1 - row[4]]) if row[4] < 0 else "" for row in rows]
+    for name in {row[:2] for row in rows}:
+        own = [i for i, row in enumerate(rows) if row[:2] == name and row[4] >= 0]
+        own.sort(key=lambda i: (rows[i][2], rows[i][4], rows[i][3], rows[i][5], i))
+        counter, contents = counters.setdefault(name, (Counters.none(1, 3), {}))
+        codes = counter.judge(*columns([(0, rows[i][2], rows[i][4]) for i in own]))
+        for i, answer in zip(own, words(codes), strict=True):
+            message, content = (rows[i][2], rows[i][4]), rows[i][6]
+            stored = contents.setdefault(message, content) if answer in FIRST else contents.get(message, content)
+            behind = answer in ("REPEAT seen", "UNSURE forgotten")
+            answers[i] = "REJECT conflict" if behind and stored != content else answer
+    return answers
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(ROWS, CUTS, st.integers(1, 20))
+def test_a_table_on_spark_is_judged_by_these_rules_however_it_comes_in(rows, cuts, rows_in_memory_max):
+    unbounded = {row[:2]: (Counters.none(1, MANY), dict[tuple[int, int], int]()) for row in rows}
+    truth = by_the_columns(rows, unbounded)
+    parts = batches_of(rows, cuts) if rows else []
+    for engine_ in (engine(), engine(rows_in_memory_max=rows_in_memory_max)):
+        codes = list(engine_.judge_partition(handed_over(part) for part in parts))
+        assert words(np.concatenate(codes) if codes else []) == truth
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(ROWS, CUTS)
+def test_what_a_memory_knows_of_runs_and_contents_goes_on_from_batch_to_batch(rows, cuts):
+    remembered = Remembered(engine(gap_count_max=3, digests_max=MANY), MemoryOptions(buckets=1))
+    counters: dict[tuple[int, ...], tuple[Counters, dict[tuple[int, int], int]]] = {}
+    for batch in batches_of(rows, cuts) if rows else []:
+        assert words(remembered.judge(handed_over(batch).flat)) == by_the_columns(batch, counters)
+    gaps = sum(len(counter.missing().owner) for counter, _ in counters.values())
+    own = {name for name in counters if any(row[:2] == name and row[4] >= 0 for row in rows)}
+    assert remembered.figures() == {"keys": len(own), "gaps": gaps} if rows else {"keys": 0, "gaps": 0}
+
+
+def one(points, producer=7, digest=0):
+    return [(producer, 0, time, 0, sequence, 0, digest) for time, sequence in points]
+
+
+def answered(remembered, rows, now_ms=0):
+    return words(remembered.judge(np.array(rows, np.int64).T, now_ms))
+
+
+def test_beyond_state_rows_max_new_producers_are_unsure_and_leave_nothing_behind():
+    remembered = Remembered(engine(), MemoryOptions(buckets=1, state_rows_max=2))
+    assert answered(remembered, one([(10, 0)], 1) + one([(10, 0)], 2)) == ["FIRST new"] * 2
+    answers = answered(remembered, one([(10, 0)], 0) + one([(9, 0), (10, 0)], 2))
+    assert answers == ["UNSURE state_full", "FIRST restarted", "REPEAT seen"]
+    assert remembered.figures()["keys"] == 2
+
+
+def test_an_idle_producer_gives_up_all_but_its_newest_run():
+    remembered = Remembered(engine(), MemoryOptions(buckets=1, idle_ms=1_000))
+    answered(remembered, one([(10, 0), (13, 3), (20, 0), (21, 1)]), 1)
+    assert remembered.figures() == {"keys": 1, "gaps": 1}
+    answers = answered(remembered, one([(12, 2), (20, 0), (22, 2), (15, 4)]), 1_002)
+    assert answers == ["UNSURE forgotten", "REPEAT seen", "FIRST new", "FIRST restarted"]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"memory": "highest"}, "memory"), ({"memory": "gaps", "jump_max": 5}, "jump_max")],
+)
+def test_what_a_time_makes_needless_is_refused(options, name):
+    with pytest.raises(Misuse, match=name):
+        ProducersEngine(columns=ProducerColumns(time="ts"), **options)
+    with pytest.raises(Misuse, match="epoch"):
+        ProducersEngine(columns=ProducerColumns(time="ts", epoch="boot"), memory="gaps")
+
+
+def test_readings_of_devices_that_reboot_are_judged_exactly_and_what_is_lost_around_a_reboot_is_not_found():
+    made = make_readings(
+        Readings(rows=40_336, reboots=83, faults=Faults(copies=0.01522, losses=0.010425, late_heads=0))
+    )
+    lost, reboots = made.truth.lost, made.truth.reboots
+    rows = made.messages.select(["device", "ts", "seq"]).to_pylist()
+    devices = {name: i for i, name in enumerate(sorted({row["device"] for row in rows}))}
+    by_time = sorted((devices[row["device"]], row["ts"], row["seq"]) for row in rows)
+    counts = Counter(table(by_time))
+    assert (len(rows), len(devices), reboots.num_rows, lost.num_rows) == (40_336, 40, 83, 417)
+    assert counts == {"FIRST new": 39_583 - 83, "FIRST restarted": 83, "REPEAT seen": 753}
+    counters = Counters.none(len(devices))
+    for start in range(0, len(rows), 5_000):  # as they arrived
+        counters.judge(*columns(sorted(
+            (devices[row["device"]], row["ts"], row["seq"]) for row in rows[start : start + 5_000]
+        )))  # fmt: skip
+    found = counters.missing()
+    assert int((found.upper - found.lower).sum()) == sum(lost["can_be_found"].to_pylist()) == 417
+    assert len(found.owner) == made.truth.missing.num_rows
+
+
+def test_what_is_lost_around_a_reboot_is_in_the_truth_and_nowhere_else():
+    made = make_readings(Readings(rows=4_000, devices=4, reboots=60, faults=Faults(losses=0.2, late_heads=0)))
+    lost, can_be_found = made.truth.lost.num_rows, sum(made.truth.lost["can_be_found"].to_pylist())
+    rows = [(int(row["device"][-3:]), row["ts"], row["seq"]) for row in made.messages.to_pylist()]
+    counters = Counters.none(4)
+    counters.judge(*columns(sorted(rows)))
+    assert 10 < lost - can_be_found < 60
+    owner, lower, upper, since = counters.missing()
+    truth = made.truth.missing.to_pylist()
+    assert sorted(zip(owner.tolist(), since.tolist(), lower.tolist(), upper.tolist(), strict=True)) == sorted(
+        (int(row["device"][-3:]), *((NEVER, -1) if row["lower_sequence"] is None else
+                                    (row["lower_timestamp"], row["lower_sequence"])), row["upper_sequence"])
+        for row in truth
+    )  # fmt: skip
