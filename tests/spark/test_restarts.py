@@ -46,11 +46,10 @@ def ranges(table):
 
 def test_check_finds_all_copies_and_all_losses_but_those_around_a_reboot_which_it_says(spark, air):
     lost = pq.read_table(air / "all" / "truth" / "lost.parquet")["can_be_found"].to_pylist()
-    words = ("all/messages", "--key", "device", "--sequence", "seq")
+    words = (air / "all" / "messages", "--key", "device", "--sequence", "seq")
     done = here("check", *words, "--time", "ts", "--json", cwd=air)
+    assert (done.returncode, len(lost), sum(lost)) == (1, 417, 413), done.stderr
     found = json.loads(done.stdout)
-    assert (done.returncode, len(lost), sum(lost)) == (1, 417, 413)
-    assert found["tally"]["verdicts"] if "verdicts" in found["tally"] else True
     assert "39,583 first + 753 repeat + 0 unsure + 0 reject" in done.stderr
     assert (found["missing_messages"], found["keys"]) == (413, 40)
     assert found["findings"] == ["753 repeated messages", f"{found['missing_ranges']} missing ranges of 413 messages"]
@@ -59,21 +58,22 @@ def test_check_finds_all_copies_and_all_losses_but_those_around_a_reboot_which_i
 
 
 def test_without_the_time_check_says_that_it_looks_like_restarts_and_what_to_write(spark, air):
-    done = here("check", "all/messages", "--key", "device", "--sequence", "seq", cwd=air)
+    messages = air / "all" / "messages"
+    done = here("check", messages, "--key", "device", "--sequence", "seq", cwd=air)
     assert " repeats have a 'ts' of their own, and " in done.stderr
     assert "the sequence begins anew while 'ts' rises; --time ts would tell" in done.stderr
-    assert "try: onefold check all/messages --producer device --sequence seq --time ts" in done.stderr.splitlines()
+    assert f"try: onefold check {messages} --producer device --sequence seq --time ts" in done.stderr.splitlines()
 
 
 def test_copies_that_only_come_later_do_not_look_like_restarts(spark, tmp_path):
     made = make_readings(Readings(rows=2_000, devices=4, reboots=0, faults=Faults(copies=0.2, late_heads=0)))
     write(made, tmp_path / "calm")
-    done = here("check", "calm/messages", "--key", "device", "--sequence", "seq", cwd=tmp_path)
+    done = here("check", tmp_path / "calm" / "messages", "--key", "device", "--sequence", "seq", cwd=tmp_path)
     assert "repeated messages" in done.stderr
     assert "restart" not in done.stderr
     renamed = made.messages.rename_columns(["device", "made", "seq", "temperature", "arrived_at", "offset"])
     pq.write_table(renamed, tmp_path / "later.parquet")
-    done = here("check", "later.parquet", "--key", "device", "--sequence", "seq", cwd=tmp_path)
+    done = here("check", tmp_path / "later.parquet", "--key", "device", "--sequence", "seq", cwd=tmp_path)
     assert "repeated messages" in done.stderr
     assert "restart" not in done.stderr
 
@@ -89,9 +89,6 @@ def test_a_run_is_right_row_by_row_and_shows_it(spark, air, tmp_path):
         True
     )
     assert [untold.about for untold in result.cannot_tell] == ["restarts"]
-    assert result.figures is not None
-    strips = result.figures["keys"]["strips"] if "strips" in result.figures["keys"] else result.figures
-    assert strips
     reboot = pq.read_table(air / "few" / "truth" / "reboots.parquet").to_pylist()[0]
     told = explain(spark, str(out), [reboot["device"]], pairs={"seq": "3"}, judging=engine())
     firsts = [row for row in told["shown"] if row["verdict"] == "FIRST"]
@@ -119,7 +116,9 @@ def test_runs_that_go_on_answer_as_one_run_and_know_all_that_is_missing(spark, a
     assert ranges(pq.read_table(versions[-1] / "gaps")) == ranges(
         pq.read_table(air / "few" / "truth" / "missing.parquet")
     )
-    assert (result.keys, result.missing) == (6, 61)
+    lost = pq.read_table(air / "few" / "truth" / "lost.parquet")["can_be_found"].to_pylist()
+    assert (result.keys, result.missing) == (6, sum(lost))
+    assert sum(lost) < len(lost)
     shown = here("memory", "show", "memory", "device-000", cwd=tmp_path)
     assert shown.returncode == 0
     assert " gaps" in shown.stderr
@@ -145,10 +144,7 @@ def test_a_stream_answers_as_the_table_whatever_the_time_is_written_as(spark, ai
     truth = {row["offset"]: row["verdict"] for row in pq.read_table(air / "few" / "truth" / "rows.parquet").to_pylist()}
     assert {row.offset: row.verdict for row in came.collect()} == truth
     missing = missing_sequences(came.where("verdict = 'FIRST'"), NAMES)
-    assert (
-        missing.schema["lower_timestamp"].dataType
-        == (rows if kind == "timestamp" else rows.select(F.lit(0).cast("long").alias("ts"))).schema["ts"].dataType
-    )
+    assert missing.schema["lower_timestamp"].dataType.typeName() == ("timestamp" if kind == "timestamp" else "long")
     lower = F.unix_millis("lower_timestamp") if kind == "timestamp" else F.col("lower_timestamp")
     expected = ranges(pq.read_table(air / "few" / "truth" / "missing.parquet"))
     assert ranges(missing.withColumn("lower_timestamp", lower).toArrow()) == expected
@@ -179,5 +175,5 @@ def test_what_a_time_makes_needless_is_refused(spark, tmp_path):
         "--key device --number seq --time ts": "--time is 'ts', which needs --producer",
         "--id device --time ts": "--time is 'ts', which needs no --id",
     }.items():
-        done = here("check", "x.csv", *words.split(), cwd=tmp_path)
+        done = here("check", tmp_path / "x.csv", *words.split(), cwd=tmp_path)
         assert (done.returncode, line in done.stderr) == (2, True), done.stderr

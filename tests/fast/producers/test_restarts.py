@@ -311,6 +311,7 @@ def test_readings_of_devices_that_reboot_are_judged_exactly_and_what_is_lost_aro
     devices = {name: i for i, name in enumerate(sorted({row["device"] for row in rows}))}
     by_time = sorted((devices[row["device"]], row["ts"], row["seq"]) for row in rows)
     counts = Counter(table(by_time))
+    assert reboots is not None
     assert (len(rows), len(devices), reboots.num_rows, lost.num_rows) == (40_336, 40, 83, 417)
     assert counts == {"FIRST new": 39_583 - 83, "FIRST restarted": 83, "REPEAT seen": 753}
     counters = Counters.none(len(devices))
