@@ -20,7 +20,7 @@ from onefold.testing import Faults, Readings, make_readings, score, write
 from tests.lib.commands import here
 from tests.lib.going_on import answers, hours
 
-NAMES = ProducerColumns(producer="device", sequence="seq", time="ts", order="offset", payload=("temperature",))
+NAMES = ProducerColumns(producer=("device",), sequence="seq", time="ts", order="offset", payload=("temperature",))
 AS_SAID = "--devices 40 --reboots 83 --rows 40336 --copies 0.01522 --losses 0.010425 --seed 2"
 """40,000 readings: 417 of them lost, 753 delivered twice."""
 
