@@ -1,26 +1,20 @@
 """``onefold check``: what is wrong with a data set, without writing anything."""
 
-import csv
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from typer import Argument, Exit, Option
 
+from onefold.cli.mistakes import format_of, refuse_mistakes
 from onefold.cli.output import emit_json, people, progress
-from onefold.decoding import read_json
-from onefold.errors import BadInput, Misuse
+from onefold.errors import Misuse
 from onefold.report import agreement, text
 from onefold.tally import Tally
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from onefold.spark.engine import Engine
 
-_FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".orc": "orc", ".parquet": "parquet"}
 _KEY = "stream,partition,publisher,chain"
 GAP_COUNT_MAX = 10_000
 """As the engines have it by default."""
@@ -123,14 +117,17 @@ def check(
     )  # fmt: skip
     engine = given.engine()
     kind = format_of(path) if format == "auto" else format
-    with _columns_in_options(path, engine):
-        refuse_mistakes(path, kind, engine)
+    try:
+        refuse_mistakes(path, kind, engine.reads)
+    except Misuse as error:
+        if given.is_silent and error.values.get("role") == "key":
+            raise what_names(path, error.values["columns"]) from None
+        raise
     with progress(people) as say:
         say("starting Spark")
         spark = session(master)
         source = SourceSpec(path=path, format=kind, bad_files=bad_files, partition_types=partition_types)
-        with _columns_in_options(path, engine):
-            result = jobs.check(spark, source, engine, ranges_max=ranges, say=say).to_dict()
+        result = jobs.check(spark, source, engine, ranges_max=ranges, say=say).to_dict()
     if _show_findings(result, json):
         raise Exit(1)
 
@@ -153,6 +150,11 @@ class Given(NamedTuple):
     memory: Literal["highest", "gaps"]
     jump_max: int
     gap_count_max: int
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing says what names a message."""
+        return self.id is self.producer is None and self.key == _KEY
 
     def engine(self) -> "Engine":
         """The engine that follows from the columns that are named; `Misuse` names an option of another one."""
@@ -219,83 +221,15 @@ def _show_findings(result: dict[str, Any], json: bool) -> bool:
     return bool(findings)
 
 
-@contextmanager
-def _columns_in_options(path: str, engine: "Engine") -> Iterator[None]:
-    """Say of a column that is not there what the command could be."""
-    from onefold.spark.columns import Usual
-
-    try:
-        yield
-    except Misuse as error:
-        if "role" not in error.values:
-            raise
-        chosen: dict[str, list[str]] = {}
-        for role, name in engine.columns.named:
-            if not isinstance(name, Usual):
-                chosen.setdefault(role, []).append(name)
-        wrong, required = error.values["role"], error.values["required"]
-        named = {role: ",".join(names) for role, names in chosen.items()} | {wrong: "COLUMN" if required else "none"}
-        options = (f"--{role.replace('_', '-')} {shlex.quote(name)}" for role, name in named.items())
-        command = f"onefold check {shlex.quote(path)} {' '.join(options)}"
-        raise Misuse(f"{error.values['said']}; try: {command}", **error.values) from error
-
-
-PEEK_BYTES_MAX = 64 << 20
-PEEK_FILES_MAX = 1_000
-"""What is looked at before Spark is started, which takes longer; of more, Spark itself finds what is wrong."""
-
-
-def refuse_mistakes(path: str, kind: str, engine: "Engine") -> None:
-    """Refuse a path or a column that is not there before Spark is started, as far as files of this machine tell."""
-    from pathlib import Path
-
-    from onefold.spark.columns import Usual
-
-    if "://" in path or path.startswith("file:") or any(sign in path for sign in "*?[{"):
-        return
-    if not Path(path).exists():
-        raise Misuse(f"there is nothing at {path}", path=path)
-    columns = _columns_of(Path(path), kind)
-    if not columns:
-        return
-    present = {name.lower() for name in columns}
-    for role, name in engine.columns.named:
-        if not isinstance(name, Usual) and name.lower() not in present and name.split(".")[0].lower() not in present:
-            required = role in engine.columns.required  # type: ignore[attr-defined]
-            close = [f", did you mean {other!r}" for other in get_close_matches(name, columns, n=1)]
-            said = f"no column {name!r} ({role}){''.join(close)}: the columns are {', '.join(columns)}"
-            raise Misuse(said, column=name, role=role, said=said, required=required)
-
-
-def _columns_of(path: "Path", kind: str) -> list[str]:
-    """The columns that any of these files has; nothing if that cannot be told quickly."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    files = [file for file in files if not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)]
-    if not files or len(files) > PEEK_FILES_MAX or kind not in ("parquet", "json", "csv"):
-        return []
-    if kind != "parquet" and sum(file.stat().st_size for file in files) > PEEK_BYTES_MAX:
-        return []
-    columns: dict[str, None] = {}
-    try:
-        for file in files:
-            parts = (part.partition("=") for part in file.relative_to(path).parts[:-1])
-            columns |= {name: None for name, sign, _ in parts if sign}
-            if kind == "parquet":
-                columns |= dict.fromkeys(pq.read_schema(file).names)
-            elif kind == "csv":
-                with file.open(newline="", encoding="utf-8-sig") as lines:
-                    columns |= dict.fromkeys(next(csv.reader(lines), []))
-            else:
-                with file.open("rb") as lines:
-                    for line in lines:
-                        row = read_json(line, str(file)) if line.strip() else {}
-                        columns |= dict.fromkeys(row if isinstance(row, dict) else ())
-    except (OSError, ValueError, BadInput, pa.ArrowException, csv.Error):  # Spark says what is wrong with the file
-        return []
-    return list(columns)
+def what_names(path: str, columns: Sequence[str]) -> Misuse:
+    """The error where no column is named and none has a usual name: what the rows have is asked for."""
+    ids = ("id", "uuid", "guid", "event_id", "message_id")
+    near = next((name for name in columns if name.lower() in ids or name.lower().endswith(("_id", "uuid"))), "COLUMN")
+    return Misuse(
+        f"what names a message? The columns are {', '.join(columns)}. An id: --id {near}; a source and a running number: "
+        "--key COLUMN --sequence COLUMN; a number and that of the one before: --key COLUMN --number COLUMN --previous "
+        f"COLUMN; try: onefold check {shlex.quote(path)} --id {shlex.quote(near)}"
+    )
 
 
 def refuse_without(options: Mapping[str, tuple[object, object]], needed: str) -> None:
@@ -310,18 +244,3 @@ def names_of(text: str) -> tuple[str, ...]:
 
 def _maybe(name: str) -> str | None:
     return None if name == "none" else name
-
-
-def format_of(path: str) -> str:
-    """By the ending of the file, or of the first file in the folder that has a known one; a topic has its own file.
-
-    As for Spark, what begins with a dot or an underscore is not there: an index has files of its own.
-    """
-    from pathlib import Path
-
-    folder = Path(path)
-    if (folder / "topic.json").is_file():
-        return "onefold-log"
-    files = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
-    visible = (f for f in files if not any(part.startswith((".", "_")) for part in f.relative_to(folder).parts))
-    return next((_FORMATS[file.suffix] for file in visible if file.suffix in _FORMATS), "parquet")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from rich.text import Text
 from typer import Argument, Exit, Option
 
-from onefold.cli.check import format_of, names_of
+from onefold.cli.check import names_of
+from onefold.cli.mistakes import PEEK_ROWS, UNKNOWN, format_of, peek, refuse_path
 from onefold.cli.options import Format, ReaderOption, ServerToken, read_token, refuse
 from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
@@ -126,12 +127,38 @@ def diff(
     if repair:
         refuse_overlap([("A", a)], [("B, which is to be repaired,", b)])
     named = [None if names is None else names_of(names) for names in (key, columns)]
+    refuse_columns(tables, *named)
     with progress(people) as say:
         say("starting Spark")
         document = diff_tables(
             session(master), tables, *named, hash=hash, samples=samples, out=out, repair=repair, say=say
         )
     _show(document, agreement.compared(document), json)
+
+
+def refuse_columns(tables: Sequence[DiffTable], key: Sequence[str] | None, columns: Sequence[str] | None) -> None:
+    """Refuse tables that are not there, and columns that they lack or cannot be compared by; before Spark is started."""
+    from pyspark.sql.types import DecimalType
+
+    from onefold.spark.differences import chosen, common_types
+
+    places = [refuse_path(table.path) for table in tables]
+    for rows_max in (PEEK_ROWS, None):  # a column may begin further down
+        a, b = (
+            None if place is None else peek(place, table.format, key or (), table.options, rows_max)
+            for place, table in zip(places, tables, strict=True)
+        )
+        if a is None or b is None:
+            return
+        try:
+            own, rest = chosen(a, b, key, columns)
+            if all(table.format == "parquet" for table in tables):
+                kinds = {name: (a.schema[name].dataType, b.schema[name].dataType) for name in (*own, *rest)}
+                common_types(a, b, [name for name, pair in kinds.items() if DecimalType(*UNKNOWN) not in pair])
+            return
+        except Misuse:
+            if a.complete and b.complete:
+                raise
 
 
 def _show(document: dict[str, Any], line: Text, json: bool) -> None:

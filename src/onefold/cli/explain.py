@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import ValidationError
 from typer import Argument, Exit, Option
 
+from onefold.cli.mistakes import peek, refuse_run
 from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import explanation
@@ -43,12 +44,13 @@ def explained(
     say: Callable[[str], None] = lambda step: None,
 ) -> dict[str, Any]:  # fmt: skip
     """The explanation as a plain form, with the rules in it."""
-    say("starting Spark")
     from onefold.cli.pipeline import engine_of
     from onefold.spark.explanations import explain
     from onefold.spark.files import Place
     from onefold.spark.session import session
 
+    refuse_question(run, words, pairs or {})
+    say("starting Spark")
     spark = session()
     say("looking")
     settings, judging = Place(spark, run) / "run.json", None
@@ -57,6 +59,26 @@ def explained(
         with suppress(ValidationError, ValueError, KeyError, TypeError):
             judging = engine_of(Settings.model_validate(settings.read_json()["settings"]))
     return explanation.with_rules(explain(spark, run, words, pairs=pairs, judging=judging, limit=limit))
+
+
+def refuse_question(run: str, words: Sequence[str], pairs: Mapping[str, str]) -> None:
+    """Refuse a folder that holds no run, and columns that its rows do not have; before Spark is started."""
+    from onefold.spark.columns import no_column
+    from onefold.spark.explanations import refuse_nothing
+
+    folder = refuse_run(run)
+    firsts = None if folder is None else next((each for each in folder.rglob("firsts") if each.is_dir()), None)
+    table = None if firsts is None else peek(firsts, "parquet", ())
+    if table is None:
+        return
+    columns = list(dict.fromkeys([*table.columns, "verdict", "reason"]))
+    refuse_nothing(words, pairs, columns)
+    for name in pairs:
+        if name not in columns:
+            error = no_column(name, "--key", columns, required=True)
+            right = error.values["right"]
+            pair = {"wrong": f"{name}={pairs[name]}", "right": right and f"{right}={pairs[name]}"}
+            raise Misuse(error.values["said"], **pair)
 
 
 def pairs_of(options: Sequence[str]) -> dict[str, str]:

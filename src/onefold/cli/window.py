@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from onefold.cli.check import format_of, names_of, refuse_without
+from onefold.cli.check import names_of, refuse_without
+from onefold.cli.mistakes import format_of, refuse_mistakes
 from onefold.cli.options import Format
 from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
@@ -36,10 +37,12 @@ def window(
     from onefold.spark.window import SHARES, WindowColumns, advise_window
 
     columns = WindowColumns(key=None if key is None else names_of(key), time=time, order=order)
-    chains = _chains(chain, number, previous)
+    chains, kind = _chains(chain, number, previous), format_of(path) if format == "auto" else format
+    for named in (columns, *([] if chains is None else [chains])):
+        refuse_mistakes(path, kind, named)
     with progress(people) as say:
         say("starting Spark")
-        df = read(session(master), path, format=format_of(path) if format == "auto" else format, columns=columns)
+        df = read(session(master), path, format=kind, columns=columns)
         shares = (*SHARES, *(quantile or ()))
         measured = advise_window(df, key=columns.key, time=time, order=order, shares=shares, chains=chains, say=say)
     document = measured.to_dict()

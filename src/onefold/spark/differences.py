@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, get_args
 
@@ -24,7 +25,7 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.spark import fingerprints
-from onefold.spark.columns import quoted
+from onefold.spark.columns import Columns, quoted
 from onefold.spark.fingerprints import BITS_MAX, RANGE, Compared, form, row_form, row_id, with_words, word_names
 from onefold.text import plain
 
@@ -65,14 +66,19 @@ def diff(
     if hash not in HASHES:
         raise Misuse(f"hash is {hash!r}, must be {' or '.join(HASHES)}", hash=hash)
     bits = fingerprints.bits_for([a, b]) if buckets is None else buckets.bit_length() - 1
-    kinds = _common_types(a, b, [*names, *rest])
+    kinds = common_types(a, b, [*names, *rest])
+    for name, kind in kinds.items():
+        try:
+            form(F.lit(None), kind)
+        except Misuse as error:
+            raise Misuse(f"column {name!r}: {error}", column=name) from error
     sides = [Side(df, names, kinds, bits, whole=key is None, hash=hash) for df in (a, b)]
     compared = fingerprints.compare(sides[0].summed(), sides[1].summed(), bits)
     return Diff(sides, compared, whole=key is None)
 
 
 def chosen(
-    a: DataFrame, b: DataFrame, key: Iterable[str] | None, columns: Iterable[str] | None
+    a: Columns, b: Columns, key: Iterable[str] | None, columns: Iterable[str] | None
 ) -> tuple[list[str], list[str]]:
     """The key and the other columns that are compared; `Misuse` that names the column if one is missing."""
     if isinstance(key, str) or isinstance(columns, str):
@@ -92,14 +98,17 @@ def chosen(
     for name in (*names, *rest):
         for df, which in ((a, "first"), (b, "second")):
             if df.columns.count(name) != 1:
+                near = next(iter(get_close_matches(name, df.columns, n=1)), None)
+                close = "" if near is None else f", did you mean {near!r}"
                 there = ", ".join(df.columns)
-                raise Misuse(f"no column {name!r} in the {which} table: the columns are {there}", column=name)
+                said = f"no column {name!r} in the {which} table{close}: the columns are {there}"
+                raise Misuse(said, column=name, wrong=name, right=near)
     if not names and not rest:
         raise Misuse("there is no column to compare")
     return names, rest
 
 
-def _common_types(a: DataFrame, b: DataFrame, names: Iterable[str]) -> dict[str, T.DataType]:
+def common_types(a: Columns, b: Columns, names: Iterable[str]) -> dict[str, T.DataType]:
     """The types in which the columns are compared; `Misuse` that names the column if there is none."""
     kinds = {}
     for name in names:
@@ -108,10 +117,6 @@ def _common_types(a: DataFrame, b: DataFrame, names: Iterable[str]) -> dict[str,
         if kind is None:
             both = f"{ours.simpleString()} in the first table and {theirs.simpleString()} in the second"
             raise Misuse(f"column {name!r} is {both}: cast one of them", column=name)
-        try:
-            form(F.lit(None), kind)
-        except Misuse as error:
-            raise Misuse(f"column {name!r}: {error}", column=name) from error
         kinds[name] = kind
     return kinds
 

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
 from onefold.spark import host
-from onefold.spark.columns import RANGE_ENDS, moment, quoted
+from onefold.spark.columns import RANGE_ENDS, Columns, moment, quoted
 from onefold.spark.host import Codes, Integers, KeyColumns, MemoryOptions, Transform
 from onefold.spark.meaning import Meaning
 from onefold.spark.memory import Bucket, KeyRecords
@@ -40,7 +40,7 @@ class Named(Protocol):
     def named(self) -> list[tuple[str, str]]:
         """(role, column) of every column that is there."""
 
-    def check(self, df: DataFrame) -> None:
+    def check(self, df: Columns) -> None:
         """Raise `Misuse` that names the column if one is missing or of a wrong type."""
 
 
@@ -49,7 +49,7 @@ class AnyShape:
 
     named: Final[list[tuple[str, str]]] = []
 
-    def check(self, df: DataFrame) -> None:
+    def check(self, df: Columns) -> None:
         """Any table will do."""
 
 

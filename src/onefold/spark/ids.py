@@ -43,10 +43,12 @@ from onefold.spark.columns import (
     TEXT,
     TIME,
     WHOLE,
+    Columns,
     RoleColumns,
     collation,
     in_order,
     milliseconds,
+    no_column,
     no_time,
     quoted,
     readings,
@@ -145,7 +147,7 @@ class IdColumns(RoleColumns):
         named = super(IdColumns, self).named
         return [(role, name.parts[0] if isinstance(name, FieldName) else name) for role, name in named]
 
-    def of(self, df: DataFrame) -> IdColumns:
+    def of(self, df: Columns) -> IdColumns:
         """The same, as the table spells them; what it does not have stays as it is."""
         own = {role: getattr(self, role) for role in ("id", "time", "order", "payload")}
         spelled = {
@@ -155,7 +157,7 @@ class IdColumns(RoleColumns):
         }
         return replace(self, **spelled)  # type: ignore[arg-type]
 
-    def check(self, df: DataFrame) -> None:
+    def check(self, df: Columns) -> None:
         own = self.of(df)
         roles = [(role, name) for role in self.plain for name in getattr(own, role)]
         roles += [(role, name) for role in self.times if (name := getattr(own, role)) is not None]
@@ -163,10 +165,8 @@ class IdColumns(RoleColumns):
             if isinstance(name, FieldName) and role in self.times:
                 raise Misuse(f"column {name!r} ({role}) is inside of a struct: select it as a column of its own first")
             if not isinstance(name, FieldName) and name not in df.columns:
-                hint = "" if role in self.required else f"; if there is none: {role}=None"
-                text = f"no column {name!r} ({role}): the columns are {', '.join(df.columns)}"
-                raise Misuse(f"{text}{hint}", column=name, role=role, said=text, required=role in self.required)
-            kind = cell_of(df, name).kind
+                raise no_column(name, role, df.columns, required=role in self.required)
+            kind = kind_of(df, name)
             shown = f"column {name!r} ({role}) is {kind.simpleString()}"
             if role in self.times and not isinstance(kind, (*WHOLE, *TEXT, *EXACT, *TIME)):
                 raise Misuse(f"{shown}, must be whole numbers or times", column=name)
@@ -182,7 +182,7 @@ class IdColumns(RoleColumns):
                 raise Misuse(f"column {name!r} (id): the missing ranges have a column so named, rename it", column=name)
 
 
-def spelling(df: DataFrame, name: str) -> str:
+def spelling(df: Columns, name: str) -> str:
     """A column or field as the table spells it: exactly so, else in any case, else as a field of a struct."""
     if isinstance(name, FieldName) or name in df.columns:
         return name
@@ -207,12 +207,19 @@ def _in_any_case(names: Sequence[str], name: str) -> str | None:
     return same[0] if len(same) == 1 else None
 
 
-def cell_of(df: DataFrame, name: str) -> Cell:
-    parts = name.parts if isinstance(name, FieldName) else (name,)
+def parts_of(name: str) -> tuple[str, ...]:
+    return name.parts if isinstance(name, FieldName) else (name,)
+
+
+def kind_of(df: Columns, name: str) -> T.DataType:
     kind: T.DataType = df.schema
-    for part in parts:
+    for part in parts_of(name):
         kind = kind[part].dataType  # type: ignore[index]
-    return Cell(F.col(".".join(quoted(part) for part in parts)), kind)
+    return kind
+
+
+def cell_of(df: DataFrame, name: str) -> Cell:
+    return Cell(F.col(".".join(quoted(part) for part in parts_of(name))), kind_of(df, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.spark import log_source
-from onefold.spark.columns import CORRUPT, TEXT, milliseconds, quoted, whole
+from onefold.spark.columns import CORRUPT, TEXT, milliseconds, no_number, quoted, whole
 from onefold.spark.engine import Named
 from onefold.spark.files import (
     FOOTED,
@@ -238,8 +238,7 @@ def _refuse_words(df: DataFrame, columns: Named) -> None:
     row = head.agg(*cells).collect()[0]
     for name, count, example in zip(texts, row[::2], row[1::2], strict=True):
         if count == 0 and example is not None:
-            what = "a whole number or a time" if roles[name] in TIMES else "a whole number"
-            raise Misuse(f"column {name!r} is text without {what} in it, such as {example!r}", column=name)
+            raise no_number(name, roles[name], example)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def folder(tmp_path):
             "no column 'evnt_id' (id), did you mean 'event_id': the columns are event_id, h;",
         ),
         ("events.csv --id id", "no column 'id' (id): the columns are event_id, ts; try: onefold check events.csv --id"),
-        ("days --id nothing", "no column 'nothing' (id): the columns are day, event_id;"),
+        ("days --id nothing", "no column 'nothing' (id): the columns are event_id, day;"),
         ("events.csv --key event_id --sequence seq", "no column 'seq' (sequence): the columns are event_id, ts;"),
         ("events.csv --id event_id --floor open --memory highest", "--memory is 'highest', which needs no --id"),
         ("events.csv --id event_id --floor first", "--floor is 'first', which needs no --id"),
