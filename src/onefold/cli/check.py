@@ -226,9 +226,9 @@ def what_names(path: str, columns: Sequence[str]) -> Misuse:
     ids = ("id", "uuid", "guid", "event_id", "message_id")
     near = next((name for name in columns if name.lower() in ids or name.lower().endswith(("_id", "uuid"))), "COLUMN")
     return Misuse(
-        f"what names a message? The columns are {', '.join(columns)}. An id: --id {near}; a source and a running number: "
-        "--key COLUMN --sequence COLUMN; a number and that of the one before: --key COLUMN --number COLUMN --previous "
-        f"COLUMN; try: onefold check {shlex.quote(path)} --id {shlex.quote(near)}"
+        f"what names a message? The columns are {', '.join(columns)}. An id: --id {near}; a source and a running "
+        "number: --key COLUMN --sequence COLUMN; a number and that of the one before: --key COLUMN --number COLUMN "
+        f"--previous COLUMN; try: onefold check {shlex.quote(path)} --id {shlex.quote(near)}"
     )
 
 

@@ -88,7 +88,8 @@ def diff(
     columns: Annotated[str | None, Option(help="What else must agree, with commas. Without: all.")] = None,
     hash: Annotated[Literal["xxhash64", "sha256"], Option(help="sha256: against deliberate collisions.")] = "xxhash64",
     out: Annotated[
-        str | None, Option(help="A folder for have/ (only in A), need/ (only in B) and differing/, as parquet.")
+        str | None,
+        Option(help="A folder for have/ (only in A), need/ (only in B), differing/ and doubled/, as parquet."),
     ] = None,
     repair: Annotated[bool, Option("--repair", help="Append to B the rows whose key it lacks; look again.")] = False,
     master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
@@ -137,7 +138,7 @@ def diff(
 
 
 def refuse_columns(tables: Sequence[DiffTable], key: Sequence[str] | None, columns: Sequence[str] | None) -> None:
-    """Refuse tables that are not there, and columns that they lack or cannot be compared by; before Spark is started."""
+    """Before Spark is started, refuse tables that are not there, columns that they lack, and types that do not fit."""
     from pyspark.sql.types import DecimalType
 
     from onefold.spark.differences import chosen, common_types
@@ -184,7 +185,7 @@ def diff_tables(
 
     def documented(diff: Diff) -> dict[str, Any]:
         summary = diff.summary.to_dict()
-        keys = {"only_a": key, "only_b": key, "differing": None}
+        keys = {"only_a": key, "only_b": key, "differing": None, "doubled": None}
         kinds = [kind for kind in keys if summary[kind] and samples]
         return {**summary, "shown": {kind: sampled(getattr(diff, kind), keys[kind], samples) for kind in kinds}}
 
@@ -196,8 +197,11 @@ def diff_tables(
         copied = diff.summary.only_a if repair else 0
         if folder is not None:
             say("writing")
-            rows = {diff_files.HAVE: diff.only_a, diff_files.NEED: diff.only_b, diff_files.DIFFERING: diff.differing}
-            diff_files.write_outcome(folder, rows, diff.summary.to_dict())
+            rows = {
+                diff_files.HAVE: diff.only_a, diff_files.NEED: diff.only_b, diff_files.DIFFERING: diff.differing,
+                diff_files.DOUBLED: diff.doubled,
+            }  # fmt: skip
+            diff_files.write_outcome(folder, rows, documented(diff))
         if copied:
             say("repairing")
             diff_files.append(spark, diff.only_a, tables[1])

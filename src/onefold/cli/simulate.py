@@ -3,13 +3,18 @@
 Those defaults of `onefold.testing.traffic` that are said again here: to import it would import Arrow, for a help text.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from typer import Argument, Option
 
+from onefold.cli.options import refuse
 from onefold.cli.output import AsJson, emit_json, people
 from onefold.testing.faults import Faults
+
+if TYPE_CHECKING:
+    from onefold.testing.traffic import Format, Made
 
 Share: TypeAlias = float
 USUAL = Faults()
@@ -17,10 +22,15 @@ USUAL = Faults()
 
 def simulate(
     out: Annotated[Path, Argument(help="A folder that does not exist or is empty.")],
+    ids: Annotated[
+        bool, Option("--ids", help="A day of events with a UUID, as JSON lines, instead of chains with numbers.")
+    ] = False,
     rows: Annotated[int, Option(help="How many rows arrive, all kinds together.")] = 10_000,
     chains: Annotated[int, Option(help="How many chains they belong to.")] = 100,
     seed: Annotated[int, Option(help="The same seed and settings make the same traffic.")] = 1,
-    format: Annotated[Literal["parquet", "jsonl"], Option(help="How the messages are written.")] = "parquet",
+    format: Annotated[
+        Literal["parquet", "jsonl"] | None, Option(help="How they are written: parquet, or with --ids jsonl.")
+    ] = None,
     files: Annotated[int, Option(help="How many files they are spread over.")] = 1,
     copies: Annotated[Share, Option(help="Share of messages that are delivered again.")] = USUAL.copies,
     reorder: Annotated[Share, Option(help="Share of messages that come late.")] = USUAL.reorder,
@@ -35,11 +45,24 @@ def simulate(
     malformed: Annotated[Share, Option(help="Share of rows that are damaged.")] = USUAL.malformed,
     text_numbers: Annotated[bool, Option("--text-numbers", help="Write numbers as text, as CSV does.")] = False,
     skew: Annotated[float, Option(help="How unequal the chains are: 0 equal, 1 as words are in a text.")] = 0.0,
+    conflicts: Annotated[Share, Option(help="Of ids: share of copies that contradict the first in a column.")] = 0.01,
+    late: Annotated[Share, Option(help="Of ids: share of copies that come later than a window of an hour.")] = 0.02,
     as_json: AsJson = False,
 ) -> None:
     """Make faulty traffic of which the truth is known: OUT/messages is what arrived, OUT/truth what is so."""
     from onefold.testing.traffic import Traffic, make, write
 
+    if ids:
+        of_chains = {
+            "--chains": chains != 100, "--losses": losses != USUAL.losses, "--late-heads": late_heads != USUAL.late_heads,
+            "--no-previous": no_previous, "--poisoned": poisoned, "--malformed": malformed,
+            "--text-numbers": text_numbers, "--skew": skew,
+        }  # fmt: skip
+        refuse(of_chains, "is for chains, and --ids are none")
+        shares = {"copies": copies, "reorder": reorder, "conflicts": conflicts, "late": late}
+        _simulate_ids(out, seed, rows, shares, format or "jsonl", files, as_json)
+        return
+    refuse({"--conflicts": conflicts != 0.01, "--late": late != 0.02}, "needs --ids")
     faults = Faults(
         copies=copies, reorder=reorder, losses=losses, late_heads=late_heads, no_previous=no_previous,
         poisoned=poisoned, malformed=malformed,
@@ -47,7 +70,13 @@ def simulate(
     traffic = Traffic(seed=seed, rows=rows, chains=chains, skew=skew, text_numbers=text_numbers, faults=faults)
     with people.status(f"making {rows:,} rows"):
         made = make(traffic)
-        write(made, out, format, files)
+        write(made, out, format or "parquet", files)
+    _show_chains(made, out, format or "parquet", files, as_json)
+
+
+def _show_chains(made: "Made", out: Path, format: str, files: int, as_json: bool) -> None:
+    traffic = made.traffic
+    rows, chains = traffic.rows, traffic.chains
     truth = made.truth
     verdicts = {entry["values"]: entry["counts"] for entry in truth.rows["verdict"].value_counts().to_pylist()}
     summary = {
@@ -56,7 +85,7 @@ def simulate(
         "truth": str(out / "truth"),
         "format": format,
         "files": files,
-        "seed": seed,
+        "seed": traffic.seed,
         "rows": rows,
         "chains": chains,
         "originals": verdicts.get("FIRST", 0),
@@ -70,6 +99,40 @@ def simulate(
         f"{summary['originals']:,} originals + {summary['copies']:,} copies + {summary['damaged']:,} damaged;"
         f" {len(truth.lost):,} lost, which leaves {len(truth.missing):,} missing ranges to find\n"
         f"the truth about them is in {out / 'truth'}"
+    )
+    if as_json:
+        emit_json(summary)
+
+
+def _simulate_ids(
+    out: Path, seed: int, rows: int, shares: Mapping[str, float], format: "Format", files: int, as_json: bool
+) -> None:
+    from onefold.testing.events import Events, make_events
+    from onefold.testing.traffic import write
+
+    events = Events(
+        seed=seed, rows=rows, copies=shares["copies"], reorder=shares["reorder"], conflicts=shares["conflicts"],
+        late=shares["late"],
+    )  # fmt: skip
+    with people.status(f"making {events.rows:,} rows"):
+        made = make_events(events)
+        write(made, out, format, files)
+    lags, late = made.rows["lag_ms"].to_pylist(), made.rows["late_ms"].to_pylist()
+    copies = [(lag, behind) for lag, behind in zip(lags, late, strict=True) if lag is not None]
+    conflicts = made.rows["verdict"].to_pylist().count("REJECT")
+    beyond = sum(behind > events.window_ms for _, behind in copies)
+    summary = {
+        "path": str(out), "messages": str(out / "messages"), "truth": str(out / "truth"), "format": format,
+        "files": files, "seed": events.seed, "rows": events.rows, "ids": events.rows - len(copies),
+        "copies": len(copies), "same_time": sum(lag == 0 for lag, _ in copies), "conflicts": conflicts,
+        "beyond_window": beyond, "window_ms": events.window_ms,
+    }  # fmt: skip
+    people.lines(
+        f"{events.rows:,} rows are in {out / 'messages'} ({format}, files: {files:,})\n"
+        f"{summary['ids']:,} ids + {len(copies):,} copies: {summary['same_time']:,} with the ingest time of their"
+        f" first, {beyond:,} later than a window of an hour, {conflicts:,} with other content\n"
+        f"the truth about them is in {out / 'truth'}; look: onefold check {out / 'messages'} --id event_id"
+        " --order ingested_at --payload status,amount"
     )
     if as_json:
         emit_json(summary)

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -40,10 +40,12 @@ DELTA_MAX: Final = 50_000
 SPOKEN_MAX: Final = 200
 """How much of a row an error shows."""
 OUTCOME: Final = ("differs_in", "row_a", "row_b")
-"""What stands beside the key of rows that differ."""
+ROWS: Final = ("rows_a", "rows_b")
+"""What stands beside the key of rows that differ, and of those that are doubled."""
 
 _KEY, _ROW, _N, _I = "_onefold_key", "_onefold_row", ("_onefold_na", "_onefold_nb"), "_onefold_i"
 _KEYED: Final = ("_onefold_ka", "_onefold_kb")
+_MORE: Final = ("_onefold_ma", "_onefold_mb")
 
 
 def diff(
@@ -87,7 +89,7 @@ def chosen(
     if key is not None and not names:
         raise Misuse("key is empty, must name at least one column, or be None: the whole row", key=key)
     for name in names:
-        if name.lower() in OUTCOME:
+        if name.lower() in (*OUTCOME, *ROWS):
             raise Misuse(f"key column {name!r} has a name that the outcome needs: rename it", column=name)
     if columns is None:
         alone = [name for name in (*a.columns, *b.columns) if (name in a.columns) != (name in b.columns)]
@@ -184,7 +186,9 @@ class Summary:
     """How many rows of A are missing in B."""
     only_b: int = 0
     differing: int = 0
-    """Of how many keys both have rows, and not the same ones."""
+    """Of how many keys both have rows with other content."""
+    doubled: int = 0
+    """How many keys both have, and one of them more often. Such a key may differ in content too."""
     repeated_a: int = 0
     """How many of the rows, or keys, that were found different A holds more than once."""
     repeated_b: int = 0
@@ -192,7 +196,7 @@ class Summary:
     @property
     def equal(self) -> bool:
         """Whether both hold the same rows, as often."""
-        return not (self.only_a or self.only_b or self.differing)
+        return not (self.only_a or self.only_b or self.differing or self.doubled)
 
     def to_dict(self) -> dict[str, Any]:
         return {"equal": self.equal, **asdict(self)}
@@ -236,13 +240,14 @@ class Diff:
 
     def _counts(self) -> dict[str, int]:
         a, b = (F.col(name) for name in _KEYED)
-        keys = self._delta.groupBy(_KEY).agg(*(F.any_value(name).alias(name) for name in _KEYED))
+        more = [F.max(F.col(_N[i]) - F.col(_N[1 - i])).alias(_MORE[i]) for i in (0, 1)]
+        keys = self._delta.groupBy(_KEY).agg(*(F.any_value(name).alias(name) for name in _KEYED), *more)
         cells = {"repeated_a": F.count_if(a > 1), "repeated_b": F.count_if(b > 1)}
         if self._whole:  # a row is its own key
             cells |= {"only_a": F.sum(F.when(a > b, a - b)), "only_b": F.sum(F.when(b > a, b - a))}
         else:
             cells |= {"only_a": F.sum(F.when(b == 0, a)), "only_b": F.sum(F.when(a == 0, b))}
-            cells |= {"differing": F.count_if((a > 0) & (b > 0))}
+            cells |= {"differing": F.count_if(F.least(*_MORE) > 0), "doubled": F.count_if((a > 0) & (b > 0) & (a != b))}
         row = keys.agg(*(cell.alias(name) for name, cell in cells.items())).collect()[0]
         return {name: int(row[name] or 0) for name in cells}
 
@@ -274,23 +279,32 @@ class Diff:
 
     @property
     def differing(self) -> DataFrame:
-        """Rows of one key that differ: the key, ``differs_in`` (the columns), ``row_a`` and ``row_b``.
+        """Rows of one key with other content: the key, ``differs_in`` (the columns), ``row_a`` and ``row_b``.
 
-        Where a key has several rows, those that both hold are left out and the others are paired; ``row_a`` or
-        ``row_b`` is null where there are more of them on the other side.
+        Where a key has several rows, those that both hold are left out and the others are paired, as far as they go.
         """
-        a, b = (self._contents(i, name) for i, name in enumerate("ab"))
-        key, kinds = self._sides[0].key, self._sides[0].kinds
-        names = [F.coalesce(F.col("a_key").getField(name), F.col("b_key").getField(name)).alias(name) for name in key]
-        differs = []
-        for name in (name for name in kinds if name not in key):
+        kinds, differs = self._sides[0].kinds, []
+        for name in (name for name in kinds if name not in self._sides[0].key):
             cells = [form(F.col(side).getField(name), kinds[name]) for side in "ab"]
             differs.append(F.when(cells[0] != cells[1], F.lit(name)))
-        in_both = F.col("a").isNotNull() & F.col("b").isNotNull()
         columns = F.array_compact(F.array(*differs)) if differs else F.array().cast("array<string>")
-        outcome = (F.when(in_both, columns), F.col("a"), F.col("b"))
-        paired = a.join(b, [_KEY, _I], "full_outer")
-        return paired.select(*names, *(cell.alias(name) for cell, name in zip(outcome, OUTCOME, strict=True)))
+        outcome = zip((columns, F.col("a"), F.col("b")), OUTCOME, strict=True)
+        return self._paired("inner").select(*self._names(), *(cell.alias(name) for cell, name in outcome))
+
+    @property
+    def doubled(self) -> DataFrame:
+        """The keys that both hold, and one of them more often: the key, ``rows_a`` and ``rows_b``."""
+        alone = self._paired("full_outer").where(F.col("a").isNull() | F.col("b").isNull())
+        rows = (F.coalesce(f"a{name}", f"b{name}").alias(own) for name, own in zip(_KEYED, ROWS, strict=True))
+        return alone.dropDuplicates([_KEY]).select(*self._names(), *rows)
+
+    def _paired(self, how: str) -> DataFrame:
+        a, b = (self._contents(i, name) for i, name in enumerate("ab"))
+        return a.join(b, [_KEY, _I], how)
+
+    def _names(self) -> list[Column]:
+        key = self._sides[0].key
+        return [F.coalesce(F.col("a_key").getField(name), F.col("b_key").getField(name)).alias(name) for name in key]
 
     def _contents(self, side: int, name: str) -> DataFrame:
         """The rows of shared keys that the other side lacks: key and content as structs, numbered within the key."""
@@ -302,7 +316,8 @@ class Diff:
         content = F.struct(*(cells[column].alias(column) for column in rest))
         keyed = F.struct(*(cells[column].alias(column) for column in key))
         nth = F.row_number().over(Window.partitionBy(_KEY).orderBy(_ROW))
-        return surplus.select(_KEY, nth.alias(_I), keyed.alias(f"{name}_key"), content.alias(name))
+        often = (F.col(each).alias(f"{name}{each}") for each in _KEYED)
+        return surplus.select(_KEY, nth.alias(_I), keyed.alias(f"{name}_key"), content.alias(name), *often)
 
     def _surplus(self, side: int) -> DataFrame:
         """The rows of a side that it holds more of, so many of them."""

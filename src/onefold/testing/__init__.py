@@ -31,13 +31,22 @@ from onefold.outbox.explore.topology import Stage
 from onefold.outbox.plans import Handling, check_name, check_queue
 
 if TYPE_CHECKING:
+    from onefold.testing.events import Events, MadeEvents, make_events
     from onefold.testing.faults import Faults
     from onefold.testing.traffic import Made, Score, Traffic, make, score, write
 
-__all__ = ["Convicted", "Exploration", "Faults", "Made", "Score", "Traffic", "explore", "make", "score", "write"]
+__all__ = [
+    "Convicted", "Events", "Exploration", "Faults", "Made", "MadeEvents", "Score", "Traffic", "explore", "make",
+    "make_events", "score", "write",
+]  # fmt: skip
 
 __getattr__ = loaded_on_use(
-    __name__, {"Faults": "faults", **dict.fromkeys(("Made", "Score", "Traffic", "make", "score", "write"), "traffic")}
+    __name__,
+    {
+        "Faults": "faults",
+        **dict.fromkeys(("Made", "Score", "Traffic", "make", "score", "write"), "traffic"),
+        **dict.fromkeys(("Events", "MadeEvents", "make_events"), "events"),
+    },
 )
 
 DEFAULT_BODIES: Final = ({"n": 1}, {"n": 2})
