@@ -4,12 +4,13 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
+from rich.text import Text
 from typer import Argument, Exit, Option
 
 from onefold.cli.mistakes import format_of, refuse_mistakes
 from onefold.cli.output import emit_json, people, progress
 from onefold.errors import Misuse
-from onefold.report import agreement, text
+from onefold.report import advice, agreement, text
 from onefold.tally import Tally
 
 if TYPE_CHECKING:
@@ -211,7 +212,10 @@ def _show_findings(result: dict[str, Any], json: bool) -> bool:
         emit_json({**result, "findings": findings})
     tally = Tally.from_dict(result["tally"])
     people.print(text.books(tally, result["engine"]))
-    people.print(text.ranges(result))
+    for part in advice.copies(result["copies"]) if "copies" in result else ():
+        people.print(part, soft_wrap=isinstance(part, Text))
+    if result["engine"] != "ids":
+        people.print(text.ranges(result))
     people.print(text.banner(tally))
     people.lines(*agreement.files_read(result["manifest"]), *text.absent(result))
     untold = text.cannot_tell(result)

@@ -10,7 +10,7 @@ from rich.text import Text
 from typer import Argument, Exit, Option
 
 from onefold.cli.check import names_of
-from onefold.cli.mistakes import PEEK_ROWS, UNKNOWN, format_of, peek, refuse_path
+from onefold.cli.mistakes import format_of, refuse_path
 from onefold.cli.options import Format, ReaderOption, ServerToken, read_token, refuse
 from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
@@ -139,9 +139,8 @@ def diff(
 
 def refuse_columns(tables: Sequence[DiffTable], key: Sequence[str] | None, columns: Sequence[str] | None) -> None:
     """Before Spark is started, refuse tables that are not there, columns that they lack, and types that do not fit."""
-    from pyspark.sql.types import DecimalType
-
     from onefold.spark.differences import chosen, common_types
+    from onefold.spark.peek import PEEK_ROWS, peek
 
     places = [refuse_path(table.path) for table in tables]
     for rows_max in (PEEK_ROWS, None):  # a column may begin further down
@@ -154,8 +153,7 @@ def refuse_columns(tables: Sequence[DiffTable], key: Sequence[str] | None, colum
         try:
             own, rest = chosen(a, b, key, columns)
             if all(table.format == "parquet" for table in tables):
-                kinds = {name: (a.schema[name].dataType, b.schema[name].dataType) for name in (*own, *rest)}
-                common_types(a, b, [name for name, pair in kinds.items() if DecimalType(*UNKNOWN) not in pair])
+                common_types(a, b, [name for name in (*own, *rest) if a.is_known(name) and b.is_known(name)])
             return
         except Misuse:
             if a.complete and b.complete:

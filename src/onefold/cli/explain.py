@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import ValidationError
 from typer import Argument, Exit, Option
 
-from onefold.cli.mistakes import peek, refuse_run
+from onefold.cli.mistakes import refuse_run
 from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import explanation
@@ -65,6 +65,7 @@ def refuse_question(run: str, words: Sequence[str], pairs: Mapping[str, str]) ->
     """Refuse a folder that holds no run, and columns that its rows do not have; before Spark is started."""
     from onefold.spark.columns import no_column
     from onefold.spark.explanations import refuse_nothing
+    from onefold.spark.peek import peek
 
     folder = refuse_run(run)
     firsts = None if folder is None else next((each for each in folder.rglob("firsts") if each.is_dir()), None)

@@ -54,10 +54,15 @@ def simulate(
 
     if ids:
         of_chains = {
-            "--chains": chains != 100, "--losses": losses != USUAL.losses, "--late-heads": late_heads != USUAL.late_heads,
-            "--no-previous": no_previous, "--poisoned": poisoned, "--malformed": malformed,
-            "--text-numbers": text_numbers, "--skew": skew,
-        }  # fmt: skip
+            "--chains": chains != 100,
+            "--losses": losses != USUAL.losses,
+            "--late-heads": late_heads != USUAL.late_heads,
+            "--no-previous": no_previous,
+            "--poisoned": poisoned,
+            "--malformed": malformed,
+            "--text-numbers": text_numbers,
+            "--skew": skew,
+        }
         refuse(of_chains, "is for chains, and --ids are none")
         shares = {"copies": copies, "reorder": reorder, "conflicts": conflicts, "late": late}
         _simulate_ids(out, seed, rows, shares, format or "jsonl", files, as_json)

@@ -12,6 +12,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from onefold.clock import SECONDS_BELOW
+from onefold.report.agreement import row_text
 from onefold.report.text import SPANS, foreign, many, size, table
 
 WHY: Final = {
@@ -24,9 +26,8 @@ WHY: Final = {
 
 TAIL_TIMES: Final = 10
 """From so many times the window on, it is worth a line that the last copies cost so much."""
-SECONDS_BELOW: Final = 100_000_000_000
-"""Milliseconds until March 1973: times that all lie before were hardly meant as such."""
 COLUMNS_CHARS_MAX: Final = 200
+WORST_SHOWN: Final = 5
 
 
 def report(advice: Mapping[str, Any]) -> Group:
@@ -102,6 +103,46 @@ def recommendation(advice: Mapping[str, Any]) -> str:
         remembered = f"{many(entries, 'entry', 'entries')} {verb}"
         return f"judge by numbers: {remembered} everything and nothing leaks; {window} {catches}, and remembers {ids}"
     return f"take {window}: it {catches}, and remembers {ids}"
+
+
+def copies(answers: Mapping[str, Any]) -> Iterator[Text | Table]:
+    """What a check of ids tells of the copies: how many, through whom, how late, which ids, which contradictions."""
+    if not answers["copies"]:
+        return
+    worst = answers["worst"]
+    yield Text(f"{many(answers['copies'], 'copy', 'copies')} of {many(answers['ids'], 'id')}", style="bold")
+    if worst[0]["copies"] > 1:
+        named = [f"{row_text(each['id'])}: {each['copies']:,}" for each in worst[:WORST_SHOWN]]
+        yield foreign(f"most copies: {'; '.join(named)}", COLUMNS_CHARS_MAX)
+    through, places = answers["through"], answers["from"]
+    if len(places) > 1 or places[0]["first"] != places[0]["copy"]:
+        rows = [(foreign(each["first"]), foreign(each["copy"]), f"{each['copies']:,}") for each in places]
+        yield table(f"first in {through}", f"again in {through}", ">copies", rows=rows)
+    elif places[0]["first"]:
+        yield foreign(f"all of them within {through} {places[0]['first']}", COLUMNS_CHARS_MAX)
+    lags = answers["lags"]
+    if "why_not" in lags:
+        yield foreign(f"how long after their firsts: {lags['why_not']}", COLUMNS_CHARS_MAX)
+    else:
+        yield table("after its first", ">copies", ">share", rows=_within(lags))
+        caught = (f"{_percent(each['share'])} by {span(each['window_ms'])}" for each in lags["windows"])
+        yield Text(f"a window would have caught: {', '.join(caught)}")
+    conflicts = answers["conflicts"]
+    if conflicts["copies"]:
+        columns = ", ".join(f"{name} ({count:,})" for name, count in conflicts["columns"].items() if count)
+        said = f"{many(conflicts['copies'], 'copy', 'copies')} with other content than the first, in: {columns}"
+        yield Text(foreign(said, COLUMNS_CHARS_MAX).plain, style="red")
+        yield from (foreign(f"  {row_text(row)}", 2 * COLUMNS_CHARS_MAX) for row in conflicts["shown"][:WORST_SHOWN])
+
+
+def _within(lags: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The lines of the table of lags, from the first to the last that tells anything."""
+    before, total = 0, lags["count"]
+    for ms, count in [*lags["within"], (lags["most_ms"], total)]:
+        if count > before:
+            words = "at once" if ms == 0 else f"within {span(min(ms, lags['most_ms']))}"
+            yield words, f"{count - before:,}", f"{100 * count / total:.2f} %"
+        before = count
 
 
 def span(ms: int) -> str:

@@ -53,6 +53,12 @@ class AnyShape:
         """Any table will do."""
 
 
+SOURCES: Final = ("source", "station", "gateway", "receiver", "relay", "node")
+"""Columns of these names say through whom a copy came, where the engine knows of no such column."""
+FILE: Final = "_onefold_file"
+"""The column with the file, or the source, through which a row of a check came."""
+
+
 class Untold(NamedTuple):
     """Something that an engine cannot tell with these settings, and the setting that would tell it."""
 
@@ -238,6 +244,10 @@ class Engine(ABC):
     def extras(self, rows: DataFrame) -> Mapping[str, DataFrame]:
         """What a batch run publishes besides, by the name of its folder, made from the judged rows."""
         return {}
+
+    def copies(self, rows: DataFrame) -> Mapping[str, Any] | None:
+        """What a check tells of the copies among judged rows with a column `FILE`; None: the books say it all."""
+        return None
 
     def cannot_tell(self) -> Sequence[Untold]:
         """What nobody may claim of rows that were judged like this, beyond what guarantees.md says of the engine."""

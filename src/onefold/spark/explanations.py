@@ -24,15 +24,13 @@ from onefold.errors import Misuse
 from onefold.spark import columns
 from onefold.spark.audits import published
 from onefold.spark.columns import TEXT, TIME, WHOLE, in_order, milliseconds, moment, quoted, told, whole, written_moment
-from onefold.spark.engine import Engine, Subject, usual_engines
+from onefold.spark.engine import SOURCES, Engine, Subject, usual_engines
 from onefold.spark.files import Place
 from onefold.spark.gaps import LOWER, UPPER
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.publish import GAPS, RUN
 from onefold.spark.sinks.parquet import BATCHES, STREAM
 
-SOURCES: Final = ("source", "station", "gateway", "receiver", "relay", "node")
-"""Columns of these names say through whom a copy came, where the engine knows of no such column."""
 BAR: Final = "|"
 """Between the parts of a number that has two, as reports write it: 1700000000000|3."""
 WORDS_MAX: Final = 50

@@ -19,18 +19,21 @@ The rules are those of `onefold.ids`; the memory is that of `memory`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from itertools import chain
 from operator import or_
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
+from os.path import commonpath
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from onefold.clock import SECONDS_BELOW
 from onefold.errors import Misuse
 from onefold.hashed_names import find
 from onefold.ids.columns import IdRows, SliceNames, SortedIds, judge_batch, judge_table, refused
@@ -53,11 +56,12 @@ from onefold.spark.columns import (
     quoted,
     readings,
 )
-from onefold.spark.engine import Engine, Identity, Subject, Untold, named_like
+from onefold.spark.engine import FILE, Engine, Identity, Subject, Untold, named_like
 from onefold.spark.fingerprints import hashable
 from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, MemoryOptions, Transform
 from onefold.spark.meaning import Meaning
 from onefold.spark.memory import BUCKETS, FORMAT, Bucket, KeyRecords, MemoryFolder
+from onefold.spark.window import Distribution
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -376,6 +380,9 @@ class IdsEngine(Engine):
         what = "what was lost: an id says nothing of the messages around it, a running number per sender does"
         return (Untold("lost", f'{what} (engine "producers")', "sequence", "COLUMN"),)
 
+    def copies(self, rows: DataFrame) -> Mapping[str, Any]:
+        return copies_of(rows, self.columns)
+
     def subject(self, rows: DataFrame) -> Subject:
         names, key = self.columns, self.key
         order = names.order or names.time
@@ -389,6 +396,130 @@ class IdsEngine(Engine):
             no_arrival="no time of arrival: judge.order must be a column of timestamps",
             window_ms=self.window_ms,
         )
+
+
+WITHIN_MS: Final = (
+    0, 1_000, 10_000, 60_000, 600_000, 3_600_000, 6 * 3_600_000, 86_400_000, 7 * 86_400_000, 30 * 86_400_000,
+)  # fmt: skip
+"""The lines of the table of lags."""
+WINDOW_SHARES: Final = (0.99, 0.999, 0.9999)
+MOST_SHOWN: Final = 20
+SAMPLE_CHARS_MAX: Final = 120
+COPIES_SENT_MAX: Final = 2_000_000
+"""So many copies, of about 100 bytes, go to every task and meet their firsts there; more are shuffled with them."""
+_NAME, _MS, _ID, _LAG = ("_onefold_a", "_onefold_b"), "_onefold_ms", "_onefold_id", "_onefold_lag"
+
+
+def copies_of(rows: DataFrame, columns: IdColumns) -> dict[str, Any]:
+    """How many copies of how many ids judged rows of a table have, through which `FILE` they and their firsts came, how
+    long after, which ids have most, and which columns of content contradict the first.
+
+    Cost: a join of the copies with their firsts, which is kept while a few small aggregates look at it.
+    """
+    paired = _paired(rows, columns).persist()
+    content = [f"c{i}" for i in range(len(columns.payload))]
+    differs = {
+        name: ~F.col(f"first.{c}").eqNullSafe(F.col(f"copy.{c}"))
+        for name, c in zip(columns.payload, content, strict=True)
+    }
+    try:
+        lag, one = F.col(_LAG), F.lit(1)
+        cells = {
+            "copies": F.count(one), "ids": F.count_distinct(*_NAME), "timed": F.count(lag), "most_ms": F.max(lag),
+            "conflicts": F.count_if(reduce(or_, differs.values(), F.lit(False))),
+            **{f"within_{ms}": F.count_if(lag <= ms) for ms in WITHIN_MS},
+            **{f"differs_{i}": F.count_if(cell) for i, cell in enumerate(differs.values())},
+        }  # fmt: skip
+        sums = paired.agg(*(cell.alias(name) for name, cell in cells.items())).collect()[0].asDict()
+        if not sums["copies"]:
+            return {"copies": 0, "ids": 0}
+        through = paired.groupBy(F.col(f"first.{FILE}").alias("first"), F.col(f"copy.{FILE}").alias("copy")).count()
+        often = paired.groupBy(*_NAME).agg(F.count(one).alias("count"), F.any_value(_ID).alias(_ID))
+        worst = often.orderBy(F.desc("count"), *_NAME).limit(MOST_SHOWN).collect()
+        places = through.orderBy(F.desc("count"), "first", "copy").limit(MOST_SHOWN).collect()
+        conflicts = _conflicts(paired, differs) if sums["conflicts"] else []
+        return {
+            "copies": sums["copies"],
+            "ids": sums["ids"],
+            "worst": [{"id": row[_ID].asDict(), "copies": row["count"]} for row in worst],
+            "from": _places(places),
+            "lags": _lag_table(paired, columns, sums),
+            "conflicts": {
+                "copies": sums["conflicts"],
+                "columns": {name: sums[f"differs_{i}"] for i, name in enumerate(differs)},
+                "shown": conflicts,
+            },
+        }
+    finally:
+        paired.unpersist()
+
+
+def _paired(rows: DataFrame, columns: IdColumns) -> DataFrame:
+    """Every copy beside its first: their name, the id as text, ``first`` and ``copy``, and the lag in ms."""
+    id, payload = ([cell_of(rows, name) for name in own] for own in (columns.id, columns.payload))
+    key = [cell.hashed for cell in id]
+    at = F.lit(None).cast("long") if columns.order is None else milliseconds(rows, columns.order)
+    shown = [_text(cell).alias(name) for cell, name in zip(id, columns.id, strict=True)]
+    content = [
+        F.when(cell.column.isNotNull(), F.xxhash64(cell.hashed)).alias(f"c{i}") for i, cell in enumerate(payload)
+    ]
+    texts = [_text(cell).alias(f"t{i}") for i, cell in enumerate(payload)]
+    every = rows.select(
+        F.xxhash64(*key).alias(_NAME[0]), F.xxhash64(F.lit(1), *key).alias(_NAME[1]), host.VERDICT, host.REASON,
+        F.struct(*shown).alias(_ID), F.struct(at.alias(_MS), FILE, *content, *texts).alias("row"),
+    )  # fmt: skip
+    copies = every.where(F.col(host.REASON).isin("seen", "conflict", "changed")).select(
+        *_NAME, F.col("row").alias("copy")
+    )
+    firsts = every.where(F.col(host.VERDICT) == "FIRST").select(*_NAME, _ID, F.col("row").alias("first"))
+    is_few = copies.limit(COPIES_SENT_MAX + 1).count() <= COPIES_SENT_MAX
+    first, copy = (F.col(f"{side}.{_MS}") for side in ("first", "copy"))
+    # Whole numbers that would be times of before 1973 are offsets.
+    lag = F.when(F.least(first, copy) >= SECONDS_BELOW, F.try_subtract(copy, first))
+    return firsts.join(F.broadcast(copies) if is_few else copies, [*_NAME]).withColumn(_LAG, lag)
+
+
+def _places(rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Through which files copies and firsts came; of files what their paths do not share."""
+    names = {row[side] for row in rows for side in ("first", "copy")}
+    folders = {str(name).rpartition("/")[0] for name in names}
+    common = len(commonpath(folders)) + 1 if all(folders) else 0
+    cut = {name: unquote(name[common:]) if common else name for name in names}
+    return [{"first": cut[row["first"]], "copy": cut[row["copy"]], "copies": row["count"]} for row in rows]
+
+
+def _text(cell: Cell) -> Column:
+    return F.substring(cell.column.cast("string"), 1, SAMPLE_CHARS_MAX)
+
+
+def _lag_table(paired: DataFrame, columns: IdColumns, sums: Mapping[str, Any]) -> dict[str, Any]:
+    if columns.order is None:
+        return {"why_not": "no column says when a row came in; --order COLUMN would tell"}
+    if not sums["timed"]:
+        return {"why_not": f"column {columns.order!r} orders the rows, but is no time"}
+    lags = Distribution.of(paired, _LAG)
+    windows = [
+        {"share": share, "window_ms": quantile.value, "caught": quantile.upto, "leaked": lags.total - quantile.upto}
+        for share, quantile in lags.quantiles(WINDOW_SHARES).items()
+    ]
+    within = [[ms, sums[f"within_{ms}"]] for ms in WITHIN_MS]
+    return {
+        "column": columns.order, "count": sums["timed"], "most_ms": sums["most_ms"], "within": within,
+        "windows": windows,
+    }  # fmt: skip
+
+
+def _conflicts(paired: DataFrame, differs: Mapping[str, Column]) -> list[dict[str, Any]]:
+    """Some of the copies that contradict their firsts, with what does."""
+    cells = [F.when(cell, F.lit(name)) for name, cell in differs.items()]
+    wrong = paired.where(reduce(or_, differs.values())).orderBy(*_NAME).limit(MOST_SHOWN // 2)
+    lines = []
+    for row in wrong.withColumn("differs_in", F.array_compact(F.array(*cells))).collect():
+        sides = ({name: row[side][f"t{i}"] for i, name in enumerate(differs)} for side in ("first", "copy"))
+        lines.append(
+            {**row[_ID].asDict(), "differs_in": row["differs_in"], **dict(zip(("row_a", "row_b"), sides, strict=True))}
+        )
+    return lines
 
 
 def _rows(rows: KeyColumns) -> IdRows:

@@ -26,7 +26,7 @@ from onefold.chains.rules import NEW_CHAIN
 from onefold.spark import publish
 from onefold.spark.audits import Audit, AuditFailed, audit_run, comparable, keep, published
 from onefold.spark.columns import CORRUPT, quoted, told
-from onefold.spark.engine import Engine, Untold
+from onefold.spark.engine import FILE, SOURCES, Engine, Untold
 from onefold.spark.figures import Figures, Phases, Span, circumstances
 from onefold.spark.files import NAMED_MAX, Manifest, Place, located, naming_files
 from onefold.spark.fingerprints import Passing
@@ -66,6 +66,8 @@ class Run:
     """The files of the source, and their rows as they were counted without its reader."""
     changed: Sequence[str] = ()  # what happened to files of the source while they were judged, one line each
     version: int | None = None  # of a run that goes on; None: it began with nothing
+    copies: Mapping[str, Any] | None = None
+    """Of a check of ids: how many copies of how many ids, from where, how late, and what contradicts its first."""
     left: int = 0  # how many files came after this version was begun: the next run reads them
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,6 +89,7 @@ class Run:
             "audit": None if self.audit is None else self.audit.to_dict(),
             "manifest": {**self.manifest.to_dict(), "changed": list(self.changed)},
             **({} if self.figures is None else {"figures": self.figures}),
+            **({} if self.copies is None else {"copies": self.copies}),
         }
 
 
@@ -149,9 +152,18 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
     folder = tempfile.mkdtemp(prefix="onefold-check-")
     try:
         needed = {name for _, name in read.engine.columns.named} | {CORRUPT}
-        narrow = read.messages.select(*(F.col(quoted(name)) for name in read.messages.columns if name in needed))
+        columns = read.messages.columns
+        named = next((name for name in SOURCES if name in columns), None)
+        through = F.input_file_name() if named is None else F.col(quoted(named)).cast("string")
+        narrow = read.messages.select(
+            *(F.col(quoted(name)) for name in columns if name in needed), through.alias(FILE)
+        )  # fmt: skip
         judged = _judge(read, narrow, Place(spark, folder), "mark", ranges_max, say, Passing())
-        return Run(**judged.result, others=read.engine.others(read.opened.rows), seconds=monotonic() - started)
+        copies = read.engine.copies(judged.rows)
+        if copies is not None:
+            copies = {**copies, "through": named or "file"}
+        others = read.engine.others(read.opened.rows)
+        return Run(**judged.result, others=others, copies=copies, seconds=monotonic() - started)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
