@@ -8,6 +8,7 @@ from rich.text import Text
 from typer import Argument, Exit, Option
 
 from onefold.cli.mistakes import format_of, refuse_mistakes
+from onefold.cli.options import ReaderOption, names_of, reader_options
 from onefold.cli.output import emit_json, people, progress
 from onefold.errors import Misuse
 from onefold.report import advice, agreement, text
@@ -78,6 +79,7 @@ def check(
     path: Annotated[str, Argument(help="A file or folder that Spark can read.")],
     id: _Id = None,
     format: _Format = "auto",
+    option: ReaderOption = None,
     key: _Key = _KEY,
     timestamp: _Number = "timestamp",
     sequence: _Sequence = None,
@@ -118,8 +120,9 @@ def check(
     )  # fmt: skip
     engine = given.engine()
     kind = format_of(path) if format == "auto" else format
+    options = reader_options(option)
     try:
-        refuse_mistakes(path, kind, engine.reads)
+        refuse_mistakes(path, kind, engine.reads, options)
     except Misuse as error:
         if given.is_silent and error.values.get("role") == "key":
             raise what_names(path, error.values["columns"]) from None
@@ -127,7 +130,9 @@ def check(
     with progress(people) as say:
         say("starting Spark")
         spark = session(master)
-        source = SourceSpec(path=path, format=kind, bad_files=bad_files, partition_types=partition_types)
+        source = SourceSpec(
+            path=path, format=kind, options=options, bad_files=bad_files, partition_types=partition_types
+        )
         result = jobs.check(spark, source, engine, ranges_max=ranges, say=say).to_dict()
     if _show_findings(result, json):
         raise Exit(1)
@@ -240,10 +245,6 @@ def refuse_without(options: Mapping[str, tuple[object, object]], needed: str) ->
     for option, (value, default) in options.items():
         if value != default:
             raise Misuse(f"{option} is {value!r}, which needs {needed}", option=option)
-
-
-def names_of(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _maybe(name: str) -> str | None:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from rich.text import Text
 from typer import Argument, Exit, Option
 
-from onefold.cli.check import names_of
 from onefold.cli.mistakes import format_of, refuse_path
-from onefold.cli.options import Format, ReaderOption, ServerToken, read_token, refuse
+from onefold.cli.options import Format, ReaderOption, ServerToken, names_of, read_token, reader_options, refuse
 from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import agreement
@@ -215,10 +214,4 @@ def table_at(path: str, format: str, options: list[str] | None) -> DiffTable:
     """The table that a path, a format or "auto", and options of its reader mean."""
     from onefold.spark.diff_files import DiffTable
 
-    pairs = {}
-    for text in options or []:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise Misuse(f"{text!r} is no option, must be NAME=VALUE", option=text)
-        pairs[name] = value
-    return DiffTable(path, format_of(path) if format == "auto" else format, pairs)
+    return DiffTable(path, format_of(path) if format == "auto" else format, reader_options(options))

@@ -89,7 +89,7 @@ def refuse_mistakes(
     from onefold.spark.peek import peek
 
     place = refuse_path(path, what)
-    if kind not in _KNOWN and (near := get_close_matches(kind, _KNOWN, n=1, cutoff=0.75)):
+    if kind not in _KNOWN and (near := get_close_matches(kind, _KNOWN, n=1)):
         raise Misuse(f"the format is {kind!r}, did you mean {near[0]!r}?", wrong=kind, right=near[0])
     names = [name for _, name in columns.named]
     table = None if place is None else peek(place, kind, names, options)

@@ -56,23 +56,40 @@ def summary(advice: Mapping[str, Any]) -> Iterator[Text]:
             style="yellow",
         )
     if copies:
-        yield Text(f"a copy comes after its first: {_spread(advice['lags'])}")
+        what = "is behind the newest time before it" if by_shared_time(advice) else "comes after its first"
+        yield Text(f"a copy {what}: {_spread(advice['lags'])}")
+    if advice.get("apart"):
+        yield Text(
+            f"{many(advice['apart'], 'copy bears', 'copies bear')} another time than the first: by {advice['time']} "
+            "they count again, unless they fall into the same sixteenth of the window; leave the time out",
+            style="yellow",
+        )
     if advice["late"] is not None:
         yield Text(f"a row is behind the latest time before it: {_spread(advice['late'])}")
 
 
+def by_shared_time(advice: Mapping[str, Any]) -> bool:
+    return advice.get("engine") == "ids" and advice["order"] is not None
+
+
 def windows(advice: Mapping[str, Any]) -> Table:
-    names = (">to catch", ">window", ">leaks", ">ids at once", ">state", ">watermark", ">state")
+    is_shared = by_shared_time(advice)
+    leaks = (">unsure copies", ">unsure events") if is_shared else (">leaks",)
+    names = (">to catch", ">window", *leaks, ">ids at once", ">state", ">watermark", ">state")
     rows = []
     for row in advice["windows"]:
-        window = (span(row["window_ms"]), f"{row['leaked']:,}", f"{row['ids']:,}", size(row["bytes"]))
+        leaked = (f"{row['leaked']:,}", *([f"{row['unsure']:,}"] if is_shared else []))
+        window = (span(row["window_ms"]), *leaked, f"{row['ids']:,}", size(row["bytes"]))
         rows.append([_percent(row["share"]), *window, span(row["watermark_ms"]), size(row["watermark_bytes"])])
     return table(*names, rows=rows, no_wrap=True)
 
 
 def notes(advice: Mapping[str, Any]) -> Iterator[Text]:
     intervals = advice["intervals"]
-    if "why_not" in intervals:
+    is_shared, is_ids = by_shared_time(advice), advice.get("engine") == "ids"
+    if is_ids:
+        pass
+    elif "why_not" in intervals:
         yield Text(f"interval memory: {intervals['why_not']}")
     else:
         entries = f"{many(intervals['chains'], 'chain')} and {many(intervals['gaps'], 'gap')}"
@@ -84,8 +101,14 @@ def notes(advice: Mapping[str, Any]) -> Iterator[Text]:
         shares = f"from {_percent(low['share'])} to {_percent(high['share'])}"
         more = high["ids"] / max(1, low["ids"])
         yield Text(f"the tail is long: {shares} the window grows {times:,.0f} times, its state {more:,.1f} times")
-    yield Text("leaks: copies that come after the window, and count again; at most so many", style="dim")
-    yield Text("state: at the peak, 24 bytes an id; a store adds to it, Spark's about 70 bytes an id", style="dim")
+    if is_shared:
+        yield Text("unsure: what is older than the window; copies and events of which nobody can tell", style="dim")
+    else:
+        yield Text("leaks: copies that come after the window, and count again; at most so many", style="dim")
+    if is_ids:
+        yield Text("state: at the peak, 16 bytes an id, 24 with content", style="dim")
+    else:
+        yield Text("state: at the peak, 24 bytes an id; a store adds to it, Spark's about 70 bytes an id", style="dim")
     yield Text("watermark: the delay for dropDuplicatesWithinWatermark, which keeps ids twice as long", style="dim")
     if advice["order"] is None:
         yield Text("  if rows come in the order of their time; --order says it if they do not", style="dim")
@@ -95,9 +118,18 @@ def recommendation(advice: Mapping[str, Any]) -> str:
     if not advice["windows"]:
         return "there are no copies: by this data no window is needed"
     best, intervals = max(advice["windows"], key=lambda row: row["share"]), advice["intervals"]
+    if advice.get("engine") == "ids" and advice["order"] is None and not advice["lags"]["most_ms"]:
+        return (
+            f"every copy bears the {advice['time']} of its first, so it is when the event happened: name the column of "
+            "when a row came in, --order COLUMN"
+        )
     ids = f"{many(best['ids'], 'id')} at once"
     window = f"a window of {span(best['window_ms'])} ({best['window_ms']:,} ms)"
     catches = f"catches {best['caught']:,} of {many(advice['copies'], 'copy', 'copies')}, leaks {best['leaked']:,}"
+    if advice.get("engine") == "ids":
+        unsure = f", and makes {many(best['unsure'], 'late event')} unsure" if best["unsure"] else ""
+        caught = catches.replace("leaks", "makes unsure") if by_shared_time(advice) else catches
+        return f'take window = "{setting(best["window_ms"])}": it {caught}{unsure}, and remembers {ids}'
     if "why_not" not in intervals and intervals["entries"] < best["ids"]:
         entries, verb = intervals["entries"], "remembers" if intervals["entries"] == 1 else "remember"
         remembered = f"{many(entries, 'entry', 'entries')} {verb}"
@@ -153,6 +185,18 @@ def span(ms: int) -> str:
     """
     unit, length = next((each for each in SPANS if ms >= each[1]), SPANS[-1])
     return f"{ceil(100 * ms / length) / 100:g} {unit}" if ms < 10_000 * length else f"{ms // length + 1:,} {unit}"
+
+
+def setting(ms: int) -> str:
+    """A window as a setting, rounded up by a tenth at most.
+
+    >>> setting(0), setting(7_200_000), setting(1_634_000), setting(12_345)
+    ('1 second', '2 hours', '28 minutes', '13 seconds')
+    """
+    for unit, length in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000)):
+        if ms >= 10 * length or (ms and ms % length == 0):
+            return many(-(-ms // length), unit).replace(",", "")
+    return many(max(1, -(-ms // 1_000)), "second")
 
 
 def _spread(lags: Mapping[str, Any]) -> str:

@@ -59,6 +59,7 @@ class Columns(Protocol):
 
 
 def no_column(name: str, role: str, columns: Sequence[str], *, required: bool) -> Misuse:
+    columns = [each for each in columns if each != CORRUPT]
     near = next(iter(get_close_matches(name, columns, n=1)), None)
     close = "" if near is None else f", did you mean {near!r}"
     said = f"no column {name!r} ({role}){close}: the columns are {', '.join(columns)}"

@@ -26,6 +26,7 @@ from onefold.spark.host import Codes, Integers, KeyColumns, MemoryOptions, Trans
 from onefold.spark.meaning import Meaning
 from onefold.spark.memory import Bucket, KeyRecords
 from onefold.spark.notes import NoteRules
+from onefold.tally import Tally
 from onefold.verdict import Answer
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class AnyShape:
 
 SOURCES: Final = ("source", "station", "gateway", "receiver", "relay", "node")
 """Columns of these names say through whom a copy came, where the engine knows of no such column."""
-FILE: Final = "_onefold_file"
+FILE: Final = "_of_onefold_file"
 """The column with the file, or the source, through which a row of a check came."""
 
 
@@ -102,6 +103,7 @@ class Subject:
     axis: str | None = None  # by which the rows are put on the timeline
     axis_is_time: bool = True
     arrival: str | None = None  # the clock by which copies are late
+    arrival_least: int | None = None  # the least number that is a time; what is below it only orders rows
     no_arrival: str = "this engine knows of no time of arrival"  # why there is no such clock
     window_ms: int | None = None  # after how long a copy is no longer known as one; None: it always is
     source: str | None = None  # through whom a copy came
@@ -245,7 +247,7 @@ class Engine(ABC):
         """What a batch run publishes besides, by the name of its folder, made from the judged rows."""
         return {}
 
-    def copies(self, rows: DataFrame) -> Mapping[str, Any] | None:
+    def copies(self, rows: DataFrame, tally: Tally) -> Mapping[str, Any] | None:
         """What a check tells of the copies among judged rows with a column `FILE`; None: the books say it all."""
         return None
 

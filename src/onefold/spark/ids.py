@@ -24,7 +24,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from itertools import chain
 from operator import or_
-from os.path import commonpath
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 from urllib.parse import unquote
 
@@ -37,7 +36,7 @@ from onefold.clock import SECONDS_BELOW
 from onefold.errors import Misuse
 from onefold.hashed_names import find
 from onefold.ids.columns import IdRows, SliceNames, SortedIds, judge_batch, judge_table, refused
-from onefold.ids.rules import ANSWERS, TIME_MAX, IdSettings, OnConflict, window_of
+from onefold.ids.rules import ANSWERS, CHANGED, CONFLICT, SEEN, TIME_MAX, IdSettings, OnConflict, window_of
 from onefold.spark import host
 from onefold.spark.columns import (
     CORRUPT,
@@ -62,6 +61,7 @@ from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, MemoryOption
 from onefold.spark.meaning import Meaning
 from onefold.spark.memory import BUCKETS, FORMAT, Bucket, KeyRecords, MemoryFolder
 from onefold.spark.window import Distribution
+from onefold.tally import Tally
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -380,20 +380,22 @@ class IdsEngine(Engine):
         what = "what was lost: an id says nothing of the messages around it, a running number per sender does"
         return (Untold("lost", f'{what} (engine "producers")', "sequence", "COLUMN"),)
 
-    def copies(self, rows: DataFrame) -> Mapping[str, Any]:
-        return copies_of(rows, self.columns)
+    def copies(self, rows: DataFrame, tally: Tally) -> Mapping[str, Any]:
+        count = tally.count(*SEEN) + tally.count(*CONFLICT) + tally.count(*CHANGED)
+        return copies_of(rows, self.columns, count) if count else {"copies": 0, "ids": 0}
 
     def subject(self, rows: DataFrame) -> Subject:
         names, key = self.columns, self.key
         order = names.order or names.time
-        timed = names.order is not None and isinstance(rows.schema[names.order].dataType, TIME)
+        timed = names.order is not None and isinstance(rows.schema[names.order].dataType, (*TIME, *TEXT))
         return Subject(
             key=key,
             identity=Identity(names=key) if key else None,
             order=order,
             axis=names.time or (names.order if timed else None),
             arrival=names.order if timed else None,
-            no_arrival="no time of arrival: judge.order must be a column of timestamps",
+            arrival_least=SECONDS_BELOW,
+            no_arrival="no time of arrival: judge.order must be a column of times",
             window_ms=self.window_ms,
         )
 
@@ -410,13 +412,13 @@ COPIES_SENT_MAX: Final = 2_000_000
 _NAME, _MS, _ID, _LAG = ("_onefold_a", "_onefold_b"), "_onefold_ms", "_onefold_id", "_onefold_lag"
 
 
-def copies_of(rows: DataFrame, columns: IdColumns) -> dict[str, Any]:
-    """How many copies of how many ids judged rows of a table have, through which `FILE` they and their firsts came, how
-    long after, which ids have most, and which columns of content contradict the first.
+def copies_of(rows: DataFrame, columns: IdColumns, count: int) -> dict[str, Any]:
+    """Of how many ids the ``count`` copies among judged rows of a table are, through which `FILE` they and their firsts
+    came, how long after, which ids have most, and which columns of content contradict the first.
 
     Cost: a join of the copies with their firsts, which is kept while a few small aggregates look at it.
     """
-    paired = _paired(rows, columns).persist()
+    paired = _paired(rows, columns, is_few=count <= COPIES_SENT_MAX).persist()
     content = [f"c{i}" for i in range(len(columns.payload))]
     differs = {
         name: ~F.col(f"first.{c}").eqNullSafe(F.col(f"copy.{c}"))
@@ -425,21 +427,19 @@ def copies_of(rows: DataFrame, columns: IdColumns) -> dict[str, Any]:
     try:
         lag, one = F.col(_LAG), F.lit(1)
         cells = {
-            "copies": F.count(one), "ids": F.count_distinct(*_NAME), "timed": F.count(lag), "most_ms": F.max(lag),
+            "ids": F.count_distinct(*_NAME), "timed": F.count(lag), "most_ms": F.max(lag),
             "conflicts": F.count_if(reduce(or_, differs.values(), F.lit(False))),
             **{f"within_{ms}": F.count_if(lag <= ms) for ms in WITHIN_MS},
             **{f"differs_{i}": F.count_if(cell) for i, cell in enumerate(differs.values())},
         }  # fmt: skip
         sums = paired.agg(*(cell.alias(name) for name, cell in cells.items())).collect()[0].asDict()
-        if not sums["copies"]:
-            return {"copies": 0, "ids": 0}
         through = paired.groupBy(F.col(f"first.{FILE}").alias("first"), F.col(f"copy.{FILE}").alias("copy")).count()
         often = paired.groupBy(*_NAME).agg(F.count(one).alias("count"), F.any_value(_ID).alias(_ID))
         worst = often.orderBy(F.desc("count"), *_NAME).limit(MOST_SHOWN).collect()
         places = through.orderBy(F.desc("count"), "first", "copy").limit(MOST_SHOWN).collect()
         conflicts = _conflicts(paired, differs) if sums["conflicts"] else []
         return {
-            "copies": sums["copies"],
+            "copies": count,
             "ids": sums["ids"],
             "worst": [{"id": row[_ID].asDict(), "copies": row["count"]} for row in worst],
             "from": _places(places),
@@ -454,7 +454,7 @@ def copies_of(rows: DataFrame, columns: IdColumns) -> dict[str, Any]:
         paired.unpersist()
 
 
-def _paired(rows: DataFrame, columns: IdColumns) -> DataFrame:
+def _paired(rows: DataFrame, columns: IdColumns, *, is_few: bool) -> DataFrame:
     """Every copy beside its first: their name, the id as text, ``first`` and ``copy``, and the lag in ms."""
     id, payload = ([cell_of(rows, name) for name in own] for own in (columns.id, columns.payload))
     key = [cell.hashed for cell in id]
@@ -472,7 +472,6 @@ def _paired(rows: DataFrame, columns: IdColumns) -> DataFrame:
         *_NAME, F.col("row").alias("copy")
     )
     firsts = every.where(F.col(host.VERDICT) == "FIRST").select(*_NAME, _ID, F.col("row").alias("first"))
-    is_few = copies.limit(COPIES_SENT_MAX + 1).count() <= COPIES_SENT_MAX
     first, copy = (F.col(f"{side}.{_MS}") for side in ("first", "copy"))
     # Whole numbers that would be times of before 1973 are offsets.
     lag = F.when(F.least(first, copy) >= SECONDS_BELOW, F.try_subtract(copy, first))
@@ -482,9 +481,13 @@ def _paired(rows: DataFrame, columns: IdColumns) -> DataFrame:
 def _places(rows: Sequence[Any]) -> list[dict[str, Any]]:
     """Through which files copies and firsts came; of files what their paths do not share."""
     names = {row[side] for row in rows for side in ("first", "copy")}
-    folders = {str(name).rpartition("/")[0] for name in names}
-    common = len(commonpath(folders)) + 1 if all(folders) else 0
-    cut = {name: unquote(name[common:]) if common else name for name in names}
+    cut = {name: name for name in names}
+    if all(":/" in str(name) for name in names):
+        parts = {name: name.split("/") for name in names}
+        folders = [each[:-1] for each in parts.values()]
+        pairs = enumerate(zip(min(folders), max(folders), strict=False))
+        shared = next((i for i, (low, high) in pairs if low != high), min(map(len, folders)))
+        cut = {name: unquote("/".join(each[shared:])) for name, each in parts.items()}
     return [{"first": cut[row["first"]], "copy": cut[row["copy"]], "copies": row["count"]} for row in rows]
 
 

@@ -159,7 +159,7 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
             *(F.col(quoted(name)) for name in columns if name in needed), through.alias(FILE)
         )  # fmt: skip
         judged = _judge(read, narrow, Place(spark, folder), "mark", ranges_max, say, Passing())
-        copies = read.engine.copies(judged.rows)
+        copies = read.engine.copies(judged.rows, judged.result["tally"])
         if copies is not None:
             copies = {**copies, "through": named or "file"}
         others = read.engine.others(read.opened.rows)
