@@ -173,7 +173,7 @@ def _within(lags: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for ms, count in [*lags["within"], (lags["most_ms"], total)]:
         if count > before:
             words = "at once" if ms == 0 else f"within {span(min(ms, lags['most_ms']))}"
-            yield words, f"{count - before:,}", f"{100 * count / total:.2f} %"
+            yield words, f"{count:,}", f"{100 * count / total:.2f} %"
         before = count
 
 

@@ -548,9 +548,8 @@ def advise_window(
         delays = {share: 1 + max(lag[share].value, lateness_of[share].value) for share in wanted if lag}
         lengths = [*(lag[share].value for share in delays), *(2 * delay for delay in delays.values())]
         peak = peaks(table, lengths) if lengths else Peaks({}, 1)
-        apart, *unsure = (
-            _beyond(table, [lag[share].value for share in delays]) if by_shared_time else [0] * (SHARES_MAX + 1)
-        )
+        every_window = [lag[share].value for share in delays]
+        apart, *unsure = _beyond(table, every_window) if by_shared_time else [0] * (1 + len(every_window))
     say("comparing with interval memory")
     return Advice(
         key=columns.id(df),
