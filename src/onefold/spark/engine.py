@@ -238,7 +238,7 @@ class Engine(ABC):
         """
         raise TypeError(f"{self.name} notes no missing ranges")
 
-    def keys(self, rows: DataFrame) -> int:
+    def keys(self, rows: DataFrame, tally: Tally) -> int:
         """How many chains, producers or devices there are among judged rows: who has a message that counts."""
         firsts = rows.where(F.col(host.VERDICT) == "FIRST")
         return firsts.select(*(F.col(quoted(name)) for name in self.key)).distinct().count() if self.key else 0

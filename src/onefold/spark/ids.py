@@ -19,7 +19,8 @@ The rules are those of `onefold.ids`; the memory is that of `memory`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from itertools import chain
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
+from pyspark import inheritable_thread_target
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -60,8 +62,10 @@ from onefold.spark.fingerprints import hashable
 from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, MemoryOptions, Transform
 from onefold.spark.meaning import Meaning
 from onefold.spark.memory import BUCKETS, FORMAT, Bucket, KeyRecords, MemoryFolder
-from onefold.spark.window import Distribution
+from onefold.spark.notes import DIGITS
+from onefold.spark.window import Distribution, rank_of
 from onefold.tally import Tally
+from onefold.verdict import Verdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -373,8 +377,8 @@ class IdsEngine(Engine):
     def still_missing(self, rows: DataFrame, memory: MemoryFolder, below: int, *more: DataFrame) -> DataFrame:
         return self.missing(rows)
 
-    def keys(self, rows: DataFrame) -> int:
-        return rows.where(F.col(host.VERDICT) == "FIRST").count()
+    def keys(self, rows: DataFrame, tally: Tally) -> int:
+        return tally.count(Verdict.FIRST)
 
     def cannot_tell(self) -> Sequence[Untold]:
         what = "what was lost: an id says nothing of the messages around it, a running number per sender does"
@@ -435,15 +439,22 @@ def copies_of(rows: DataFrame, columns: IdColumns, count: int) -> dict[str, Any]
         sums = paired.agg(*(cell.alias(name) for name, cell in cells.items())).collect()[0].asDict()
         through = paired.groupBy(F.col(f"first.{FILE}").alias("first"), F.col(f"copy.{FILE}").alias("copy")).count()
         often = paired.groupBy(*_NAME).agg(F.count(one).alias("count"), F.any_value(_ID).alias(_ID))
-        worst = often.orderBy(F.desc("count"), *_NAME).limit(MOST_SHOWN).collect()
-        places = through.orderBy(F.desc("count"), "first", "copy").limit(MOST_SHOWN).collect()
-        conflicts = _conflicts(paired, differs) if sums["conflicts"] else []
+        looks: list[Callable[[], Any]] = [
+            lambda: through.orderBy(F.desc("count"), "first", "copy").limit(MOST_SHOWN).collect(),
+            lambda: often.orderBy(F.desc("count"), *_NAME).limit(MOST_SHOWN).collect(),
+            lambda: _lag_table(paired, columns, sums),
+            lambda: _conflicts(paired, differs) if sums["conflicts"] else [],
+        ]
+        # All at once: of a small table most of the time is planning, in which the cores have nothing to do.
+        with ThreadPoolExecutor(len(looks), thread_name_prefix="onefold-copies") as threads:
+            begun = [threads.submit(inheritable_thread_target(rows.sparkSession)(look)) for look in looks]
+            places, worst, lags, conflicts = (look.result() for look in begun)
         return {
             "copies": count,
             "ids": sums["ids"],
             "worst": [{"id": row[_ID].asDict(), "copies": row["count"]} for row in worst],
             "from": _places(places),
-            "lags": _lag_table(paired, columns, sums),
+            "lags": lags,
             "conflicts": {
                 "copies": sums["conflicts"],
                 "columns": {name: sums[f"differs_{i}"] for i, name in enumerate(differs)},
@@ -500,11 +511,13 @@ def _lag_table(paired: DataFrame, columns: IdColumns, sums: Mapping[str, Any]) -
         return {"why_not": "no column says when a row came in; --order COLUMN would tell"}
     if not sums["timed"]:
         return {"why_not": f"column {columns.order!r} orders the rows, but is no time"}
-    lags = Distribution.of(paired, _LAG)
-    windows = [
-        {"share": share, "window_ms": quantile.value, "caught": quantile.upto, "leaked": lags.total - quantile.upto}
-        for share, quantile in lags.quantiles(WINDOW_SHARES).items()
-    ]
+    lags, windows = Distribution.of(paired, _LAG), []
+    upto = np.cumsum(lags.count)
+    for share in WINDOW_SHARES:  # the window is that of the end of a bucket, up to one part in two thousand longer
+        at = int(np.searchsorted(upto, rank_of(share, lags.total)))
+        lower, caught = int(lags.lower[at]), int(upto[at])
+        end = min(lower + (1 << max(0, lower.bit_length() - DIGITS)) - 1, lags.most)
+        windows.append({"share": share, "window_ms": end, "caught": caught, "leaked": lags.total - caught})
     within = [[ms, sums[f"within_{ms}"]] for ms in WITHIN_MS]
     return {
         "column": columns.order, "count": sums["timed"], "most_ms": sums["most_ms"], "within": within,

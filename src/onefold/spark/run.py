@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, TypeAlias
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from onefold.chains.rules import NEW_CHAIN
 from onefold.spark import publish
 from onefold.spark.audits import Audit, AuditFailed, audit_run, comparable, keep, published
 from onefold.spark.columns import CORRUPT, quoted, told
@@ -346,7 +345,7 @@ def _judge(
     gaps = spark.read.parquet(gaps_path)
     first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
     ranges = [row.asDict() for row in first.collect()]
-    keys = going.keys() if going is not None else _keys(engine, rows, tally) if notes is None else notes.keys
+    keys = going.keys() if going is not None else engine.keys(rows, tally) if notes is None else notes.keys
     result = {
         "tally": tally,
         "engine": engine.name,
@@ -361,10 +360,6 @@ def _judge(
     }
     axis = Span(*map(books.seen, Span._fields)) if span else None
     return _Judged(result, rows, gaps, axis, notes, naming)
-
-
-def _keys(engine: Engine, rows: DataFrame, tally: Tally) -> int:
-    return tally.count(*NEW_CHAIN) if NEW_CHAIN in engine.answers else engine.keys(rows)
 
 
 def _believed(opened: OpenSource, read: int) -> int:

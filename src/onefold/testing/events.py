@@ -86,7 +86,7 @@ def make_events(events: Events) -> MadeEvents:
     count, again = counts.originals, counts.copies
     ts = BEGIN_MS + np.sort(rng.integers(0, DAY_MS, count))
     came = ts + rng.integers(1, DISTANCE_MAX_MS, count, endpoint=True)
-    came[rng.random(count) < events.reorder] += rng.integers(0, events.copy_delay_ms, endpoint=True)
+    came += np.where(rng.random(count) < events.reorder, rng.integers(0, events.copy_delay_ms, count, endpoint=True), 0)
     # Who is late needs events after the window, so only the first half of the day has such copies.
     kind = rng.permutation(np.arange(again))
     is_same, is_late = kind < events.same * again, kind >= again - round(events.late * again)
