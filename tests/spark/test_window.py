@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from onefold import IdDetector
 from onefold.errors import Misuse
 from onefold.report.advice import recommendation
 from onefold.spark.columns import ChainColumns
@@ -252,6 +253,12 @@ def test_a_window_of_ids_by_a_shared_time_is_what_each_copy_is_behind(spark):
         assert window.caught == sum(late <= window.window_ms for late in copies)
         assert window.unsure == sum(late > window.window_ms for late in firsts)
         assert window.bytes == 16 * window.ids
+        ids_seen = IdDetector(window_ms=window.window_ms)
+        judged = [ids_seen.judge(id, time) for id, time in zip(ids[turn].tolist(), ts[turn].tolist(), strict=True)]
+        answers = Counter(map(str, judged))
+        assert answers["FIRST new"] <= 2_000
+        assert answers["REPEAT seen"] >= window.caught
+        assert answers["UNSURE forgotten"] <= window.leaked + window.unsure
         assert window.ids >= busiest(shared, window.window_ms)
 
 

@@ -20,7 +20,9 @@ def explain(
     run: Annotated[str, Argument(help="The folder that `onefold run` left.")],
     words: Annotated[
         list[str] | None,
-        Argument(metavar="ID...", help="Values that name a message, all of which must match: device, chain, number."),
+        Argument(
+            metavar="ID...", help="Values that name a message, all of which must match: its id; device, chain, number."
+        ),
     ] = None,
     key: Annotated[list[str] | None, Option(metavar="COL=VALUE", help="A column's value; may be repeated.")] = None,
     limit: Annotated[int, Option(min=1, max=10_000, help="How many rows, and missing ranges, are shown.")] = LIMIT,
@@ -28,7 +30,7 @@ def explain(
 ) -> None:
     """Show every copy of a message, or all of a chain, a device or a producer: when it came, what was said of it, why.
 
-    Also what of it never arrived. A word is compared, as it is, with each column that names a message: the key of the
+    Also what of it never arrived. A word is compared, as it is, with each column that names a message: its id; the key of its
     chain and the number (1700000000000, or with its sequence 1700000000000|3); the producer and the sequence; the
     device, the counter and the frame. Exit 1 if nothing matches.
     """
