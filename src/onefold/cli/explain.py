@@ -30,9 +30,9 @@ def explain(
 ) -> None:
     """Show every copy of a message, or all of a chain, a device or a producer: when it came, what was said of it, why.
 
-    Also what of it never arrived. A word is compared, as it is, with each column that names a message: its id; the key of its
-    chain and the number (1700000000000, or with its sequence 1700000000000|3); the producer and the sequence; the
-    device, the counter and the frame. Exit 1 if nothing matches.
+    Also what of it never arrived. A word is compared, as it is, with each column that names a message: its id; its chain
+    and number (1700000000000, or with its sequence 1700000000000|3); its producer and sequence; its device, counter and
+    frame. Exit 1 if nothing matches.
     """
     with progress(people) as say:
         document = explained(run, words or [], pairs=pairs_of(key or []), limit=limit, say=say)
