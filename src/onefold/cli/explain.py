@@ -30,7 +30,7 @@ def explain(
 ) -> None:
     """Show every copy of a message, or all of a chain, a device or a producer: when it came, what was said of it, why.
 
-    Also what of it never arrived. A word is compared, as it is, with each column that names a message: its id; its chain
+    Also what of it never arrived. A word is compared, as it is, with every column that names a message: its id; chain
     and number (1700000000000, or with its sequence 1700000000000|3); its producer and sequence; its device, counter and
     frame. Exit 1 if nothing matches.
     """
