@@ -78,7 +78,7 @@ def refuse_path(path: str, what: str = "") -> Path | None:
         return place
     names = [each.name for each in place.parent.iterdir()] if place.parent.is_dir() else []
     near = next((str(Path(path).with_name(name)) for name in get_close_matches(place.name, names, n=1)), None)
-    hint = "" if near is None else f", did you mean {near}?"
+    hint = "" if near is None else f", did you mean {near}"
     raise Misuse(f"{what}{': ' if what else ''}there is nothing at {path}{hint}", path=path, wrong=path, right=near)
 
 
@@ -90,7 +90,7 @@ def refuse_mistakes(
 
     place = refuse_path(path, what)
     if kind not in _KNOWN and (near := get_close_matches(kind, _KNOWN, n=1)):
-        raise Misuse(f"the format is {kind!r}, did you mean {near[0]!r}?", wrong=kind, right=near[0])
+        raise Misuse(f"the format is {kind!r}, did you mean {near[0]!r}", wrong=kind, right=near[0])
     names = [name for _, name in columns.named]
     table = None if place is None else peek(place, kind, names, options)
     if place is None or table is None:

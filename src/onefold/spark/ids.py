@@ -382,7 +382,7 @@ class IdsEngine(Engine):
 
     def cannot_tell(self) -> Sequence[Untold]:
         what = "what was lost: an id says nothing of the messages around it, a running number per sender does"
-        return (Untold("lost", f'{what} (engine "producers")', "sequence", "COLUMN"),)
+        return (Untold("lost", what, "engine", "producers"),)
 
     def copies(self, rows: DataFrame, tally: Tally) -> Mapping[str, Any]:
         count = tally.count(*SEEN) + tally.count(*CONFLICT) + tally.count(*CHANGED)

@@ -38,7 +38,7 @@ def folder(tmp_path):
 TRY = "; try: onefold "
 MISTAKES = [
     ("check nowhere --id event_id", "there is nothing at nowhere"),
-    ("check evnts.csv --id event_id", f"did you mean events.csv?{TRY}check events.csv --id event_id"),
+    ("check evnts.csv --id event_id", f"did you mean events.csv{TRY}check events.csv --id event_id"),
     (
         "check events.jsonl --id evnt_id",
         "no column 'evnt_id' (id), did you mean 'event_id': the columns are event_id, h"
@@ -50,7 +50,7 @@ MISTAKES = [
     ("check events.csv --key event_id --sequence seq", "no column 'seq' (sequence): the columns are event_id, ts;"),
     ("check events.csv --id ts --order event_id", "column 'event_id' is text without a whole number or a time in it"),
     ("check a.parquet --key id --number on", "column 'on' (timestamp) is boolean, must be whole numbers or times"),
-    ("check events.csv --id event_id --format cvs", f"did you mean 'csv'?{TRY}check events.csv --id event_id --format"),
+    ("check events.csv --id event_id --format cvs", f"did you mean 'csv'{TRY}check events.csv --id event_id --format"),
     ("check events.csv --idd event_id", f"{TRY}check events.csv --id event_id"),
     ("check events.csv", "what names a message? The columns are event_id, ts. An id: --id event_id; a source"),
     ("check events.csv --id event_id --floor open --memory highest", "--memory is 'highest', which needs no --id"),
@@ -74,7 +74,7 @@ MISTAKES = [
         "run p.toml",
         "no column 'evnt_id' (id), did you mean 'event_id': the columns are event_id, ts; name another: id =",
     ),
-    ("audit ot", f"there is nothing at ot, did you mean out?{TRY}audit out"),
+    ("audit ot", f"there is nothing at ot, did you mean out{TRY}audit out"),
     ("audit out", "no column 'evnt_id' (id), did you mean 'event_id'"),
     ("audit days", "days is not a complete run: it holds no run.json"),
     ("audit p.toml", "there is nothing at "),
