@@ -74,7 +74,7 @@ def by_shared_time(advice: Mapping[str, Any]) -> bool:
 
 def windows(advice: Mapping[str, Any]) -> Table:
     is_shared = by_shared_time(advice)
-    leaks = (">unsure copies", ">unsure events") if is_shared else (">leaks",)
+    leaks = (">unsure", ">late") if is_shared else (">leaks",)
     names = (">to catch", ">window", *leaks, ">ids at once", ">state", ">watermark", ">state")
     rows = []
     for row in advice["windows"]:
@@ -102,7 +102,9 @@ def notes(advice: Mapping[str, Any]) -> Iterator[Text]:
         more = high["ids"] / max(1, low["ids"])
         yield Text(f"the tail is long: {shares} the window grows {times:,.0f} times, its state {more:,.1f} times")
     if is_shared:
-        yield Text("unsure: what is older than the window; copies and events of which nobody can tell", style="dim")
+        yield Text(
+            "unsure: copies that are older than the window; late: new events that are, and unsure too", style="dim"
+        )
     else:
         yield Text("leaks: copies that come after the window, and count again; at most so many", style="dim")
     if is_ids:
@@ -127,9 +129,11 @@ def recommendation(advice: Mapping[str, Any]) -> str:
     window = f"a window of {span(best['window_ms'])} ({best['window_ms']:,} ms)"
     catches = f"catches {best['caught']:,} of {many(advice['copies'], 'copy', 'copies')}, leaks {best['leaked']:,}"
     if advice.get("engine") == "ids":
-        unsure = f", and makes {many(best['unsure'], 'late event')} unsure" if best["unsure"] else ""
-        caught = catches.replace("leaks", "makes unsure") if by_shared_time(advice) else catches
-        return f'take window = "{setting(best["window_ms"])}": it {caught}{unsure}, and remembers {ids}'
+        if by_shared_time(advice):
+            late = f" and {many(best['unsure'], 'late event')}" if best["unsure"] else ""
+            catches = f"catches {best['caught']:,} of {many(advice['copies'], 'copy', 'copies')}, leaves"
+            catches = f"{catches} {best['leaked']:,}{late} unsure"
+        return f'take window = "{setting(best["window_ms"])}": it {catches}, and remembers {ids}'
     if "why_not" not in intervals and intervals["entries"] < best["ids"]:
         entries, verb = intervals["entries"], "remembers" if intervals["entries"] == 1 else "remember"
         remembered = f"{many(entries, 'entry', 'entries')} {verb}"

@@ -132,6 +132,7 @@ class Engine(ABC):
     name: ClassVar[str]
     answers: ClassVar[Sequence[Answer]]  # what the codes mean
     timed: ClassVar[bool] = False  # whether a batch is judged by when it began
+    tells_copies: ClassVar[bool] = False  # whether a check asks it for more than the books
     ordered_rows: ClassVar[bool] = True  # whether the rows of a bucket must come in the order of judgement
 
     columns: Named  # where it looks in a message
@@ -247,9 +248,9 @@ class Engine(ABC):
         """What a batch run publishes besides, by the name of its folder, made from the judged rows."""
         return {}
 
-    def copies(self, rows: DataFrame, tally: Tally) -> Mapping[str, Any] | None:
-        """What a check tells of the copies among judged rows with a column `FILE`; None: the books say it all."""
-        return None
+    def copies(self, rows: DataFrame, tally: Tally) -> Mapping[str, Any]:
+        """What a check tells of the copies among judged rows with a column `FILE`, of an engine that ``tells_copies``."""
+        raise TypeError(f"{self.name} tells nothing of copies beyond the books")
 
     def cannot_tell(self) -> Sequence[Untold]:
         """What nobody may claim of rows that were judged like this, beyond what guarantees.md says of the engine."""

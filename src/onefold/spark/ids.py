@@ -237,6 +237,7 @@ class IdsEngine(Engine):
     name: ClassVar[str] = "ids"
     answers = ANSWERS
     timed = True
+    tells_copies = True
     ordered_rows = False
 
     columns: IdColumns = field(default_factory=IdColumns)

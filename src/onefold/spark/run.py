@@ -151,17 +151,17 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
     folder = tempfile.mkdtemp(prefix="onefold-check-")
     try:
         needed = {name for _, name in read.engine.columns.named} | {CORRUPT}
-        columns = read.messages.columns
-        named = next((name for name in SOURCES if name in columns), None)
-        through = F.input_file_name() if named is None else F.col(quoted(named)).cast("string")
-        narrow = read.messages.select(
-            *(F.col(quoted(name)) for name in columns if name in needed), through.alias(FILE)
-        )  # fmt: skip
+        engine, columns = read.engine, read.messages.columns
+        through = next((name for name in SOURCES if name in columns), None)
+        at = F.input_file_name() if through is None else F.col(quoted(through)).cast("string")
+        more = [at.alias(FILE)] if engine.tells_copies else []
+        narrow = read.messages.select(*(F.col(quoted(name)) for name in columns if name in needed), *more)
         judged = _judge(read, narrow, Place(spark, folder), "mark", ranges_max, say, Passing())
-        copies = read.engine.copies(judged.rows, judged.result["tally"])
-        if copies is not None:
-            copies = {**copies, "through": named or "file"}
-        others = read.engine.others(read.opened.rows)
+        copies = None
+        if engine.tells_copies:
+            say("comparing copies")
+            copies = {**engine.copies(judged.rows, judged.result["tally"]), "through": through or "file"}
+        others = engine.others(read.opened.rows)
         return Run(**judged.result, others=others, copies=copies, seconds=monotonic() - started)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
