@@ -249,7 +249,7 @@ class Engine(ABC):
         return {}
 
     def copies(self, rows: DataFrame, tally: Tally) -> Mapping[str, Any]:
-        """What a check tells of the copies among judged rows with a column `FILE`, of an engine that ``tells_copies``."""
+        """Of an engine that ``tells_copies``: what a check says of those among judged rows with a column `FILE`."""
         raise TypeError(f"{self.name} tells nothing of copies beyond the books")
 
     def cannot_tell(self) -> Sequence[Untold]:
