@@ -107,6 +107,9 @@ def check(
     What do your rows have? An id: --id event_id. A source and a running number: --key device --sequence n. A number and
     that of the one before: --key device --number ts --previous prev_ts.
 
+    Of ids it says how many copies there are, of which ids, from which files; with --order received_at, when a row came
+    in, also how late they come and which window would catch them; with --payload status,amount which contradict.
+
     What cannot be told from these columns, such as a loss where no row names its previous one, is said, with the option
     that would tell it; then the data set is not called clean.
     """
