@@ -125,7 +125,7 @@ def check(
     kind = format_of(path) if format == "auto" else format
     options = reader_options(option)
     try:
-        refuse_mistakes(path, kind, engine.reads, options)
+        refuse_mistakes(path, kind, engine.reads, options, master=master)
     except Misuse as error:
         if given.is_silent and error.values.get("role") == "key":
             raise what_names(path, error.values["columns"]) from None

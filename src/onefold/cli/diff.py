@@ -127,7 +127,7 @@ def diff(
     if repair:
         refuse_overlap([("A", a)], [("B, which is to be repaired,", b)])
     named = [None if names is None else names_of(names) for names in (key, columns)]
-    refuse_columns(tables, *named)
+    refuse_columns(tables, named[0], named[1], master)
     with progress(people) as say:
         say("starting Spark")
         document = diff_tables(
@@ -136,12 +136,14 @@ def diff(
     _show(document, agreement.compared(document), json)
 
 
-def refuse_columns(tables: Sequence[DiffTable], key: Sequence[str] | None, columns: Sequence[str] | None) -> None:
+def refuse_columns(
+    tables: Sequence[DiffTable], key: Sequence[str] | None, columns: Sequence[str] | None, master: str
+) -> None:
     """Before Spark is started, refuse tables that are not there, columns that they lack, and types that do not fit."""
     from onefold.spark.differences import chosen, common_types
     from onefold.spark.peek import PEEK_ROWS, peek
 
-    places = [refuse_path(table.path) for table in tables]
+    places = [refuse_path(table.path, master=master) for table in tables]
     for rows_max in (PEEK_ROWS, None):  # a column may begin further down
         a, b = (
             None if place is None else peek(place, table.format, key or (), table.options, rows_max)

@@ -4,6 +4,7 @@ Files of this machine are looked at by pyarrow, as far as that is quick; of all 
 itself finds what is wrong. Columns are checked by the very rules that a DataFrame is checked by.
 """
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,8 @@ _FORMATS: Final = {
 }  # fmt: skip
 _PACKED: Final = (".gz", ".bz2", ".zst")
 _KNOWN: Final = ("parquet", "json", "jsonl", "ndjson", "csv", "orc", "text", "avro", "delta", "iceberg", "onefold-log")
+_CLUSTER: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_REMOTE")
+"""Variables that say that a path without a scheme may mean another file system than this machine's."""
 _MOMENT: Final = re.compile(r"\s*([+-]?[0-9]+|[0-9]{4}-[0-9]{2}-[0-9]{2}.*)\s*")
 """Whatever may be a whole number or a time; what it is exactly, Spark reads."""
 _TIMES: Final = ("timestamp", "arrival", "order", "time", "sequence")
@@ -66,12 +69,15 @@ def format_of(path: str) -> str:
     return next((_FORMATS[ending] for ending in endings if ending in _FORMATS), "parquet")
 
 
-def refuse_path(path: str, what: str = "") -> Path | None:
+def refuse_path(path: str, what: str = "", master: str = "local") -> Path | None:
     """Where a path of this machine leads, else `Misuse` that names the nearest one; None: it is elsewhere, or several.
 
-    ``what``: the setting that names it.
+    ``what``: the setting that names it. ``master``: where Spark runs; its paths may be those of a cluster.
     """
-    if not path or any(sign in path for sign in "*?[{"):
+    is_far = not path.startswith("file:") and re.match("[a-z][a-z0-9+.-]+:/", path, re.I)
+    if is_far or not path or any(sign in path for sign in "*?[{"):
+        return None
+    if not master.startswith("local") or any(name in os.environ for name in _CLUSTER):
         return None
     place = local_folder(path)
     if place is None or place.exists():
@@ -83,12 +89,13 @@ def refuse_path(path: str, what: str = "") -> Path | None:
 
 
 def refuse_mistakes(
-    path: str, kind: str, columns: "Named", options: Mapping[str, str] | None = None, what: str = ""
-) -> "Peek | None":
+    path: str, kind: str, columns: "Named", options: Mapping[str, str] | None = None, what: str = "",
+    master: str = "local",
+) -> "Peek | None":  # fmt: skip
     """Refuse a path, a format or a column that cannot be, as far as files of this machine tell; what was seen of it."""
     from onefold.spark.peek import peek
 
-    place = refuse_path(path, what)
+    place = refuse_path(path, what, master)
     if kind not in _KNOWN and (near := get_close_matches(kind, _KNOWN, n=1)):
         raise Misuse(f"the format is {kind!r}, did you mean {near[0]!r}", wrong=kind, right=near[0])
     names = [name for _, name in columns.named]

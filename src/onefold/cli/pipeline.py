@@ -34,8 +34,11 @@ def columns_in_toml() -> Iterator[None]:
 def refuse_pipeline(settings: Settings) -> None:
     """Refuse a source, or columns of it, that cannot be judged like this; before Spark is started."""
     engine, source = engine_of(settings), settings.source
+    kind, master = format_of(settings, engine), settings.spark.master
+    if any("defaultFS" in name for name in settings.spark.config):
+        return
     with columns_in_toml():
-        refuse_mistakes(source.path, format_of(settings, engine), engine.reads, source.options, "source.path")
+        refuse_mistakes(source.path, kind, engine.reads, source.options, "source.path", master)
 
 
 def opened(settings: Settings) -> tuple[Any, SourceSpec, Engine]:

@@ -56,7 +56,7 @@ def window(
     chains, kind = _chains(chain, number, previous), format_of(path) if format == "auto" else format
     options = reader_options(option)
     for named in (columns, *([] if chains is None else [chains])):
-        refuse_mistakes(path, kind, named, options)
+        refuse_mistakes(path, kind, named, options, master=master)
     with progress(people) as say:
         say("starting Spark")
         df = read(session(master), path, format=kind, options=options, columns=columns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -164,6 +165,6 @@ def _text_of(file: Path) -> io.TextIOWrapper:
 
 def visible(folder: Path) -> Iterator[Path]:
     """The files in a folder. As for Spark, what begins with a dot or an underscore is not there."""
-    for file in sorted(folder.rglob("*")):
-        if not any(part.startswith((".", "_")) for part in file.relative_to(folder).parts) and file.is_file():
-            yield file
+    for at, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
+        yield from (Path(at, name) for name in sorted(files) if not name.startswith((".", "_")))

@@ -112,7 +112,7 @@ def test_a_column_that_begins_further_down_is_no_mistake(folder):
     assert table.complete
 
 
-def test_files_that_cannot_be_looked_at_are_left_to_spark(folder):
+def test_files_that_cannot_be_looked_at_are_left_to_spark(folder, monkeypatch):
     (folder / "bad.parquet").write_bytes(b"no parquet")
     (folder / "wide.csv").write_text("a||b\n1||2\n")
     columns = IdColumns(id=("nothing",))
@@ -120,6 +120,11 @@ def test_files_that_cannot_be_looked_at_are_left_to_spark(folder):
     assert refuse_mistakes(str(folder / "wide.csv"), "csv", columns, {"sep": "||"}) is None
     assert refuse_mistakes(str(folder / "events.csv"), "csv", columns, {"multiLine": "true"}) is None
     assert refuse_mistakes("s3://bucket/a", "parquet", columns) is None
+    assert refuse_mistakes("dbfs:/a", "parquet", columns) is None
+    assert refuse_mistakes("nowhere", "parquet", columns, master="yarn") is None
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
+    assert refuse_mistakes("nowhere", "parquet", columns) is None
+    monkeypatch.delenv("HADOOP_CONF_DIR")
     assert refuse_mistakes(str(folder / "*.csv"), "csv", columns) is None
     with pytest.raises(Misuse, match="no column 'nothing'"):
         refuse_mistakes(str(folder / "events.csv"), "csv", columns, {"sep": ";"})
