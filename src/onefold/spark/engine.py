@@ -132,6 +132,7 @@ class Engine(ABC):
     name: ClassVar[str]
     answers: ClassVar[Sequence[Answer]]  # what the codes mean
     timed: ClassVar[bool] = False  # whether a batch is judged by when it began
+    knows_gaps: ClassVar[bool] = True  # whether it can know that something is missing
     tells_copies: ClassVar[bool] = False  # whether a check asks it for more than the books
     ordered_rows: ClassVar[bool] = True  # whether the rows of a bucket must come in the order of judgement
 

@@ -156,7 +156,7 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
         at = F.input_file_name() if through is None else F.col(quoted(through)).cast("string")
         more = [at.alias(FILE)] if engine.tells_copies else []
         narrow = read.messages.select(*(F.col(quoted(name)) for name in columns if name in needed), *more)
-        judged = _judge(read, narrow, Place(spark, folder), "mark", ranges_max, say, Passing())
+        judged = _judge(read, narrow, Place(spark, folder), "mark", ranges_max, say, Passing(), publishes=False)
         copies = None
         if engine.tells_copies:
             say("comparing copies")
@@ -310,7 +310,7 @@ class _Judged(NamedTuple):
 
 def _judge(
     read: _Messages, messages: DataFrame, staging: Place, strategy: publish.Strategy, ranges_max: int, say: Say,
-    passing: Passing, going: GoingOn | None = None, figures: Figures | None = None,
+    passing: Passing, going: GoingOn | None = None, figures: Figures | None = None, *, publishes: bool = True,
 ) -> _Judged:  # fmt: skip
     """Judge the messages and write them to the staging folder; ``passing`` sees each message before it is judged."""
     engine, opened, spark = read.engine, read.opened, messages.sparkSession
@@ -340,17 +340,19 @@ def _judge(
             open_gaps = noted_gaps(spark, notes.gaps if notes is not None else ())
         tables = [naming] if going is None else [naming, *going.listed(spark)]
         missing = engine.named_gaps(rows, key_names(tables, engine.key, open_gaps).join(open_gaps, [*NAME]))
-    gaps_path, watched = str(staging / publish.GAPS), Passing(called="onefold_gaps")
-    missing.transform(watched.watch).write.parquet(gaps_path)
-    gaps = spark.read.parquet(gaps_path)
-    first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
-    ranges = [row.asDict() for row in first.collect()]
+    gaps_path, watched, ranges, gaps = str(staging / publish.GAPS), Passing(called="onefold_gaps"), [], missing
+    if engine.knows_gaps or publishes:
+        missing.transform(watched.watch).write.parquet(gaps_path)
+        gaps = spark.read.parquet(gaps_path)
+    if engine.knows_gaps:
+        first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
+        ranges = [row.asDict() for row in first.collect()]
     keys = going.keys() if going is not None else engine.keys(rows, tally) if notes is None else notes.keys
     result = {
         "tally": tally,
         "engine": engine.name,
         "keys": keys,
-        "gaps": len(ranges) if len(ranges) < ranges_max else watched.rows or gaps.count(),
+        "gaps": len(ranges) if len(ranges) < ranges_max or not engine.knows_gaps else watched.rows or gaps.count(),
         "ranges": ranges,
         "cannot_tell": engine.cannot_tell(),
         "absent": read.absent,
