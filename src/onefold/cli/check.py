@@ -125,7 +125,7 @@ def check(
     kind = format_of(path) if format == "auto" else format
     options = reader_options(option)
     try:
-        refuse_mistakes(path, kind, engine.reads, options, master=master)
+        table = refuse_mistakes(path, kind, engine.reads, options, master=master)
     except Misuse as error:
         if given.is_silent and error.values.get("role") == "key":
             raise what_names(path, error.values["columns"]) from None
@@ -134,7 +134,12 @@ def check(
         say("starting Spark")
         spark = session(master)
         source = SourceSpec(
-            path=path, format=kind, options=options, bad_files=bad_files, partition_types=partition_types
+            path=path,
+            format=kind,
+            options=options,
+            bad_files=bad_files,
+            partition_types=partition_types,
+            probed=table is not None,
         )
         result = jobs.check(spark, source, engine, ranges_max=ranges, say=say).to_dict()
     if _show_findings(result, json):

@@ -431,7 +431,7 @@ def copies_of(rows: DataFrame, columns: IdColumns, count: int) -> dict[str, Any]
     try:
         lag, one = F.col(_LAG), F.lit(1)
         cells = {
-            "ids": F.count_distinct(*_NAME), "timed": F.count(lag), "most_ms": F.max(lag),
+            "timed": F.count(lag), "most_ms": F.max(lag),
             "conflicts": F.count_if(reduce(or_, differs.values(), F.lit(False))),
             **{f"within_{ms}": F.count_if(lag <= ms) for ms in WITHIN_MS},
             **{f"differs_{i}": F.count_if(cell) for i, cell in enumerate(differs.values())},
@@ -442,19 +442,21 @@ def copies_of(rows: DataFrame, columns: IdColumns, count: int) -> dict[str, Any]
         only = [{"first": sums["min_first"], "copy": sums["min_copy"], "count": count}] if is_one else []
         through = paired.groupBy(F.col(f"first.{FILE}").alias("first"), F.col(f"copy.{FILE}").alias("copy")).count()
         often = paired.groupBy(*_NAME).agg(F.count(one).alias("count"), F.any_value(_ID).alias(_ID))
+        line, rank = F.struct(_ID, "count"), F.struct("count", *_NAME)
+        ranked = often.agg(F.count(one).alias("ids"), F.max_by(line, rank, MOST_SHOWN).alias("worst"))
         looks: list[Callable[[], Any]] = [
             lambda: only or through.orderBy(F.desc("count"), "first", "copy").limit(MOST_SHOWN).collect(),
-            lambda: often.orderBy(F.desc("count"), *_NAME).limit(MOST_SHOWN).collect(),
+            lambda: ranked.collect()[0],
             lambda: _lag_table(paired, columns, sums),
             lambda: _conflicts(paired, differs) if sums["conflicts"] else [],
         ]
         # All at once: of a small table most of the time is planning, in which the cores have nothing to do.
         with ThreadPoolExecutor(len(looks), thread_name_prefix="onefold-copies") as threads:
             begun = [threads.submit(inheritable_thread_target(rows.sparkSession)(look)) for look in looks]
-            places, worst, lags, conflicts = (look.result() for look in begun)
+            places, (ids, worst), lags, conflicts = (look.result() for look in begun)
         return {
             "copies": count,
-            "ids": sums["ids"],
+            "ids": ids,
             "worst": [{"id": row[_ID].asDict(), "copies": row["count"]} for row in worst],
             "from": _places(places),
             "lags": lags,
