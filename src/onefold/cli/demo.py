@@ -1,17 +1,25 @@
-"""``onefold demo``: a faulty stream made clean, and the proof.
+"""``onefold demo``: two faulty sources made clean, and the proof.
 
-With ``--serve`` a console shows it, and in the end the same traffic comes as a stream, until Ctrl-C.
+First web events that have nothing but an id, as most people's do; then chains of numbered messages, of which it is
+known, too, what is missing. With ``--serve`` a console shows it, and in the end the chains come as a stream, until
+Ctrl-C.
 """
 
 from __future__ import annotations
 
+import json as jsons
 import re
 import shutil
 import threading
+from collections import Counter
 from dataclasses import asdict
+from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
+from random import Random
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+from uuid import UUID
 
 from typer import Exit, Option
 
@@ -28,11 +36,11 @@ if TYPE_CHECKING:
 
 FILES = 40
 """The traffic comes in so many files, one of them a batch: a minute or two to look at."""
-STREAM = "stream"
-
+EVENTS, STREAM = "events", "stream"
 
 _MARK = ".onefold-demo"  # only a folder that holds this is ever cleared
 _OWN: Final = {
+    EVENTS: re.compile(r"events\.jsonl"),
     "traffic": re.compile(r"messages/part-\d{5}\.parquet|truth/(rows|lost|missing)\.parquet|truth/traffic\.json"),
     STREAM: re.compile(
         r"(stream\.json|progress\.jsonl|report\.html)(\.new)?|_staging/.*"
@@ -45,7 +53,9 @@ _OWN: Final = {
 
 def demo(
     out: Annotated[Path, Option(help="Where the traffic and the run go.")] = Path("onefold-demo"),
-    rows: Annotated[int, Option(min=1_000, help="How many rows arrive.")] = 200_000,
+    rows: Annotated[
+        int, Option(min=1_000, help="How many rows of chains arrive; of events a tenth as many.")
+    ] = 200_000,
     chains: Annotated[int, Option(min=1, help="From how many chains.")] = 500,
     seed: Annotated[int, Option(help="Other seed, other traffic.")] = 1,
     serve: Annotated[
@@ -53,45 +63,97 @@ def demo(
     ] = False,
     json: Annotated[bool, Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
-    """Make a faulty stream whose truth is known, run the pipeline over it, and compare."""
+    """Make faulty events and a faulty stream whose truth is known, run a pipeline over each, and compare."""
     from onefold.testing.faults import Faults
     from onefold.testing.traffic import Traffic, make, score, write
 
     started = monotonic()
     _clear(out)
     console = _open_console(out) if serve else None
+    events = _clean_events(out, rows // 10, seed)
     faults = Faults(poisoned=0.05, malformed=0.005)
     traffic = make(Traffic(seed=seed, rows=rows, chains=chains, faults=faults))
     write(traffic, out / "traffic", files=FILES if serve else 1)
     people.print(
-        f"[bold]1[/] A faulty stream: {rows:,} rows from {chains:,} chains. {faults.copies:.0%} of the messages "
-        f"come again, {faults.reorder:.0%} come late, {faults.losses:.1%} never come, {faults.malformed:.1%} of the "
-        "rows are broken, and some chains hold a number from the year 2200."
+        f"[bold]2[/] Messages that name the one before: {rows:,} rows from {chains:,} chains. {faults.copies:.0%} come "
+        f"again, {faults.reorder:.0%} come late, {faults.losses:.1%} never come, {faults.malformed:.1%} of the rows are "
+        "broken, and some chains hold a number from the year 2200. Now no id is remembered, only the gaps; and what is "
+        "missing is known, too."
     )
-    people.print("[bold]2[/] Every message is judged, on Spark.")
     messages, rules = str((out / "traffic" / "messages").absolute()), {"floor": "open"}
     run = {"source": {"path": messages}, "judge": rules, "publish": {"path": str((out / "run").absolute())}}
     result = execute(Settings.model_validate(run))
-    tally = Tally.from_dict(result["tally"])
-    people.print(text.books(tally))
     mark = score(out / "run", out / "traffic" / "truth")
-    people.print("[bold]3[/] Against the truth, which the demo knows because it made the faults:")
-    people.print(
-        f"  counted twice {mark.counted_twice:,}, lost {mark.lost:,}, broken rows let in {mark.accepted:,}; missing "
-        f"ranges: {mark.ranges_found:,} found of {mark.ranges:,}, {mark.ranges_invented:,} invented"
-    )
+    people.print(text.books(Tally.from_dict(result["tally"])))
+    _tell_truth(
+        result, mark.counted_twice, mark.lost,
+        f", broken rows let in {mark.accepted:,}; missing ranges: {mark.ranges_found:,} found of {mark.ranges:,}, "
+        f"{mark.ranges_invented:,} invented",
+    )  # fmt: skip
     people.print(f"  {text.memory(result)}")
-    people.print(text.banner(tally))
-    people.lines(*agreement.audited(result["audit"]))
-    people.lines(f"outputs: {(out / 'run').absolute()}   ({monotonic() - started:.0f} s)")
+    people.lines(f"outputs: {(out / 'run').absolute()}   ({monotonic() - started:.0f} s in all)")
+    people.print('On your own data: [bold]onefold check FILE --id event_id[/], then "onefold init" for a pipeline.')
     if result["report"]:
         people.lines(f"report: {result['report']}")
     if json:
-        emit_json({**result, "truth": asdict(mark)})
+        emit_json({**result, "truth": asdict(mark), "events": events})
     if console is not None:
         _stream_live(out, messages, rules, console)
-    if not mark.perfect:
+    if not (mark.perfect and events["perfect"]):
         raise Exit(1)
+
+
+def _clean_events(out: Path, rows: int, seed: int) -> dict[str, Any]:
+    """The first act: what most people have. Its books, and how it holds against the truth."""
+    import pyarrow.parquet as pq
+
+    (out / EVENTS).mkdir()
+    source, clean = out / EVENTS / "events.jsonl", out / "clean"
+    true = _write_events(source, rows, seed)
+    people.print(
+        f"[bold]1[/] Web events with an id: {rows:,} lines of JSON. Some came twice: the sender tried again, or a file "
+        "was loaded again. Judged on Spark, which takes a few seconds to start."
+    )
+    judge = {"engine": "ids", "id": ["event_id"], "order": "ingested_at", "payload": ["user", "page"]}
+    places = {"source": {"path": str(source.absolute()), "format": "json"}, "publish": {"path": str(clean.absolute())}}
+    result = execute(Settings.model_validate({**places, "judge": judge, "report": {"page": "off"}}))
+    people.print(text.books(Tally.from_dict(result["tally"]), "ids"))
+    counted = Counter(pq.read_table(clean / "firsts", columns=["event_id"])["event_id"].to_pylist())
+    twice, lost = counted.total() - len(counted), len(true - counted.keys())
+    _tell_truth(result, twice, lost)
+    people.lines(f"clean: {clean.absolute()}/firsts")
+    perfect = counted.keys() == true and not twice
+    return {"tally": result["tally"], "counted_twice": twice, "lost": lost, "perfect": perfect}
+
+
+def _write_events(path: Path, rows: int, seed: int) -> set[str]:
+    """Events in the order of their arrival. A tenth are copies, some of which lost their id or say something else; the
+    ids of all events.
+    """
+    random = Random(seed)  # noqa: S311  # nothing secret
+    begin, pages = datetime(2026, 3, 1, 8, tzinfo=UTC).timestamp(), ("/", "/search", "/basket", "/checkout")
+    lines: list[tuple[float, dict[str, Any]]] = []
+    for n in range(rows * 9 // 10):
+        event = {"event_id": str(UUID(int=random.getrandbits(128), version=4)), "user": f"user-{random.randrange(999)}"}
+        lines.append((begin + n + random.random(), {**event, "ts": _iso(begin + n), "page": random.choice(pages)}))
+    ids = {event["event_id"] for _, event in lines}
+    for n, (arrival, event) in enumerate(random.choices(lines, k=rows - len(lines))):
+        spoilt = {"event_id": None} if n % 40 == 0 else {"page": "/other"} if n % 40 == 1 else {}
+        lines.append((arrival + random.expovariate(1 / 60), {**event, **spoilt}))
+    with path.open("w", encoding="utf-8") as file:
+        for arrival, event in sorted(lines, key=itemgetter(0)):
+            file.write(jsons.dumps({**event, "ingested_at": _iso(arrival)}) + "\n")
+    return ids
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def _tell_truth(result: dict[str, Any], twice: int, lost: int, more: str = "") -> None:
+    people.print(f"  against the truth, which the demo knows: counted twice {twice:,}, lost {lost:,}{more}")
+    people.print(text.banner(Tally.from_dict(result["tally"])))
+    people.lines(*agreement.audited(result["audit"]))
 
 
 def _stream_live(out: Path, messages: str, rules: dict[str, str], console: ConsoleServer) -> None:
