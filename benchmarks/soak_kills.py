@@ -25,7 +25,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-FILES = 40
 WINDOW_H = 6
 SPECULATION = {
     "spark.speculation": "true",
@@ -44,23 +43,24 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--executors", action="store_true", help="kill executors of a local cluster, not the driver")
+    parser.add_argument("--files", type=int, default=40, help="a batch each; ten for a kill are enough")
     parser.add_argument("--engine", choices=("chains", "ids"), default="chains")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="onefold-kills-") as folder:
         rng = random.Random(options.seed)
         if options.executors:
-            lose_executors(Path(folder), options.kills, options.rows, rng, options.engine)
+            lose_executors(Path(folder), options.kills, options.rows, options.files, rng, options.engine)
         else:
-            survive(Path(folder), options.kills, options.rows, rng, options.engine)
+            survive(Path(folder), options.kills, options.rows, options.files, rng, options.engine)
 
 
-def survive(folder: Path, kills: int, rows: int, rng: random.Random, engine: str) -> None:
-    pipeline = prepare(folder, rows, engine)
+def survive(folder: Path, kills: int, rows: int, files: int, rng: random.Random, engine: str) -> None:
+    pipeline = prepare(folder, rows, files, engine)
     moments: list[float] = []
     while len(moments) < kills:
         code, moment = start(pipeline, folder, rng.uniform(0.0, 15.0))
         if code == 0:
-            raise SystemExit(f"the stream was done after {len(moments)} kills: give it more rows")
+            raise SystemExit(f"the stream was done after {len(moments)} kills: give it more files")
         moments.append(moment)
         print(f"kill {len(moments)} after {moment:.1f} s, {committed(folder)} batches committed", flush=True)
     code, _ = start(pipeline, folder, None)
@@ -70,9 +70,9 @@ def survive(folder: Path, kills: int, rows: int, rng: random.Random, engine: str
     print(f"{len(moments)} kills, {rows:,} rows of {engine}: every row once, verdicts right, the books balance")
 
 
-def lose_executors(folder: Path, kills: int, rows: int, rng: random.Random, engine: str) -> None:
+def lose_executors(folder: Path, kills: int, rows: int, files: int, rng: random.Random, engine: str) -> None:
     """One start on a local cluster, whose executors are killed while it goes on."""
-    pipeline = prepare(folder, rows, engine, "local-cluster[2,1,700]")
+    pipeline = prepare(folder, rows, files, engine, "local-cluster[2,1,700]")
     with (folder / "log").open("ab") as log:
         command = [str(Path(sys.executable).parent / "onefold"), "run", str(pipeline)]
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -103,16 +103,16 @@ def executors(session_id: int) -> list[int]:
     return found
 
 
-def prepare(folder: Path, rows: int, engine: str, master: str = "local[2]") -> Path:
+def prepare(folder: Path, rows: int, files: int, engine: str, master: str = "local[2]") -> Path:
     from onefold.testing.traffic import Traffic, make, write
 
     if engine == "ids":
-        write_events(folder / "in" / "messages", rows)
+        write_events(folder / "in" / "messages", rows, files)
         text = (
             f'[judge]\nengine = "ids"\nid = ["event_id"]\ntime = "ts"\norder = "offset"\nwindow = "{WINDOW_H} hours"\n'
         )
     else:
-        write(make(Traffic(rows=rows, chains=200)), folder / "in", files=FILES)
+        write(make(Traffic(rows=rows, chains=200)), folder / "in", files=files)
         text = '[judge]\nfloor = "open"\n'
     for i, file in enumerate(sorted((folder / "in" / "messages").glob("*.parquet"))):
         os.utime(file, (1_700_000_000 + i, 1_700_000_000 + i))  # Spark takes files by their age
@@ -126,12 +126,12 @@ def prepare(folder: Path, rows: int, engine: str, master: str = "local[2]") -> P
     return pipeline
 
 
-def write_events(folder: Path, rows: int) -> None:
+def write_events(folder: Path, rows: int, files: int) -> None:
     """A file for each hour. A fifth of the rows are copies: up to two hours old, or eleven hours and more."""
     folder.mkdir(parents=True)
-    rng, size, hour = random.Random(1), rows // FILES, 3_600_000
+    rng, size, hour = random.Random(1), rows // files, 3_600_000
     hours: list[list[tuple[str, int]]] = []
-    for at in range(FILES):
+    for at in range(files):
         events = [(f"{rng.getrandbits(128):032x}", (at * size + n) * hour // size) for n in range(size * 4 // 5)]
         near, far = [*hours[-2:], events], hours[: max(0, at - WINDOW_H - 5)]
         copies = [rng.choice(rng.choice(far if far and n % 2 else near)) for n in range(size - len(events))]
