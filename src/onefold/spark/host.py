@@ -371,7 +371,6 @@ class Integers(NamedTuple):
     readings: Mapping[str, Column]
     """What they are made from besides the columns of the row: it is added to the row, and taken off again."""
     key: Sequence[Column]  # what the rows of a table are shuffled by
-    absent: Sequence[int] = ()  # ascending, where in `KeyColumns` zeros stand that need not cross
 
     def read(self, df: DataFrame) -> DataFrame:
         return df.withColumns(dict(self.readings)) if self.readings else df
@@ -388,20 +387,16 @@ def coded(df: DataFrame, engine: Engine, options: MemoryOptions, *more: Column) 
     """The rows with the code of their answer as ``reason``; ``more``: what else the engine is to know of a row."""
     integers = engine.integers(df)
     memory = options.opened(df, engine.meaning(df, options))
-    columns, absent = [*integers.columns, *more], integers.absent
+    columns = [*integers.columns, *more]
     if timed := memory is not None and options.now_ms is None and (engine.timed or options.idle_ms is not None):
         columns.append(F.unix_millis(F.current_timestamp()))  # of a batch: the same when it is tried again
 
     rules = None if options.notes is None else engine.note_rules(df)
 
     def judge(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        def with_zeros(batch: tuple[pa.Array, ...]) -> Sequence[Int64s]:
-            arrays = [column.to_numpy(zero_copy_only=False) for column in batch]
-            for place in absent:
-                arrays.insert(place, np.zeros(len(arrays[0]), np.int64))
-            return arrays
-
-        arrays: Iterator[Sequence[Int64s]] = map(with_zeros, batches)
+        arrays: Iterator[Sequence[Int64s]] = (
+            [column.to_numpy(zero_copy_only=False) for column in batch] for batch in batches
+        )
         notes = None
         if rules is not None and options.notes is not None:
             notes = NoteTaker(rules, options.notes, engine.rows_in_memory_max)

@@ -261,23 +261,24 @@ class IdsEngine(Engine):
         key = [cell.hashed for cell in id]
         read = readings(df, [names.time, names.order])
         rows = df.withColumns(read) if read else df
-        time = F.lit(0).cast("long") if names.time is None else milliseconds(rows, names.time)
+        nothing = F.lit(0).cast("long")
+        time = nothing if names.time is None else milliseconds(rows, names.time)
         order = names.order if names.order is not None or self.keep == "first" else names.time
-        turns = []
+        turn = nothing
         if order is not None:
             turn = F.coalesce(in_order(rows, order), F.lit(host.BEFORE_ALL).cast("long"))
-            turns = [F.bitwise_not(turn) if self.keep == "last" else turn]
         # Nulls are told apart from nothing: Spark's hash passes over them, and (null, "a") would equal ("a", null).
         content = [part for cell in payload for part in (cell.column.isNull(), cell.hashed)]
         columns = (
             F.xxhash64(*key),
             F.xxhash64(F.lit(1), *key),
-            *turns,
+            F.bitwise_not(turn) if self.keep == "last" else turn,
+            nothing,
             self._judged(rows, id, time),
             host.tie(df, set(self.key)),
             *([F.xxhash64(*content)] if content else []),
         )
-        return Integers(columns, read, key, absent=(3,) if turns else (2, 3))
+        return Integers(columns, read, key)
 
     def _judged(self, df: DataFrame, id: Sequence[Cell], time: Column) -> Column:
         """The time of each row, or why it is refused."""
