@@ -37,6 +37,11 @@ def test_the_demo_ends_with_balanced_books_and_the_truth_found(tmp_path, onefold
     figures = json.loads(done.stdout)
     assert figures["tally"]["balanced"] is True
     assert figures["truth"]["counted_twice"] == figures["truth"]["lost"] == 0
+    events = figures["events"]
+    assert [events[name] for name in ("counted_twice", "lost", "perfect")] == [0, 0, True]
+    counts = {line["reason"]: line["count"] for line in events["tally"]["reasons"]}
+    assert counts == {"new": 450, "seen": 46, "conflict": 2, "null_id": 2}
+    assert "the books balance: 500 in = 450 first + 46 repeat" in done.stderr
     assert "the books balance: 5,000 in =" in done.stderr
     assert "source and sink agree: 5,000 rows, fingerprint " in done.stderr
     assert figures["audit"]["agrees"] is True

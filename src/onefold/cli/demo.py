@@ -76,9 +76,9 @@ def demo(
     write(traffic, out / "traffic", files=FILES if serve else 1)
     people.print(
         f"[bold]2[/] Messages that name the one before: {rows:,} rows from {chains:,} chains. {faults.copies:.0%} come "
-        f"again, {faults.reorder:.0%} come late, {faults.losses:.1%} never come, {faults.malformed:.1%} of the rows are "
-        "broken, and some chains hold a number from the year 2200. Now no id is remembered, only the gaps; and what is "
-        "missing is known, too."
+        f"again, {faults.reorder:.0%} late, {faults.losses:.1%} never, {faults.malformed:.1%} of the rows are broken, "
+        "and some chains hold a number from the year 2200. Now no id is remembered, only the gaps; and what is missing "
+        "is known, too."
     )
     messages, rules = str((out / "traffic" / "messages").absolute()), {"floor": "open"}
     run = {"source": {"path": messages}, "judge": rules, "publish": {"path": str((out / "run").absolute())}}
@@ -92,7 +92,7 @@ def demo(
     )  # fmt: skip
     people.print(f"  {text.memory(result)}")
     people.lines(f"outputs: {(out / 'run').absolute()}   ({monotonic() - started:.0f} s in all)")
-    people.print('On your own data: [bold]onefold check FILE --id event_id[/], then "onefold init" for a pipeline.')
+    people.print("On your own data: [bold]onefold check FILE --id COLUMN[/]")
     if result["report"]:
         people.lines(f"report: {result['report']}")
     if json:
@@ -111,8 +111,8 @@ def _clean_events(out: Path, rows: int, seed: int) -> dict[str, Any]:
     source, clean = out / EVENTS / "events.jsonl", out / "clean"
     true = _write_events(source, rows, seed)
     people.print(
-        f"[bold]1[/] Web events with an id: {rows:,} lines of JSON. Some came twice: the sender tried again, or a file "
-        "was loaded again. Judged on Spark, which takes a few seconds to start."
+        f"[bold]1[/] Web events with an id: {rows:,} lines of JSON. A tenth came again, because a sender heard no "
+        "answer; some of these lost their id or say something else. Spark takes a few seconds to start."
     )
     judge = {"engine": "ids", "id": ["event_id"], "order": "ingested_at", "payload": ["user", "page"]}
     places = {"source": {"path": str(source.absolute()), "format": "json"}, "publish": {"path": str(clean.absolute())}}
@@ -121,7 +121,7 @@ def _clean_events(out: Path, rows: int, seed: int) -> dict[str, Any]:
     counted = Counter(pq.read_table(clean / "firsts", columns=["event_id"])["event_id"].to_pylist())
     twice, lost = counted.total() - len(counted), len(true - counted.keys())
     _tell_truth(result, twice, lost)
-    people.lines(f"clean: {clean.absolute()}/firsts")
+    people.lines(f"outputs: {clean.absolute()}")
     perfect = counted.keys() == true and not twice
     return {"tally": result["tally"], "counted_twice": twice, "lost": lost, "perfect": perfect}
 
@@ -130,7 +130,7 @@ def _write_events(path: Path, rows: int, seed: int) -> set[str]:
     """Events in the order of their arrival. A tenth are copies, some of which lost their id or say something else; the
     ids of all events.
     """
-    random = Random(seed)  # noqa: S311  # nothing secret
+    random = Random(seed)
     begin, pages = datetime(2026, 3, 1, 8, tzinfo=UTC).timestamp(), ("/", "/search", "/basket", "/checkout")
     lines: list[tuple[float, dict[str, Any]]] = []
     for n in range(rows * 9 // 10):
