@@ -4,7 +4,9 @@ With ``--executors`` it is the executors of a local cluster that die, while the 
 
 The pipeline is ``onefold run`` with micro-batches of one file. Each start is killed, with all its processes, after a
 random time from its first sign of life in the output; when enough have died, one may finish. Then every row must be in
-the output exactly once with the verdict of a batch run, the books must balance, and no start may have said otherwise.
+the output exactly once with the right verdict, the books must balance, and no start may have said otherwise. Right is
+what a batch run says of chains; of ids (``--engine ids``), what `IdDetector` says of one row after the other: copies
+come within the window, and well beyond it, where they must be UNSURE.
 """
 
 import argparse
@@ -20,7 +22,10 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-FILES = 40
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+WINDOW_H = 6
 SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.interval": "50ms",
@@ -38,34 +43,36 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--executors", action="store_true", help="kill executors of a local cluster, not the driver")
+    parser.add_argument("--files", type=int, default=40, help="a batch each; ten for a kill are enough")
+    parser.add_argument("--engine", choices=("chains", "ids"), default="chains")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="onefold-kills-") as folder:
         rng = random.Random(options.seed)
         if options.executors:
-            lose_executors(Path(folder), options.kills, options.rows, rng)
+            lose_executors(Path(folder), options.kills, options.rows, options.files, rng, options.engine)
         else:
-            survive(Path(folder), options.kills, options.rows, rng)
+            survive(Path(folder), options.kills, options.rows, options.files, rng, options.engine)
 
 
-def survive(folder: Path, kills: int, rows: int, rng: random.Random, files: int = FILES) -> None:
-    pipeline = prepare(folder, rows, files)
+def survive(folder: Path, kills: int, rows: int, files: int, rng: random.Random, engine: str) -> None:
+    pipeline = prepare(folder, rows, files, engine)
     moments: list[float] = []
     while len(moments) < kills:
         code, moment = start(pipeline, folder, rng.uniform(0.0, 15.0))
         if code == 0:
-            raise SystemExit(f"the stream was done after {len(moments)} kills: give it more rows")
+            raise SystemExit(f"the stream was done after {len(moments)} kills: give it more files")
         moments.append(moment)
         print(f"kill {len(moments)} after {moment:.1f} s, {committed(folder)} batches committed", flush=True)
     code, _ = start(pipeline, folder, None)
     if code != 0:
         raise SystemExit(f"the last start ended with {code}")
-    verify(folder, rows)
-    print(f"{len(moments)} kills, {rows:,} rows: every row once, verdicts as in a batch run, the books balance")
+    verify(folder, rows, engine)
+    print(f"{len(moments)} kills, {rows:,} rows of {engine}: every row once, verdicts right, the books balance")
 
 
-def lose_executors(folder: Path, kills: int, rows: int, rng: random.Random) -> None:
+def lose_executors(folder: Path, kills: int, rows: int, files: int, rng: random.Random, engine: str) -> None:
     """One start on a local cluster, whose executors are killed while it goes on."""
-    pipeline = prepare(folder, rows, FILES, "local-cluster[2,1,700]")
+    pipeline = prepare(folder, rows, files, engine, "local-cluster[2,1,700]")
     with (folder / "log").open("ab") as log:
         command = [str(Path(sys.executable).parent / "onefold"), "run", str(pipeline)]
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -79,8 +86,8 @@ def lose_executors(folder: Path, kills: int, rows: int, rng: random.Random) -> N
             print(f"executor {killed} killed, {committed(folder)} batches committed", flush=True)
     if process.returncode != 0 or killed < kills:
         raise SystemExit(f"ended with {process.returncode} after {killed} kills: {(folder / 'log').read_text()[-500:]}")
-    verify(folder, rows)
-    print(f"{killed} executors killed, {rows:,} rows: every row once, verdicts as in a batch run, the books balance")
+    verify(folder, rows, engine)
+    print(f"{killed} executors killed, {rows:,} rows of {engine}: every row once, verdicts right, the books balance")
 
 
 def executors(session_id: int) -> list[int]:
@@ -96,13 +103,19 @@ def executors(session_id: int) -> list[int]:
     return found
 
 
-def prepare(folder: Path, rows: int, files: int, master: str = "local[2]") -> Path:
+def prepare(folder: Path, rows: int, files: int, engine: str, master: str = "local[2]") -> Path:
     from onefold.testing.traffic import Traffic, make, write
 
-    write(make(Traffic(rows=rows, chains=200)), folder / "in", files=files)
+    if engine == "ids":
+        write_events(folder / "in" / "messages", rows, files)
+        text = (
+            f'[judge]\nengine = "ids"\nid = ["event_id"]\ntime = "ts"\norder = "offset"\nwindow = "{WINDOW_H} hours"\n'
+        )
+    else:
+        write(make(Traffic(rows=rows, chains=200)), folder / "in", files=files)
+        text = '[judge]\nfloor = "open"\n'
     for i, file in enumerate(sorted((folder / "in" / "messages").glob("*.parquet"))):
         os.utime(file, (1_700_000_000 + i, 1_700_000_000 + i))  # Spark takes files by their age
-    text = '[judge]\nfloor = "open"\n'
     text += '[source]\npath = "in/messages"\nmode = "stream"\noptions = { maxFilesPerTrigger = 1 }\n'
     pipeline = folder / "pipeline.toml"
     pipeline.write_text(text + '[publish]\npath = "out"\n[spark]\n')
@@ -111,6 +124,21 @@ def prepare(folder: Path, rows: int, files: int, master: str = "local[2]") -> Pa
         for name, value in SPECULATION.items():
             more.write(f'config."{name}" = "{value}"\n')
     return pipeline
+
+
+def write_events(folder: Path, rows: int, files: int) -> None:
+    """A file for each hour. A fifth of the rows are copies: up to two hours old, or eleven hours and more."""
+    folder.mkdir(parents=True)
+    rng, size, hour = random.Random(1), rows // files, 3_600_000
+    hours: list[list[tuple[str, int]]] = []
+    for at in range(files):
+        events = [(f"{rng.getrandbits(128):032x}", (at * size + n) * hour // size) for n in range(size * 4 // 5)]
+        near, far = [*hours[-2:], events], hours[: max(0, at - WINDOW_H - 5)]
+        copies = [rng.choice(rng.choice(far if far and n % 2 else near)) for n in range(size - len(events))]
+        hours.append(events)
+        ids, times = zip(*rng.sample([*events, *copies], size), strict=True)
+        columns = {"event_id": ids, "ts": times, "offset": range(at * size, (at + 1) * size)}
+        pq.write_table(pa.table({name: list(column) for name, column in columns.items()}), folder / f"{at:05}.parquet")
 
 
 def start(pipeline: Path, folder: Path, after_s: float | None) -> tuple[int | None, float]:
@@ -142,29 +170,42 @@ def committed(folder: Path) -> int:
     return len(os.listdir(batches)) if batches.exists() else 0
 
 
-def verify(folder: Path, rows: int) -> None:
-    from onefold.spark import judge_chains
-    from onefold.spark.session import session
+def verify(folder: Path, rows: int, engine: str) -> None:
     from onefold.tally import Tally
 
-    spark = session("local[2]", memory="1g")
+    names = ("firsts", "repeats", "unsure", "rejects")
+    files = [file for name in names for file in sorted((folder / "out" / "batches").glob(f"*/{name}/*.parquet"))]
     seen: Counter[tuple[Any, ...]] = Counter()
-    for name in ("firsts", "repeats", "unsure", "rejects"):
-        for row in (
-            spark.read.parquet(str(folder / "out" / "batches" / "*" / name)).select("offset", "verdict").collect()
-        ):
-            seen[tuple(row)] += 1
-    table = (
-        spark.read.parquet(str(folder / "in" / "messages"))
-        .transform(judge_chains(floor="open"))
-        .select("offset", "verdict")
-    )
-    assert seen == Counter(tuple(row) for row in table.collect()), "rows differ from the batch run"
+    for file in files:
+        table = pq.ParquetFile(file).read(["offset", "verdict"])
+        seen.update(zip(*(table[name].to_pylist() for name in ("offset", "verdict")), strict=True))
+    right = verdicts_of_ids(folder) if engine == "ids" else verdicts_of_chains(folder)
+    assert seen == Counter(right), "rows or their verdicts differ"
+    counts = Counter(verdict for _, verdict in right)
+    print(", ".join(f"{count:,} {verdict}" for verdict, count in sorted(counts.items())))
     tally = Tally()
     for file in sorted((folder / "out" / "batches").glob("*/tally.json")):
         document = json.loads(file.read_text())
         tally = tally + Tally.from_dict({key: value for key, value in document.items() if key != "batch"})
     assert tally.check().received == rows, tally
+
+
+def verdicts_of_chains(folder: Path) -> list[tuple[Any, ...]]:
+    from onefold.spark import judge_chains
+    from onefold.spark.session import session
+
+    table = session("local[2]", memory="1g").read.parquet(str(folder / "in" / "messages"))
+    return [tuple(row) for row in table.transform(judge_chains(floor="open")).select("offset", "verdict").collect()]
+
+
+def verdicts_of_ids(folder: Path) -> list[tuple[Any, ...]]:
+    from onefold import IdDetector
+
+    judge = IdDetector(WINDOW_H * 3_600_000).judge
+    rows: list[dict[str, Any]] = []
+    for file in sorted((folder / "in" / "messages").glob("*.parquet")):
+        rows += pq.ParquetFile(file).read().to_pylist()
+    return [(row["offset"], str(judge(row["event_id"], row["ts"]).verdict)) for row in rows]
 
 
 if __name__ == "__main__":

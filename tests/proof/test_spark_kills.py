@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from onefold.spark import judge_chains
+from onefold.spark import judge_chains, judge_ids
 from onefold.testing.traffic import Traffic, make, write
 from tests.lib.examples import sample
 
@@ -20,6 +20,7 @@ import os, signal, sys
 from onefold.spark import in_order
 from onefold.spark import stream as streams
 from onefold.spark.chains import ChainsEngine
+from onefold.spark.ids import IdColumns, IdsEngine
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.session import session
 
@@ -44,10 +45,14 @@ def unfinished(place, document):
 
 streams.publish, in_order.Place.write_json = deadly, unfinished
 ordered = way == "ordered"
+chains = ChainsEngine(partitions=2, floor="first" if ordered else "open")
+columns = IdColumns(id=("stream", "partition", "publisher", "chain", "timestamp", "sequence"), time="timestamp",
+                    order="offset")
+ids = IdsEngine(partitions=2, columns=columns, window_ms=86_400_000)
 streams.run_stream(
     session("local[2]", memory="1g", config={"spark.sql.shuffle.partitions": "2"}),
     SourceSpec(path=f"{folder}/in/messages", options={"maxFilesPerTrigger": "1"}),
-    ChainsEngine(partitions=2, floor="first" if ordered else "open"),
+    ids if way == "ids" else chains,
     streams.Streaming(
         checkpoint=f"{folder}/{way}.checkpoint", buckets=2, ordered_wait_ms=3_600_000 if ordered else None
     ),
@@ -77,13 +82,25 @@ def counted(spark, *paths):
     return rows
 
 
-@pytest.mark.parametrize("deaths", [sample([("after", 2)]), [("after", 0), ("before", 2)]])
-def test_every_row_once_whenever_the_driver_dies(spark, tmp_path, start, deaths):
-    assert [start("careful", *death) for death in deaths] == [-signal.SIGKILL] * len(deaths)
-    assert start("careful", "never", 0) == 0
+NUMBER = ["stream", "partition", "publisher", "chain", "timestamp", "sequence"]
+JUDGES = {"careful": judge_chains(floor="open"), "ids": judge_ids(NUMBER, order="offset")}
+
+
+@pytest.mark.parametrize(
+    ("way", "deaths"),
+    [
+        sample("careful", [("after", 2)]),
+        ("careful", [("after", 0), ("before", 2)]),
+        ("ids", [("after", 0), ("before", 2)]),
+    ],
+)
+def test_every_row_once_whenever_the_driver_dies(spark, tmp_path, start, way, deaths):
+    assert [start(way, *death) for death in deaths] == [-signal.SIGKILL] * len(deaths)
+    assert start(way, "never", 0) == 0
     folders = [f"{tmp_path}/out/batches/*/{name}" for name in ("firsts", "repeats", "unsure", "rejects")]
-    table = spark.read.parquet(f"{tmp_path}/in/messages").transform(judge_chains(floor="open"))
+    table = spark.read.parquet(f"{tmp_path}/in/messages").transform(JUDGES[way])
     expected = Counter((row["offset"], row["verdict"]) for row in table.collect())
+    assert {verdict for _, verdict in expected} == {"FIRST", "REPEAT"}
     assert counted(spark, *folders) == expected
 
 

@@ -37,6 +37,12 @@ def test_the_demo_ends_with_balanced_books_and_the_truth_found(tmp_path, onefold
     figures = json.loads(done.stdout)
     assert figures["tally"]["balanced"] is True
     assert figures["truth"]["counted_twice"] == figures["truth"]["lost"] == 0
+    events = figures["events"]
+    assert [events[name] for name in ("counted_twice", "lost", "perfect")] == [0, 0, True]
+    counts = {line["reason"]: line["count"] for line in events["tally"]["reasons"]}
+    assert counts["conflict"]
+    assert sum(counts.values()) == 500
+    assert f"the books balance: 500 in = {counts['new']} first + {counts['seen']} repeat" in done.stderr
     assert "the books balance: 5,000 in =" in done.stderr
     assert "source and sink agree: 5,000 rows, fingerprint " in done.stderr
     assert figures["audit"]["agrees"] is True
@@ -144,7 +150,7 @@ def test_check_judges_the_producers_of_a_dump_and_of_a_log(tmp_path):
     words = ["--producer", "pid", "--sequence", "seq", "--order", "at", "--payload", "body", "--json"]
     found = onefold("check", tmp_path / "dump", *words, cwd=tmp_path)
     assert found.returncode == 1, found.stderr
-    assert json.loads(found.stdout)["findings"] == ["1 rejected rows", "1 missing ranges"]
+    assert json.loads(found.stdout)["findings"] == ["1 rejected rows", "1 missing ranges of 2 messages"]
     with Topics(tmp_path / "log") as topics:
         topics.topic("orders").publish("p", [(0, b"x"), (1, b"y")])
     clean = onefold("check", tmp_path / "log" / "orders", "--producer", "producer", cwd=tmp_path)

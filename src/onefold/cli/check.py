@@ -141,13 +141,9 @@ def check(
         say("starting Spark")
         spark = session(master)
         source = SourceSpec(
-            path=path,
-            format=kind,
-            options=options,
-            bad_files=bad_files,
-            partition_types=partition_types,
+            path=path, format=kind, options=options, bad_files=bad_files, partition_types=partition_types,
             probed=table is not None,
-        )
+        )  # fmt: skip
         result = jobs.check(spark, source, engine, ranges_max=ranges, say=say).to_dict()
     has_findings = _show_findings(result, json)
     for untold in (each for each in result["cannot_tell"] if each["option"] == "time"):

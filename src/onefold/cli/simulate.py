@@ -58,17 +58,10 @@ def simulate(
 
     if ids:
         of_chains = {
-            "--chains": chains != 100,
-            "--losses": losses != USUAL.losses,
-            "--late-heads": late_heads != USUAL.late_heads,
-            "--no-previous": no_previous,
-            "--poisoned": poisoned,
-            "--malformed": malformed,
-            "--text-numbers": text_numbers,
-            "--skew": skew,
-            "--devices": devices,
-            "--reboots": reboots,
-        }
+            "--chains": chains != 100, "--losses": losses != USUAL.losses, "--no-previous": no_previous,
+            "--late-heads": late_heads != USUAL.late_heads, "--poisoned": poisoned, "--malformed": malformed,
+            "--text-numbers": text_numbers, "--skew": skew, "--devices": devices, "--reboots": reboots,
+        }  # fmt: skip
         refuse(of_chains, "is for chains, and --ids are none")
         shares = {"copies": copies, "reorder": reorder, "conflicts": conflicts, "late": late}
         _simulate_ids(out, seed, rows, shares, format or "jsonl", files, as_json)
@@ -84,10 +77,9 @@ def simulate(
         made = _readings(seed, rows, devices, reboots, faults)
     else:
         refuse({"--reboots": reboots}, "needs --devices")
+        traffic = Traffic(seed=seed, rows=rows, chains=chains, skew=skew, text_numbers=text_numbers, faults=faults)
         with people.status(f"making {rows:,} rows"):
-            made = make(
-                Traffic(seed=seed, rows=rows, chains=chains, skew=skew, text_numbers=text_numbers, faults=faults)
-            )
+            made = make(traffic)
     write(made, out, kind, files)
     whose = {"devices": devices, "reboots": reboots} if devices else {"chains": chains}
     _show(made, out, kind, files, whose, as_json)

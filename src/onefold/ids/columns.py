@@ -79,8 +79,8 @@ def firsts(rows: IdRows) -> Int64s:
     same = key[1:] == key[:-1]
     if not same.any():
         return first
-    is_some = np.concatenate((same, [False])) | np.concatenate(([False], same))
-    some, key = by_key[is_some], key[is_some]
+    at = np.flatnonzero(np.concatenate((same, [False])) | np.concatenate(([False], same)))
+    some, key = by_key[at], key[at]
     begins = np.concatenate(([True], key[1:] != key[:-1]))
     check = rows.check[some]
     if np.any((check[1:] != check[:-1]) & ~begins[1:]):  # two names, one first half
@@ -88,15 +88,19 @@ def firsts(rows: IdRows) -> Int64s:
         some, key, check = some[turn], key[turn], check[turn]
         begins = np.concatenate(([True], (key[1:] != key[:-1]) | (check[1:] != check[:-1])))
     # Of the rows of a name those with the lowest order, of these those with the lowest time, then tie: no sort at all.
-    starts, name = np.flatnonzero(begins), np.cumsum(begins) - 1
-    best = np.ones(len(some), np.bool_)
+    starts = np.flatnonzero(begins)
+    rest, sizes = np.arange(len(some)), np.diff(starts, append=len(some))
+    all_sizes, firsts_of = sizes, starts
     for column in (rows.order, rows.time, rows.tie):
-        values = column[some]
-        if not np.array_equal(values[1:], values[:-1]):
-            values = np.where(best, values, np.iinfo(np.int64).max)
-            best &= values == np.minimum.reduceat(values, starts)[name]
-    place = np.minimum.reduceat(np.where(best, np.arange(len(some)), len(some)), starts)
-    first[some] = some[place[name]]
+        if not column.any():  # there is no such column
+            continue
+        values = column[some[rest]]
+        lowest = values == np.repeat(np.minimum.reduceat(values, firsts_of), sizes)
+        sizes = np.add.reduceat(lowest, firsts_of, dtype=np.int64)
+        rest, firsts_of = rest[lowest], np.cumsum(sizes) - sizes
+        if len(rest) == len(starts):
+            break
+    first[some] = np.repeat(some[rest[firsts_of]], all_sizes)
     return first
 
 
