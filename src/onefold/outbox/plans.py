@@ -1,4 +1,4 @@
-"""One attempt at one message: the three plans, each read from top to bottom like the published listing.
+"""One attempt at one message: the plans, each read from top to bottom like the published listing.
 
 A message is processed only while its *token* exists (token-based deduplication, Masternak and Pobiega); the token is
 also its name. What a duplicate filter forgets too early comes in twice; a token that is gone cannot come back, so
@@ -25,6 +25,13 @@ Why each line stands where it does, in all plans:
     checkpointed    load, holds, persist, create, persist, remove, persist    the published listing
     parented        load, create, persist, remove, persist                    makes tokens before the one write
     transactional   open, settle, finish                                      needs one database for all
+    local           lease, peek, commit                                       the queue is in that database, too
+
+`local` is the published listing with everything in one place. The row of a message in the queue *is* its token: it is
+there as long as the message may be processed, and is deleted in the one transaction that writes the entity and adds the
+rows of what is sent. So there is nothing left to check: no entry to keep, no message to send later, no garbage. A lease
+is no part of the safety, and need not outlive a crash: of two who hold one row, the first to delete it gets through.
+What several messages of one entity do is folded over its state, and written once.
 
 *Sources.* What comes from outside has no token yet, but a *mark* that only grows: the offset in a log, the number of a
 batch. The highest mark that was taken is the state of an entity, one per source, and is written together with an outbox
@@ -275,6 +282,8 @@ class Handle(NamedTuple):
     raised here, too."""
 
     state: Any
+    number: int = 0
+    """Which of the messages of this attempt."""
 
 
 class Fresh(NamedTuple):
@@ -299,6 +308,18 @@ class Persist(NamedTuple):
     """Write an entity if its version is still the one it has here; it is one higher then. Answered with a bool."""
 
     entity: Entity
+
+
+class Lease(NamedTuple):
+    """Take the rows of these messages for some time. Answered with a receipt for each; None if the row is gone."""
+
+    tokens: tuple[str, ...]
+
+
+class Peek(NamedTuple):
+    """Read an entity without its outbox. Answered with the `Entity`."""
+
+    key: Key
 
 
 class Settled(StrEnum):
@@ -326,6 +347,18 @@ class Settle(NamedTuple):
         return self.entity.outbox.get(self.name)
 
 
+class Commit(NamedTuple):
+    """In one transaction: delete the rows of these receipts, write the entity, add rows for these messages.
+
+    Answered with `Settled`, as `Settle` is; NO_TOKEN if any of the rows is gone or was leased again.
+    """
+
+    entity: Entity | None
+    """None: the handler keeps no state here."""
+    receipts: tuple[str, ...]
+    messages: tuple[Message, ...]
+
+
 class Dispatch(NamedTuple):
     """Give messages to the transport. Answered when all are taken; a copy too many does no harm."""
 
@@ -350,7 +383,10 @@ class Acknowledge(NamedTuple):
     """Tell the transport that the message need not come again."""
 
 
-Step = Load | Holds | Open | Handle | Fresh | Create | Persist | Settle | Dispatch | Remove | Finish | Acknowledge
+Step = (
+    Load | Holds | Open | Handle | Fresh | Create | Persist | Settle | Dispatch | Remove | Finish | Acknowledge
+    | Lease | Peek | Commit
+)  # fmt: skip
 
 
 class Outcome(StrEnum):
@@ -422,6 +458,59 @@ def transactional(key: Key, message: Message) -> Attempt:
     return outcome
 
 
+Ends = tuple["Outcome | HandlerFailed | None", ...]
+"""Of messages that were folded, in their order; None: one before it failed, and it waits for that one."""
+
+
+def folded(key: Key | None, messages: tuple[Message, ...], *, in_order: bool = False) -> Generator[Step, Any, Ends]:
+    """For one database that has the queue, too: messages of one entity, the handler folded over its state, and all of it
+    in one transaction. One that fails changes nothing, and the others are as if it had not been there; ``in_order``:
+    those behind it wait for it. ``key`` None: the handler keeps no state here."""
+    receipts: tuple[str | None, ...] = yield Lease(tuple(message.token for message in messages))
+    entity: Entity | None = None if key is None else (yield Peek(key))
+    state = None if entity is None else entity.state
+    ends: list[Outcome | HandlerFailed | None] = [Outcome.DUPLICATE] * len(messages)
+    ours: list[str] = []
+    outgoing: list[tuple[Message, Outgoing]] = []
+    for number, (message, receipt) in enumerate(zip(messages, receipts, strict=True)):
+        if receipt is None:
+            continue
+        try:
+            done: Handled = yield Handle(state, number)
+        except HandlerFailed as error:
+            ends[number] = error
+            if in_order:
+                ends[number + 1 :] = [None] * (len(messages) - number - 1)
+                break
+            continue
+        state = done.state
+        outgoing += [(message, out) for out in done.outgoing]
+        ours.append(receipt)
+        ends[number] = Outcome.APPLIED
+    if not ours:
+        return tuple(ends)
+    tokens = (yield Fresh(len(outgoing))) if outgoing else ()
+    sent = tuple(
+        Message(token, out.to, out.body, message.token, message.origin)
+        for token, (message, out) in zip(tokens, outgoing, strict=True)
+    )
+    settled: Settled = yield Commit(entity and entity.changed(state), tuple(ours), sent)
+    if settled is not Settled.DONE:
+        gone = settled is Settled.NO_TOKEN and len(messages) == 1
+        other = Outcome.DUPLICATE if gone else Outcome.CONFLICT
+        ends = [other if end is Outcome.APPLIED else end for end in ends]
+    return tuple(ends)
+
+
+def local(key: Key, message: Message) -> Attempt:
+    """For one database that has the queue, too: the row of the message is its token."""
+    (end,) = yield from folded(key, (message,))
+    if isinstance(end, HandlerFailed):
+        raise end
+    assert end is not None, "nothing was before it"
+    return end
+
+
 def resumed(key: Key, name: str, *, at_once: bool = False) -> Attempt:
     """What is left to do of a stranded outbox entry, whichever plan left it; the message itself is not needed.
 
@@ -438,11 +527,14 @@ Plan = Callable[[Key, Message], Attempt]
 Recovery = Callable[[Key, str], Attempt]
 
 PLANS: Final[Mapping[str, Plan]] = MappingProxyType(
-    {"checkpointed": checkpointed, "parented": parented, "transactional": transactional}
+    {"checkpointed": checkpointed, "parented": parented, "transactional": transactional, "local": local}
 )
 RECOVERIES: Final[Mapping[str, Recovery]] = MappingProxyType(
-    {"checkpointed": resumed, "parented": resumed, "transactional": partial(resumed, at_once=True)}
-)
+    {
+        "checkpointed": resumed, "parented": resumed,
+        "transactional": partial(resumed, at_once=True), "local": partial(resumed, at_once=True),
+    }
+)  # fmt: skip
 
 
 def _delivered(entity: Entity, token: str, outcome: Outcome, *, at_once: bool = False) -> Attempt:
@@ -551,18 +643,23 @@ def mark_of(state: Any) -> int:
     return -1 if state is None else int(state["mark"])
 
 
-def sourced(source: Taken, *, at_once: bool = False) -> Attempt:
-    """For any two stores, or ``at_once`` for one database; ends as APPLIED, RESUMED, DUPLICATE or CONFLICT."""
+def sourced(source: Taken, *, at_once: bool = False, rows: bool = False) -> Attempt:
+    """For any two stores, ``at_once`` for one database, or ``rows`` for one that has the queue, too; ends as APPLIED,
+    RESUMED, DUPLICATE or CONFLICT."""
     entity: Entity = yield Load(source.key)
     highest = mark_of(entity.state)
     if source.mark <= highest or (source.known and entity.state is None):
         if source.name not in entity.outbox:
             return Outcome.DUPLICATE
-        return (yield from _sent(entity, source.name, Outcome.RESUMED, at_once))
+        return (yield from _sent(entity, source.name, Outcome.RESUMED, at_once or rows))
     if source.after not in (None, highest):
         return Outcome.CONFLICT
     entity = entity.changed({**(entity.state or {}), **source.also, "mark": source.mark})
     entry = Entry(source.outgoing, origin=source.origin)
+    if rows:
+        messages = (yield from _with_ids(entry)).messages(source.name)
+        done = yield Commit(entity, (), messages)
+        return Outcome.APPLIED if done is Settled.DONE else Outcome.CONFLICT
     if at_once:
         return (yield from _settled(entity, source.name, entry, None))
     entity = entity.keeping(source.name, entry)
@@ -572,6 +669,10 @@ def sourced(source: Taken, *, at_once: bool = False) -> Attempt:
 
 
 sourced_at_once = partial(sourced, at_once=True)
+sourced_as_rows = partial(sourced, rows=True)
+SOURCED: Final[Mapping[str, Callable[[Taken], Attempt]]] = MappingProxyType(
+    {"checkpointed": sourced, "parented": sourced, "transactional": sourced_at_once, "local": sourced_as_rows}
+)
 
 
 BODY_BYTES_MAX: Final = 256 * 1024
@@ -602,7 +703,7 @@ class Out(NamedTuple):
         return cls((), body)
 
 
-Handler = Callable[[Any, Message], Any]
+Handler = Callable[..., Any]
 KeyOf = str | Callable[[Message], Any]
 
 
@@ -611,7 +712,12 @@ class Handling(NamedTuple):
 
     queue: str
     call: Handler
-    key: KeyOf
+    key: KeyOf | None
+    """None: the handler keeps no state here."""
+    ordered: bool = False
+    """Messages of one key are handled in the order in which they were sent."""
+    takes_db: bool = False
+    """The handler is given the connection, in the transaction that settles the message."""
 
 
 def key_of(message: Message, key: KeyOf) -> str:

@@ -226,7 +226,7 @@ def endings(topology: Topology, handlers: Handlers) -> frozenset[Ending]:
                 continue
             _, stage, handling = served[queue]
             message = Message(name, queue, json.loads(body))
-            key = Key(stage.endpoint, plans.key_of(message, handling.key))
+            key = Key(stage.endpoint, _name_of(message, handling))
             states = dict(ending.states)
             answer = handlers.answer(handling.call, message, json.loads(states.pop(key, "null")))
             after = Ending(_with(states, key, answer.state), ending.applied | {name}, ending.sent)
@@ -266,6 +266,11 @@ class ExplorerJob:
     @property
     def name(self) -> str:
         return name_of(self.label)
+
+
+def _name_of(message: Message, handling: plans.Handling) -> str:
+    assert handling.key is not None, "what keeps no state is not explored"
+    return plans.key_of(message, handling.key)
 
 
 class Payload(NamedTuple):
@@ -325,7 +330,7 @@ class Payloads(list[Payload]):
         group, jobs = -1, []  # what nobody handles is never begun
         if message.to in self._served:
             group, stage, handling = self._served[message.to]
-            key = Key(stage.endpoint, plans.key_of(message, handling.key))
+            key = Key(stage.endpoint, _name_of(message, handling))
             answer = partial(self._handlers.answer, handling.call, message)
             for plan in (self._algorithm.plan, *self._algorithm.others):
                 jobs.append(ExplorerJob(message.token, partial(plan, key, message), answer))
