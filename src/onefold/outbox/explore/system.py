@@ -5,8 +5,6 @@ number per group of workers. Two histories that lead to equal numbers lead to th
 
 - `StoreSnapshots`: the real store at any content that was ever reached. A database in memory is copied out after each
   write and copied in before the next step. Each pair of content and step is performed once.
-- `Handlers`: the handler on trial. It shall be a function of state and message, else the explorer could not go the same
-  way again: each call with equal input is made twice, the first answer is kept, and a difference is reported.
 - `endings`: the oracle. What comes out without faults, for every order of messages: one handler call each, no store
   and no plan. Whatever faults there are, in the end the world must look like one of these.
 - `Payloads`: what was ever sent. ``m1`` is the first message, ``m1.2`` the second one that it sends, ``mark1`` what a
@@ -28,8 +26,6 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations
@@ -39,13 +35,13 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_chec
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
+from onefold.outbox.explore.handlers import Handlers
 from onefold.outbox.explore.topology import Algorithm, Chore, Content, Offence, Topology, Wrong
-from onefold.outbox.plans import MARK, Attempt, Handled, Handler, HandlerFailed, Key, Message, Outcome, Outgoing, pack
+from onefold.outbox.plans import MARK, Attempt, Handled, Key, Message, Outcome, Outgoing, pack
 from onefold.outbox.ports import Parcel, Queue
-from onefold.outbox.runner import Loop, World, calling
+from onefold.outbox.runner import World
 from onefold.outbox.stores.sqlite import SqliteLedger
 
-FINDINGS_MAX: Final = 5
 PAGE_BYTES: Final = 1_024
 """Small pages make small copies."""
 _WRITES: Final = frozenset({plans.Create, plans.Finish, plans.Persist, plans.Remove, plans.Settle})
@@ -141,50 +137,6 @@ class StoreSnapshots:
         return number
 
 
-class HandlerRaised(Exception):
-    """The handler did not answer, or answered what cannot be kept."""
-
-    def __init__(self, message: Message, state: Any, error: BaseException | None) -> None:
-        text = str(error) if type(error).__module__.startswith("onefold") else f"{type(error).__name__}: {error}"
-        super().__init__(f"the handler fails on {pack(message.body)} with the state {pack(state)}: {text}")
-
-
-class Handlers:
-    def __init__(self) -> None:
-        self.findings: list[str] = []
-        self._answers: dict[tuple[Handler, str, str, str, str], Handled] = {}
-        """By handler, queue, name and body of the message, and state. Not by its token: which attempt made that is
-        chance, and an answer that hangs on it would differ from the one without faults."""
-
-    def answer(self, call: Handler, message: Message, state: Any) -> Handled:
-        packed = pack(state)
-        key = (call, message.to, message.token.partition("@")[0], pack(message.body), packed)
-        if key not in self._answers:
-            first, again = (_call(call, json.loads(packed), message) for _ in range(2))
-            self._answers[key] = first
-            if first != again and len(self.findings) < FINDINGS_MAX:
-                where = f"{message.to}: for {pack(message.body)} with the state {packed}"
-                self.findings.append(
-                    f"not repeatable: {where} the handler answered {_describe(first)}, then {_describe(again)}"
-                )
-        return self._answers[key]
-
-
-def _call(call: Handler, state: Any, message: Message) -> Handled:
-    copy = message._replace(body=json.loads(pack(message.body)))
-    try:
-        with closing(Loop()) as loop:
-            answer = calling(call, copy, loop)(state)
-            return answer.result() if isinstance(answer, Future) else answer
-    except HandlerFailed as failed:
-        raise HandlerRaised(message, state, failed.__cause__) from failed.__cause__
-
-
-def _describe(answer: Handled) -> str:
-    messages = [f"{out.to} {pack(out.body)}" for out in answer.outgoing]
-    return f"{pack(answer.state)} and sent {', '.join(messages) or 'nothing'}"
-
-
 WORLDS_MAX: Final = 50_000
 """Worlds on the way: eight messages in any order pass through some thousands."""
 
@@ -195,6 +147,10 @@ class Ending(NamedTuple):
     """The names of the messages that were processed."""
     sent: frozenset[tuple[str, str, str]]
     """What went to queues that nobody handles here: name, queue, body."""
+
+    def __str__(self) -> str:
+        entities = [f"{key} = {text}" for key, text in sorted(self.states)]
+        return ", ".join([*entities, *(f"{body} sent to {queue}" for _, queue, body in sorted(self.sent))]) or "nothing"
 
 
 def plain(text: str) -> str:
