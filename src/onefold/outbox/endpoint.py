@@ -24,7 +24,7 @@ from typing import Any, Final, Self, TypeVar
 from onefold.clock import wall_ms
 from onefold.errors import BadInput, Misuse
 from onefold.outbox import plans
-from onefold.outbox.plans import Handler, Handling, Key, KeyOf, Message, Out, Outcome, Taken, check_queue
+from onefold.outbox.plans import Handler, Handling, Key, KeyOf, Message, Out, Outcome, Retry, Taken, check_queue
 from onefold.outbox.ports import Delivery, EntityStore, Ledger, Queue, TokenStore, open_ledger, open_queue, open_tokens
 from onefold.outbox.runner import Loop, Work, World, attempt, raised, run_one
 from onefold.outbox.worker import Consumer, Consuming, Recovered, recover
@@ -71,21 +71,33 @@ class Endpoint:
     def handlers(self) -> Mapping[str, Handling]:
         return MappingProxyType(self._handlers)
 
-    def handler(self, queue: str, *, key: KeyOf) -> Callable[[Decorated], Decorated]:
+    def handler(
+        self, queue: str, *, key: KeyOf, body: Any = None, retry: Retry | None = None,
+        fatal: type[Exception] | tuple[type[Exception], ...] = (), priority: int = 0,
+    ) -> Callable[[Decorated], Decorated]:  # fmt: skip
         """Makes a function ``(state, message) -> (state, outgoing)`` the handler of a queue; it may be a coroutine.
 
-        ``key``: the field of the body, or a function of the message, that names the entity.
+        ``key``: the field of the body, or a function of the message, that names the entity. ``body``: the type that a
+        body must have, a dataclass, a pydantic model or any other that pydantic knows; ``message.body`` is one then,
+        and what cannot be one is a dead letter at once. ``retry``: for this queue instead of the consumer's. ``fatal``:
+        errors after which it is not tried again. ``priority``: queues of a higher one are emptied first.
         """
         check_queue(queue)
         if not (isinstance(key, str) and key) and not callable(key):
             raise Misuse(f"key is {key!r}, must be the name of a field or a function", key=key)
+        fatals = fatal if isinstance(fatal, tuple) else (fatal,)
+        if not all(isinstance(each, type) and issubclass(each, Exception) for each in fatals):
+            raise Misuse(f"{queue}: fatal is {fatal!r}, must be a class of errors, or a tuple of them")
+        if not isinstance(retry, Retry | None) or type(priority) is not int:
+            raise Misuse(f"{queue}: retry is {retry!r}, priority {priority!r}: must be a Retry and a whole number")
+        decode = None if body is None else decoder(queue, body)
 
         def register(call: Decorated) -> Decorated:
             if not callable(call):
                 raise Misuse(f"{queue}: the handler is {call!r}, must be a function")
             if queue in self._handlers:
                 raise Misuse(f"{queue} has a handler in {self.name} already: {self._handlers[queue].call!r}")
-            self._handlers[queue] = Handling(queue, call, key)
+            self._handlers[queue] = Handling(queue, call, key, decode, retry, fatals, priority)
             return call
 
         return register
@@ -126,7 +138,8 @@ class Endpoint:
         if handling is None:
             raise BadInput(f"{self.name} has no handler for {message.to!r:.300}", queue=message.to)
         plans.check_token(message.token)
-        return Work(message, self.key(plans.key_of(message, handling.key)), handling.call, delivery)
+        name, message = handling.read(message)
+        return Work(message, self.key(name), handling.call, delivery)
 
     def process(self, message: Message, delivery: Delivery | None = None) -> Outcome:
         """Attempt one message, once, and acknowledge its delivery. After CONFLICT or an error, which is raised, it must
@@ -134,7 +147,7 @@ class Endpoint:
         work = self.work(message, delivery)
         if message.realm not in ("", realm := self.world.tokens.realm):
             raise BadInput(f"{message.to}: the token is kept in {message.realm!r}, not in {realm!r}")
-        (ended,) = attempt(self.world, self.plan, [work], self.loop)
+        (ended,) = attempt(self.world, self.plan, [work], self.loop, self.clock_ms())
         return raised(ended)
 
     def take(
@@ -148,7 +161,7 @@ class Endpoint:
         """
         if type(mark) is not int or not 0 <= mark <= MARK_MAX:
             raise Misuse(f"mark is {mark!r}, must be a whole number from 0 to 2**63 - 1", mark=mark)
-        outgoing = plans.outgoings(outs, f"{source}#{mark}", origin)
+        outgoing = plans.outgoings(outs, f"{source}#{mark}", origin, self.clock_ms())
         source_at = Taken(self.key(source), mark, outgoing, origin, known, after, also)
         plan = plans.sourced_at_once if self.plan == "transactional" else plans.sourced
         outcome = Outcome.CONFLICT
@@ -189,3 +202,35 @@ class Endpoint:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def decoder(queue: str, body: Any) -> Callable[[Any], Any]:
+    """Makes an object of this type of a JSON value; `BadInput` names the fields that are wrong.
+
+    >>> from dataclasses import dataclass
+    >>> from decimal import Decimal
+    >>> @dataclass
+    ... class Order:
+    ...     sum: Decimal
+    >>> decoder("orders", Order)({"sum": "2.50"}).sum
+    Decimal('2.50')
+    >>> decoder("orders", Order)({})
+    Traceback (most recent call last):
+    onefold.errors.BadInput: orders: the body is no Order: sum: Field required
+    """
+    from pydantic import ConfigDict, PydanticUserError, ValidationError, create_model
+
+    try:  # a model around it: its settings are taken over by dataclasses, which have none of their own
+        model: Any = create_model("Body", value=(body, ...), __config__=ConfigDict(val_json_bytes="base64"))
+    except (PydanticUserError, TypeError) as error:
+        raise Misuse(f"{queue}: body is {body!r:.100}, no type that can be read: {error}") from error
+
+    def decode(value: Any) -> Any:
+        try:
+            return model.model_validate_json(plans.pack({"value": value})).value
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, each['loc'][1:])) or 'it'}: {each['msg']}" for each in error.errors()[:3]]
+            name = getattr(body, "__name__", str(body))
+            raise BadInput(f"{queue}: the body is no {name}: {'; '.join(wrong)}") from error
+
+    return decode

@@ -214,7 +214,8 @@ class Queue(Protocol):
         """Give them out again, after so long; these receipts are worth nothing any more."""
 
     def bury(self, deliveries: Sequence[Delivery], reason: str) -> None:
-        """Set them aside as dead letters, which nobody is given; one that was given out again is left to its holder."""
+        """Set them aside as dead letters, which nobody is given: one for all equal parcels of a queue. One that was
+        given out again is left to its holder."""
 
     def buried(self, limit: int = 1_000, queue: str | None = None) -> list[Buried]:
         """Dead letters, oldest first."""

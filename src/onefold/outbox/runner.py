@@ -222,14 +222,14 @@ class Loop:
         loop.close()
 
 
-def calling(call: Handler, message: Message, loop: Loop) -> Callable[[Any], Handled | Future[Handled]]:
+def calling(call: Handler, message: Message, loop: Loop, now_ms: int = 0) -> Callable[[Any], Handled | Future[Handled]]:
     """`Job.handle` for a handler: what it returns is checked, and whatever goes wrong is `HandlerFailed`."""
 
     def handle(state: Any) -> Handled | Future[Handled]:
         try:
             answer = call(state, message)
             if not inspect.iscoroutine(answer):
-                return plans.handled(answer, message)
+                return plans.handled(answer, message, now_ms)
         except BaseException as error:  # SystemExit and the like must not end a thread of the consumer either
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # somebody pressed Ctrl-C
@@ -238,7 +238,7 @@ def calling(call: Handler, message: Message, loop: Loop) -> Callable[[Any], Hand
 
     async def awaited(answer: Coroutine[Any, Any, Any]) -> Handled:
         try:
-            return plans.handled(await answer, message)
+            return plans.handled(await answer, message, now_ms)
         except GeneratorExit:
             raise
         except BaseException as error:  # here it would end the loop, and all who wait for it would wait for ever
@@ -268,8 +268,11 @@ class Work(NamedTuple):
     """What is acknowledged when it is done; None: nothing."""
 
 
-def attempt(world: World, plan: str, works: Sequence[Work], loop: Loop) -> list[Outcome | Exception]:
+def attempt(world: World, plan: str, works: Sequence[Work], loop: Loop, now_ms: int) -> list[Outcome | Exception]:
     """Try each once, all in step: what each came to, or what stopped it. No two may be of one entity."""
     begin = PLANS[plan]
-    jobs = [Job(begin(each.key, each.message), calling(each.call, each.message, loop), each.delivery) for each in works]
+    jobs = [
+        Job(begin(each.key, each.message), calling(each.call, each.message, loop, now_ms), each.delivery)
+        for each in works
+    ]
     return run(world, jobs)

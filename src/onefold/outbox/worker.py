@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,9 +43,21 @@ from random import uniform
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from onefold.errors import BadInput, Damaged, Misuse, OnefoldError
-from onefold.outbox.plans import ANSWERS, MARK, RECOVERIES, HandlerFailed, Key, Outcome, unpack_message
-from onefold.outbox.ports import FOREVER_MS, STEP_MS, Delivery, Parcel, Stranded
+from onefold.errors import BadInput, Damaged, Misuse, OnefoldError, StoreFailed
+from onefold.outbox.plans import (
+    ANSWERS,
+    MARK,
+    RECOVERIES,
+    SECONDS_MAX,
+    HandlerFailed,
+    Key,
+    Message,
+    Outcome,
+    Retry,
+    check_retry,
+    unpack_message,
+)
+from onefold.outbox.ports import FOREVER_MS, REASON_MAX, STEP_MS, Delivery, Parcel, Stranded
 from onefold.outbox.runner import Job, Work, World, attempt, describe, raised, run
 from onefold.tally import Tally
 from onefold.verdict import Answer
@@ -54,8 +67,6 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("onefold.outbox")
 
-SECONDS_MAX: Final = 100 * 366 * 86_400
-"""Of any time that can be set: a hundred years. Clocks and locks cannot tell more."""
 CONFLICT_TRIES_MAX: Final = 8
 """At once, before a message is released: of all who are at one entity, one gets through each time."""
 CONFLICT_S: Final = 0.1
@@ -99,12 +110,12 @@ class Consuming:
     until_empty: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "batch", "attempts_max"):
+        check_retry(self)
+        for name in ("concurrency", "batch"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise Misuse(f"{name} is {value!r}, must be a whole number of at least 1", **{name: value})
-        leasts = {"lease_s": 0.01, "recover_s": 0.01, "backoff_s": 0, "backoff_max_s": 0}
-        for name, least in {**leasts, "stranded_s": 0, "tombstone_s": 0}.items():
+        for name, least in {"lease_s": 0.01, "recover_s": 0.01, "stranded_s": 0, "tombstone_s": 0}.items():
             value = getattr(self, name)
             if not least <= value <= SECONDS_MAX:
                 raise Misuse(f"{name} is {value}, must be from {least} to {SECONDS_MAX:,}", **{name: value})
@@ -113,13 +124,14 @@ class Consuming:
     def lease_ms(self) -> int:
         return round(self.lease_s * 1000)
 
-    def delay_ms(self, times: int) -> int:
+    def delay_ms(self, times: int, retry: Retry | None = None) -> int:
         """Before the next delivery: twice as long each time, and not the same for all.
 
         >>> 2_000 <= Consuming(backoff_s=1.0, backoff_max_s=300).delay_ms(times=3) <= 4_000
         True
         """
-        longest = min(self.backoff_max_s, self.backoff_s * 2.0 ** min(times - 1, 60))
+        policy = retry or self
+        longest = min(policy.backoff_max_s, policy.backoff_s * 2.0 ** min(times - 1, 60))
         return round(uniform(longest / 2, longest) * 1000)
 
 
@@ -233,7 +245,7 @@ class Consumer:
         while not self.ending.is_set():
             deliveries: list[Delivery] = []
             try:
-                deliveries = queue.lease(queues, settings.batch, settings.lease_ms, WAIT_MS)
+                deliveries = self._lease(queues)
                 if not deliveries and settings.until_empty:
                     waiting = queue.waiting()
                     if not any(waiting.get(name) for name in queues):
@@ -248,6 +260,21 @@ class Consumer:
                 outages, due = outages + 1, monotonic() + settings.backoff_s
             elif outages and (deliveries or monotonic() > due):  # before that, what failed has not come again
                 outages, self.trouble = 0, None
+
+    def _lease(self, queues: Sequence[str]) -> list[Delivery]:
+        """A batch: of the queues of the highest priority first; if none has anything, the first that comes."""
+        lease, settings, handlers = self.app.world.queue.lease, self.settings, self.app.handlers
+        priorities = sorted({handlers[queue].priority for queue in queues}, reverse=True)
+        deliveries: list[Delivery] = []
+        for priority in priorities if len(priorities) > 1 else ():
+            if room := settings.batch - len(deliveries):
+                equals = [queue for queue in queues if handlers[queue].priority == priority]
+                try:
+                    deliveries += lease(equals, room, settings.lease_ms, 0)
+                except StoreFailed:
+                    if not deliveries:
+                        raise
+        return deliveries or lease(queues, settings.batch, settings.lease_ms, WAIT_MS)
 
     def _process(self, deliveries: Sequence[Delivery]) -> Exception | None:
         """Give each its verdict, or give it back untouched when the consumer ends or a store fails, whose error is
@@ -297,11 +324,20 @@ class Consumer:
             if message.realm != realm:
                 reason = "foreign_token"
                 raise BadInput(f"its token is kept in {message.realm!r:.300}, not in {realm!r}")
+            if wait_ms := self._early_ms(message):
+                self.books.received(-1)
+                self._give_back([delivery], wait_ms)
+                return None
             return InHand(delivery, self.app.work(message, delivery))
         except BaseException as error:  # a key function can raise anything
             self._bury(delivery, f"{reason}: {error if isinstance(error, OnefoldError) else describe(error)}")
             self.books.judged(reason)
             return None
+
+    def _early_ms(self, message: Message) -> int:
+        """How long it has to wait yet. A delay that began later than it is now was told by a clock that was ahead."""
+        early_ms = message.due_ms - self.app.clock_ms() if message.due_ms else 0
+        return 0 if message.delay_ms and early_ms > message.delay_ms + STEP_MS else max(0, early_ms)
 
     @contextmanager
     def _turns(self, keys: Sequence[Key]) -> Iterator[set[Key]]:
@@ -321,14 +357,16 @@ class Consumer:
 
     def _round(self, messages: Sequence[InHand]) -> tuple[Exception | None, list[InHand]]:
         """Attempt each once: the error of a store, if one failed, and those to be tried again at once."""
-        ends = attempt(self.app.world, self.app.plan, [message.work for message in messages], self.app.loop)
+        works = [message.work for message in messages]
+        ends = attempt(self.app.world, self.app.plan, works, self.app.loop, self.app.clock_ms())
         errors: dict[Delivery, Exception] = {}
         again: list[InHand] = []
         for message, end in zip(messages, ends, strict=True):
             delivery, work, tries = message
             if end is Outcome.CONFLICT and tries < CONFLICT_TRIES_MAX:
                 # Read anew: the handler may have changed the body that it was given.
-                again.append(InHand(delivery, work._replace(message=unpack_message(delivery.payload)), tries + 1))
+                anew = self.app.handlers[work.message.to].typed(unpack_message(delivery.payload))
+                again.append(InHand(delivery, work._replace(message=anew), tries + 1))
             elif end is Outcome.CONFLICT:
                 self._release([delivery], round(uniform(0, CONFLICT_S) * 1000))
                 self.books.judged("conflict")
@@ -337,16 +375,24 @@ class Consumer:
             elif not isinstance(end, HandlerFailed):
                 errors[delivery] = end
             else:
-                self.books.judged("handler_failed")
-                if delivery.times >= self.settings.attempts_max:
-                    self._bury(delivery, f"{end} (delivery {delivery.times})")
-                else:
-                    log.warning("%s (delivery %d of %d)", end, delivery.times, self.settings.attempts_max)
-                    self._release([delivery], self.settings.delay_ms(delivery.times))
+                self._handler_failed(delivery, work.message, end)
         self._store_failed(list(errors))
         if again and len(again) == len(messages):  # nobody got through: not all at the same time again
             sleep(uniform(0, 0.001 * 2 ** again[0].tries))
         return next(iter(errors.values()), None), again
+
+    def _handler_failed(self, delivery: Delivery, message: Message, failed: HandlerFailed) -> None:
+        """Let it come again, or set it aside, with the traceback; one that came too early once counts that not."""
+        self.books.judged("handler_failed")
+        handling, error = self.app.handlers[message.to], failed.__cause__
+        times, attempts_max = delivery.times - bool(message.due_ms), (handling.retry or self.settings).attempts_max
+        if isinstance(error, handling.fatal) or times >= attempts_max:
+            head = f"{failed} (delivery {times}{', fatal' if isinstance(error, handling.fatal) else ''})"
+            lines = "".join(traceback.format_exception(error)) if error is not None else ""
+            self._bury(delivery, f"{head}\n{lines[-max(1, REASON_MAX - len(head) - 1) :]}", error)
+        else:
+            log.warning("%s (delivery %d of %d)", failed, times, attempts_max, exc_info=error)
+            self._give_back([delivery], self.settings.delay_ms(times, handling.retry))
 
     def _store_failed(self, deliveries: Sequence[Delivery]) -> None:
         self.books.judged("store_failed", len(deliveries))
@@ -357,18 +403,23 @@ class Consumer:
         store, or the end of a consumer, sent back does not kill whoever takes it. A copy does no harm."""
         queue, often = self.app.world.queue, self.settings.attempts_max
         anew = [delivery for delivery in deliveries if delivery.times >= often]
-        back = [delivery for delivery in deliveries if delivery.times < often]
         try:
             if anew:
                 queue.send([Parcel(delivery.queue, delivery.payload) for delivery in anew])
                 queue.acknowledge(anew)
-            if back:
-                queue.release(back, delay_ms)
+        except Exception as error:  # then the leases run out
+            log.warning("could not give %d messages back: %s", len(anew), describe(error))
+        self._give_back([delivery for delivery in deliveries if delivery.times < often], delay_ms)
+
+    def _give_back(self, deliveries: Sequence[Delivery], delay_ms: int) -> None:
+        try:
+            if deliveries:
+                self.app.world.queue.release(deliveries, delay_ms)
         except Exception as error:  # then the leases run out
             log.warning("could not give %d messages back: %s", len(deliveries), describe(error))
 
-    def _bury(self, delivery: Delivery, reason: str) -> None:
-        log.error("set aside: %s", reason)
+    def _bury(self, delivery: Delivery, reason: str, error: BaseException | None = None) -> None:
+        log.error("set aside: %s", reason.splitlines()[0], exc_info=error)
         try:
             self.app.world.queue.bury([delivery], reason)
         except Exception as error:  # then it comes again, and is judged again

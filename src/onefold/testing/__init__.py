@@ -79,7 +79,7 @@ def explore(
     if hasattr(handler, "handlers"):
         if key is not None:
             raise Misuse("key has no effect: the handlers of an endpoint have theirs")
-        handlings = tuple(Handling(queue, each.call, each.key) for queue, each in handler.handlers.items())
+        handlings = tuple(handler.handlers.values())
         if not handlings:
             raise Misuse("the endpoint has no handler")
         stage = Stage(check_name(str(getattr(handler, "name", "endpoint")), "name"), handlings, workers)

@@ -21,6 +21,7 @@ import pytest
 from onefold import Out
 from onefold.cli.main import main
 from onefold.errors import Misuse
+from onefold.outbox.plans import Handling
 from onefold.testing import Convicted, explore
 
 
@@ -38,8 +39,8 @@ def ship(state, message):
 
 def endpoint():
     handlers = {
-        "orders": SimpleNamespace(call=forward, key="order"),
-        "shipping": SimpleNamespace(call=ship, key=lambda message: f"parcel {message['order']}"),
+        "orders": Handling("orders", forward, "order"),
+        "shipping": Handling("shipping", ship, lambda message: f"parcel {message['order']}"),
     }
     return SimpleNamespace(name="shop", handlers=handlers)
 

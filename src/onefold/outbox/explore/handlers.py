@@ -30,7 +30,7 @@ from types import FrameType, MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from onefold.outbox.explore.topology import Wrong
-from onefold.outbox.plans import Handled, Handler, HandlerFailed, Message, pack
+from onefold.outbox.plans import Handled, Handler, HandlerFailed, Handling, Message, pack
 from onefold.outbox.runner import Loop, calling
 
 FINDINGS_MAX: Final = 5
@@ -69,21 +69,21 @@ class Handlers:
     def findings(self) -> tuple[str, ...]:
         return tuple(self._findings)[:FINDINGS_MAX]
 
-    def answer(self, call: Handler, message: Message, state: Any) -> Handled:
+    def answer(self, handling: Handling, message: Message, state: Any) -> Handled:
         packed = pack(state)
-        key = (call, message.to, message.token.partition("@")[0], pack(message.body), packed)
+        key = (handling.call, message.to, message.token.partition("@")[0], pack(message.body), packed)
         if key not in self._answers:
-            self._answers[key] = self._tried(call, message, packed)
+            self._answers[key] = self._tried(handling, message, packed)
         return self._answers[key]
 
-    def _tried(self, call: Handler, message: Message, state: str) -> Handled:
+    def _tried(self, handling: Handling, message: Message, state: str) -> Handled:
         deeds: dict[Deed, None] = {}
         first: Handled | None = None
         calls = 2
         while calls:
             calls -= 1
             try:
-                answer = _call(call, json.loads(state), message, deeds)
+                answer = _call(handling, json.loads(state), message, deeds)
             finally:  # also when it failed: of that, this may be the reason
                 for deed in deeds:
                     if deed.wrong is Wrong.ACTS:
@@ -105,17 +105,17 @@ class Handlers:
         return first
 
 
-def _call(call: Handler, state: Any, message: Message, deeds: dict[Deed, None]) -> Handled:
+def _call(handling: Handling, state: Any, message: Message, deeds: dict[Deed, None]) -> Handled:
     def watched(state: Any, message: Message) -> Any:
         with _watching(deeds):
-            answer = call(state, message)
+            answer = handling.call(state, message)
         return awaited(answer) if inspect.iscoroutine(answer) else answer
 
     async def awaited(answer: Any) -> Any:
         with _watching(deeds):
             return await answer
 
-    copy = message._replace(body=json.loads(pack(message.body)))
+    _, copy = handling.read(message._replace(body=json.loads(pack(message.body))))
     try:
         with closing(Loop()) as loop:
             answer = calling(watched, copy, loop)(state)

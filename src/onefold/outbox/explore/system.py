@@ -182,9 +182,9 @@ def endings(topology: Topology, handlers: Handlers) -> frozenset[Ending]:
                 continue
             _, stage, handling = served[queue]
             message = Message(name, queue, json.loads(body))
-            key = Key(stage.endpoint, plans.key_of(message, handling.key))
+            key = Key(stage.endpoint, handling.read(message)[0])
             states = dict(ending.states)
-            answer = handlers.answer(handling.call, message, json.loads(states.pop(key, "null")))
+            answer = handlers.answer(handling, message, json.loads(states.pop(key, "null")))
             after = Ending(_with(states, key, answer.state), ending.applied | {name}, ending.sent)
             worlds.number((rest | _named(name, answer.outgoing), mark, after))
         if source is not None and mark < len(marks):
@@ -281,8 +281,8 @@ class Payloads(list[Payload]):
         group, jobs = -1, []  # what nobody handles is never begun
         if message.to in self._served:
             group, stage, handling = self._served[message.to]
-            key = Key(stage.endpoint, plans.key_of(message, handling.key))
-            answer = partial(self._handlers.answer, handling.call, message)
+            key = Key(stage.endpoint, handling.read(message)[0])
+            answer = partial(self._handlers.answer, handling, message)
             for plan in (self._algorithm.plan, *self._algorithm.others):
                 jobs.append(ExplorerJob(message.token, partial(plan, key, message), answer))
         self.append(Payload(group, tuple(jobs), message))
