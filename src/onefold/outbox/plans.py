@@ -130,6 +130,8 @@ class Entry(NamedTuple):
     """Whose tokens these are; empty: they have none yet."""
     origin: str = ""
     """That of the message, and of all that follow from it."""
+    answers: Mapping[str, Any] = MappingProxyType({})
+    """Of what was done outside for a message that is not applied yet: see `Context.once`."""
 
     def checkpointed(self, attempt: str, tokens: tuple[str, ...]) -> Entry:
         """The same, with tokens: from the write of this on, they are what is sent."""
@@ -145,6 +147,14 @@ class Entry(NamedTuple):
     def creation(self, parent: str) -> Create:
         tokens = tuple((out.token, out.to) for out in self.outgoing)
         return Create(parent, self.attempt, tokens, guarded=MARK not in parent)
+
+
+MARK: Final = "#"
+"""In the name of an outbox entry that a source made: ``orders.log#41``. Tokens never contain it."""
+ONCE: Final = f"{MARK}once"
+"""Ends the name of an entry that keeps answers for a message, whose token is before it."""
+CALLS_MAX: Final = 100
+"""Outside, for one message: each is a write, and the handler is called once more."""
 
 
 class Entity(NamedTuple):
@@ -227,7 +237,8 @@ def pack(value: Any) -> str:
 
 
 def pack_entry(entry: Entry) -> str:
-    return pack({**entry._asdict(), "outgoing": [out.stored for out in entry.outgoing]})
+    stored = {"outgoing": [out.stored for out in entry.outgoing], "attempt": entry.attempt, "origin": entry.origin}
+    return pack(stored | {"answers": dict(entry.answers)} if entry.answers else stored)
 
 
 def unpack_entry(text: str) -> Entry:
@@ -235,7 +246,7 @@ def unpack_entry(text: str) -> Entry:
     try:
         data = json.loads(text)
         outgoing = tuple(Outgoing(*out) for out in data["outgoing"])
-        entry = Entry(outgoing, data["attempt"], data["origin"])
+        entry = Entry(outgoing, data["attempt"], data["origin"], dict(data.get("answers", {})))
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise BadInput(f"not an outbox entry: {error!r:.200}") from error
     texts = [entry.attempt, entry.origin, *(word for out in entry.outgoing for word in (out.to, out.token))]
@@ -336,11 +347,52 @@ class HandlerFailed(OnefoldError):
     """A handler raised, or returned what cannot be kept; the error itself is the cause of this one."""
 
 
+class Asked(BaseException):
+    """A handler wants something done outside before it goes on; it is called again with the answer."""
+
+    def __init__(self, name: str, call: Callable[[str], Any]) -> None:
+        super().__init__(name)
+        self.name, self.call = name, call
+
+
+class Context:
+    """What a handler is given that takes a parameter ``ctx``."""
+
+    def __init__(self, answers: Mapping[str, Any]) -> None:
+        self._answers = answers
+        self.asked: Asked | None = None
+
+    def once(self, name: str, call: Callable[[str], Any]) -> Any:
+        """Have something done outside: ``call(key)``, whose answer, a JSON value, is kept before the handler goes on.
+
+        ``key`` is the same however often the message comes: the provider's *Idempotency-Key*. A crash between the call
+        and the keeping makes the call again, with this key; a provider that honours keys does it once. The handler is
+        left here, and called anew from its beginning with the answer at hand. ``call`` may return a coroutine, which is
+        awaited; this function itself is not awaited.
+        """
+        if name not in self._answers:
+            self.asked = Asked(check_name(name, "the name of a call"), call)
+            raise self.asked
+        return json.loads(pack(self._answers[name]))
+
+
 class Handle(NamedTuple):
-    """Call the user's handler for the message with this state. Answered with `Handled`; what is raised instead is
-    raised here, too."""
+    """Call the user's handler for the message with this state. Answered with `Handled`, or with `Asked` for something
+    that is not among the ``answers``; what is raised instead is raised here, too."""
 
     state: Any
+    answers: Mapping[str, Any] = MappingProxyType({})
+
+
+class Call(NamedTuple):
+    """Do something outside, under a key. Answered with a JSON value; what is raised is raised here, too."""
+
+    name: str
+    key: str
+    call: Callable[[str], Any]
+
+    def __repr__(self) -> str:
+        return f"Call({self.name!r}, {self.key!r})"
 
 
 class Fresh(NamedTuple):
@@ -416,7 +468,9 @@ class Acknowledge(NamedTuple):
     """Tell the transport that the message need not come again."""
 
 
-Step = Load | Holds | Open | Handle | Fresh | Create | Persist | Settle | Dispatch | Remove | Finish | Acknowledge
+Step = (
+    Load | Holds | Open | Handle | Call | Fresh | Create | Persist | Settle | Dispatch | Remove | Finish | Acknowledge
+)
 
 
 class Outcome(StrEnum):
@@ -440,8 +494,11 @@ def checkpointed(key: Key, message: Message) -> Attempt:
         return (yield from _tidied(key, token))
     if token in entity.outbox:
         return (yield from _delivered(entity, token, Outcome.RESUMED))
-    done: Handled = yield Handle(entity.state)
+    entity, done = yield from _asked(entity, token)
+    if isinstance(done, Outcome):
+        return done
     entity = entity.changed(done.state).keeping(token, Entry(done.outgoing, origin=message.origin))
+    entity = entity.without(token + ONCE)
     if not (yield Persist(entity)):
         return Outcome.CONFLICT
     return (yield from _delivered(entity.stored, token, Outcome.APPLIED))
@@ -454,15 +511,19 @@ def parented(key: Key, message: Message) -> Attempt:
     if token in entity.outbox:
         return (yield from _delivered(entity, token, Outcome.RESUMED))
     try:
-        done: Handled = yield Handle(entity.state)
+        entity, done = yield from _asked(entity, token, unsure=True)
     except HandlerFailed:
         if (yield Holds(token)):
             raise
-        return (yield from _tidied(key, token))  # a copy that comes too late need not please the handler
+        done = Outcome.DUPLICATE  # a copy that comes too late need not please the handler
+    if done is Outcome.CONFLICT:
+        return done
+    if isinstance(done, Outcome):
+        return (yield from _tidied(key, token))
     entry = yield from _with_ids(Entry(done.outgoing, origin=message.origin))
     if not (yield entry.creation(token)):
         return (yield from _tidied(key, token))
-    entity = entity.changed(done.state).keeping(token, entry)
+    entity = entity.changed(done.state).keeping(token, entry).without(token + ONCE)
     if not (yield Persist(entity)):
         return Outcome.CONFLICT
     return (yield from _delivered(entity.stored, token, Outcome.APPLIED))
@@ -476,14 +537,20 @@ def transactional(key: Key, message: Message) -> Attempt:
         if (rest := entity.outbox.get(token)) is not None:
             yield Dispatch(rest.messages(token))
             yield Finish(key, token)
+        if token + ONCE in entity.outbox:
+            yield Finish(key, token + ONCE)
         yield Acknowledge()
         return Outcome.DUPLICATE if rest is None else Outcome.RESUMED
     if token in entity.outbox:  # begun by another plan, which removes the token last
         return (yield from _delivered(entity, token, Outcome.RESUMED, at_once=True))
-    done: Handled = yield Handle(entity.state)
+    entity, done = yield from _asked(entity, token, at_once=True)
+    if isinstance(done, Outcome):
+        return done
     entry = Entry(done.outgoing, origin=message.origin)
     outcome = yield from _settled(entity.changed(done.state), token, entry, token)
     if outcome is Outcome.APPLIED:
+        if token + ONCE in entity.outbox:
+            yield Finish(key, token + ONCE)
         yield Acknowledge()
     return outcome
 
@@ -497,7 +564,15 @@ def resumed(key: Key, name: str, *, at_once: bool = False) -> Attempt:
     entity: Entity = yield Load(key)
     if name not in entity.outbox:
         return Outcome.DUPLICATE
-    return (yield from _sent(entity, name, Outcome.RESUMED, at_once))
+    if not name.endswith(ONCE):
+        return (yield from _sent(entity, name, Outcome.RESUMED, at_once))
+    if (yield Holds(name.removesuffix(ONCE))):  # its message is still to come, and needs the answers
+        return Outcome.CONFLICT
+    if at_once:
+        yield Finish(key, name)
+    elif not (yield Persist(entity.without(name))):
+        return Outcome.CONFLICT
+    return Outcome.TIDIED
 
 
 Plan = Callable[[Key, Message], Attempt]
@@ -509,6 +584,29 @@ PLANS: Final[Mapping[str, Plan]] = MappingProxyType(
 RECOVERIES: Final[Mapping[str, Recovery]] = MappingProxyType(
     {"checkpointed": resumed, "parented": resumed, "transactional": partial(resumed, at_once=True)}
 )
+
+
+def _asked(
+    entity: Entity, token: str, *, at_once: bool = False, unsure: bool = False
+) -> Generator[Step, Any, tuple[Entity, Handled | Outcome]]:
+    """What the handler made of the message. What it wants done outside is done, one after another, and each answer is
+    kept in the record before it goes on. CONFLICT: somebody else wrote that. ``unsure``: nobody looked yet whether the
+    token is there; a copy that comes too late must do nothing outside: DUPLICATE."""
+    name = token + ONCE
+    answers = entity.outbox[name].answers if name in entity.outbox else {}
+    while not isinstance(done := (yield Handle(entity.state, answers)), Handled):
+        if unsure and not (yield Holds(token)):
+            return entity, Outcome.DUPLICATE
+        if len(answers) == CALLS_MAX:
+            raise HandlerFailed(f"{token}: more than {CALLS_MAX} calls outside for one message", token=token)
+        answer = yield Call(done.name, f"{token}:{done.name}", done.call)
+        answers = {**answers, done.name: answer}
+        entity = entity.keeping(name, Entry(answers=answers))
+        kept = (yield Settle(entity, name, None)) is Settled.DONE if at_once else (yield Persist(entity))
+        if not kept:
+            return entity, Outcome.CONFLICT
+        entity = entity.stored
+    return entity, done
 
 
 def _delivered(entity: Entity, token: str, outcome: Outcome, *, at_once: bool = False) -> Attempt:
@@ -568,17 +666,13 @@ def _tidied(key: Key, token: str) -> Attempt:
     """
     entity: Entity = yield Load(key)
     entry = entity.outbox.get(token)
-    if entry is not None:
-        if entry.outgoing:
+    if entry is not None or token + ONCE in entity.outbox:
+        if entry is not None and entry.outgoing:
             yield Dispatch(entry.messages(token))
-        if not (yield Persist(entity.without(token))):
+        if not (yield Persist(entity.without(token).without(token + ONCE))):
             return Outcome.CONFLICT
     yield Acknowledge()
     return Outcome.DUPLICATE if entry is None else Outcome.TIDIED
-
-
-MARK: Final = "#"
-"""In the name of an outbox entry that a source made: ``orders.log#41``. Tokens never contain it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -679,7 +773,7 @@ class Out(NamedTuple):
         return cls((), body)
 
 
-Handler = Callable[[Any, Message], Any]
+Handler = Callable[..., Any]
 KeyOf = str | Callable[[Message], Any]
 
 
@@ -774,6 +868,14 @@ def handled(answer: Any, message: Message, now_ms: int = 0) -> Handled:
     # Through the text and back: what the handler keeps a hold of cannot change any more, and tuples are lists already.
     trace = {name: message.headers[name] for name in TRACE if name in message.headers}
     return Handled(json.loads(packed), outgoings(outgoing or (), message.to, message.origin, now_ms, trace))
+
+
+def check_answer(answer: Any, message: Message) -> Any:
+    """What somebody outside answered, as a JSON value."""
+    packed = _packed(answer)
+    if len(packed) > BODY_BYTES_MAX:
+        raise BadInput(f"{message.to}: the answer of a call has {len(packed)} bytes, more than {BODY_BYTES_MAX}")
+    return json.loads(packed)
 
 
 def outgoings(

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from secrets import token_hex
 from time import time_ns
@@ -24,7 +25,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
-from onefold.outbox.plans import PLANS, Attempt, Handled, Handler, HandlerFailed, Key, Message, Outcome
+from onefold.outbox.plans import PLANS, Attempt, Handler, HandlerFailed, Key, Message, Outcome
 from onefold.outbox.ports import Delivery, EntityStore, Ledger, Parcel, Queue, TokenStore
 
 T = TypeVar("T")
@@ -91,8 +92,8 @@ class Job:
     """An attempt under way, and what it needs besides the stores."""
 
     attempt: Attempt
-    handle: Callable[[Any], Handled | Future[Handled]] | None = None
-    """Calls the handler, or starts it elsewhere; None: there is nothing to handle."""
+    handle: Handle | None = None
+    """Calls the handler, or what it wants done outside, or starts it elsewhere; None: there is nothing to handle."""
     delivery: Delivery | None = None
     """What is acknowledged; None: nothing."""
     pending: plans.Step | None = None
@@ -124,7 +125,7 @@ def run(world: World, jobs: Iterable[Job]) -> list[Outcome | Exception]:
         if not by_kind:
             return [cast("Outcome | Exception", job.ended) for job in jobs]
         for kind, group in by_kind.items():
-            if kind is plans.Handle:
+            if kind in (plans.Handle, plans.Call):
                 _call_handlers(group)
                 continue
             answers: Sequence[Any] = [None] * len(group)
@@ -143,11 +144,11 @@ def run(world: World, jobs: Iterable[Job]) -> list[Outcome | Exception]:
 
 def _call_handlers(group: list[Job]) -> None:
     """All are started before any is awaited: coroutines run side by side."""
-    started: list[tuple[Job, Handled | Future[Handled]]] = []
+    started: list[tuple[Job, Any]] = []
     for job in group:
         try:
             assert job.handle is not None, "this attempt has nothing to handle"
-            started.append((job, job.handle(cast(plans.Handle, job.pending).state)))
+            started.append((job, job.handle(cast("plans.Handle | plans.Call", job.pending))))
         except Exception as error:
             job.go_on(None, error)
     for job, answer in started:
@@ -222,32 +223,60 @@ class Loop:
         loop.close()
 
 
-def calling(call: Handler, message: Message, loop: Loop, now_ms: int = 0) -> Callable[[Any], Handled | Future[Handled]]:
+Handle = Callable[[plans.Handle | plans.Call], Any]
+
+
+def calling(call: Handler, message: Message, loop: Loop, now_ms: int = 0) -> Handle:
     """`Job.handle` for a handler: what it returns is checked, and whatever goes wrong is `HandlerFailed`."""
 
-    def handle(state: Any) -> Handled | Future[Handled]:
+    def handle(step: plans.Handle | plans.Call) -> Any:
+        outside = isinstance(step, plans.Call)
+        context = plans.Context(step.answers if isinstance(step, plans.Handle) else {})
         try:
-            answer = call(state, message)
+            if isinstance(step, plans.Call):
+                answer = step.call(step.key)
+            else:
+                answer = call(step.state, message, **({"ctx": context} if takes(call, "ctx") else {}))
             if not inspect.iscoroutine(answer):
-                return plans.handled(answer, message, now_ms)
+                return checked(answer, context, outside)
+        except plans.Asked as asked:
+            return asked
         except BaseException as error:  # SystemExit and the like must not end a thread of the consumer either
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # somebody pressed Ctrl-C
             raise failure(error) from error
-        return loop.begin(awaited(answer))
+        return loop.begin(awaited(answer, context, outside))
 
-    async def awaited(answer: Coroutine[Any, Any, Any]) -> Handled:
+    async def awaited(answer: Coroutine[Any, Any, Any], context: plans.Context, outside: bool) -> Any:
         try:
-            return plans.handled(await answer, message, now_ms)
+            return checked(await answer, context, outside)
+        except plans.Asked as asked:
+            return asked
         except GeneratorExit:
             raise
         except BaseException as error:  # here it would end the loop, and all who wait for it would wait for ever
             raise failure(error) from error
 
+    def checked(answer: Any, context: plans.Context, outside: bool) -> Any:
+        if context.asked is not None:
+            raise Misuse(
+                f"the handler went on behind ctx.once({context.asked.name!r}): it must not catch BaseException"
+            )
+        return plans.check_answer(answer, message) if outside else plans.handled(answer, message, now_ms)
+
     def failure(error: BaseException) -> HandlerFailed:
         return HandlerFailed(f"{message.to}: {describe(error)}", token=message.token)
 
     return handle
+
+
+@lru_cache(maxsize=1_000)
+def takes(call: Handler, name: str) -> bool:
+    """Whether a handler has a parameter of this name, besides state and message."""
+    try:
+        return name in [*inspect.signature(call).parameters][2:]
+    except (TypeError, ValueError):  # one that is written in C does not say
+        return False
 
 
 def describe(error: BaseException) -> str:

@@ -65,7 +65,7 @@ def die_after(world: World, job: Job, steps: int) -> bool:
         kind = type(job.pending)
         if kind.__name__ == "Handle":
             assert job.handle is not None
-            job.go_on(job.handle(job.pending.state))  # type: ignore[union-attr]
+            job.go_on(job.handle(job.pending))  # type: ignore[arg-type]
         else:
             job.go_on(None if kind is Acknowledge else world.perform(kind, [job.pending])[0])
     return job.pending is not None

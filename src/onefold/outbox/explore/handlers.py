@@ -21,16 +21,16 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import date
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from onefold.outbox.explore.topology import Wrong
-from onefold.outbox.plans import Handled, Handler, HandlerFailed, Handling, Message, pack
+from onefold.outbox.plans import Asked, Call, Handle, Handled, HandlerFailed, Handling, Message, pack
 from onefold.outbox.runner import Loop, calling
 
 FINDINGS_MAX: Final = 5
@@ -60,30 +60,47 @@ class Deed(NamedTuple):
 class Handlers:
     def __init__(self) -> None:
         self._findings: dict[str, None] = {}
-        self._answers: dict[tuple[Handler, str, str, str, str], Handled] = {}
-        """By handler, queue, name and body of the message, and state. Not by its token: which attempt made that is
+        self._answers: dict[tuple[Any, ...], Handled | Asked] = {}
+        """By handler, queue, name and body of the message, state, answers. Not by its token: which attempt made that is
         chance, and an answer that hangs on it would differ from the one without faults."""
+        self._outside: dict[str, Any] = {}
+        """What was answered to a key: a provider that honours keys answers the same again."""
         _listen()
 
     @property
     def findings(self) -> tuple[str, ...]:
         return tuple(self._findings)[:FINDINGS_MAX]
 
-    def answer(self, handling: Handling, message: Message, state: Any) -> Handled:
-        packed = pack(state)
-        key = (handling.call, message.to, message.token.partition("@")[0], pack(message.body), packed)
+    def answer(self, handling: Handling, message: Message, step: Handle) -> Handled | Asked:
+        asked = pack(step.state), pack(dict(step.answers))
+        key = (handling.call, message.to, message.token.partition("@")[0], pack(message.body), *asked)
         if key not in self._answers:
-            self._answers[key] = self._tried(handling, message, packed)
+            self._answers[key] = self._tried(handling, message, *asked)
         return self._answers[key]
 
-    def _tried(self, handling: Handling, message: Message, state: str) -> Handled:
+    def outside(self, handling: Handling, message: Message, step: Call) -> Any:
+        """What a call outside is answered with: it is made once per message and name, and not watched."""
+        key = f"{message.token.partition('@')[0]}:{step.name}"
+        if key not in self._outside:
+            self._outside[key] = _call(handling, message, step, {}, _unwatched)
+        return self._outside[key]
+
+    def handled(self, handling: Handling, message: Message, state: Any) -> Handled:
+        """The end of it, with all that is done outside."""
+        answers: dict[str, Any] = {}
+        while not isinstance(done := self.answer(handling, message, Handle(state, answers)), Handled):
+            step = Call(done.name, f"{message.token}:{done.name}", done.call)
+            answers[done.name] = self.outside(handling, message, step)
+        return done
+
+    def _tried(self, handling: Handling, message: Message, state: str, answers: str) -> Handled | Asked:
         deeds: dict[Deed, None] = {}
-        first: Handled | None = None
+        first: Handled | Asked | None = None
         calls = 2
         while calls:
             calls -= 1
             try:
-                answer = _call(handling, json.loads(state), message, deeds)
+                answer = _call(handling, message, Handle(json.loads(state), json.loads(answers)), deeds, _watching)
             finally:  # also when it failed: of that, this may be the reason
                 for deed in deeds:
                     if deed.wrong is Wrong.ACTS:
@@ -93,7 +110,7 @@ class Handlers:
                 first = answer
                 if any(deed.wrong is Wrong.CHANCE for deed in deeds):
                     calls = CHANCE_CALLS
-            elif answer != first:
+            elif _describe(answer) != _describe(first):
                 by = f" ({'; '.join(map(str, deeds))})" if deeds else ""
                 where = f"{message.to}: for {pack(message.body)} with the state {state}"
                 answers = f"it answered {_describe(first)}, then {_describe(answer)}"
@@ -105,29 +122,39 @@ class Handlers:
         return first
 
 
-def _call(handling: Handling, state: Any, message: Message, deeds: dict[Deed, None]) -> Handled:
-    def watched(state: Any, message: Message) -> Any:
-        with _watching(deeds):
-            answer = handling.call(state, message)
+Watch = Callable[[dict["Deed", None]], AbstractContextManager[None]]
+
+
+def _call(handling: Handling, message: Message, step: Handle | Call, deeds: dict[Deed, None], watch: Watch) -> Any:
+    @wraps(handling.call)  # so it is known what parameters it has
+    def watched(*values: Any, **named: Any) -> Any:
+        with watch(deeds):
+            answer = handling.call(*values, **named)
         return awaited(answer) if inspect.iscoroutine(answer) else answer
 
     async def awaited(answer: Any) -> Any:
-        with _watching(deeds):
+        with watch(deeds):
             return await answer
 
     _, copy = handling.read(message._replace(body=json.loads(pack(message.body))))
     try:
         with closing(Loop()) as loop:
-            answer = calling(watched, copy, loop)(state)
+            answer = calling(watched, copy, loop)(step)
             return answer.result() if isinstance(answer, Future) else answer
     except HandlerFailed as failed:
         error = failed.__cause__
         text = str(error) if type(error).__module__.startswith("onefold") else f"{type(error).__name__}: {error}"
-        where = f"{pack(message.body)} with the state {pack(state)}"
-        raise HandlerWrong(Wrong.HANDLER, f"the handler fails on {where}: {text}") from error
+        where = f"with the state {pack(step.state)}" if isinstance(step, Handle) else f"calling {step.name} outside"
+        raise HandlerWrong(Wrong.HANDLER, f"the handler fails on {pack(message.body)} {where}: {text}") from error
 
 
-def _describe(answer: Handled) -> str:
+def _unwatched(deeds: dict[Deed, None]) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def _describe(answer: Handled | Asked) -> str:
+    if isinstance(answer, Asked):
+        return f"by calling {answer.name} outside"
     messages = [f"{out.to} {pack(out.body)}" for out in answer.outgoing]
     return f"{pack(answer.state)} and sent {', '.join(messages) or 'nothing'}"
 

@@ -299,6 +299,8 @@ def _describe(step: Any, answer: Any) -> str:
             return f"loads {step.key} (version {entity.version}) and finds {'its' if has_token else 'no'} token"
         case plans.Fresh():
             return "makes new ids"
+        case plans.Call():
+            return f"calls {step.name} outside, under the key {step.key}"
         case plans.Create():
             tokens = ", ".join(token for token, _ in step.tokens)
             if not answer:

@@ -184,7 +184,7 @@ def endings(topology: Topology, handlers: Handlers) -> frozenset[Ending]:
             message = Message(name, queue, json.loads(body))
             key = Key(stage.endpoint, handling.read(message)[0])
             states = dict(ending.states)
-            answer = handlers.answer(handling, message, json.loads(states.pop(key, "null")))
+            answer = handlers.handled(handling, message, json.loads(states.pop(key, "null")))
             after = Ending(_with(states, key, answer.state), ending.applied | {name}, ending.sent)
             worlds.number((rest | _named(name, answer.outgoing), mark, after))
         if source is not None and mark < len(marks):
@@ -213,7 +213,8 @@ class ExplorerJob:
     label: str
     """The token of its message; a mark."""
     begin: Callable[[], Attempt]
-    answer: Callable[[Any], Handled] | None = None
+    answer: Callable[[plans.Handle], Handled | plans.Asked] | None = None
+    outside: Callable[[plans.Call], Any] | None = None
     acknowledges: bool = True
     """False: its end is its acknowledgement, as with sources and chores."""
     then: int = -1
@@ -238,6 +239,7 @@ def name_of(token: str) -> str:
     >>> name_of("m1.2@3"), name_of("shop/orders.log#41")
     ('m1.2', 'mark41')
     """
+    token = token.removesuffix(plans.ONCE)
     mark = token.rpartition(MARK)[2] if MARK in token else ""
     return f"mark{mark}" if mark else token.partition("@")[0]
 
@@ -282,9 +284,11 @@ class Payloads(list[Payload]):
         if message.to in self._served:
             group, stage, handling = self._served[message.to]
             key = Key(stage.endpoint, handling.read(message)[0])
-            answer = partial(self._handlers.answer, handling, message)
+            answer, outside = (
+                partial(each, handling, message) for each in (self._handlers.answer, self._handlers.outside)
+            )
             for plan in (self._algorithm.plan, *self._algorithm.others):
-                jobs.append(ExplorerJob(message.token, partial(plan, key, message), answer))
+                jobs.append(ExplorerJob(message.token, partial(plan, key, message), answer, outside))
         self.append(Payload(group, tuple(jobs), message))
         return len(self) - 1
 
@@ -331,8 +335,8 @@ class Positions(list[Position]):
                 step = attempt.send(answer)
             while isinstance(step, plans.Handle):
                 assert job.answer is not None, "this job has nothing to handle"
-                handled = job.answer(step.state)
-                answers, carries, called = (*answers, handled), True, True
+                handled = job.answer(step)
+                answers, carries, called = (*answers, handled), isinstance(handled, Handled), True
                 step = attempt.send(handled)
         except StopIteration as stop:
             step, outcome = None, stop.value
@@ -353,6 +357,8 @@ class WorldBooks(NamedTuple):
     """Tokens that were, and are no more."""
     attempts: tuple[tuple[str, int], ...]
     """How many attempts at a message asked for ids."""
+    calls: frozenset[tuple[str, str, str]] = frozenset()
+    """What was done outside: for which message, what, under which key."""
 
 
 class StepResult(NamedTuple):
@@ -400,6 +406,15 @@ class Worlds(Numbered[ExploredWorld]):
             after, books, answer = content, *self._fresh(books, position, step)
         elif isinstance(step, plans.Acknowledge):
             after, answer = content, None
+        elif isinstance(step, plans.Call):
+            job = self._positions[position].job
+            assert job.outside is not None, "this job has nothing to handle"
+            after, answer, call = content, job.outside(step), (job.name, step.name, step.key)
+            if any(each[:2] == call[:2] and each != call for each in books.calls):
+                offence = Offence(
+                    Wrong.TWO_KEYS, f"{step.name} was called for {job.name} under two keys: it is done twice."
+                )
+            books = books._replace(calls=books.calls | {call})
         else:
             after, answer, arrivals = self._perform(content, position, step)
             if type(step) in (plans.Persist, plans.Settle) or getattr(step, "writes", False):

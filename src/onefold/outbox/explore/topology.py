@@ -45,6 +45,8 @@ class Wrong(StrEnum):
     STUCK = "stuck"
     """Not at rest, and nobody can go on."""
     CIRCLE = "circle"
+    TWO_KEYS = "two_keys"
+    """For one message somebody outside was asked for one thing under two keys: it is done twice."""
     HANDLER = "handler"
     """It raises, or answers what cannot be kept."""
     ACTS = "acts_on_the_world"
