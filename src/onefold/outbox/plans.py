@@ -1,4 +1,4 @@
-"""One attempt at one message: the three plans, each read from top to bottom like the published listing.
+"""One attempt at one message: the plans, each read from top to bottom like the published listing.
 
 A message is processed only while its *token* exists (token-based deduplication, Masternak and Pobiega); the token is
 also its name. What a duplicate filter forgets too early comes in twice; a token that is gone cannot come back, so
@@ -25,6 +25,13 @@ Why each line stands where it does, in all plans:
     checkpointed    load, holds, persist, create, persist, remove, persist    the published listing
     parented        load, create, persist, remove, persist                    makes tokens before the one write
     transactional   open, settle, finish                                      needs one database for all
+    local           lease, peek, commit                                       the queue is in that database, too
+
+`local` is the published listing with everything in one place. The row of a message in the queue *is* its token: it is
+there as long as the message may be processed, and is deleted in the one transaction that writes the entity and adds the
+rows of what is sent. So there is nothing left to check: no entry to keep, no message to send later, no garbage. A lease
+is no part of the safety, and need not outlive a crash: of two who hold one row, the first to delete it gets through.
+What several messages of one entity do is folded over its state, and written once.
 
 *Sources.* What comes from outside has no token yet, but a *mark* that only grows: the offset in a log, the number of a
 batch. The highest mark that was taken is the state of an entity, one per source, and is written together with an outbox
@@ -44,7 +51,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
@@ -97,6 +104,8 @@ class Message(NamedTuple):
     """Not before this time; 0: at once."""
     delay_ms: int = 0
     """How much of that was a delay when it was sent: who finds more left has a clock that was set back."""
+    priority: int = 0
+    """Within its queue the highest come first, where the queue knows priorities."""
 
     def __getitem__(self, name: Any) -> Any:  # that it is a tuple too is nobody's business
         return self.body[name]
@@ -114,12 +123,12 @@ class Outgoing(NamedTuple):
     headers: Mapping[str, str] = NO_HEADERS
     due_ms: int = 0
     delay_ms: int = 0
+    priority: int = 0
 
     @property
     def stored(self) -> tuple[Any, ...]:
         """What an entry keeps of it: seldom more than the first three."""
-        more = bool(self.headers or self.due_ms or self.delay_ms)
-        return (*self[:3], dict(self.headers), self.due_ms, self.delay_ms) if more else self[:3]
+        return (*self[:3], dict(self.headers), *self[4:]) if self.headers or any(self[4:]) else self[:3]
 
 
 class Entry(NamedTuple):
@@ -208,7 +217,7 @@ def _jsonable(value: Any) -> Any:
         return b64encode(value).decode()
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in fields(value)}
-    if isinstance(value, set | frozenset | Generator):
+    if isinstance(value, set | frozenset | Iterator):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
     from pydantic_core import to_jsonable_python
 
@@ -253,16 +262,19 @@ def unpack_entry(text: str) -> Entry:
     if not all(isinstance(word, str) for word in texts):
         raise BadInput(f"not an outbox entry: names and tokens must be text in {text!r:.200}")
     for out in entry.outgoing:
-        _check_extras(out.headers, out.due_ms, out.delay_ms, "an outbox entry")
+        _check_extras(out, "an outbox entry")
     return entry
 
 
-def _check_extras(headers: Any, due_ms: Any, delay_ms: Any, what: str) -> None:
+def _check_extras(sent: Message | Outgoing, what: str) -> None:
+    headers: Any = sent.headers
     if not isinstance(headers, Mapping) or not all(isinstance(word, str) for pair in headers.items() for word in pair):
         raise BadInput(f"not {what}: headers is {headers!r:.100}, must be an object of texts")
-    for name, value in (("due_ms", due_ms), ("delay_ms", delay_ms)):
-        if type(value) is not int or not 0 <= value <= TIME_MS_MAX:
-            raise BadInput(f"not {what}: {name} is {value!r:.100}, must be a whole number of milliseconds")
+    for name, least, most in (
+        ("due_ms", 0, TIME_MS_MAX), ("delay_ms", 0, TIME_MS_MAX), ("priority", -PRIORITY_MAX, PRIORITY_MAX),
+    ):  # fmt: skip
+        if type(value := getattr(sent, name)) is not int or not least <= value <= most:
+            raise BadInput(f"not {what}: {name} is {value!r:.100}, must be a whole number from {least} to {most}")
 
 
 def stored_entry(key: Key, name: str, text: str) -> Entry:
@@ -282,8 +294,9 @@ def pack_message(message: Message, realm: str = "") -> bytes:
     fields = dict(zip(_ALWAYS, message, strict=False)) | {"v": ENVELOPE, "realm": realm or message.realm}
     if message.headers:
         fields["headers"] = dict(message.headers)
-    if message.due_ms or message.delay_ms:
-        fields |= {"due_ms": message.due_ms, "delay_ms": message.delay_ms}
+    for name in ("due_ms", "delay_ms", "priority"):
+        if value := getattr(message, name):
+            fields[name] = value
     return pack(fields).encode()
 
 
@@ -310,7 +323,7 @@ def unpack_message(payload: bytes) -> Message:
     for name in _ALWAYS:
         if name != "body" and not isinstance(value := getattr(message, name), str):
             raise BadInput(f"not a message: {name} is {value!r:.100}, must be text")
-    _check_extras(message.headers, message.due_ms, message.delay_ms, "a message")
+    _check_extras(message, "a message")
     return message
 
 
@@ -381,6 +394,8 @@ class Handle(NamedTuple):
     that is not among the ``answers``; what is raised instead is raised here, too."""
 
     state: Any
+    number: int = 0
+    """Which of the messages of this attempt."""
     answers: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -419,6 +434,18 @@ class Persist(NamedTuple):
     entity: Entity
 
 
+class Lease(NamedTuple):
+    """Take the rows of these messages for some time. Answered with a receipt for each; None if the row is gone."""
+
+    tokens: tuple[str, ...]
+
+
+class Peek(NamedTuple):
+    """Read an entity without its outbox. Answered with the `Entity`."""
+
+    key: Key
+
+
 class Settled(StrEnum):
     DONE = "done"
     STALE = "stale"
@@ -442,6 +469,18 @@ class Settle(NamedTuple):
         """The one outbox entry to write; None if nothing is sent. The others stay as the store has them: `Finish`
         removes entries without a new version, so those that this entity knows may be gone, and must not come back."""
         return self.entity.outbox.get(self.name)
+
+
+class Commit(NamedTuple):
+    """In one transaction: delete the rows of these receipts, write the entity, add rows for these messages.
+
+    Answered with `Settled`, as `Settle` is; NO_TOKEN if any of the rows is gone or was leased again.
+    """
+
+    entity: Entity | None
+    """None: the handler keeps no state here."""
+    receipts: tuple[str, ...]
+    messages: tuple[Message, ...]
 
 
 class Dispatch(NamedTuple):
@@ -470,7 +509,8 @@ class Acknowledge(NamedTuple):
 
 Step = (
     Load | Holds | Open | Handle | Call | Fresh | Create | Persist | Settle | Dispatch | Remove | Finish | Acknowledge
-)
+    | Lease | Peek | Commit
+)  # fmt: skip
 
 
 class Outcome(StrEnum):
@@ -555,6 +595,59 @@ def transactional(key: Key, message: Message) -> Attempt:
     return outcome
 
 
+Ends = tuple["Outcome | HandlerFailed | None", ...]
+"""Of messages that were folded, in their order; None: one before it failed, and it waits for that one."""
+
+
+def folded(key: Key | None, messages: tuple[Message, ...], *, in_order: bool = False) -> Generator[Step, Any, Ends]:
+    """For one database that has the queue, too: messages of one entity, the handler folded over its state, and all of it
+    in one transaction. One that fails changes nothing, and the others are as if it had not been there; ``in_order``:
+    those behind it wait for it. ``key`` None: the handler keeps no state here."""
+    receipts: tuple[str | None, ...] = yield Lease(tuple(message.token for message in messages))
+    entity: Entity | None = None if key is None else (yield Peek(key))
+    state = None if entity is None else entity.state
+    ends: list[Outcome | HandlerFailed | None] = [Outcome.DUPLICATE] * len(messages)
+    ours: list[str] = []
+    outgoing: list[tuple[Message, Outgoing]] = []
+    for number, (message, receipt) in enumerate(zip(messages, receipts, strict=True)):
+        if receipt is None:
+            continue
+        try:
+            done: Handled = yield Handle(state, number)
+        except HandlerFailed as error:
+            ends[number] = error
+            if in_order:
+                ends[number + 1 :] = [None] * (len(messages) - number - 1)
+                break
+            continue
+        state = done.state
+        outgoing += [(message, out) for out in done.outgoing]
+        ours.append(receipt)
+        ends[number] = Outcome.APPLIED
+    if not ours:
+        return tuple(ends)
+    tokens = (yield Fresh(len(outgoing))) if outgoing else ()
+    sent = tuple(
+        Message(token, out.to, out.body, message.token, message.origin, "", *out[3:])
+        for token, (message, out) in zip(tokens, outgoing, strict=True)
+    )
+    settled: Settled = yield Commit(entity and entity.changed(state), tuple(ours), sent)
+    if settled is not Settled.DONE:
+        gone = settled is Settled.NO_TOKEN and len(messages) == 1
+        other = Outcome.DUPLICATE if gone else Outcome.CONFLICT
+        ends = [other if end is Outcome.APPLIED else end for end in ends]
+    return tuple(ends)
+
+
+def local(key: Key, message: Message) -> Attempt:
+    """For one database that has the queue, too: the row of the message is its token."""
+    (end,) = yield from folded(key, (message,))
+    if isinstance(end, HandlerFailed):
+        raise end
+    assert end is not None, "nothing was before it"
+    return end
+
+
 def resumed(key: Key, name: str, *, at_once: bool = False) -> Attempt:
     """What is left to do of a stranded outbox entry, whichever plan left it; the message itself is not needed.
 
@@ -579,11 +672,14 @@ Plan = Callable[[Key, Message], Attempt]
 Recovery = Callable[[Key, str], Attempt]
 
 PLANS: Final[Mapping[str, Plan]] = MappingProxyType(
-    {"checkpointed": checkpointed, "parented": parented, "transactional": transactional}
+    {"checkpointed": checkpointed, "parented": parented, "transactional": transactional, "local": local}
 )
 RECOVERIES: Final[Mapping[str, Recovery]] = MappingProxyType(
-    {"checkpointed": resumed, "parented": resumed, "transactional": partial(resumed, at_once=True)}
-)
+    {
+        "checkpointed": resumed, "parented": resumed,
+        "transactional": partial(resumed, at_once=True), "local": partial(resumed, at_once=True),
+    }
+)  # fmt: skip
 
 
 def _asked(
@@ -594,7 +690,7 @@ def _asked(
     token is there; a copy that comes too late must do nothing outside: DUPLICATE."""
     name = token + ONCE
     answers = entity.outbox[name].answers if name in entity.outbox else {}
-    while not isinstance(done := (yield Handle(entity.state, answers)), Handled):
+    while not isinstance(done := (yield Handle(entity.state, 0, answers)), Handled):
         if unsure and not (yield Holds(token)):
             return entity, Outcome.DUPLICATE
         if len(answers) == CALLS_MAX:
@@ -711,18 +807,23 @@ def mark_of(state: Any) -> int:
     return -1 if state is None else int(state["mark"])
 
 
-def sourced(source: Taken, *, at_once: bool = False) -> Attempt:
-    """For any two stores, or ``at_once`` for one database; ends as APPLIED, RESUMED, DUPLICATE or CONFLICT."""
+def sourced(source: Taken, *, at_once: bool = False, rows: bool = False) -> Attempt:
+    """For any two stores, ``at_once`` for one database, or ``rows`` for one that has the queue, too; ends as APPLIED,
+    RESUMED, DUPLICATE or CONFLICT."""
     entity: Entity = yield Load(source.key)
     highest = mark_of(entity.state)
     if source.mark <= highest or (source.known and entity.state is None):
         if source.name not in entity.outbox:
             return Outcome.DUPLICATE
-        return (yield from _sent(entity, source.name, Outcome.RESUMED, at_once))
+        return (yield from _sent(entity, source.name, Outcome.RESUMED, at_once or rows))
     if source.after not in (None, highest):
         return Outcome.CONFLICT
     entity = entity.changed({**(entity.state or {}), **source.also, "mark": source.mark})
     entry = Entry(source.outgoing, origin=source.origin)
+    if rows:
+        messages = (yield from _with_ids(entry)).messages(source.name)
+        done = yield Commit(entity, (), messages)
+        return Outcome.APPLIED if done is Settled.DONE else Outcome.CONFLICT
     if at_once:
         return (yield from _settled(entity, source.name, entry, None))
     entity = entity.keeping(source.name, entry)
@@ -732,6 +833,10 @@ def sourced(source: Taken, *, at_once: bool = False) -> Attempt:
 
 
 sourced_at_once = partial(sourced, at_once=True)
+sourced_as_rows = partial(sourced, rows=True)
+SOURCED: Final[Mapping[str, Callable[[Taken], Attempt]]] = MappingProxyType(
+    {"checkpointed": sourced, "parented": sourced, "transactional": sourced_at_once, "local": sourced_as_rows}
+)
 
 
 BODY_BYTES_MAX: Final = 256 * 1024
@@ -749,6 +854,8 @@ HEADERS_BYTES_MAX: Final = 8_192
 DELAY_S_MAX: Final = 366 * 86_400
 """A year: what is due later is a row in a calendar of yours, not a message."""
 TIME_MS_MAX: Final = 2**53
+PRIORITY_MAX: Final = 1_000
+"""Either way from 0."""
 
 
 class Out(NamedTuple):
@@ -766,6 +873,8 @@ class Out(NamedTuple):
     """Not before so long after this was decided."""
     at_s: float = 0
     """Instead: not before this time, in seconds since 1970, as ``datetime.timestamp()`` gives it."""
+    priority: int = 0
+    """Within its queue the highest come first, where the queue knows priorities (NATS does not)."""
 
     @classmethod
     def reply(cls, body: Any) -> Out:
@@ -809,19 +918,24 @@ class Handling(NamedTuple):
 
     queue: str
     call: Handler
-    key: KeyOf
+    key: KeyOf | None
+    """None: the handler keeps no state here."""
+    ordered: bool = False
+    """Messages of one key are handled in the order in which they were sent."""
+    takes_db: bool = False
+    """The handler is given the connection, in the transaction that settles the message."""
     decode: Callable[[Any], Any] | None = None
     """Makes what the handler wants of a body; `BadInput` if it cannot be."""
     retry: Retry | None = None
     """None: as the consumer is set."""
     fatal: tuple[type[Exception], ...] = ()
     """Errors that no other attempt would mend: a dead letter at once."""
-    priority: int = 0
-    """While a queue of a higher one has messages, those of a lower one wait."""
 
-    def read(self, message: Message) -> tuple[str, Message]:
-        """The name of its entity, and the message as the handler wants it."""
+    def read(self, message: Message) -> tuple[str | None, Message]:
+        """The name of its entity, if it has one, and the message as the handler wants it."""
         typed = self.typed(message)
+        if self.key is None:
+            return None, typed
         return key_of(message if isinstance(self.key, str) else typed, self.key), typed
 
     def typed(self, message: Message) -> Message:
@@ -857,7 +971,7 @@ def handled(answer: Any, message: Message, now_ms: int = 0) -> Handled:
     """What a handler returned, checked and ready to be stored; `BadInput` says what is wrong with it.
 
     >>> handled(({"paid": 20}, [Out("shipping", {"order": 7})]), Message("t", "orders", {})).outgoing
-    (Outgoing(to='shipping', body={'order': 7}, token='', headers={}, due_ms=0, delay_ms=0),)
+    (Outgoing(to='shipping', body={'order': 7}, token='', headers={}, due_ms=0, delay_ms=0, priority=0),)
     """
     if not isinstance(answer, tuple) or len(answer) != 2 or isinstance(answer, Out):
         raise BadInput(f"{message.to}: the handler returned {answer!r:.200}, not (state, outgoing)")
@@ -891,14 +1005,19 @@ def outgoings(
         packed = _packed(out.body)
         if len(packed) > BODY_BYTES_MAX:
             raise BadInput(f"{where}: a message to {out.to!r} has {len(packed)} bytes, more than {BODY_BYTES_MAX}")
-        body, headers, times = json.loads(packed), _headers(out, trace, where), _times(out, now_ms, where)
+        if type(out.priority) is not int or abs(out.priority) > PRIORITY_MAX:
+            raise BadInput(
+                f"{where}: priority of a message to {out.to!r} is {out.priority!r:.100}, over {PRIORITY_MAX}"
+            )
+        body, headers = json.loads(packed), _headers(out, trace, where)
+        extras = headers, *_times(out, now_ms, where), out.priority
         if out.to != ():
             queues = [out.to] if isinstance(out.to, str) else out.to
-            messages += [Outgoing(check_queue(to), body, "", headers, *times) for to in queues]
+            messages += [Outgoing(check_queue(to), body, "", *extras) for to in queues]
         elif origin:
             queue, _, request = origin.partition("/")
             answer = {"request": request, "answer": body}
-            messages.append(Outgoing(check_queue(queue), answer, "", headers, *times))
+            messages.append(Outgoing(check_queue(queue), answer, "", *extras))
     if len(messages) > OUTGOING_MAX:
         raise BadInput(f"{where}: {len(messages)} messages at once, more than {OUTGOING_MAX}")
     return tuple(messages)

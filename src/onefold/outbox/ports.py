@@ -3,10 +3,12 @@
     port                    addresses
     Ledger                  memory://, sqlite:///file.db, postgresql://user@host/database
     TokenStore              the same, or redis://host:6379/0
-    Queue                   memory://, sqlite:///file.db, nats://host:4222
+    Queue                   memory://, sqlite:///file.db, postgresql://user@host/database, nats://host:4222
+    LocalStore              memory://, sqlite:///file.db, postgresql://user@host/database
 
 An `EntityStore` with its own tokens is a `Ledger`: it can change both in one transaction. Where entities are in one
-store and tokens in another, any `EntityStore` and any `TokenStore` go together. ``sqlite:///x.db`` is a file of the
+store and tokens in another, any `EntityStore` and any `TokenStore` go together. A ledger that is the queue as well is a
+`LocalStore`. ``sqlite:///x.db`` is a file of the
 working folder, ``sqlite:////srv/x.db`` (four strokes) one by its full path; a queue may be in the same file.
 """
 
@@ -137,6 +139,24 @@ class Ledger(EntityStore, TokenStore, Protocol):
 class Parcel(NamedTuple):
     queue: str
     payload: bytes
+    delay_ms: int = 0
+    """It is given out no earlier than that."""
+    priority: int = 0
+    """Within its queue, the highest that are due are given out first; queues without priorities take no notice."""
+
+
+def place_of(realm: str) -> str:
+    """The realm of messages whose row is their token, in the store of this realm: who looks for a token of theirs, by
+    another plan or elsewhere, shall not take its absence for a sign."""
+    return f"{realm}:rows"
+
+
+def parcels_of(messages: Iterable[plans.Message], realm: str) -> list[Parcel]:
+    """Messages as they are sent; ``realm`` is where their tokens are."""
+    return [
+        Parcel(message.to, plans.pack_message(message, realm), message.delay_ms, message.priority)
+        for message in messages
+    ]
 
 
 class Delivery(NamedTuple):
@@ -151,15 +171,19 @@ class Delivery(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, int]:
-        """The position and the loan that a receipt like ``17-2`` names; `Misuse` for one of another kind of queue.
+        return numbers_of(self.receipt)
 
-        >>> Delivery("orders", b"", "17-2", 2).numbers
-        (17, 2)
-        """
-        position, _, loan = self.receipt.partition("-")
-        if not (_is_number(position) and _is_number(loan)):
-            raise Misuse(f"no receipt of this queue: {self.receipt!r}", receipt=self.receipt)
-        return int(position), int(loan)
+
+def numbers_of(receipt: str) -> tuple[int, int]:
+    """The position and the loan that a receipt like ``17-2`` names; `Misuse` for one of another kind of queue.
+
+    >>> numbers_of("17-2")
+    (17, 2)
+    """
+    position, _, loan = receipt.partition("-")
+    if not (_is_number(position) and _is_number(loan)):
+        raise Misuse(f"no receipt of this queue: {receipt!r}", receipt=receipt)
+    return int(position), int(loan)
 
 
 class Buried(NamedTuple):
@@ -210,8 +234,9 @@ class Queue(Protocol):
     def extend(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
         """Work on them goes on: the lease runs from now. One that ran out stays so."""
 
-    def release(self, deliveries: Sequence[Delivery], delay_ms: int = 0) -> None:
-        """Give them out again, after so long; these receipts are worth nothing any more."""
+    def release(self, deliveries: Sequence[Delivery], delay_ms: int = 0, *, anew: bool = False) -> None:
+        """Give them out again, after so long; these receipts are worth nothing any more. ``anew``: and count how often
+        from one again."""
 
     def bury(self, deliveries: Sequence[Delivery], reason: str) -> None:
         """Set them aside as dead letters, which nobody is given: one for all equal parcels of a queue. One that was
@@ -231,6 +256,44 @@ class Queue(Protocol):
 
     def close(self) -> None:
         """Every other call is `Misuse` from then on. May be called twice."""
+
+
+class LocalStore(Ledger, Queue, Protocol):
+    """Entities, tokens and the queue in one database, which can change all in one transaction. Then the row of a parcel
+    is the token of its message, for the plan `local`; beside it the ledger's own tokens serve the other plans."""
+
+    @property
+    def place(self) -> str:
+        """The realm of messages whose row here is their token."""
+
+    def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
+        """The entities without their outboxes, in this order."""
+
+    def commit(self, steps: Sequence[plans.Commit]) -> list[plans.Settled]:
+        """Do each or change nothing for it, all in one transaction that is durable when it returns."""
+
+
+def open_local(url: str) -> LocalStore:
+    """The store at an address that is the queue, too.
+
+    >>> open_local("memory://").waiting()
+    {}
+    >>> open_local("redis://db.example")
+    Traceback (most recent call last):
+    onefold.errors.Misuse: no store with a queue at redis://...; there are some at memory://, sqlite:///file.db, ...
+    """
+    from onefold.outbox.stores.sqlite import MemoryLocal, SqliteLocal
+
+    match scheme_of(url):
+        case "memory", _:
+            return MemoryLocal()
+        case "sqlite", path:
+            return SqliteLocal(path)
+        case (("postgresql" | "postgres"), _):
+            from onefold.outbox.stores.postgres_local import PostgresLocal
+
+            return PostgresLocal(url)
+    raise nothing_at(url, "store with a queue", _LEDGERS)
 
 
 def open_ledger(url: str) -> Ledger:
@@ -297,14 +360,18 @@ def open_queue(url: str) -> Queue:
             from onefold.outbox.stores.nats import open_nats
 
             return open_nats(url)
-    kinds = "memory://, sqlite:///file.db, sqlite:////folder/file.db, nats://host:4222, tls://host:4222"
-    raise nothing_at(url, "queue", kinds)
+        case (("postgresql" | "postgres"), _):
+            return open_local(url)
+    raise nothing_at(url, "queue", f"{_LEDGERS}, nats://host:4222, tls://host:4222")
 
 
 def check_parcels(parcels: Iterable[Parcel]) -> None:
-    """Refuse queue names that cannot be, before anything is sent."""
-    for name in {parcel.queue for parcel in parcels}:
+    """Refuse queue names, delays and priorities that cannot be, before anything is sent."""
+    for name, delay_ms, priority in {(parcel.queue, *parcel[2:]) for parcel in parcels}:
         plans.check_queue(name)
+        check_least("delay_ms", delay_ms, 0)
+        if abs(priority) > plans.PRIORITY_MAX:
+            raise Misuse(f"priority is {priority}, must be from -{plans.PRIORITY_MAX} to {plans.PRIORITY_MAX}")
 
 
 def check_lease(queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int) -> list[str]:

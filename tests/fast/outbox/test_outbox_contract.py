@@ -16,7 +16,7 @@ from onefold.errors import BadInput, Misuse
 from onefold.outbox import MemoryLedger, MemoryQueue, Message, Retry, handled
 from onefold.outbox.plans import outgoings, unpack_message
 from onefold.outbox.ports import REASON_MAX
-from onefold.outbox.worker import Consumer, Consuming
+from onefold.outbox.worker import Consumer, Consuming, Lot
 from onefold.testing import explore
 
 NOW_MS = 1_800_000_000_000
@@ -148,6 +148,7 @@ def test_headers_are_sent_and_come_back_from_an_outbox(shop):
         (Out("x", 1, delay_s=float("inf")), "delay_s of a message to 'x' is inf"),
         (Out("x", 1, at_s="now"), "at_s of a message to 'x' is 'now'"),  # type: ignore[arg-type]
         (Out("x", 1, delay_s=1, at_s=1), "both delay_s and at_s"),
+        (Out("x", 1, priority=5_000), "priority of a message to 'x' is 5000"),
     ],
 )
 def test_what_cannot_be_sent_is_named(out, told):
@@ -162,7 +163,7 @@ def test_a_message_is_not_processed_before_it_is_due_and_counts_no_attempt_for_t
     consumer = Consumer(shop.app)
     for after_s, state in [(0, None), (59, None), (60, 1)]:
         shop.now_ms = NOW_MS + after_s * 1000
-        consumer._process(shop.queue.lease(["later"], 1, 1_000))
+        consumer._process(shop.queue.lease(["later"], 1, 1_000), Lot())
         assert shop.app.state("1") == state
     assert str(consumer.books.tally()) == "1 in = 1 first + 0 repeat + 0 unsure + 0 reject"
 
@@ -215,19 +216,17 @@ def test_the_traceback_is_in_the_log_and_its_end_in_the_dead_letter(shop, caplog
     assert [record.exc_info[0] for record in caplog.records] == [ValueError, ValueError]
 
 
-def test_a_queue_of_a_higher_priority_is_emptied_first(shop):
+def test_of_a_queue_the_highest_priority_comes_first(shop):
     order = []
 
     def note(state, message):
-        order.append((message.to, message["n"]))
+        order.append(message["n"])
         return state, []
 
-    for queue, priority in (("low", -1), ("middle", 0), ("high", 7)):
-        shop.app.handler(queue, key="n", priority=priority)(note)
-    outs = [Out(queue, {"n": n}) for n in (1, 2) for queue in ("low", "middle", "high")]
-    shop.app.take("source", 1, outs)
+    shop.app.handler("orders", key="n")(note)
+    shop.app.take("source", 1, [Out("orders", {"n": n}, priority=n) for n in (0, -1, 7, 1)])
     shop.consume(batch=1)
-    assert order == [(queue, n) for queue in ("high", "middle", "low") for n in (1, 2)]
+    assert order == [7, 1, 0, -1]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +235,6 @@ def test_a_queue_of_a_higher_priority_is_emptied_first(shop):
         ({"fatal": ["ValueError"]}, "fatal is"),
         ({"fatal": KeyboardInterrupt}, "fatal is"),
         ({"retry": 5}, "retry is 5"),
-        ({"priority": "high"}, "priority 'high'"),
         ({"body": 5}, "body is 5"),
     ],
 )

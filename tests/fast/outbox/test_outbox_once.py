@@ -44,8 +44,8 @@ class Shop:
     def cut_off(self, behind):
         """An attempt that dies when this many steps of these kinds are done."""
         work = self.app.work(self.message)
-        handle = calling(work.call, work.message, self.app.loop)
-        job = Job(SHIPPED[self.app.plan].plan(work.key, work.message), handle)
+        handle = calling(work.handling, work.message, self.app.loop)
+        job = Job(SHIPPED[self.app.plan].plan(work.key, work.message), [handle])
         job.go_on(None)
         kinds, many = behind
         while job.pending is not None and many:

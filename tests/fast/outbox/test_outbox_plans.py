@@ -191,6 +191,7 @@ JSON = st.recursive(
 NAMES = st.text(max_size=8)
 TIMES = st.integers(0, 2**53)
 EXTRAS = {"headers": st.dictionaries(NAMES, NAMES, max_size=2), "due_ms": TIMES, "delay_ms": TIMES}
+EXTRAS["priority"] = st.integers(-1_000, 1_000)
 
 
 @given(st.lists(st.builds(Outgoing, NAMES, JSON, NAMES, **EXTRAS), max_size=3), NAMES, NAMES)

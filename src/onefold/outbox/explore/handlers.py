@@ -88,7 +88,7 @@ class Handlers:
     def handled(self, handling: Handling, message: Message, state: Any) -> Handled:
         """The end of it, with all that is done outside."""
         answers: dict[str, Any] = {}
-        while not isinstance(done := self.answer(handling, message, Handle(state, answers)), Handled):
+        while not isinstance(done := self.answer(handling, message, Handle(state, 0, answers)), Handled):
             step = Call(done.name, f"{message.token}:{done.name}", done.call)
             answers[done.name] = self.outside(handling, message, step)
         return done
@@ -100,7 +100,7 @@ class Handlers:
         while calls:
             calls -= 1
             try:
-                answer = _call(handling, message, Handle(json.loads(state), json.loads(answers)), deeds, _watching)
+                answer = _call(handling, message, Handle(json.loads(state), 0, json.loads(answers)), deeds, _watching)
             finally:  # also when it failed: of that, this may be the reason
                 for deed in deeds:
                     if deed.wrong is Wrong.ACTS:
@@ -139,7 +139,7 @@ def _call(handling: Handling, message: Message, step: Handle | Call, deeds: dict
     _, copy = handling.read(message._replace(body=json.loads(pack(message.body))))
     try:
         with closing(Loop()) as loop:
-            answer = calling(watched, copy, loop)(step)
+            answer = calling(handling._replace(call=watched), copy, loop)(step)
             return answer.result() if isinstance(answer, Future) else answer
     except HandlerFailed as failed:
         error = failed.__cause__

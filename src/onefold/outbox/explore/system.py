@@ -182,7 +182,7 @@ def endings(topology: Topology, handlers: Handlers) -> frozenset[Ending]:
                 continue
             _, stage, handling = served[queue]
             message = Message(name, queue, json.loads(body))
-            key = Key(stage.endpoint, handling.read(message)[0])
+            key = Key(stage.endpoint, _entity_of(message, handling))
             states = dict(ending.states)
             answer = handlers.handled(handling, message, json.loads(states.pop(key, "null")))
             after = Ending(_with(states, key, answer.state), ending.applied | {name}, ending.sent)
@@ -223,6 +223,12 @@ class ExplorerJob:
     @property
     def name(self) -> str:
         return name_of(self.label)
+
+
+def _entity_of(message: Message, handling: plans.Handling) -> str:
+    name, _ = handling.read(message)
+    assert name is not None, "what keeps no state is not explored"
+    return name
 
 
 class Payload(NamedTuple):
@@ -283,7 +289,7 @@ class Payloads(list[Payload]):
         group, jobs = -1, []  # what nobody handles is never begun
         if message.to in self._served:
             group, stage, handling = self._served[message.to]
-            key = Key(stage.endpoint, handling.read(message)[0])
+            key = Key(stage.endpoint, _entity_of(message, handling))
             answer, outside = (
                 partial(each, handling, message) for each in (self._handlers.answer, self._handlers.outside)
             )

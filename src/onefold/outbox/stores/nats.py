@@ -476,11 +476,11 @@ class NatsQueue:
         ports.check_parcels(parcels)
 
         async def work(client: Client) -> None:
-            for queue, payload in parcels:
+            for queue, payload, *_ in parcels:
                 if len(payload) > client.max_payload:
                     size = f"{len(payload)} bytes, more than the {client.max_payload} that the server takes"
                     raise Misuse(f"{self.url}: a parcel for {queue} has {size}", queue=queue)
-            await self._publish(client, [(self._names.subject(queue), payload, None) for queue, payload in parcels])
+            await self._publish(client, [(self._names.subject(queue), payload, None) for queue, payload, *_ in parcels])
 
         self._link.run(work, self._more_s(len(parcels)))
 
@@ -533,8 +533,13 @@ class NatsQueue:
 
         self._link.run(work)
 
-    def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0) -> None:
+    def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0, *, anew: bool = False) -> None:
+        """``anew``: as other parcels; between the two steps there are both, and a copy does no harm. With a delay, which
+        only what was given out can have, the count goes on."""
         ports.check_least("delay_ms", delay_ms, 0)
+        if anew and not delay_ms:
+            self.send([ports.Parcel(delivery.queue, delivery.payload) for delivery in deliveries])
+            return self.acknowledge(deliveries)
         self._settle(deliveries, f'-NAK {{"delay": {delay_ms * 1_000_000}}}'.encode() if delay_ms else b"-NAK")
 
     def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:

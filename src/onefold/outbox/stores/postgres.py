@@ -53,9 +53,10 @@ SCHEMA: Final = (
         state text,
         at_ms bigint not null,
         primary key (endpoint, name)
-    )
+    ) with (fillfactor = 80)
     """,
-    "create index if not exists outbox_tombstones on outbox_entities (at_ms) where state is null",
+    # It was there in earlier versions: an index on what each write changes makes HOT updates impossible.
+    "drop index if exists outbox_tombstones",
     """
     create table if not exists outbox_entries (
         endpoint text collate "C",
@@ -268,6 +269,9 @@ _LIVE: Final = "select count(*), min(at_ms) from outbox_tokens"
 class PostgresLedger:
     """A `Ledger` in four tables whose names begin with ``outbox_``. Threads share it; it reconnects by itself."""
 
+    tables: tuple[str, ...] = TABLES
+    schema: tuple[str, ...] = SCHEMA
+
     def __init__(
         self, url: str, clock_ms: Callable[[], int] | None = None, *,
         connections_max: int = CONNECTIONS_MAX, timeout_s: float = TIMEOUT_S,
@@ -287,7 +291,7 @@ class PostgresLedger:
             address.conninfo, address.shown, self._prepare, connections_max=connections_max, timeout_s=timeout_s
         )
         try:
-            self._realm = self._connections.run(_make)
+            self._realm = self._connections.run(self._make)
         except BaseException:
             self._connections.close()
             raise
@@ -419,6 +423,16 @@ class PostgresLedger:
     def close(self) -> None:
         self._connections.close()
 
+    def _make(self, connection: Connection) -> str:
+        """Make the tables that are not there; the realm is answered. Who may not make tables can use those that are."""
+        if connection.execute(_MISSING, [list(self.tables)]).fetchone() is not None:
+            with connection.transaction():
+                connection.execute(_ONE_MAKER)
+                for statement in self.schema:
+                    connection.execute(statement)
+        connection.execute(_NAME_REALM, [token_hex(8)])
+        return _realm_of(connection)
+
     def _prepare(self, connection: Connection) -> None:
         """Set a connection up; `Misuse` if there is no such schema, or if a commit there can be lost; `Damaged` if this
         is another store than before: that a token is not there would mean nothing."""
@@ -435,6 +449,11 @@ class PostgresLedger:
             raise Damaged(
                 f"{address}: this was the store {self._realm!r} and is {realm!r} now: it was emptied or replaced"
             )
+
+
+_NAME_REALM: Final = (
+    "insert into outbox_realm (realm) select %s where not exists (select from outbox_realm) on conflict do nothing"
+)
 
 
 def _settle(db: Connection, steps: Sequence[plans.Settle], now_ms: int) -> list[plans.Settled]:
@@ -483,20 +502,6 @@ def _apart(steps: Sequence[Step], touched: Sequence[set[Any]]) -> Iterator[list[
         seen |= touches
     if together:
         yield together
-
-
-def _make(connection: Connection) -> str:
-    """Make the tables that are not there; the realm is answered. Who may not make tables can use those that are."""
-    if connection.execute(_MISSING, [list(TABLES)]).fetchone() is not None:
-        with connection.transaction():
-            connection.execute(_ONE_MAKER)
-            for statement in SCHEMA:
-                connection.execute(statement)
-    insert = (
-        "insert into outbox_realm (realm) select %s where not exists (select from outbox_realm) on conflict do nothing"
-    )
-    connection.execute(insert, [token_hex(8)])
-    return _realm_of(connection)
 
 
 def _realm_of(connection: Connection) -> str:
