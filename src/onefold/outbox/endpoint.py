@@ -14,6 +14,7 @@ token store. Nothing is opened before it is used: to import a module that has an
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -175,6 +176,11 @@ class Endpoint:
                     self._opened = opened.pop_all()
             return self._world
 
+    @property
+    def aio(self) -> AsyncEndpoint:
+        """The same, for code on an event loop."""
+        return AsyncEndpoint(self)
+
     def key(self, name: str) -> Key:
         return Key(self.name, plans.check_name(name, "key"))
 
@@ -262,6 +268,38 @@ class Endpoint:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class AsyncEndpoint:
+    """The verbs of an endpoint, to be awaited; the stores block, so each runs in a thread."""
+
+    def __init__(self, app: Endpoint) -> None:
+        self.app = app
+
+    async def state(self, name: str) -> Any:
+        return await asyncio.to_thread(self.app.state, name)
+
+    async def process(self, message: Message, delivery: Delivery | None = None) -> Outcome:
+        return await asyncio.to_thread(self.app.process, message, delivery)
+
+    async def take(self, source: str, mark: int, outs: Iterable[Out], **options: Any) -> Outcome:
+        return await asyncio.to_thread(self.app.take, source, mark, outs, **options)
+
+    async def recover(self, older_than_s: float = 60, **options: Any) -> Recovered:
+        return await asyncio.to_thread(self.app.recover, older_than_s, **options)
+
+    async def consume(self, **settings: Any) -> Tally:
+        """Process what comes until this is cancelled, or until the queues are empty; what is in hand is finished."""
+        stop = threading.Event()
+        consuming = asyncio.create_task(asyncio.to_thread(self.app.consume, stop=stop, **settings))
+        try:
+            return await asyncio.shield(consuming)
+        finally:
+            stop.set()
+            await asyncio.wait([consuming])
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.app.close)
 
 
 def decoder(queue: str, body: Any) -> Callable[[Any], Any]:
