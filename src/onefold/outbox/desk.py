@@ -227,8 +227,8 @@ class Desk:
 
     def __init__(
         self, *, store: str | Ledger | EntityStore, transport: str | Queue | None = None,
-        tokens: str | TokenStore | None = None, plan: str | None = None, name: str = "desk", window_s: float = WINDOW_S, queues: Collection[str] | None = None,
-        clock_ms: Callable[[], int] = wall_ms,
+        tokens: str | TokenStore | None = None, plan: str | None = None, name: str = "desk",
+        window_s: float = WINDOW_S, queues: Collection[str] | None = None, clock_ms: Callable[[], int] = wall_ms,
     ) -> None:  # fmt: skip
         if not 0 < window_s <= WINDOW_S_MAX:
             raise Misuse(f"window_s is {window_s}, must be above 0 and at most {WINDOW_S_MAX:,}", window_s=window_s)

@@ -7,9 +7,9 @@
         return {"paid": message["sum"]}, [Out("shipping", {"order": message["order"]})]
 
 Without a ``transport`` the store is the queue, too (plan `local`): a message is a row there, and processed in one
-transaction. With one ``store`` the tokens are in it, and each message is one transaction beside the queue's own. Where
-entities and tokens are in two stores, ``tokens`` names the second; all endpoints that send each other messages share one
-token store. Nothing is opened before it is used: to import a module that has an endpoint touches nothing.
+transaction. With another transport the tokens are in the ``store``, or in a second one that ``tokens`` names; all
+endpoints that send each other messages share one token store. Nothing is opened before it is used: to import a module
+that has an endpoint touches nothing.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ class Endpoint:
     ) -> Callable[[Decorated], Decorated]:  # fmt: skip
         """Makes a function ``(state, message) -> (state, outgoing)`` the handler of a queue; it may be a coroutine.
 
-        ``key``: the field of the body, or a function of the message, that names the entity. Without it the handler keeps
-        no state here: ``(message) -> outgoing``. One that takes one argument more, ``db``, is given the connection in the
-        transaction that settles the message, to write tables of your own. Both need the plan `local`. One with a
-        parameter ``ctx`` can call others: see `onefold.outbox.plans.Context`.
+        ``key``: the field of the body, or a function of the message, that names the entity. Without it the handler
+        keeps no state here: ``(message) -> outgoing``. One that takes one argument more, ``db``, is given the
+        connection in the transaction that settles the message, to write tables of your own. Both need the plan `local`.
+        One with a parameter ``ctx`` can call others: see `onefold.outbox.plans.Context`.
 
         ``body``: the type that a body must have, a dataclass, a pydantic model or any other that pydantic knows;
         ``message.body`` is one then, and what cannot be one is a dead letter at once. ``retry``: for this queue instead

@@ -474,7 +474,7 @@ class Settle(NamedTuple):
 class Commit(NamedTuple):
     """In one transaction: delete the rows of these receipts, write the entity, add rows for these messages.
 
-    Answered with `Settled`, as `Settle` is; NO_TOKEN if any of the rows is gone or was leased again.
+    Answered with `Settled`, as `Settle` is; NO_TOKEN if any of the rows is gone. Whose lease ran out may be the first.
     """
 
     entity: Entity | None
@@ -600,8 +600,8 @@ Ends = tuple["Outcome | HandlerFailed | None", ...]
 
 
 def folded(key: Key | None, messages: tuple[Message, ...], *, in_order: bool = False) -> Generator[Step, Any, Ends]:
-    """For one database that has the queue, too: messages of one entity, the handler folded over its state, and all of it
-    in one transaction. One that fails changes nothing, and the others are as if it had not been there; ``in_order``:
+    """For one database that has the queue, too: messages of one entity, the handler folded over its state, and all of
+    it in one transaction. One that fails changes nothing, and the others are as if it had not been there; ``in_order``:
     those behind it wait for it. ``key`` None: the handler keeps no state here."""
     receipts: tuple[str | None, ...] = yield Lease(tuple(message.token for message in messages))
     entity: Entity | None = None if key is None else (yield Peek(key))
@@ -626,7 +626,7 @@ def folded(key: Key | None, messages: tuple[Message, ...], *, in_order: bool = F
         ends[number] = Outcome.APPLIED
     if not ours:
         return tuple(ends)
-    tokens = (yield Fresh(len(outgoing))) if outgoing else ()
+    _, *tokens = (yield Fresh(1 + len(outgoing))) if outgoing else ("",)
     sent = tuple(
         Message(token, out.to, out.body, message.token, message.origin, "", *out[3:])
         for token, (message, out) in zip(tokens, outgoing, strict=True)

@@ -172,8 +172,8 @@ class Batch:
 
 
 def run(world: World, batch: Batch, late_s: float | None = None) -> None:
-    """Run all attempts to their ends. ``late_s``: so long coroutines are waited for; whoever has none ready then is left
-    as it is, and can be run on in another batch."""
+    """Run all attempts to their ends. ``late_s``: so long coroutines are waited for; whoever has none ready then is
+    left as it is, and can be run on in another batch."""
     for job in batch.jobs:
         if job.pending is None and job.ended is None:
             job.go_on(None)
@@ -211,8 +211,8 @@ def ends(world: World, jobs: Iterable[Job]) -> list[Any]:
 
 
 def _call_handlers(batch: Batch, group: list[Job], late_s: float | None) -> bool:
-    """Whether any went on. Coroutines are all started before any is awaited. After some time the others wait for what is
-    ready to be settled."""
+    """Whether any went on. Coroutines are all started before any is awaited. After some time the others wait for what
+    is ready to be settled."""
     began, some = monotonic(), False
     for job in group:
         if job.future is not None:

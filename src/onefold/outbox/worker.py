@@ -1,12 +1,12 @@
 """A consumer: threads that lease batches and process them, until it is stopped or the queues are empty.
 
-The messages of a leased batch go through their plans in step. Under the plan `local` those of one entity are folded over
-its state, in their order; under the others the second would find its entity changed, so it waits for the next round,
-inside the same lease. What was given out before and came back is processed alone, in any order: if it kills the process,
-it takes nobody with it, and the others are through after a few times.
+The messages of a leased batch go through their plans in step. Under the plan `local` those of one entity are folded
+over its state, in their order; under the others the second would find its entity changed, so it waits for the next
+round, inside the same lease. What was given out before and came back is processed alone, in any order: if it kills the
+process, it takes nobody with it, and the others are through after a few times.
 
-A handler that takes longer than `HOLD_S` keeps its thread, and nothing else: what is ready is settled and the rest of the
-batch processed by another thread, which goes on in its place. Coroutines that are not ready are left on their loop.
+A handler that takes longer than `HOLD_S` keeps its thread, and nothing else: what is ready is settled and the rest of
+the batch processed by another thread, which goes on in its place. Coroutines that are not ready stay on their loop.
 
     applied, resumed, duplicate, tidied    acknowledged by the plan
     conflict                               tried again at once a few times, then released

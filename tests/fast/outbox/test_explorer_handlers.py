@@ -237,7 +237,10 @@ def test_a_search_that_is_cut_says_so():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"plan": "hopeful"}, "plan is 'hopeful', must be one of checkpointed, parented, transactional, or 'all'"),
+        (
+            {"plan": "hopeful"},
+            "plan is 'hopeful', must be one of checkpointed, parented, transactional, local, or 'all'",
+        ),
         ({"workers": 0}, "workers is 0, must be a whole number from 1 to 9"),
         ({"crashes": -1}, "crashes is -1, must be a whole number from 0 to 9"),
         ({"states_max": 0}, "states_max is 0"),

@@ -279,7 +279,7 @@ class _Teller:
         answer = after.answers[len(before.answers)]
         late = "" if leased else ", late"
         text = f"acknowledges {job.label}{late}" if isinstance(step, plans.Acknowledge) else _describe(step, answer)
-        if before.carries and not after.carries and type(step) not in (plans.Load, plans.Open):
+        if before.carries and not after.carries and type(step) not in (plans.Load, plans.Open, plans.Peek):
             text += f": {job.name} is applied"
         if result.called:
             text += f", and calls the handler for {job.label}"
@@ -320,6 +320,20 @@ def _describe(step: Any, answer: Any) -> str:
             removed = f", removes the token {token}" if token else ""
             new = f", makes the token {tokens}" if tokens else ""
             return f"writes {entity.key} as version {entity.version + 1}{removed}{new}"
+        case plans.Lease():
+            return "leases its row" if all(answer) else "finds its row gone"
+        case plans.Peek():
+            return f"loads {step.key} (version {answer.version})"
+        case plans.Commit(entity):
+            assert entity is not None, "what keeps no state is not explored"
+            key = entity.key
+            if answer is Settled.STALE:
+                return f"cannot commit: version {entity.version} of {key} is stale"
+            if answer is Settled.NO_TOKEN:
+                return "cannot commit: its row is gone"
+            removed = ", deletes its row" if step.receipts else ""
+            new = f", adds rows for {', '.join(message.token for message in step.messages)}" if step.messages else ""
+            return f"writes {key} as version {entity.version + 1}{removed}{new}"
         case plans.Dispatch():
             return f"sends {', '.join(message.token for message in step.messages) or 'nothing'}"
         case plans.Remove():

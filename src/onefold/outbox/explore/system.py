@@ -38,20 +38,23 @@ from onefold.outbox import plans
 from onefold.outbox.explore.handlers import Handlers
 from onefold.outbox.explore.topology import Algorithm, Chore, Content, Offence, Topology, Wrong
 from onefold.outbox.plans import MARK, Attempt, Handled, Key, Message, Outcome, Outgoing, pack
-from onefold.outbox.ports import Parcel, Queue
+from onefold.outbox.ports import Parcel, Queue, parcels_of
 from onefold.outbox.runner import World
-from onefold.outbox.stores.sqlite import SqliteLedger
+from onefold.outbox.stores.sqlite import SqliteLocal
 
 PAGE_BYTES: Final = 1_024
 """Small pages make small copies."""
-_WRITES: Final = frozenset({plans.Create, plans.Finish, plans.Persist, plans.Remove, plans.Settle})
+_WRITES: Final = frozenset(
+    {plans.Commit, plans.Create, plans.Finish, plans.Lease, plans.Persist, plans.Remove, plans.Settle}
+)
+_ROW_OF: Final = "select position from outbox_queue where json_extract(cast(payload as text), '$.token') = ?"
 
 
 @runtime_checkable
 class OwnStep(Protocol):
     """A step that no shipped plan has: of a specimen, a mutant or a chore. It knows how it is done."""
 
-    def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> Any: ...
+    def perform(self, ledger: SqliteLocal, connection: sqlite3.Connection) -> Any: ...
 
     def describe(self, answer: Any) -> str: ...
 
@@ -76,7 +79,8 @@ class Numbered(list[T]):
 class StoreSnapshots:
     """All contents so far, by number; the first is number 0."""
 
-    def __init__(self, tables: Iterable[str], first: Sequence[plans.Create]) -> None:
+    def __init__(self, tables: Iterable[str], messages: Sequence[Message], tokens: bool, rows: bool) -> None:
+        """``tokens``: the first messages have one, or ``rows``: they are rows."""
         self.contents: list[Content] = []
         self.performed = 0
         self._snapshots: list[bytes] = []
@@ -85,14 +89,19 @@ class StoreSnapshots:
         db.execute(f"pragma page_size={PAGE_BYTES}")
         for statement in tables:
             db.execute(statement)
-        self._ledger = SqliteLedger.over(db, lambda: 0)  # the clock stands: time is no part of a state
-        self.realm = self._ledger.realm
+        self._store = SqliteLocal.over(db, lambda: 0)  # the clock stands: time is no part of a state
+        self.realm = self._store.place if rows else self._store.realm
         self._sent: list[Parcel] = []
-        transport = SimpleNamespace(send=self._sent.extend)
-        self._world = World(self._ledger, self._ledger, cast(Queue, transport))
+        transport = self._store if rows else cast(Queue, SimpleNamespace(send=self._sent.extend))
+        self._world = World(self._store, self._store, transport)
         names = db.execute("select name from sqlite_master where type = 'table' order by name").fetchall()
         self._reads = [(name, f'select * from "{name}"') for (name,) in names]  # noqa: S608 # names of our own schema
-        self._ledger.create(first)
+        if rows:
+            self._store.send(parcels_of(messages, self.realm))
+        elif tokens:
+            self._store.create([plans.Create("", "", ((each.token, each.to),), False) for each in messages])
+        self._rows: list[Mapping[int, Parcel]] = []
+        """Of each content, by position."""
         self._here = self._number()
 
     def close(self) -> None:
@@ -106,12 +115,21 @@ class StoreSnapshots:
             self._connection.deserialize(self._snapshots[content])
             self._here = content
         if isinstance(step, OwnStep):
-            answer = step.perform(self._ledger, self._connection)
+            answer = step.perform(self._store, self._connection)
+        elif isinstance(step, plans.Lease):
+            answer = tuple(self._leased(token) for token in step.tokens)
         else:
             (answer,) = self._world.perform(type(step), [step])
         if type(step) in _WRITES or isinstance(step, OwnStep):
             self._here = self._number()
+            before, after = self._rows[content], self._rows[self._here]
+            self._sent += [parcel for position, parcel in after.items() if position not in before]
         return self._here, answer, list(self._sent)
+
+    def _leased(self, token: str) -> str | None:
+        """The receipt of the row with this message, wherever it is; None if it is gone."""
+        positions = [position for (position,) in self._connection.execute(_ROW_OF, [token])]
+        return self._store.lend(lambda: positions, 1)[0].receipt if positions else None
 
     def _number(self) -> int:
         execute = self._connection.execute
@@ -125,16 +143,22 @@ class StoreSnapshots:
                 tables["outbox_tokens"],
                 tables["outbox_entities"],
             )  # the columns are in the store's order
+            parcels = {row[0]: Parcel(row[1], row[5]) for row in tables["outbox_queue"]}
             content = Content(
-                frozenset(row[0] for row in tokens),
+                frozenset(row[0] for row in tokens)
+                | frozenset(plans.unpack_message(parcel.payload).token for parcel in parcels.values()),
                 {row[0]: row[2] for row in tokens if row[2]},
                 {Key(row[0], row[1]): row[3] for row in entities if row[3] is not None},
                 tuple((Key(row[0], row[1]), row[2]) for row in tables["outbox_entries"]),
                 {name: table for name, table in rows if not name.startswith("outbox_")},
             )
             self.contents.append(content)
+            self._rows.append(parcels)
             self._snapshots.append(self._connection.serialize())
         return number
+
+
+_LOOKS: Final = frozenset({plans.Load, plans.Open, plans.Peek})
 
 
 WORLDS_MAX: Final = 50_000
@@ -216,7 +240,7 @@ class ExplorerJob:
     answer: Callable[[plans.Handle], Handled | plans.Asked] | None = None
     outside: Callable[[plans.Call], Any] | None = None
     acknowledges: bool = True
-    """False: its end is its acknowledgement, as with sources and chores."""
+    """False: its end is its acknowledgement, as with sources, chores, and messages whose row is their token."""
     then: int = -1
     """The parcel that comes when this one is acknowledged: the next mark."""
 
@@ -267,11 +291,8 @@ class Payloads(list[Payload]):
         self._algorithm, self._handlers, self._served = algorithm, handlers, topology.served
         self.number = cache(self._add)
 
-    def first(self, topology: Topology, realm: str) -> list[int]:
-        numbers = [
-            self.number(plans.pack_message(Message(f"m{number}", queue, body, realm=realm)))
-            for number, (queue, body) in enumerate(topology.messages, 1)
-        ]
+    def first(self, topology: Topology, messages: Sequence[Message], realm: str) -> list[int]:
+        numbers = [self.number(parcel.payload) for parcel in parcels_of(messages, realm)]
         source, following = topology.source, -1
         if source is None:
             return numbers
@@ -294,7 +315,8 @@ class Payloads(list[Payload]):
                 partial(each, handling, message) for each in (self._handlers.answer, self._handlers.outside)
             )
             for plan in (self._algorithm.plan, *self._algorithm.others):
-                jobs.append(ExplorerJob(message.token, partial(plan, key, message), answer, outside))
+                begin, acknowledges = partial(plan, key, message), not self._algorithm.rows
+                jobs.append(ExplorerJob(message.token, begin, answer, outside, acknowledges))
         self.append(Payload(group, tuple(jobs), message))
         return len(self) - 1
 
@@ -423,7 +445,7 @@ class Worlds(Numbered[ExploredWorld]):
             books = books._replace(calls=books.calls | {call})
         else:
             after, answer, arrivals = self._perform(content, position, step)
-            if type(step) in (plans.Persist, plans.Settle) or getattr(step, "writes", False):
+            if type(step) in (plans.Persist, plans.Settle, plans.Commit) or getattr(step, "writes", False):
                 written = answer in (True, plans.Settled.DONE)
             if after != content:
                 removed = self._snapshots.contents[content].tokens - self._snapshots.contents[after].tokens
@@ -434,7 +456,7 @@ class Worlds(Numbered[ExploredWorld]):
                     offence = Offence(Wrong.APPLIED_TWICE, f"{name} is applied twice: it counts double.")
                 books = books._replace(applied=books.applied | {name})
         # What was made before a new look at the entity is put aside: it will not be written.
-        position = self._positions.after(position, answer, written=written or type(step) in (plans.Load, plans.Open))
+        position = self._positions.after(position, answer, written=written or type(step) in _LOOKS)
         called = self._positions[position].called
         while isinstance(named := self._positions[position].step, plans.Fresh):
             books, answer = self._fresh(books, position, named)
@@ -660,7 +682,7 @@ class Discard(NamedTuple):
     token: str
     parent: str
 
-    def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> Any:
+    def perform(self, ledger: SqliteLocal, connection: sqlite3.Connection) -> Any:
         return ledger.discard(self.token, self.parent)
 
     def describe(self, answer: Any) -> str:
@@ -725,8 +747,8 @@ class System:
         self.topology, self.algorithm = topology, algorithm
         self.handlers = Handlers()
         self.endings = endings(topology, self.handlers)
-        born = [plans.Create("", "", ((f"m{n}", queue),), False) for n, (queue, _) in enumerate(topology.messages, 1)]
-        self.snapshots = StoreSnapshots(algorithm.tables, born if algorithm.tokens else ())
+        first = [Message(f"m{number}", queue, body) for number, (queue, body) in enumerate(topology.messages, 1)]
+        self.snapshots = StoreSnapshots(algorithm.tables, first, algorithm.tokens, algorithm.rows)
         self.payloads = Payloads(topology, algorithm, self.handlers)
         self.positions = Positions()
         self.worlds = Worlds(self, invariant)
@@ -751,7 +773,7 @@ class System:
             self._spend.append([number - weight if number // weight % size else -1 for number in range(total)])
             weight *= size
         self._leasable = cache(self._leasable_by)
-        payloads, free = self.payloads.first(topology, self.snapshots.realm), 0
+        payloads, free = self.payloads.first(topology, first, self.snapshots.realm), 0
         for payload in payloads:
             free = self.transport.arrive(free, payload, set())
         world = ExploredWorld(0, WorldBooks(frozenset(), frozenset(payloads), frozenset(), ()))

@@ -179,15 +179,15 @@ class Algorithm:
     chores: tuple[Chore, ...] = ()
     tidy: bool = True
     """Nothing is left at rest. False: what is left is for the pump and the sweeper; nothing is lost or done twice."""
+    rows: bool = False
+    """The row of a message in the store is its token."""
     others: tuple[Plan, ...] = ()
     """Plans that a worker may follow as well, each time it takes a message: an endpoint that changes its plan while
     messages are in flight."""
 
 
 SHIPPED: Final[Mapping[str, Algorithm]] = {
-    name: Algorithm(
-        name, plan, plans.RECOVERIES[name], plans.sourced_at_once if name == "transactional" else plans.sourced
-    )
+    name: Algorithm(name, plan, plans.RECOVERIES[name], plans.SOURCED[name], rows=name == "local")
     for name, plan in plans.PLANS.items()
 }
 

@@ -534,8 +534,8 @@ class NatsQueue:
         self._link.run(work)
 
     def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0, *, anew: bool = False) -> None:
-        """``anew``: as other parcels; between the two steps there are both, and a copy does no harm. With a delay, which
-        only what was given out can have, the count goes on."""
+        """``anew``: as other parcels; between the two steps there are both, and a copy does no harm. With a delay, the
+        count goes on: only what was given out can have one."""
         ports.check_least("delay_ms", delay_ms, 0)
         if anew and not delay_ms:
             self.send([ports.Parcel(delivery.queue, delivery.payload) for delivery in deliveries])

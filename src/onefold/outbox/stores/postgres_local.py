@@ -2,14 +2,14 @@
 
 A row of ``outbox_queue`` is a parcel. While it is on loan ``until_ms`` says how long; while it waits for its time
 ``starts_ms`` says for which. Only the second is in an index, so a lease is a HOT update: no index is written. Nor is it
-synced (``synchronous_commit = off``, on connections of its own): a lease that a crash takes back is a redelivery. What is
-on loan is found and passed over at the head of its queue, and there is never more of it than workers have in hand.
+synced (``synchronous_commit = off``, on connections of its own): a lease that a crash takes back is a redelivery. What
+is on loan is passed over at the head of its queue, and there is never more of it than workers have in hand.
 
-To commit is one statement, for any number of messages: it deletes their rows, writes their entities by version, adds the
-rows of what they send, and counts. If anything is missing it divides by zero, and is undone by that. Then the steps are
-tried one by one, to find out whose it was.
+To commit is one statement, for any number of messages: it deletes their rows, writes their entities by version, adds
+the rows of what they send, and counts. If anything is missing it divides by zero, and is undone by that. Then the steps
+are tried one by one, to find out whose it was.
 
-The clock is the database's, and the same for all. A row keeps how long its lease or delay is (``span_ms``), and one that
+The clock is the database's, the same for all. A row keeps how long its lease or delay is (``span_ms``), and one that
 began later than it is now is due: a clock that was ahead leaves nothing waiting.
 """
 
@@ -114,7 +114,7 @@ _SENT: Final = """
 _SEND: Final = f"with {_CLOCK} {_SENT}"
 _COMMIT: Final = f"""
     with {_CLOCK}, gone as (
-        delete from outbox_queue as q using {_LENT} as l where q.position = l.position and q.loan = l.loan returning 1
+        delete from outbox_queue where position = any(%(positions)b::bigint[]) returning 1
     ), changed as (
         update outbox_entities as e set version = e.version + 1, state = a.state, at_ms = (select now from clock)
         from unnest(%(endpoints)b::text[], %(names)b::text[], %(versions)b::bigint[], %(states)b::text[])
@@ -130,9 +130,7 @@ _COMMIT: Final = f"""
         = %(all)b::bigint)::int
 """  # noqa: S608 # parts of this file alone
 _PEEK: Final = "select name, version, state from outbox_entities where endpoint = %b and name = any(%b::text[])"
-_ON_LOAN: Final = f"""
-    select count(*) from outbox_queue as q, {_LENT} as l where q.position = l.position and q.loan = l.loan
-"""  # noqa: S608
+_THERE: Final = "select count(*) from outbox_queue where position = any(%b::bigint[])"
 _ACKNOWLEDGE: Final = (
     f"delete from outbox_queue as q using {_LENT} as l where q.position = l.position and q.loan = l.loan"  # noqa: S608
 )
@@ -226,9 +224,9 @@ class PostgresLocal(PostgresLedger):
                 if len(steps) > 1 and self.committed(db, [step]):
                     answers.append(plans.Settled.DONE)
                     continue
-                lent = [ports.numbers_of(receipt) for receipt in step.receipts]
-                (there,) = db.execute(_ON_LOAN, self._lent(lent)).fetchone() or (0,)
-                answers.append(plans.Settled.STALE if there == len(lent) else plans.Settled.NO_TOKEN)
+                positions = [ports.numbers_of(receipt)[0] for receipt in step.receipts]
+                (there,) = db.execute(_THERE, [positions]).fetchone() or (0,)
+                answers.append(plans.Settled.STALE if there == len(positions) else plans.Settled.NO_TOKEN)
             return answers
 
         answers = self._connections.run(work) if steps else []
@@ -238,13 +236,14 @@ class PostgresLocal(PostgresLedger):
 
     def committed(self, db: Connection, steps: Sequence[plans.Commit]) -> bool:
         """Do them on this connection, in one statement: whether all was in order; if not, nothing is changed."""
-        lent = sorted(ports.numbers_of(receipt) for step in steps for receipt in step.receipts)
+        positions = sorted(ports.numbers_of(receipt)[0] for step in steps for receipt in step.receipts)
         entities = sorted((step.entity for step in steps if step.entity is not None), key=lambda each: each.key)
         old = [entity for entity in entities if entity.version]
         new = [entity for entity in entities if not entity.version]
         parcels = ports.parcels_of(chain.from_iterable(step.messages for step in steps), self.place)
         arguments = {
-            **self._lent(lent),
+            **self._now(),
+            "positions": positions,
             **_parcel_arrays(parcels),
             "endpoints": [entity.key.endpoint for entity in old],
             "names": [entity.key.name for entity in old],
@@ -253,7 +252,7 @@ class PostgresLocal(PostgresLedger):
             "new_endpoints": [entity.key.endpoint for entity in new],
             "new_names": [entity.key.name for entity in new],
             "new_states": [entity.packed_state for entity in new],
-            "all": len(lent) + len(entities),
+            "all": len(positions) + len(entities),
         }
         try:
             db.execute(_COMMIT, arguments)

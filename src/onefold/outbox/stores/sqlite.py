@@ -482,7 +482,8 @@ _FORGET = "delete from outbox_buried where number = ?"
 _WAITING = "select queue, count(*) from outbox_queue group by queue"
 LOCAL_SCHEMA: Final = LEDGER_SCHEMA + QUEUE_SCHEMA
 _PEEK: Final = "select version, state from outbox_entities where endpoint = ? and name = ?"
-_ON_LOAN: Final = "select 1 from outbox_queue where position = ? and loan = ?"
+_THERE: Final = "select 1 from outbox_queue where position = ?"
+_SPEND: Final = "delete from outbox_queue where position = ?"
 
 
 class SqliteQueue:
@@ -690,7 +691,8 @@ class SqliteLocal(SqliteLedger, SqliteQueue):
                 return [plans.Settled.DONE] * len(steps)
             answers = []
             for step in steps:
-                if any(db.execute(_ON_LOAN, ports.numbers_of(receipt)).fetchone() is None for receipt in step.receipts):
+                rows = [ports.numbers_of(receipt)[:1] for receipt in step.receipts]
+                if any(db.execute(_THERE, row).fetchone() is None for row in rows):
                     answers.append(plans.Settled.NO_TOKEN)
                 else:
                     done = len(steps) > 1 and self._committed(db, [step], now_ms)
@@ -699,14 +701,14 @@ class SqliteLocal(SqliteLedger, SqliteQueue):
 
     def _committed(self, db: sqlite3.Connection, steps: Sequence[plans.Commit], now_ms: int) -> bool:
         """Whether all was in order; if not, nothing is changed."""
-        rows = [ports.numbers_of(receipt) for step in steps for receipt in step.receipts]
+        rows = [ports.numbers_of(receipt)[:1] for step in steps for receipt in step.receipts]
         entities = [step.entity for step in steps if step.entity is not None]
         old = [_row(entity, now_ms) for entity in entities if entity.version]
         new = [_row(entity, now_ms) for entity in entities if not entity.version]
         db.execute("savepoint onefold_commit")
         done = all(
             db.executemany(statement, values).rowcount == len(values)
-            for statement, values in ((_ACKNOWLEDGE, rows), (_UPDATE, old), (_INSERT, new))
+            for statement, values in ((_SPEND, rows), (_UPDATE, old), (_INSERT, new))
             if values
         )
         if not done:
