@@ -113,7 +113,7 @@ def test_a_handler_that_fails_is_called_again_and_then_its_message_is_a_dead_let
     assert {str(answer): n for answer, n in tally} == {"FIRST applied": 2, "UNSURE handler_failed": 3}
     assert (calls.count(1), calls.count(2), consumer.books.buried) == (3, 1, 1)
     (letter,) = shop.world.queue.buried()
-    assert letter.reason == "orders: KeyError: 'price' (delivery 3)"
+    assert letter.reason.splitlines()[0] == "orders: KeyError: 'price' (delivery 3)"
     assert shop.world.tokens.live().tokens == 1
     assert "set aside: orders: KeyError: 'price' (delivery 3)" in caplog.messages
     shop.world.queue.dig_up([letter], deliver=True)

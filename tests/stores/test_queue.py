@@ -434,6 +434,24 @@ def test_a_dead_letter_that_is_dug_up_is_as_good_as_new(queue):
     assert payloads(queue.buried()) == ["a"]
 
 
+def test_copies_of_a_message_are_one_dead_letter_also_after_it_was_dug_up(queue):
+    for _ in range(2):
+        queue.send([*parcels("a", "b", "a"), *parcels("a", to="other")])
+        for delivery in lease(queue, "orders", "other"):
+            queue.bury([delivery], "why not")
+    letters = queue.buried()
+    assert sorted((each.queue, each.payload) for each in letters) == [
+        ("orders", b"a"),
+        ("orders", b"b"),
+        ("other", b"a"),
+    ]
+    queue.dig_up(letters, deliver=True)
+    assert queue.buried() == []
+    queue.bury(lease(queue, "orders", "other"), "again")
+    assert len(queue.buried()) == 3
+    assert queue.waiting() == {}
+
+
 def test_a_dead_letter_may_be_removed_for_good(queue):
     queue.send(parcels("a", "b"))
     queue.bury(lease(queue), "why not")

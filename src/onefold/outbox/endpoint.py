@@ -14,6 +14,7 @@ that has an endpoint touches nothing.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +27,7 @@ from typing import Any, Final, Self, TypeVar
 from onefold.clock import wall_ms
 from onefold.errors import BadInput, Misuse
 from onefold.outbox import plans
-from onefold.outbox.plans import Handler, Handling, Key, KeyOf, Message, Out, Outcome, Taken, check_queue
+from onefold.outbox.plans import Handler, Handling, Key, KeyOf, Message, Out, Outcome, Retry, Taken, check_queue
 from onefold.outbox.ports import (
     Delivery,
     EntityStore,
@@ -38,7 +39,7 @@ from onefold.outbox.ports import (
     open_queue,
     open_tokens,
 )
-from onefold.outbox.runner import Loop, Work, World, attempted, raised, run_one
+from onefold.outbox.runner import Loop, Work, World, attempted, raised, run_one, takes_context
 from onefold.outbox.worker import Consumer, Consuming, Recovered, recover
 from onefold.stores.addresses import scheme_of
 from onefold.tally import Tally
@@ -64,7 +65,7 @@ def _arguments(call: Callable[..., Any]) -> int:
     except (TypeError, ValueError):
         return 0
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(each.kind in kinds and each.default is inspect.Parameter.empty for each in parameters)
+    return sum(each.kind in kinds and each.default is each.empty and each.name != "ctx" for each in parameters)
 
 
 class Endpoint:
@@ -107,16 +108,30 @@ class Endpoint:
     def handlers(self) -> Mapping[str, Handling]:
         return MappingProxyType(self._handlers)
 
-    def handler(self, queue: str, *, key: KeyOf | None = None) -> Callable[[Decorated], Decorated]:
+    def handler(
+        self, queue: str, *, key: KeyOf | None = None, body: Any = None, retry: Retry | None = None,
+        fatal: type[Exception] | tuple[type[Exception], ...] = (),
+    ) -> Callable[[Decorated], Decorated]:  # fmt: skip
         """Makes a function ``(state, message) -> (state, outgoing)`` the handler of a queue; it may be a coroutine.
 
         ``key``: the field of the body, or a function of the message, that names the entity. Without it the handler
         keeps no state here: ``(message) -> outgoing``. One that takes one argument more, ``db``, is given the
         connection in the transaction that settles the message, to write tables of your own. Both need the plan `local`.
+        One with a parameter ``ctx`` can call others: see `onefold.outbox.plans.Context`.
+
+        ``body``: the type that a body must have, a dataclass, a pydantic model or any other that pydantic knows;
+        ``message.body`` is one then, and what cannot be one is a dead letter at once. ``retry``: for this queue instead
+        of the consumer's. ``fatal``: errors after which it is not tried again.
         """
         check_queue(queue)
         if key is not None and not (isinstance(key, str) and key) and not callable(key):
             raise Misuse(f"key is {key!r}, must be the name of a field or a function", key=key)
+        fatals = fatal if isinstance(fatal, tuple) else (fatal,)
+        if not all(isinstance(each, type) and issubclass(each, Exception) for each in fatals):
+            raise Misuse(f"{queue}: fatal is {fatal!r}, must be a class of errors, or a tuple of them")
+        if not isinstance(retry, Retry | None):
+            raise Misuse(f"{queue}: retry is {retry!r}, must be a Retry")
+        decode = None if body is None else decoder(queue, body)
 
         def register(call: Decorated) -> Decorated:
             if not callable(call):
@@ -129,7 +144,11 @@ class Endpoint:
                 raise Misuse(f"{queue}: under the plan {self.plan!r} a handler needs {what}; 'local' is more than that")
             if takes_db and inspect.iscoroutinefunction(call):
                 raise Misuse(f"{queue}: a handler that takes the connection cannot be a coroutine")
-            self._handlers[queue] = Handling(queue, call, key, takes_db=takes_db)
+            if takes_context(call) and (key is None or takes_db or self.plan == "local"):
+                raise Misuse(
+                    f"{queue}: ctx is for handlers with a key and without db, and for other plans than 'local'"
+                )
+            self._handlers[queue] = Handling(queue, call, key, False, takes_db, decode, retry, fatals)
             return call
 
         return register
@@ -157,6 +176,11 @@ class Endpoint:
                     self._opened = opened.pop_all()
             return self._world
 
+    @property
+    def aio(self) -> AsyncEndpoint:
+        """The same, for code on an event loop."""
+        return AsyncEndpoint(self)
+
     def key(self, name: str) -> Key:
         return Key(self.name, plans.check_name(name, "key"))
 
@@ -170,8 +194,8 @@ class Endpoint:
         if handling is None:
             raise BadInput(f"{self.name} has no handler for {message.to!r:.300}", queue=message.to)
         plans.check_token(message.token)
-        key = None if handling.key is None else self.key(plans.key_of(message, handling.key))
-        return Work(message, key, handling, delivery)
+        name, message = handling.read(message)
+        return Work(message, None if name is None else self.key(name), handling, delivery)
 
     def plan_of(self, message: Message) -> str:
         """Under which plan it is processed: ours, unless an endpoint with another one on the same database sent it.
@@ -189,7 +213,7 @@ class Endpoint:
         """Attempt one message, once, and acknowledge its delivery, which the plan `local` needs. After CONFLICT or an
         error, which is raised, it must come again."""
         work, plan = self.work(message, delivery), self.plan_of(message)
-        (end,) = attempted(self.world, plan, [work], self.loop)
+        (end,) = attempted(self.world, plan, [work], self.loop, self.clock_ms())
         return raised(end)
 
     def take(
@@ -244,3 +268,67 @@ class Endpoint:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class AsyncEndpoint:
+    """The verbs of an endpoint, to be awaited; the stores block, so each runs in a thread."""
+
+    def __init__(self, app: Endpoint) -> None:
+        self.app = app
+
+    async def state(self, name: str) -> Any:
+        return await asyncio.to_thread(self.app.state, name)
+
+    async def process(self, message: Message, delivery: Delivery | None = None) -> Outcome:
+        return await asyncio.to_thread(self.app.process, message, delivery)
+
+    async def take(self, source: str, mark: int, outs: Iterable[Out], **options: Any) -> Outcome:
+        return await asyncio.to_thread(self.app.take, source, mark, outs, **options)
+
+    async def recover(self, older_than_s: float = 60, **options: Any) -> Recovered:
+        return await asyncio.to_thread(self.app.recover, older_than_s, **options)
+
+    async def consume(self, **settings: Any) -> Tally:
+        """Process what comes until this is cancelled, or until the queues are empty; what is in hand is finished."""
+        stop = threading.Event()
+        consuming = asyncio.create_task(asyncio.to_thread(self.app.consume, stop=stop, **settings))
+        try:
+            return await asyncio.shield(consuming)
+        finally:
+            stop.set()
+            await asyncio.wait([consuming])
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.app.close)
+
+
+def decoder(queue: str, body: Any) -> Callable[[Any], Any]:
+    """Makes an object of this type of a JSON value; `BadInput` names the fields that are wrong.
+
+    >>> from dataclasses import dataclass
+    >>> from decimal import Decimal
+    >>> @dataclass
+    ... class Order:
+    ...     sum: Decimal
+    >>> decoder("orders", Order)({"sum": "2.50"}).sum
+    Decimal('2.50')
+    >>> decoder("orders", Order)({})
+    Traceback (most recent call last):
+    onefold.errors.BadInput: orders: the body is no Order: sum: Field required
+    """
+    from pydantic import ConfigDict, PydanticUserError, ValidationError, create_model
+
+    try:  # a model around it: its settings are taken over by dataclasses, which have none of their own
+        model: Any = create_model("Body", value=(body, ...), __config__=ConfigDict(val_json_bytes="base64"))
+    except (PydanticUserError, TypeError) as error:
+        raise Misuse(f"{queue}: body is {body!r:.100}, no type that can be read: {error}") from error
+
+    def decode(value: Any) -> Any:
+        try:
+            return model.model_validate_json(plans.pack({"value": value})).value
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, each['loc'][1:])) or 'it'}: {each['msg']}" for each in error.errors()[:3]]
+            name = getattr(body, "__name__", str(body))
+            raise BadInput(f"{queue}: the body is no {name}: {'; '.join(wrong)}") from error
+
+    return decode

@@ -145,10 +145,6 @@ class Parcel(NamedTuple):
     """Within its queue, the highest that are due are given out first; queues without priorities take no notice."""
 
 
-PRIORITY_MAX: Final = 1_000
-"""Either way from 0."""
-
-
 def place_of(realm: str) -> str:
     """The realm of messages whose row is their token, in the store of this realm: who looks for a token of theirs, by
     another plan or elsewhere, shall not take its absence for a sign."""
@@ -157,7 +153,10 @@ def place_of(realm: str) -> str:
 
 def parcels_of(messages: Iterable[plans.Message], realm: str) -> list[Parcel]:
     """Messages as they are sent; ``realm`` is where their tokens are."""
-    return [Parcel(message.to, plans.pack_message(message, realm)) for message in messages]
+    return [
+        Parcel(message.to, plans.pack_message(message, realm), message.delay_ms, message.priority)
+        for message in messages
+    ]
 
 
 class Delivery(NamedTuple):
@@ -240,7 +239,8 @@ class Queue(Protocol):
         from one again."""
 
     def bury(self, deliveries: Sequence[Delivery], reason: str) -> None:
-        """Set them aside as dead letters, which nobody is given; one that was given out again is left to its holder."""
+        """Set them aside as dead letters, which nobody is given: one for all equal parcels of a queue. One that was
+        given out again is left to its holder."""
 
     def buried(self, limit: int = 1_000, queue: str | None = None) -> list[Buried]:
         """Dead letters, oldest first."""
@@ -370,8 +370,8 @@ def check_parcels(parcels: Iterable[Parcel]) -> None:
     for name, delay_ms, priority in {(parcel.queue, *parcel[2:]) for parcel in parcels}:
         plans.check_queue(name)
         check_least("delay_ms", delay_ms, 0)
-        if abs(priority) > PRIORITY_MAX:
-            raise Misuse(f"priority is {priority}, must be from -{PRIORITY_MAX} to {PRIORITY_MAX}", priority=priority)
+        if abs(priority) > plans.PRIORITY_MAX:
+            raise Misuse(f"priority is {priority}, must be from -{plans.PRIORITY_MAX} to {plans.PRIORITY_MAX}")
 
 
 def check_lease(queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int) -> list[str]:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from secrets import token_hex
 from time import monotonic, time_ns
@@ -24,7 +25,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
-from onefold.outbox.plans import PLANS, Attempt, Handled, Handler, HandlerFailed, Key, Message, Outcome
+from onefold.outbox.plans import PLANS, Attempt, Handler, HandlerFailed, Key, Message, Outcome
 from onefold.outbox.ports import Delivery, EntityStore, Ledger, LocalStore, Queue, TokenStore, parcels_of
 
 T = TypeVar("T")
@@ -104,14 +105,14 @@ class Job:
     """An attempt under way, and what it needs besides the stores."""
 
     attempt: Generator[plans.Step, Any, Any]
-    handles: Sequence[Callable[[Any], Handled | Future[Handled]]] = ()
-    """Each calls the handler for one of its messages, or starts it elsewhere."""
+    handles: Sequence[Handle] = ()
+    """Each calls the handler for one of its messages, or what that wants done outside, or starts it elsewhere."""
     deliveries: Sequence[Delivery] = ()
     """Of its messages: what is acknowledged, or what the rows are leased by."""
     pending: plans.Step | None = None
     ended: Any = None
     """What it came to, or what stopped it."""
-    future: Future[Handled] | None = None
+    future: Future[Any] | None = None
     """The handler that runs elsewhere."""
     batch: Batch | None = None
 
@@ -181,7 +182,7 @@ def run(world: World, batch: Batch, late_s: float | None = None) -> None:
         for job in batch.jobs:
             if job.pending is not None:
                 by_kind.setdefault(type(job.pending), []).append(job)
-        handling = by_kind.pop(plans.Handle, [])
+        handling = by_kind.pop(plans.Handle, []) + by_kind.pop(plans.Call, [])
         if handling and not _call_handlers(batch, handling, late_s) and not by_kind:
             return
         if not by_kind and not handling:
@@ -220,9 +221,9 @@ def _call_handlers(batch: Batch, group: list[Job], late_s: float | None) -> bool
             return True
         if not batch.enter(job):
             continue
-        step = cast(plans.Handle, job.pending)
+        step = cast("plans.Handle | plans.Call", job.pending)
         try:
-            answer = job.handles[step.number](step.state)
+            answer = job.handles[step.number if isinstance(step, plans.Handle) else 0](step)
         except Exception as error:
             job.go_on(None, error)
         else:
@@ -312,37 +313,65 @@ class Loop:
         loop.close()
 
 
+Handle = Callable[[plans.Handle | plans.Call], Any]
+
+
 def calling(
-    call: Handler, message: Message, loop: Loop, *, stateful: bool = True, db: Any = None
-) -> Callable[[Any], Handled | Future[Handled]]:
+    handling: plans.Handling, message: Message, loop: Loop, now_ms: int = 0, *, stateful: bool = True, db: Any = None
+) -> Handle:
     """One of `Job.handles`: what the handler returns is checked, and whatever goes wrong is `HandlerFailed`."""
 
-    def checked(answer: Any) -> Handled:
-        return plans.handled(answer if stateful else (None, answer), message)
-
-    def handle(state: Any) -> Handled | Future[Handled]:
+    def handle(step: plans.Handle | plans.Call) -> Any:
+        context = plans.Context(step.answers if isinstance(step, plans.Handle) else {})
+        outside = isinstance(step, plans.Call)
         try:
-            answer = call(*([state] if stateful else []), message, *([] if db is None else [db]))
+            if isinstance(step, plans.Call):
+                answer = step.call(step.key)
+            else:
+                values = [*([step.state] if stateful else []), message, *([] if db is None else [db])]
+                answer = handling.call(*values, **({"ctx": context} if takes_context(handling.call) else {}))
             if not inspect.iscoroutine(answer):
-                return checked(answer)
+                return checked(answer, context, outside)
+        except plans.Asked as asked:
+            return asked
         except BaseException as error:  # SystemExit and the like must not end a thread of the consumer either
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # somebody pressed Ctrl-C
             raise failure(error) from error
-        return loop.begin(awaited(answer))
+        return loop.begin(awaited(answer, context, outside))
 
-    async def awaited(answer: Coroutine[Any, Any, Any]) -> Handled:
+    async def awaited(answer: Coroutine[Any, Any, Any], context: plans.Context, outside: bool) -> Any:
         try:
-            return checked(await answer)
+            return checked(await answer, context, outside)
+        except plans.Asked as asked:
+            return asked
         except GeneratorExit:
             raise
         except BaseException as error:  # here it would end the loop, and all who wait for it would wait for ever
             raise failure(error) from error
 
+    def checked(answer: Any, context: plans.Context, outside: bool) -> Any:
+        if context.asked is not None:
+            raise Misuse(
+                f"the handler went on behind ctx.once({context.asked.name!r}): it must not catch BaseException"
+            )
+        if outside:
+            return plans.check_answer(answer, message)
+        return plans.handled(answer if stateful else (None, answer), message, now_ms)
+
     def failure(error: BaseException) -> HandlerFailed:
         return HandlerFailed(f"{message.to}: {describe(error)}", token=message.token)
 
     return handle
+
+
+@lru_cache(maxsize=1_000)
+def takes_context(call: Handler) -> bool:
+    """Whether a handler has a parameter ``ctx``."""
+    try:
+        return "ctx" in inspect.signature(call).parameters
+    except (TypeError, ValueError):  # one that is written in C does not say
+        return False
 
 
 def describe(error: BaseException) -> str:
@@ -364,9 +393,9 @@ class Work(NamedTuple):
     """What is acknowledged when it is done; None: nothing."""
 
 
-def job_of(plan: str, works: Sequence[Work], loop: Loop) -> Job:
+def job_of(plan: str, works: Sequence[Work], loop: Loop, now_ms: int) -> Job:
     """An attempt at messages of one entity: several only under the plan `local`."""
-    handles = [calling(w.handling.call, w.message, loop, stateful=w.key is not None) for w in works]
+    handles = [calling(w.handling, w.message, loop, now_ms, stateful=w.key is not None) for w in works]
     deliveries = [work.delivery for work in works if work.delivery is not None]
     first = works[0]
     if plan == "local":
@@ -378,7 +407,7 @@ def job_of(plan: str, works: Sequence[Work], loop: Loop) -> Job:
     return Job(PLANS[plan](first.key, first.message), handles, deliveries)
 
 
-def attempted(world: World, plan: str, works: Sequence[Work], loop: Loop) -> Sequence[Any]:
+def attempted(world: World, plan: str, works: Sequence[Work], loop: Loop, now_ms: int) -> Sequence[Any]:
     """Try messages of one entity once: what each came to, or what stopped it."""
-    (end,) = ends(world, [job_of(plan, works, loop)])
+    (end,) = ends(world, [job_of(plan, works, loop, now_ms)])
     return end if isinstance(end, tuple) else [end] * len(works)

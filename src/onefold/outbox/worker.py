@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -49,8 +50,20 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from onefold.errors import BadInput, Damaged, Misuse, OnefoldError, StoreFailed
-from onefold.outbox.plans import ANSWERS, MARK, RECOVERIES, HandlerFailed, Key, Outcome, unpack_message
-from onefold.outbox.ports import FOREVER_MS, STEP_MS, Delivery, Stranded
+from onefold.outbox.plans import (
+    ANSWERS,
+    MARK,
+    RECOVERIES,
+    SECONDS_MAX,
+    HandlerFailed,
+    Key,
+    Message,
+    Outcome,
+    Retry,
+    check_retry,
+    unpack_message,
+)
+from onefold.outbox.ports import FOREVER_MS, REASON_MAX, STEP_MS, Delivery, Stranded
 from onefold.outbox.runner import Batch, Job, Work, World, describe, ends, job_of, raised, run
 from onefold.tally import Tally
 from onefold.verdict import Answer
@@ -60,8 +73,6 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("onefold.outbox")
 
-SECONDS_MAX: Final = 100 * 366 * 86_400
-"""Of any time that can be set: a hundred years. Clocks and locks cannot tell more."""
 CONFLICT_TRIES_MAX: Final = 8
 """At once, before a message is released: of all who are at one entity, one gets through each time."""
 FOLD_TRIES_MAX: Final = 3
@@ -114,12 +125,12 @@ class Consuming:
     until_empty: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "batch", "attempts_max"):
+        check_retry(self)
+        for name in ("concurrency", "batch"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise Misuse(f"{name} is {value!r}, must be a whole number of at least 1", **{name: value})
-        leasts = {"lease_s": 0.01, "recover_s": 0.01, "backoff_s": 0, "backoff_max_s": 0}
-        for name, least in {**leasts, "stranded_s": 0, "tombstone_s": 0}.items():
+        for name, least in {"lease_s": 0.01, "recover_s": 0.01, "stranded_s": 0, "tombstone_s": 0}.items():
             value = getattr(self, name)
             if not least <= value <= SECONDS_MAX:
                 raise Misuse(f"{name} is {value}, must be from {least} to {SECONDS_MAX:,}", **{name: value})
@@ -128,13 +139,14 @@ class Consuming:
     def lease_ms(self) -> int:
         return round(self.lease_s * 1000)
 
-    def delay_ms(self, times: int) -> int:
+    def delay_ms(self, times: int, retry: Retry | None = None) -> int:
         """Before the next delivery: twice as long each time, and not the same for all.
 
         >>> 2_000 <= Consuming(backoff_s=1.0, backoff_max_s=300).delay_ms(times=3) <= 4_000
         True
         """
-        longest = min(self.backoff_max_s, self.backoff_s * 2.0 ** min(times - 1, 60))
+        policy = retry or self
+        longest = min(policy.backoff_max_s, policy.backoff_s * 2.0 ** min(times - 1, 60))
         return round(uniform(longest / 2, longest) * 1000)
 
 
@@ -410,9 +422,9 @@ class Consumer:
                 group.append(message)
                 begun.add(message.delivery.receipt)
         later = [message for message in lot.messages if message.delivery.receipt not in begun]
-        jobs = {}
+        jobs, now_ms = {}, self.app.clock_ms()
         for group in together.values():
-            jobs[job_of(group[0].plan, [message.work for message in group], self.app.loop)] = group
+            jobs[job_of(group[0].plan, [message.work for message in group], self.app.loop, now_ms)] = group
         with self._lock:
             self._of |= jobs
         lot.messages, lot.batch = later, Batch(jobs)
@@ -436,7 +448,7 @@ class Consumer:
                 self._let_go([delivery], self.settings.delay_ms(1))
             elif end is Outcome.CONFLICT and tries < CONFLICT_TRIES_MAX:
                 # Read anew: the handler may have changed the body that it was given.
-                fresh = work._replace(message=unpack_message(delivery.payload))
+                fresh = work._replace(message=work.handling.typed(unpack_message(delivery.payload)))
                 again.append(message._replace(work=fresh, tries=tries + 1))
             elif end is Outcome.CONFLICT:
                 self._let_go([delivery], round(uniform(0, CONFLICT_S) * 1000))
@@ -448,12 +460,7 @@ class Consumer:
                 failed.append(delivery)
                 lot.error = end
             else:
-                self.books.judged("handler_failed")
-                if delivery.times >= self.settings.attempts_max:
-                    self._bury(delivery, f"{end} (delivery {delivery.times})")
-                else:
-                    log.warning("%s (delivery %d of %d)", end, delivery.times, self.settings.attempts_max)
-                    self._let_go([delivery], self.settings.delay_ms(delivery.times))
+                self._handler_failed(delivery, work.message, end)
         if failed:
             self._store_failed(failed)
         lot.messages += again
@@ -489,24 +496,46 @@ class Consumer:
             reason = "foreign_token"
             plan = self.app.plan_of(message)
             reason = "malformed"
+            if wait_ms := self._early_ms(message):
+                self.books.received(-1)
+                self._let_go([delivery], wait_ms, anew=True)
+                return None
             return InHand(delivery, self.app.work(message, delivery), plan)
         except BaseException as error:  # a key function can raise anything
             self._bury(delivery, f"{reason}: {error if isinstance(error, OnefoldError) else describe(error)}")
             self.books.judged(reason)
             return None
 
+    def _early_ms(self, message: Message) -> int:
+        """How long it has to wait yet. A delay that began later than it is now was told by a clock that was ahead."""
+        early_ms = message.due_ms - self.app.clock_ms() if message.due_ms else 0
+        return 0 if message.delay_ms and early_ms > message.delay_ms + STEP_MS else max(0, early_ms)
+
+    def _handler_failed(self, delivery: Delivery, message: Message, failed: HandlerFailed) -> None:
+        """Let it come again, or set it aside, with the traceback."""
+        self.books.judged("handler_failed")
+        handling, error = self.app.handlers[message.to], failed.__cause__
+        attempts_max = (handling.retry or self.settings).attempts_max
+        if isinstance(error, handling.fatal) or delivery.times >= attempts_max:
+            head = f"{failed} (delivery {delivery.times}{', fatal' if isinstance(error, handling.fatal) else ''})"
+            lines = "".join(traceback.format_exception(error)) if error is not None else ""
+            self._bury(delivery, f"{head}\n{lines[-max(1, REASON_MAX - len(head) - 1) :]}", error)
+        else:
+            log.warning("%s (delivery %d of %d)", failed, delivery.times, attempts_max, exc_info=error)
+            self._let_go([delivery], self.settings.delay_ms(delivery.times, handling.retry), anew=False)
+
     def _store_failed(self, deliveries: Sequence[Delivery]) -> None:
         self.books.judged("store_failed", len(deliveries))
         self._let_go(deliveries, self.settings.delay_ms(1))
 
-    def _let_go(self, deliveries: Sequence[Delivery], delay_ms: int = 0) -> None:
-        """Let them come again. What was given out often is counted from one again: what a store, or the end of a
-        consumer, sent back does not kill whoever takes it."""
+    def _let_go(self, deliveries: Sequence[Delivery], delay_ms: int = 0, *, anew: bool | None = None) -> None:
+        """Let them come again; ``anew``: counted from one again. So is, if nothing is said, what was given out often:
+        what a store, or the end of a consumer, sent back does not kill whoever takes it."""
         often = self.settings.attempts_max
         try:
-            for anew in (False, True):
-                if those := [delivery for delivery in deliveries if (delivery.times >= often) is anew]:
-                    self.app.world.queue.release(those, delay_ms, anew=anew)
+            for again in (False, True):
+                if those := [each for each in deliveries if (each.times >= often if anew is None else anew) is again]:
+                    self.app.world.queue.release(those, delay_ms, anew=again)
         except Exception as error:  # then the leases run out
             log.warning("could not give %d messages back: %s", len(deliveries), describe(error))
         self._forget(deliveries)
@@ -517,8 +546,8 @@ class Consumer:
             for delivery in deliveries:
                 self._leased.pop(delivery.receipt, None)
 
-    def _bury(self, delivery: Delivery, reason: str) -> None:
-        log.error("set aside: %s", reason)
+    def _bury(self, delivery: Delivery, reason: str, error: BaseException | None = None) -> None:
+        log.error("set aside: %s", reason.splitlines()[0], exc_info=error)
         try:
             self.app.world.queue.bury([delivery], reason)
         except Exception as error:  # then it comes again, and is judged again

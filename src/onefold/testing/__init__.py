@@ -8,8 +8,9 @@
 `explore` puts the handler under the real plan, on the real SQLite store, with a few workers, and tries every order,
 every crash and every lease that runs out, within its budgets. In the end the world must look as if one message after
 the other had been handled, in some order, without a fault. Whatever breaks that is told as a history, the shortest
-there is. The plans are right, so what is found is in the handler: it raises in some order, or breaks the invariant that
-it was given. What a handler does outside of its answer is done once per call: `Exploration.calls_max` times at most.
+there is. The plans are right, so what is found is in the handler: it raises in some order, breaks the invariant that it
+was given, answers otherwise when it is asked again, or writes files, calls others and starts processes by itself. What
+it does unseen is done once per call: `Exploration.calls_max` times at most.
 
     from onefold.testing import Faults, Traffic, make, write
 
@@ -78,7 +79,7 @@ def explore(
     if hasattr(handler, "handlers"):
         if key is not None:
             raise Misuse("key has no effect: the handlers of an endpoint have theirs")
-        handlings = tuple(Handling(queue, each.call, each.key) for queue, each in handler.handlers.items())
+        handlings = tuple(handler.handlers.values())
         if not handlings:
             raise Misuse("the endpoint has no handler")
         stage = Stage(check_name(str(getattr(handler, "name", "endpoint")), "name"), handlings, workers)

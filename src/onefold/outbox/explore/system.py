@@ -5,8 +5,6 @@ number per group of workers. Two histories that lead to equal numbers lead to th
 
 - `StoreSnapshots`: the real store at any content that was ever reached. A database in memory is copied out after each
   write and copied in before the next step. Each pair of content and step is performed once.
-- `Handlers`: the handler on trial. It shall be a function of state and message, else the explorer could not go the same
-  way again: each call with equal input is made twice, the first answer is kept, and a difference is reported.
 - `endings`: the oracle. What comes out without faults, for every order of messages: one handler call each, no store
   and no plan. Whatever faults there are, in the end the world must look like one of these.
 - `Payloads`: what was ever sent. ``m1`` is the first message, ``m1.2`` the second one that it sends, ``mark1`` what a
@@ -28,8 +26,6 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations
@@ -39,13 +35,13 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_chec
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
+from onefold.outbox.explore.handlers import Handlers
 from onefold.outbox.explore.topology import Algorithm, Chore, Content, Offence, Topology, Wrong
-from onefold.outbox.plans import MARK, Attempt, Handled, Handler, HandlerFailed, Key, Message, Outcome, Outgoing, pack
+from onefold.outbox.plans import MARK, Attempt, Handled, Key, Message, Outcome, Outgoing, pack
 from onefold.outbox.ports import Parcel, Queue, parcels_of
-from onefold.outbox.runner import Loop, World, calling
+from onefold.outbox.runner import World
 from onefold.outbox.stores.sqlite import SqliteLocal
 
-FINDINGS_MAX: Final = 5
 PAGE_BYTES: Final = 1_024
 """Small pages make small copies."""
 _WRITES: Final = frozenset(
@@ -162,51 +158,7 @@ class StoreSnapshots:
         return number
 
 
-class HandlerRaised(Exception):
-    """The handler did not answer, or answered what cannot be kept."""
-
-    def __init__(self, message: Message, state: Any, error: BaseException | None) -> None:
-        text = str(error) if type(error).__module__.startswith("onefold") else f"{type(error).__name__}: {error}"
-        super().__init__(f"the handler fails on {pack(message.body)} with the state {pack(state)}: {text}")
-
-
 _LOOKS: Final = frozenset({plans.Load, plans.Open, plans.Peek})
-
-
-class Handlers:
-    def __init__(self) -> None:
-        self.findings: list[str] = []
-        self._answers: dict[tuple[Handler, str, str, str, str], Handled] = {}
-        """By handler, queue, name and body of the message, and state. Not by its token: which attempt made that is
-        chance, and an answer that hangs on it would differ from the one without faults."""
-
-    def answer(self, call: Handler, message: Message, state: Any) -> Handled:
-        packed = pack(state)
-        key = (call, message.to, message.token.partition("@")[0], pack(message.body), packed)
-        if key not in self._answers:
-            first, again = (_call(call, json.loads(packed), message) for _ in range(2))
-            self._answers[key] = first
-            if first != again and len(self.findings) < FINDINGS_MAX:
-                where = f"{message.to}: for {pack(message.body)} with the state {packed}"
-                self.findings.append(
-                    f"not repeatable: {where} the handler answered {_describe(first)}, then {_describe(again)}"
-                )
-        return self._answers[key]
-
-
-def _call(call: Handler, state: Any, message: Message) -> Handled:
-    copy = message._replace(body=json.loads(pack(message.body)))
-    try:
-        with closing(Loop()) as loop:
-            answer = calling(call, copy, loop)(state)
-            return answer.result() if isinstance(answer, Future) else answer
-    except HandlerFailed as failed:
-        raise HandlerRaised(message, state, failed.__cause__) from failed.__cause__
-
-
-def _describe(answer: Handled) -> str:
-    messages = [f"{out.to} {pack(out.body)}" for out in answer.outgoing]
-    return f"{pack(answer.state)} and sent {', '.join(messages) or 'nothing'}"
 
 
 WORLDS_MAX: Final = 50_000
@@ -219,6 +171,10 @@ class Ending(NamedTuple):
     """The names of the messages that were processed."""
     sent: frozenset[tuple[str, str, str]]
     """What went to queues that nobody handles here: name, queue, body."""
+
+    def __str__(self) -> str:
+        entities = [f"{key} = {text}" for key, text in sorted(self.states)]
+        return ", ".join([*entities, *(f"{body} sent to {queue}" for _, queue, body in sorted(self.sent))]) or "nothing"
 
 
 def plain(text: str) -> str:
@@ -250,9 +206,9 @@ def endings(topology: Topology, handlers: Handlers) -> frozenset[Ending]:
                 continue
             _, stage, handling = served[queue]
             message = Message(name, queue, json.loads(body))
-            key = Key(stage.endpoint, _name_of(message, handling))
+            key = Key(stage.endpoint, _entity_of(message, handling))
             states = dict(ending.states)
-            answer = handlers.answer(handling.call, message, json.loads(states.pop(key, "null")))
+            answer = handlers.handled(handling, message, json.loads(states.pop(key, "null")))
             after = Ending(_with(states, key, answer.state), ending.applied | {name}, ending.sent)
             worlds.number((rest | _named(name, answer.outgoing), mark, after))
         if source is not None and mark < len(marks):
@@ -281,7 +237,8 @@ class ExplorerJob:
     label: str
     """The token of its message; a mark."""
     begin: Callable[[], Attempt]
-    answer: Callable[[Any], Handled] | None = None
+    answer: Callable[[plans.Handle], Handled | plans.Asked] | None = None
+    outside: Callable[[plans.Call], Any] | None = None
     acknowledges: bool = True
     """False: its end is its acknowledgement, as with sources, chores, and messages whose row is their token."""
     then: int = -1
@@ -292,9 +249,10 @@ class ExplorerJob:
         return name_of(self.label)
 
 
-def _name_of(message: Message, handling: plans.Handling) -> str:
-    assert handling.key is not None, "what keeps no state is not explored"
-    return plans.key_of(message, handling.key)
+def _entity_of(message: Message, handling: plans.Handling) -> str:
+    name, _ = handling.read(message)
+    assert name is not None, "what keeps no state is not explored"
+    return name
 
 
 class Payload(NamedTuple):
@@ -311,6 +269,7 @@ def name_of(token: str) -> str:
     >>> name_of("m1.2@3"), name_of("shop/orders.log#41")
     ('m1.2', 'mark41')
     """
+    token = token.removesuffix(plans.ONCE)
     mark = token.rpartition(MARK)[2] if MARK in token else ""
     return f"mark{mark}" if mark else token.partition("@")[0]
 
@@ -351,11 +310,13 @@ class Payloads(list[Payload]):
         group, jobs = -1, []  # what nobody handles is never begun
         if message.to in self._served:
             group, stage, handling = self._served[message.to]
-            key = Key(stage.endpoint, _name_of(message, handling))
-            answer = partial(self._handlers.answer, handling.call, message)
+            key = Key(stage.endpoint, _entity_of(message, handling))
+            answer, outside = (
+                partial(each, handling, message) for each in (self._handlers.answer, self._handlers.outside)
+            )
             for plan in (self._algorithm.plan, *self._algorithm.others):
-                begin = partial(plan, key, message)
-                jobs.append(ExplorerJob(message.token, begin, answer, acknowledges=not self._algorithm.rows))
+                begin, acknowledges = partial(plan, key, message), not self._algorithm.rows
+                jobs.append(ExplorerJob(message.token, begin, answer, outside, acknowledges))
         self.append(Payload(group, tuple(jobs), message))
         return len(self) - 1
 
@@ -402,8 +363,8 @@ class Positions(list[Position]):
                 step = attempt.send(answer)
             while isinstance(step, plans.Handle):
                 assert job.answer is not None, "this job has nothing to handle"
-                handled = job.answer(step.state)
-                answers, carries, called = (*answers, handled), True, True
+                handled = job.answer(step)
+                answers, carries, called = (*answers, handled), isinstance(handled, Handled), True
                 step = attempt.send(handled)
         except StopIteration as stop:
             step, outcome = None, stop.value
@@ -424,6 +385,8 @@ class WorldBooks(NamedTuple):
     """Tokens that were, and are no more."""
     attempts: tuple[tuple[str, int], ...]
     """How many attempts at a message asked for ids."""
+    calls: frozenset[tuple[str, str, str]] = frozenset()
+    """What was done outside: for which message, what, under which key."""
 
 
 class StepResult(NamedTuple):
@@ -471,6 +434,15 @@ class Worlds(Numbered[ExploredWorld]):
             after, books, answer = content, *self._fresh(books, position, step)
         elif isinstance(step, plans.Acknowledge):
             after, answer = content, None
+        elif isinstance(step, plans.Call):
+            job = self._positions[position].job
+            assert job.outside is not None, "this job has nothing to handle"
+            after, answer, call = content, job.outside(step), (job.name, step.name, step.key)
+            if any(each[:2] == call[:2] and each != call for each in books.calls):
+                offence = Offence(
+                    Wrong.TWO_KEYS, f"{step.name} was called for {job.name} under two keys: it is done twice."
+                )
+            books = books._replace(calls=books.calls | {call})
         else:
             after, answer, arrivals = self._perform(content, position, step)
             if type(step) in (plans.Persist, plans.Settle, plans.Commit) or getattr(step, "writes", False):

@@ -45,7 +45,14 @@ class Wrong(StrEnum):
     STUCK = "stuck"
     """Not at rest, and nobody can go on."""
     CIRCLE = "circle"
+    TWO_KEYS = "two_keys"
+    """For one message somebody outside was asked for one thing under two keys: it is done twice."""
     HANDLER = "handler"
+    """It raises, or answers what cannot be kept."""
+    ACTS = "acts_on_the_world"
+    """The handler writes a file, calls somebody, starts a process: each call does it again."""
+    CHANCE = "depends_on_chance"
+    """Equal calls of the handler have different answers."""
     INVARIANT = "invariant"
 
 
@@ -118,6 +125,19 @@ class Topology:
         for stage in self.stages:
             if type(stage.workers) is not int or not 1 <= stage.workers <= WORKERS_MAX:
                 raise Misuse(f"workers is {stage.workers!r}, must be a whole number from 1 to {WORKERS_MAX}")
+
+    @property
+    def extent(self) -> str:
+        """What the search was over.
+
+        >>> TOPOLOGIES["pumped"].extent
+        '2 messages, 2 workers, crashes up to 0, expired leases 0, copies 0, pumps 1'
+        """
+        messages = len(self.messages) + (len(self.source.marks) if self.source else 0)
+        workers = sum(stage.workers for stage in self.stages) + (self.source.workers if self.source else 0)
+        faults = f"crashes up to {self.crashes}, expired leases {self.expiries}, copies {self.copies}"
+        pumps = f", pumps {self.pumps}" if self.pumps else ""
+        return f"{messages} message{'s' * (messages != 1)}, {workers} workers, {faults}{pumps}"
 
     @property
     def served(self) -> dict[str, tuple[int, Stage, Handling]]:

@@ -59,6 +59,7 @@ QUEUE_SCHEMA: Final = (
         payload bytea not null
     )
     """,
+    "create unique index if not exists outbox_buried_copies on outbox_buried (queue, sha256(payload))",
 )
 
 _CLOCK: Final = """
@@ -150,6 +151,7 @@ _BURY: Final = f"""
     )
     insert into outbox_buried (queue, reason, at_ms, payload)
     select queue, %(reason)b, (select now from clock), payload from dead order by position
+    on conflict do nothing
 """  # noqa: S608
 _BURIED: Final = """
     select queue, payload, number::text, reason, at_ms from outbox_buried

@@ -423,7 +423,8 @@ QUEUE_SCHEMA: Final = (
         payload blob not null
     )
     """,
-    "create index if not exists outbox_buried_queue on outbox_buried (queue)",
+    "drop index if exists outbox_buried_queue",
+    "create index if not exists outbox_buried_copies on outbox_buried (queue, payload)",
 )
 # Files of earlier versions lack these columns.
 _COLUMNS: Final = {
@@ -469,7 +470,8 @@ _RELEASE = """
 """
 _BURY = """
     insert into outbox_buried (queue, reason, at_ms, payload)
-    select queue, ?, ?, payload from outbox_queue where position = ? and loan = ?
+    select queue, ?, ?, payload from outbox_queue as q where position = ? and loan = ?
+        and not exists (select 1 from outbox_buried as b where b.queue = q.queue and b.payload = q.payload)
 """
 _BURIED = """
     select queue, payload, cast(number as text), reason, at_ms from outbox_buried
