@@ -34,12 +34,15 @@ from onefold.outbox.ports import (
     Ledger,
     Queue,
     TokenStore,
+    check_parcels,
     open_ledger,
     open_local,
     open_queue,
     open_tokens,
+    parcels_of,
 )
-from onefold.outbox.runner import Loop, Work, World, attempted, raised, run_one, takes_context
+from onefold.outbox.runner import Loop, Work, World, attempted, fresh_ids, raised, run_one, takes_context
+from onefold.outbox.stores.foreign import add_rows
 from onefold.outbox.worker import Consumer, Consuming, Recovered, recover
 from onefold.stores.addresses import scheme_of
 from onefold.tally import Tally
@@ -215,6 +218,23 @@ class Endpoint:
         work, plan = self.work(message, delivery), self.plan_of(message)
         (end,) = attempted(self.world, plan, [work], self.loop, self.clock_ms())
         return raised(end)
+
+    def send(self, connection: Any, *outs: Out) -> Any:
+        """Send in a transaction of your own: with your rows, or not at all. ``connection`` leads to the store, by
+        sqlite3, psycopg, asyncpg or SQLAlchemy (a connection or a session); await the answer where it is asynchronous.
+
+        Nothing is committed or rolled back here, and nothing else is on the way: a plain loss of the connection is a
+        rollback. It needs the plan `local`.
+        """
+        if self.plan != "local":
+            raise Misuse(f"under the plan {self.plan!r} nothing can be sent in your own transaction: it needs 'local'")
+        store = self.world.local
+        outgoing = plans.outgoings(outs, f"{self.name}.send", now_ms=self.clock_ms())
+        _, *tokens = fresh_ids(1 + len(outgoing))
+        messages = plans.Entry(outgoing).checkpointed("", tuple(tokens)).messages("")
+        parcels = parcels_of(messages, store.place)
+        check_parcels(parcels)
+        return add_rows(connection, parcels, store.realm, store.quoted_schema, self.clock_ms())
 
     def take(
         self, source: str, mark: int, outs: Iterable[Out], *, origin: str = "", known: bool = False,

@@ -64,7 +64,7 @@ from onefold.outbox.plans import (
     unpack_message,
 )
 from onefold.outbox.ports import FOREVER_MS, REASON_MAX, STEP_MS, Delivery, Stranded
-from onefold.outbox.runner import Batch, Job, Work, World, describe, ends, job_of, raised, run
+from onefold.outbox.runner import Batch, Job, Work, World, describe, ends, in_transaction, job_of, raised, run
 from onefold.tally import Tally
 from onefold.verdict import Answer
 
@@ -422,11 +422,17 @@ class Consumer:
                 group.append(message)
                 begun.add(message.delivery.receipt)
         later = [message for message in lot.messages if message.delivery.receipt not in begun]
-        jobs, now_ms = {}, self.app.clock_ms()
+        jobs, now_ms, loop = dict[Job, list[InHand]](), self.app.clock_ms(), self.app.loop
         for group in together.values():
-            jobs[job_of(group[0].plan, [message.work for message in group], self.app.loop, now_ms)] = group
+            jobs[job_of(group[0].plan, [message.work for message in group], loop, now_ms)] = group
         with self._lock:
             self._of |= jobs
+        if within := {job: group for job, group in jobs.items() if group[0].work.handling.takes_db}:
+            works = [[message.work for message in group] for group in within.values()]
+            found = in_transaction(self.app.world, works, loop, now_ms)
+            for within_job, end in zip(within, found, strict=True):
+                within_job.attempt.close()
+                within_job.ended = end
         lot.messages, lot.batch = later, Batch(jobs)
         return True
 
