@@ -90,8 +90,9 @@ def doctor(
     sources = {name: context.get_parameter_source(name) for name in ("store", "tokens", "transport")}
     named = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if named:
-        if store is None or transport is None:
+        if store is None or (transport is None and tokens is not None):
             raise Misuse(f"--{named[0]}: to look at an outbox it needs --store and --transport")
+        transport = transport or store
         findings = examine_outbox(store, tokens, transport, OLD_S if older_than_s is None else older_than_s, mend=mend)
     elif mend or older_than_s is not None:
         raise Misuse(f"--{'mend' if mend else 'older-than-s'} is for an outbox: name it by --store and --transport")

@@ -304,6 +304,36 @@ class LocalStore(Ledger, Queue, Protocol):
         """Do each or change nothing for it, all in one transaction that is durable when it returns."""
 
 
+SCHEMA_VERSION: Final = 1
+"""Of the tables in both databases. Each statement of a schema can be run again, so all of them lead from any version to
+this one."""
+SCHEMA_TABLE: Final = (
+    "create table if not exists outbox_schema (version integer primary key)",
+    f"insert into outbox_schema select {SCHEMA_VERSION} where not exists (select 1 from outbox_schema)",  # noqa: S608
+    f"update outbox_schema set version = {SCHEMA_VERSION} where version < {SCHEMA_VERSION}",  # noqa: S608
+)
+SCHEMA_ASKED: Final = "select max(version) from outbox_schema"
+
+
+def check_schema(where: str, version: int | None) -> None:
+    if version is not None and version > SCHEMA_VERSION:
+        raise Misuse(f"{where}: a later onefold has its tables at version {version}; this one knows {SCHEMA_VERSION}")
+
+
+def schema_at(url: str) -> tuple[str, ...]:
+    """The statements that make the tables at an address, or bring them up to date; nothing is opened."""
+    match scheme_of(url):
+        case "sqlite", _:
+            from onefold.outbox.stores.sqlite import LOCAL_SCHEMA, QUEUE_INDEXES
+
+            return LOCAL_SCHEMA + QUEUE_INDEXES
+        case (("postgresql" | "postgres"), _):
+            from onefold.outbox.stores.postgres_local import PostgresLocal
+
+            return PostgresLocal.schema
+    raise nothing_at(url, "database with tables", "sqlite:///file.db, postgresql://user@host/database")
+
+
 def open_local(url: str) -> LocalStore:
     """The store at an address that is the queue, too.
 

@@ -43,7 +43,7 @@ CONNECTIONS_MAX: Final = 8
 TIMEOUT_S: Final = 10.0
 """For a statement, a lock, a connection: a commit takes milliseconds, and a lease is 30 s."""
 
-TABLES: Final = ("outbox_entities", "outbox_entries", "outbox_tokens", "outbox_realm")
+TABLES: Final = ("outbox_entities", "outbox_entries", "outbox_tokens", "outbox_realm", "outbox_schema")
 SCHEMA: Final = (
     """
     create table if not exists outbox_entities (
@@ -79,6 +79,7 @@ SCHEMA: Final = (
     """,
     "create index if not exists outbox_children on outbox_tokens (parent) where parent <> ''",
     "create table if not exists outbox_realm (realm text not null, one boolean primary key default true check (one))",
+    *ports.SCHEMA_TABLE,
 )
 # Two that make the tables at once: "if not exists" is no protection against that, one would fail.
 _ONE_MAKER: Final = "select pg_advisory_xact_lock(hashtextextended('onefold.outbox.' || current_schema(), 0))"
@@ -424,8 +425,13 @@ class PostgresLedger:
         self._connections.close()
 
     def _make(self, connection: Connection) -> str:
-        """Make the tables that are not there; the realm is answered. Who may not make tables can use those that are."""
-        if connection.execute(_MISSING, [list(self.tables)]).fetchone() is not None:
+        """Make the tables that are not there, or not up to date; the realm is answered. Who may not make tables can use
+        those that are: ``onefold outbox migrate --sql`` prints what somebody else has to run."""
+        missing, version = connection.execute(_MISSING, [list(self.tables)]).fetchone() is not None, None
+        if not missing:
+            (version,) = connection.execute(ports.SCHEMA_ASKED).fetchone() or (None,)
+        ports.check_schema(self._address.shown, version)
+        if (version or 0) < ports.SCHEMA_VERSION:
             with connection.transaction():
                 connection.execute(_ONE_MAKER)
                 for statement in self.schema:

@@ -76,6 +76,7 @@ LEDGER_SCHEMA: Final = (
     """,
     "create index if not exists outbox_children on outbox_tokens (parent) where parent <> ''",
     "create table if not exists outbox_realm (realm text primary key) without rowid",
+    *ports.SCHEMA_TABLE,
 )
 
 _OPEN: Final = """
@@ -235,6 +236,7 @@ class SqliteLedger:
         self._database, self._clock_ms = database, clock_ms
         try:
             with database.writing() as db:
+                ports.check_schema(str(database.path), db.execute(ports.SCHEMA_ASKED).fetchone()[0])
                 db.execute(_NAME_REALM, [realm or token_hex(8)])
                 (self._realm,) = db.execute("select realm from outbox_realm").fetchone()
         except BaseException:
@@ -433,7 +435,7 @@ _COLUMNS: Final = {
     "span_ms": f"alter table outbox_queue add column span_ms integer not null default {SPAN_MS}",
     "priority": "alter table outbox_queue add column priority integer not null default 0",
 }
-_QUEUE_INDEXES: Final = (
+QUEUE_INDEXES: Final = (
     "create index if not exists outbox_queue_turn on outbox_queue (queue, due_ms, priority desc)",
     "drop index if exists outbox_queue_due",
 )
@@ -506,7 +508,7 @@ class SqliteQueue:
         self._changes = 0
         with database.writing() as db:
             columns = {name for _, name, *_ in db.execute("pragma table_info(outbox_queue)")}
-            for statement in (*(sql for name, sql in _COLUMNS.items() if name not in columns), *_QUEUE_INDEXES):
+            for statement in (*(sql for name, sql in _COLUMNS.items() if name not in columns), *QUEUE_INDEXES):
                 db.execute(statement)
 
     def send(self, parcels: Sequence[ports.Parcel]) -> None:
