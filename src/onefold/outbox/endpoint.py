@@ -32,6 +32,9 @@ from onefold.outbox.ports import (
     Delivery,
     EntityStore,
     Ledger,
+    LocalStore,
+    LocalTransaction,
+    Parcel,
     Queue,
     TokenStore,
     check_parcels,
@@ -151,7 +154,7 @@ class Endpoint:
                 raise Misuse(
                     f"{queue}: ctx is for handlers with a key and without db, and for other plans than 'local'"
                 )
-            self._handlers[queue] = Handling(queue, call, key, False, takes_db, decode, retry, fatals)
+            self._handlers[queue] = Handling(queue, call, key, takes_db, decode, retry, fatals)
             return call
 
         return register
@@ -226,15 +229,37 @@ class Endpoint:
         Nothing is committed or rolled back here, and nothing else is on the way: a plain loss of the connection is a
         rollback. It needs the plan `local`.
         """
+        store = self._sending()
+        parcels = self._parcels(store, outs)
+        return add_rows(connection, parcels, store.realm, store.quoted_schema, self.clock_ms())
+
+    def relay(self, take: Callable[[Any], Iterable[Out]]) -> int:
+        """Move what a table of your own has to send: how many messages it was. ``take`` is given the connection of a
+        transaction, deletes rows there and returns what they send; it may be called again.
+
+        Rows that are deleted when they are taken need no mark, so it does no harm that serial ids commit out of order.
+        """
+        store = self._sending()
+
+        def work(transaction: LocalTransaction) -> int:
+            parcels = self._parcels(store, tuple(take(transaction.connection)))
+            if parcels:
+                add_rows(transaction.connection, parcels, store.realm, store.quoted_schema, self.clock_ms())
+            return len(parcels)
+
+        return store.transact(work)
+
+    def _sending(self) -> LocalStore:
         if self.plan != "local":
             raise Misuse(f"under the plan {self.plan!r} nothing can be sent in your own transaction: it needs 'local'")
-        store = self.world.local
+        return self.world.local
+
+    def _parcels(self, store: LocalStore, outs: tuple[Out, ...]) -> list[Parcel]:
         outgoing = plans.outgoings(outs, f"{self.name}.send", now_ms=self.clock_ms())
         _, *tokens = fresh_ids(1 + len(outgoing))
-        messages = plans.Entry(outgoing).checkpointed("", tuple(tokens)).messages("")
-        parcels = parcels_of(messages, store.place)
+        parcels = parcels_of(plans.Entry(outgoing).checkpointed("", tuple(tokens)).messages(""), store.place)
         check_parcels(parcels)
-        return add_rows(connection, parcels, store.realm, store.quoted_schema, self.clock_ms())
+        return parcels
 
     def take(
         self, source: str, mark: int, outs: Iterable[Out], *, origin: str = "", known: bool = False,

@@ -31,7 +31,7 @@ _POSTGRES: Final = """
 
 
 def add_rows(connection: Any, parcels: Sequence[Parcel], realm: str, schema: str | None, now_ms: int) -> Any:
-    """Add them; an awaitable where the connection is asynchronous. ``schema``, quoted, is that of a PostgreSQL store."""
+    """Add them; an awaitable where the connection is asynchronous. ``schema`` is a PostgreSQL store's, quoted."""
     rows = [
         (queue, payload, now_ms + delay_ms if delay_ms else 0, delay_ms, priority, realm)
         for queue, payload, delay_ms, priority in parcels

@@ -80,7 +80,8 @@ _LEASE: Final = f"""
             select * from (
                 select ctid as place, priority, position from outbox_queue as q
                 where q.queue = wanted.queue and starts_ms is null and (
-                    until_ms <= (select now from clock) or until_ms - span_ms > (select now from clock) + {ports.STEP_MS}
+                    until_ms <= (select now from clock)
+                    or until_ms - span_ms > (select now from clock) + {ports.STEP_MS}
                 )
                 order by priority desc, position limit %(limit)b for update skip locked
             ) as ready
@@ -114,7 +115,7 @@ _SENT: Final = """
         with ordinality as new (queue, priority, delay, payload, n)
     order by n
 """
-_SEND: Final = f"with {_CLOCK} {_SENT}"
+_SEND: Final = f"with {_CLOCK} {_SENT}"  # noqa: S608
 _COMMIT: Final = f"""
     with {_CLOCK}, gone as (
         delete from outbox_queue where position = any(%(positions)b::bigint[]) returning 1
@@ -126,7 +127,8 @@ _COMMIT: Final = f"""
     ), added as (
         insert into outbox_entities (endpoint, name, version, state, at_ms)
         select endpoint, name, 1, state, (select now from clock)
-        from unnest(%(new_endpoints)b::text[], %(new_names)b::text[], %(new_states)b::text[]) as a (endpoint, name, state)
+        from unnest(%(new_endpoints)b::text[], %(new_names)b::text[], %(new_states)b::text[])
+            as a (endpoint, name, state)
         on conflict do nothing returning 1
     ), sent as ({_SENT})
     select 1 / ((select count(*) from gone) + (select count(*) from changed) + (select count(*) from added)
