@@ -265,7 +265,7 @@ def test_a_table_of_the_users_own_is_relayed_once_whatever_order_its_ids_commit_
     assert [app.relay(take) for _ in range(3)] == [2, 1, 0]
     change(place, "insert into mine values (1, 'a'), (4, 'd')")  # they began before, and commit late
     with pytest.raises(KeyError):
-        app.relay(lambda db: take(db) + [{"out": Out("orders", 1)}["nothing"]])
+        app.relay(lambda db: [*take(db), {"out": Out("orders", 1)}["nothing"]])
     assert [app.relay(take) for _ in range(2)] == [2, 0]
     bodies = [unpack_message(each.payload).body["id"] for each in app.world.queue.lease(["orders"], 10, 60_000)]
     assert (sorted(bodies), rows(place, "select id from mine")) == ([1, 2, 3, 4, 5], [])

@@ -71,7 +71,7 @@ _CLOCK: Final = """
     )
 """
 _LENT: Final = "(select * from unnest(%(positions)b::bigint[], %(loans)b::int[]) as lent (position, loan))"
-_STRAY: Final = f"starts_ms - span_ms > (select now from clock) + {ports.STEP_MS}"
+_STRAY: Final = f"starts_ms - span_ms > (select now from clock) + {ports.STEP_MS}"  # noqa: S608
 # Of each queue: what waits, what had to wait and is due, and what only a wrong clock can have told to wait: if the one
 # that is due last began in time, so did all others.
 _LEASE: Final = f"""
@@ -115,7 +115,7 @@ _SENT: Final = """
         with ordinality as new (queue, priority, delay, payload, n)
     order by n
 """
-_SEND: Final = f"with {_CLOCK} {_SENT}"  # noqa: S608
+_SEND: Final = f"with {_CLOCK} {_SENT}"
 _COMMIT: Final = f"""
     with {_CLOCK}, gone as (
         delete from outbox_queue where position = any(%(positions)b::bigint[]) returning 1
