@@ -15,7 +15,7 @@ working folder, ``sqlite:////srv/x.db`` (four strokes) one by its full path; a q
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
@@ -268,6 +268,9 @@ class LocalStore(Ledger, Queue, Protocol):
 
     def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
         """The entities without their outboxes, in this order."""
+
+    def keep(self, steps: Sequence[plans.Keep]) -> list[dict[str, Any] | None]:
+        """Add answers to those that rows keep: all that each has now; None for a row that is gone or leased again."""
 
     def commit(self, steps: Sequence[plans.Commit]) -> list[plans.Settled]:
         """Do each or change nothing for it, all in one transaction that is durable when it returns."""
