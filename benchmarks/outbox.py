@@ -356,14 +356,11 @@ def pgqueuer(place: str, messages: int, batch: int) -> float:
     from pgqueuer.types import QueueExecutionMode
 
     async def main() -> float:
-        uri = place.partition("#")[0]
-        db = await asyncpg.connect(uri)
-        own = await asyncpg.create_pool(uri, min_size=1, max_size=4)
+        uri, _, schema = place.partition("#")
+        db = await asyncpg.connect(uri, server_settings={"search_path": schema})
+        own = await asyncpg.create_pool(uri, min_size=1, max_size=4, server_settings={"search_path": schema})
         queries = Queries(AsyncpgDriver(db))
-        await db.execute("drop table if exists peer_entities")
         await db.execute("create table peer_entities (name text primary key, total bigint)")
-        if await queries.has_table("pgqueuer"):
-            await queries.uninstall()
         await queries.install()
         for at in range(0, messages, 1_000):
             many = range(at, min(at + 1_000, messages))
@@ -394,16 +391,9 @@ def procrastinate(place: str, messages: int, batch: int) -> float:
     import psycopg
     from procrastinate import App, PsycopgConnector
 
-    uri = place.partition("#")[0]
+    uri, _, schema = place.partition("#")
+    uri += f"{'&' if '?' in uri else '?'}options=-csearch_path%3D{schema}"
     with psycopg.connect(uri, autocommit=True) as db:
-        names = "select proname from pg_proc where proname like 'procrastinate%'"
-        for (name,) in db.execute(names).fetchall():
-            db.execute(f"drop function if exists {name} cascade")
-        for (name,) in db.execute("select typname from pg_type where typname like 'procrastinate%' and typtype = 'e'"):
-            db.execute(f"drop type if exists {name} cascade")
-        for (name,) in db.execute("select tablename from pg_tables where tablename like 'procrastinate%'").fetchall():
-            db.execute(f"drop table if exists {name} cascade")
-        db.execute("drop table if exists peer_entities")
         db.execute("create table peer_entities (name text primary key, total bigint)")
     app = App(connector=PsycopgConnector(conninfo=uri))
 

@@ -32,14 +32,20 @@ from onefold.outbox.ports import (
     Delivery,
     EntityStore,
     Ledger,
+    LocalStore,
+    LocalTransaction,
+    Parcel,
     Queue,
     TokenStore,
+    check_parcels,
     open_ledger,
     open_local,
     open_queue,
     open_tokens,
+    parcels_of,
 )
-from onefold.outbox.runner import Loop, Work, World, attempted, raised, run_one, takes_context
+from onefold.outbox.runner import Loop, Work, World, attempted, fresh_ids, raised, run_one, takes_context
+from onefold.outbox.stores.foreign import add_rows
 from onefold.outbox.worker import Consumer, Consuming, Recovered, recover
 from onefold.stores.addresses import scheme_of
 from onefold.tally import Tally
@@ -146,7 +152,7 @@ class Endpoint:
                 raise Misuse(f"{queue}: a handler that takes the connection cannot be a coroutine")
             if takes_context(call) and takes_db:
                 raise Misuse(f"{queue}: a handler takes ctx or db: what is done outside cannot be rolled back with db")
-            self._handlers[queue] = Handling(queue, call, key, False, takes_db, decode, retry, fatals)
+            self._handlers[queue] = Handling(queue, call, key, takes_db, decode, retry, fatals)
             return call
 
         return register
@@ -213,6 +219,45 @@ class Endpoint:
         work, plan = self.work(message, delivery), self.plan_of(message)
         (end,) = attempted(self.world, plan, [work], self.loop, self.clock_ms())
         return raised(end)
+
+    def send(self, connection: Any, *outs: Out) -> Any:
+        """Send in a transaction of your own: with your rows, or not at all. ``connection`` leads to the store, by
+        sqlite3, psycopg, asyncpg or SQLAlchemy (a connection or a session); await the answer where it is asynchronous.
+
+        Nothing is committed or rolled back here, and nothing else is on the way: a plain loss of the connection is a
+        rollback. It needs the plan `local`.
+        """
+        store = self._sending()
+        parcels = self._parcels(store, outs)
+        return add_rows(connection, parcels, store.realm, store.quoted_schema, self.clock_ms())
+
+    def relay(self, take: Callable[[Any], Iterable[Out]]) -> int:
+        """Move what a table of your own has to send: how many messages it was. ``take`` is given the connection of a
+        transaction, deletes rows there and returns what they send; it may be called again.
+
+        Rows that are deleted when they are taken need no mark, so it does no harm that serial ids commit out of order.
+        """
+        store = self._sending()
+
+        def work(transaction: LocalTransaction) -> int:
+            parcels = self._parcels(store, tuple(take(transaction.connection)))
+            if parcels:
+                add_rows(transaction.connection, parcels, store.realm, store.quoted_schema, self.clock_ms())
+            return len(parcels)
+
+        return store.transact(work)
+
+    def _sending(self) -> LocalStore:
+        if self.plan != "local":
+            raise Misuse(f"under the plan {self.plan!r} nothing can be sent in your own transaction: it needs 'local'")
+        return self.world.local
+
+    def _parcels(self, store: LocalStore, outs: tuple[Out, ...]) -> list[Parcel]:
+        outgoing = plans.outgoings(outs, f"{self.name}.send", now_ms=self.clock_ms())
+        _, *tokens = fresh_ids(1 + len(outgoing))
+        parcels = parcels_of(plans.Entry(outgoing).checkpointed("", tuple(tokens)).messages(""), store.place)
+        check_parcels(parcels)
+        return parcels
 
     def take(
         self, source: str, mark: int, outs: Iterable[Out], *, origin: str = "", known: bool = False,

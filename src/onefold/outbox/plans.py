@@ -604,18 +604,18 @@ def transactional(key: Key, message: Message) -> Attempt:
     return outcome
 
 
-Ends = tuple["Outcome | HandlerFailed | None", ...]
-"""Of messages that were folded, in their order; None: one before it failed, and it waits for that one."""
+Ends = tuple["Outcome | HandlerFailed", ...]
+"""Of messages that were folded, in their order."""
 
 
-def folded(key: Key | None, messages: tuple[Message, ...], *, in_order: bool = False) -> Generator[Step, Any, Ends]:
+def folded(key: Key | None, messages: tuple[Message, ...]) -> Generator[Step, Any, Ends]:
     """For one database that has the queue, too: messages of one entity, the handler folded over its state, and all of
-    it in one transaction. One that fails changes nothing, and the others are as if it had not been there; ``in_order``:
-    those behind it wait for it. ``key`` None: the handler keeps no state here."""
+    it in one transaction. One that fails changes nothing, and the others are as if it had not been there. ``key`` None:
+    the handler keeps no state here."""
     receipts: tuple[str | None, ...] = yield Lease(tuple(message.token for message in messages))
     entity: Entity | None = None if key is None else (yield Peek(key))
     state = None if entity is None else entity.state
-    ends: list[Outcome | HandlerFailed | None] = [Outcome.DUPLICATE] * len(messages)
+    ends: list[Outcome | HandlerFailed] = [Outcome.DUPLICATE] * len(messages)
     ours: list[str] = []
     outgoing: list[tuple[Message, Outgoing]] = []
     for number, (message, receipt) in enumerate(zip(messages, receipts, strict=True)):
@@ -627,9 +627,6 @@ def folded(key: Key | None, messages: tuple[Message, ...], *, in_order: bool = F
                 done = yield from _asked_with_row(receipt, message.token, state, number)
         except HandlerFailed as error:
             ends[number] = error
-            if in_order:
-                ends[number + 1 :] = [None] * (len(messages) - number - 1)
-                break
             continue
         if done is None:  # somebody else has it now, or had
             ends[number] = Outcome.CONFLICT
@@ -658,7 +655,6 @@ def local(key: Key, message: Message) -> Attempt:
     (end,) = yield from folded(key, (message,))
     if isinstance(end, HandlerFailed):
         raise end
-    assert end is not None, "nothing was before it"
     return end
 
 
@@ -948,8 +944,6 @@ class Handling(NamedTuple):
     call: Handler
     key: KeyOf | None
     """None: the handler keeps no state here."""
-    ordered: bool = False
-    """Messages of one key are handled in the order in which they were sent."""
     takes_db: bool = False
     """The handler is given the connection, in the transaction that settles the message."""
     decode: Callable[[Any], Any] | None = None

@@ -14,13 +14,15 @@ working folder, ``sqlite:////srv/x.db`` (four strokes) one by its full path; a q
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
 from onefold.stores.addresses import nothing_at, scheme_of
 
+T = TypeVar("T")
 FOREVER_MS: Final = 2**62
 """A time that no clock reaches."""
 STEP_MS: Final = 1_000
@@ -258,6 +260,25 @@ class Queue(Protocol):
         """Every other call is `Misuse` from then on. May be called twice."""
 
 
+class EndedTransaction(Misuse):
+    """A handler ended the transaction that it was given."""
+
+
+class LocalTransaction(Protocol):
+    """One that is open, for handlers that write tables of their own; ended by `LocalStore.transact`."""
+
+    @property
+    def connection(self) -> Any: ...
+
+    def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]: ...
+
+    def commit(self, steps: Sequence[plans.Commit]) -> bool:
+        """False: a row is gone or a version stale; what else was done must be undone then."""
+
+    def savepoint(self) -> AbstractContextManager[object]:
+        """What is done in it is undone if anything is raised. `EndedTransaction` if that is what somebody did."""
+
+
 class LocalStore(Ledger, Queue, Protocol):
     """Entities, tokens and the queue in one database, which can change all in one transaction. Then the row of a parcel
     is the token of its message, for the plan `local`; beside it the ledger's own tokens serve the other plans."""
@@ -266,11 +287,21 @@ class LocalStore(Ledger, Queue, Protocol):
     def place(self) -> str:
         """The realm of messages whose row here is their token."""
 
+    @property
+    def quoted_schema(self) -> str | None:
+        """Where its tables are, ready for a statement; None where there are no schemas."""
+
     def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
         """The entities without their outboxes, in this order."""
 
     def keep(self, steps: Sequence[plans.Keep]) -> list[dict[str, Any] | None]:
         """Add answers to those that rows keep: all that each has now; None for a row that is gone or leased again."""
+
+    def transact(self, work: Callable[[LocalTransaction], T]) -> T:
+        """What this makes of a transaction, durable when it returns; undone if it raises. It may be called again."""
+
+    def holds_row(self, delivery: Delivery) -> bool:
+        """Whether its row is there, leased to whomever."""
 
     def commit(self, steps: Sequence[plans.Commit]) -> list[plans.Settled]:
         """Do each or change nothing for it, all in one transaction that is durable when it returns."""

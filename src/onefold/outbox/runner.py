@@ -26,7 +26,17 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 from onefold.errors import Misuse
 from onefold.outbox import plans
 from onefold.outbox.plans import PLANS, Attempt, Handler, HandlerFailed, Key, Message, Outcome
-from onefold.outbox.ports import Delivery, EntityStore, Ledger, LocalStore, Queue, TokenStore, parcels_of
+from onefold.outbox.ports import (
+    Delivery,
+    EndedTransaction,
+    EntityStore,
+    Ledger,
+    LocalStore,
+    LocalTransaction,
+    Queue,
+    TokenStore,
+    parcels_of,
+)
 
 T = TypeVar("T")
 CHANCE_BYTES: Final = 10
@@ -173,7 +183,7 @@ class Batch:
         return rest
 
 
-def run(world: World, batch: Batch, late_s: float | None = None) -> None:
+def run(world: World | _Within, batch: Batch, late_s: float | None = None) -> None:
     """Run all attempts to their ends. ``late_s``: so long coroutines are waited for; whoever has none ready then is
     left as it is, and can be run on in another batch."""
     for job in batch.jobs:
@@ -194,7 +204,7 @@ def run(world: World, batch: Batch, late_s: float | None = None) -> None:
             answers: Sequence[Any] = [None] * len(group)
             try:
                 if kind is plans.Acknowledge:
-                    world.queue.acknowledge([delivery for job in group for delivery in job.deliveries])
+                    cast(World, world).queue.acknowledge([delivery for job in group for delivery in job.deliveries])
                 else:
                     answers = world.perform(kind, [job.pending for job in group])
             except Exception as error:
@@ -205,7 +215,7 @@ def run(world: World, batch: Batch, late_s: float | None = None) -> None:
                 job.go_on(answer)
 
 
-def ends(world: World, jobs: Iterable[Job]) -> list[Any]:
+def ends(world: World | _Within, jobs: Iterable[Job]) -> list[Any]:
     """Run them; what each came to, or what stopped it."""
     batch = Batch(jobs)
     run(world, batch)
@@ -319,7 +329,13 @@ Handle = Callable[[plans.Handle | plans.Call], Any]
 
 
 def calling(
-    handling: plans.Handling, message: Message, loop: Loop, now_ms: int = 0, *, stateful: bool = True, db: Any = None
+    handling: plans.Handling,
+    message: Message,
+    loop: Loop,
+    now_ms: int = 0,
+    *,
+    stateful: bool = True,
+    db: LocalTransaction | None = None,
 ) -> Handle:
     """One of `Job.handles`: what the handler returns is checked, and whatever goes wrong is `HandlerFailed`."""
 
@@ -330,12 +346,17 @@ def calling(
             if isinstance(step, plans.Call):
                 answer = step.call(step.key)
             else:
-                values = [*([step.state] if stateful else []), message, *([] if db is None else [db])]
+                values = [*([step.state] if stateful else []), message]
+                if db is not None:
+                    with db.savepoint():
+                        return checked(handling.call(*values, db.connection), context, outside)
                 answer = handling.call(*values, **({"ctx": context} if takes_context(handling.call) else {}))
             if not inspect.iscoroutine(answer):
                 return checked(answer, context, outside)
         except plans.Asked as asked:
             return asked
+        except EndedTransaction:
+            raise
         except BaseException as error:  # SystemExit and the like must not end a thread of the consumer either
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # somebody pressed Ctrl-C
@@ -395,21 +416,68 @@ class Work(NamedTuple):
     """What is acknowledged when it is done; None: nothing."""
 
 
-def job_of(plan: str, works: Sequence[Work], loop: Loop, now_ms: int) -> Job:
+def job_of(plan: str, works: Sequence[Work], loop: Loop, now_ms: int, db: LocalTransaction | None = None) -> Job:
     """An attempt at messages of one entity: several only under the plan `local`."""
-    handles = [calling(w.handling, w.message, loop, now_ms, stateful=w.key is not None) for w in works]
+    handles = [calling(w.handling, w.message, loop, now_ms, stateful=w.key is not None, db=db) for w in works]
     deliveries = [work.delivery for work in works if work.delivery is not None]
     first = works[0]
     if plan == "local":
         if len(deliveries) < len(works):
             raise Misuse("the plan 'local' needs the delivery of the message: its row is its token")
         messages = tuple(work.message for work in works)
-        return Job(plans.folded(first.key, messages, in_order=first.handling.ordered), handles, deliveries)
+        return Job(plans.folded(first.key, messages), handles, deliveries)
     assert first.key is not None, "only 'local' has handlers without state"
     return Job(PLANS[plan](first.key, first.message), handles, deliveries)
 
 
 def attempted(world: World, plan: str, works: Sequence[Work], loop: Loop, now_ms: int) -> Sequence[Any]:
     """Try messages of one entity once: what each came to, or what stopped it."""
-    (end,) = ends(world, [job_of(plan, works, loop, now_ms)])
+    if works[0].handling.takes_db:
+        (end,) = in_transaction(world, [works], loop, now_ms)
+    else:
+        (end,) = ends(world, [job_of(plan, works, loop, now_ms)])
     return end if isinstance(end, tuple) else [end] * len(works)
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """A world inside a transaction, for attempts of the plan `local`."""
+
+    transaction: LocalTransaction
+
+    def perform(self, kind: type, steps: Sequence[Any]) -> Sequence[Any]:
+        if kind is plans.Peek:
+            return self.transaction.peek([step.key for step in steps])
+        if kind is plans.Fresh:
+            return [fresh_ids(step.many) for step in steps]
+        assert kind is plans.Commit, f"{kind.__name__} is no step of the plan 'local'"
+        return [plans.Settled.DONE if self.transaction.commit(steps) else plans.Settled.STALE] * len(steps)
+
+
+class _Undone(Exception):
+    """Ends a transaction without a commit."""
+
+
+def in_transaction(world: World, groups: Sequence[Sequence[Work]], loop: Loop, now_ms: int) -> list[Any]:
+    """Messages whose handlers take the connection, by entity: all in one transaction, each handler in a savepoint. If
+    anybody else was faster all is undone, what the handlers wrote too, and each entity tried in one of its own."""
+
+    def work(transaction: LocalTransaction) -> list[Any]:
+        found = ends(_Within(transaction), [job_of("local", works, loop, now_ms, transaction) for works in groups])
+        for end in found:
+            if not isinstance(end, tuple):
+                raise end
+        if any(each in (Outcome.CONFLICT, Outcome.DUPLICATE) for end in found for each in end):
+            raise _Undone
+        return found
+
+    try:
+        return world.local.transact(work)
+    except _Undone:
+        if len(groups) > 1:
+            return [end for works in groups for end in in_transaction(world, [works], loop, now_ms)]
+        works = groups[0]
+        there = [world.local.holds_row(work.delivery) for work in works if work.delivery is not None]
+        return [tuple(Outcome.CONFLICT if row or len(works) > 1 else Outcome.DUPLICATE for row in there)]
+    except Exception as error:
+        return [error] * len(groups)

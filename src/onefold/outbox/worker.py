@@ -64,7 +64,7 @@ from onefold.outbox.plans import (
     unpack_message,
 )
 from onefold.outbox.ports import FOREVER_MS, REASON_MAX, STEP_MS, Delivery, Stranded
-from onefold.outbox.runner import Batch, Job, Work, World, describe, ends, job_of, raised, run
+from onefold.outbox.runner import Batch, Job, Work, World, describe, ends, in_transaction, job_of, raised, run
 from onefold.tally import Tally
 from onefold.verdict import Answer
 
@@ -312,7 +312,7 @@ class Consumer:
         thread.start()
 
     def _work(self, lot: Lot | None = None) -> None:
-        """Lease and process until the end, or until another thread has taken over; ``lot``: what this one takes over."""
+        """Lease and process until the end, or until another thread takes over; ``lot``: what this one takes over."""
         queue, settings, queues = self.app.world.queue, self.settings, list(self.app.handlers)
         outages, due = 0, 0.0
         patience_ms = 0 if settings.until_empty else WAIT_MS
@@ -397,15 +397,8 @@ class Consumer:
         """Begin with the messages whose turn it is; False if there are none. What was given out before is alone."""
         if not lot.messages or lot.error is not None:
             return False
-        first, alone, behind = list[InHand](), list[InHand](), set[Key | str]()
-        for message in lot.messages:
-            ordered = message.work.handling.ordered
-            if ordered and message.turn in behind:
-                continue
-            (first if message.delivery.times == 1 else alone).append(message)
-            if ordered and message.delivery.times > 1:
-                behind.add(message.turn)
-        candidates = first or [choice(alone)]
+        first = [message for message in lot.messages if message.delivery.times == 1]
+        candidates = first or [choice(lot.messages)]
         with self._freed:
             turns = {message.turn for message in candidates}
             self._freed.wait_for(lambda: not self._busy.issuperset(turns), TURN_S)
@@ -422,11 +415,17 @@ class Consumer:
                 group.append(message)
                 begun.add(message.delivery.receipt)
         later = [message for message in lot.messages if message.delivery.receipt not in begun]
-        jobs, now_ms = {}, self.app.clock_ms()
+        jobs, now_ms, loop = dict[Job, list[InHand]](), self.app.clock_ms(), self.app.loop
         for group in together.values():
-            jobs[job_of(group[0].plan, [message.work for message in group], self.app.loop, now_ms)] = group
+            jobs[job_of(group[0].plan, [message.work for message in group], loop, now_ms)] = group
         with self._lock:
             self._of |= jobs
+        if within := {job: group for job, group in jobs.items() if group[0].work.handling.takes_db}:
+            works = [[message.work for message in group] for group in within.values()]
+            found = in_transaction(self.app.world, works, loop, now_ms)
+            for within_job, end in zip(within, found, strict=True):
+                within_job.attempt.close()
+                within_job.ended = end
         lot.messages, lot.batch = later, Batch(jobs)
         return True
 
@@ -443,10 +442,7 @@ class Consumer:
         again, failed = [], []
         for message, end in zip(group, ends, strict=True):
             delivery, work, _, tries = message
-            if end is None:
-                self.books.received(-1)
-                self._let_go([delivery], self.settings.delay_ms(1))
-            elif end is Outcome.CONFLICT and tries < CONFLICT_TRIES_MAX:
+            if end is Outcome.CONFLICT and tries < CONFLICT_TRIES_MAX:
                 # Read anew: the handler may have changed the body that it was given.
                 fresh = work._replace(message=work.handling.typed(unpack_message(delivery.payload)))
                 again.append(message._replace(work=fresh, tries=tries + 1))

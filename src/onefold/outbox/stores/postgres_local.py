@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import chain
 from threading import Condition
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import psycopg
 
@@ -28,6 +30,7 @@ from onefold.outbox import plans, ports
 from onefold.outbox.stores.postgres import CONNECTIONS_MAX, TIMEOUT_S, PostgresLedger
 from onefold.stores.postgres import Connection, Connections
 
+T = TypeVar("T")
 POLL_S: Final = 0.05
 """How long a parcel of another process may lie unseen; a look is some 0.2 ms."""
 
@@ -70,7 +73,7 @@ _CLOCK: Final = """
     )
 """
 _LENT: Final = "(select * from unnest(%(positions)b::bigint[], %(loans)b::int[]) as lent (position, loan))"
-_STRAY: Final = f"starts_ms - span_ms > (select now from clock) + {ports.STEP_MS}"
+_STRAY: Final = f"starts_ms - span_ms > (select now from clock) + {ports.STEP_MS}"  # noqa: S608 # parts of this file alone
 # Of each queue: what waits, what had to wait and is due, and what only a wrong clock can have told to wait: if the one
 # that is due last began in time, so did all others.
 _LEASE: Final = f"""
@@ -79,7 +82,8 @@ _LEASE: Final = f"""
             select * from (
                 select ctid as place, priority, position from outbox_queue as q
                 where q.queue = wanted.queue and starts_ms is null and (
-                    until_ms <= (select now from clock) or until_ms - span_ms > (select now from clock) + {ports.STEP_MS}
+                    until_ms <= (select now from clock)
+                    or until_ms - span_ms > (select now from clock) + {ports.STEP_MS}
                 )
                 order by priority desc, position limit %(limit)b for update skip locked
             ) as ready
@@ -125,7 +129,8 @@ _COMMIT: Final = f"""
     ), added as (
         insert into outbox_entities (endpoint, name, version, state, at_ms)
         select endpoint, name, 1, state, (select now from clock)
-        from unnest(%(new_endpoints)b::text[], %(new_names)b::text[], %(new_states)b::text[]) as a (endpoint, name, state)
+        from unnest(%(new_endpoints)b::text[], %(new_names)b::text[], %(new_states)b::text[])
+            as a (endpoint, name, state)
         on conflict do nothing returning 1
     ), sent as ({_SENT})
     select 1 / ((select count(*) from gone) + (select count(*) from changed) + (select count(*) from added)
@@ -188,7 +193,7 @@ class PostgresLocal(PostgresLedger):
         connections_max: int = CONNECTIONS_MAX, timeout_s: float = TIMEOUT_S, poll_s: float = POLL_S,
     ) -> None:  # fmt: skip
         """As a `PostgresLedger`; without ``clock_ms`` leases go by the database's clock."""
-        self._queue_clock, self._poll_s = clock_ms, poll_s
+        self._queue_clock, self._poll_s, self._schema = clock_ms, poll_s, ""
         self._news, self._changes = Condition(), 0
         super().__init__(url, clock_ms, connections_max=connections_max, timeout_s=timeout_s)
         self._loose = Connections(
@@ -200,20 +205,39 @@ class PostgresLocal(PostgresLedger):
     def place(self) -> str:
         return ports.place_of(self.realm)
 
+    @property
+    def quoted_schema(self) -> str:
+        if not self._schema:
+            row = self._connections.run(lambda db: db.execute("select quote_ident(current_schema())").fetchone())
+            self._schema = str(row and row[0])
+        return self._schema
+
     def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
+        return self._connections.run(lambda db: self.peeked(db, keys))
+
+    def transact(self, work: Callable[[ports.LocalTransaction], T]) -> T:
+        def transacted(db: Connection) -> T:
+            with db.transaction():
+                return work(_Transaction(self, db))
+
+        answer = self._connections.run(transacted)
+        self._tell()
+        return answer
+
+    def holds_row(self, delivery: ports.Delivery) -> bool:
+        count = self._connections.run(lambda db: db.execute(_THERE, [[delivery.numbers[0]]]).fetchone())
+        return count == (1,)
+
+    def peeked(self, db: Connection, keys: Sequence[plans.Key]) -> list[plans.Entity]:
         endpoints: dict[str, list[str]] = {}
         for key in keys:
             endpoints.setdefault(key.endpoint, []).append(key.name)
-
-        def work(db: Connection) -> dict[tuple[str, str], tuple[int, str | None]]:
-            cursor = db.cursor(binary=True)
-            return {
-                (endpoint, name): (version, state)
-                for endpoint, names in endpoints.items()
-                for name, version, state in cursor.execute(_PEEK, [endpoint, names])
-            }
-
-        rows = self._connections.run(work)
+        cursor = db.cursor(binary=True)
+        rows: dict[tuple[str, str], tuple[int, str | None]] = {
+            (endpoint, name): (version, state)
+            for endpoint, names in endpoints.items()
+            for name, version, state in cursor.execute(_PEEK, [endpoint, names])
+        }
         found = [rows.get(key, (0, None)) for key in keys]
         return [
             plans.Entity.unpacked(key, version, state, {}) for key, (version, state) in zip(keys, found, strict=True)
@@ -386,6 +410,21 @@ class PostgresLocal(PostgresLedger):
     def _prepare_loose(self, connection: Connection) -> None:
         self._prepare(connection)
         connection.execute("select set_config('synchronous_commit', 'off', false)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Transaction:
+    store: PostgresLocal
+    connection: Connection
+
+    def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
+        return self.store.peeked(self.connection, keys)
+
+    def commit(self, steps: Sequence[plans.Commit]) -> bool:
+        return self.store.committed(self.connection, steps)
+
+    def savepoint(self) -> AbstractContextManager[object]:
+        return self.connection.transaction()
 
 
 def _parcel_arrays(parcels: Sequence[ports.Parcel]) -> dict[str, Any]:

@@ -30,17 +30,19 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from os import PathLike
 from secrets import token_hex
 from threading import Condition
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from onefold.clock import wall_ms
 from onefold.errors import Misuse
 from onefold.outbox import plans, ports
 from onefold.stores.sqlite import BUSY_S, Database
 
+T = TypeVar("T")
 LEDGER_SCHEMA: Final = (
     """
     create table if not exists outbox_entities (
@@ -682,10 +684,22 @@ class SqliteLocal(SqliteLedger, SqliteQueue):
     def place(self) -> str:
         return ports.place_of(self.realm)
 
+    @property
+    def quoted_schema(self) -> None:
+        return None
+
     def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
         with self._database.reading(many=len(keys) > 1) as db:
-            ask = db.cursor().execute
-            rows = [ask(_PEEK, key).fetchone() or (0, None) for key in keys]
+            return self._peeked(db, keys)
+
+    def transact(self, work: Callable[[ports.LocalTransaction], T]) -> T:
+        """Handlers that take the connection have the file's one write lock: others wait for them."""
+        with self._database.writing() as db:
+            return work(_Transaction(self, db))
+
+    def _peeked(self, db: sqlite3.Connection, keys: Sequence[plans.Key]) -> list[plans.Entity]:
+        ask = db.cursor().execute
+        rows = [ask(_PEEK, key).fetchone() or (0, None) for key in keys]
         return [
             plans.Entity.unpacked(key, version, state, {}) for key, (version, state) in zip(keys, rows, strict=True)
         ]
@@ -700,6 +714,10 @@ class SqliteLocal(SqliteLedger, SqliteQueue):
                 if there is not None and step.answers:
                     db.execute(_ANSWER, (plans.pack(kept[-1]), *row))
         return kept
+
+    def holds_row(self, delivery: ports.Delivery) -> bool:
+        with self._database.reading() as db:
+            return db.execute(_THERE, delivery.numbers[:1]).fetchone() is not None
 
     def commit(self, steps: Sequence[plans.Commit]) -> list[plans.Settled]:
         with self._database.writing(steps) as db:
@@ -735,6 +753,35 @@ class SqliteLocal(SqliteLedger, SqliteQueue):
             self._tell()
         db.execute("release onefold_commit")
         return done
+
+
+@dataclass(frozen=True, slots=True)
+class _Transaction:
+    store: SqliteLocal
+    connection: sqlite3.Connection
+
+    def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
+        return self.store._peeked(self.connection, keys)
+
+    def commit(self, steps: Sequence[plans.Commit]) -> bool:
+        return self.store._committed(self.connection, steps, self.store._clock_ms())
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        db = self.connection
+        db.execute("savepoint onefold_handler")
+        try:
+            yield
+        except BaseException:
+            if db.in_transaction:
+                db.execute("rollback to onefold_handler")
+            raise
+        finally:
+            if not db.in_transaction:
+                raise ports.EndedTransaction(
+                    "a handler ended the transaction that settles its message: it must not commit"
+                )
+            db.execute("release onefold_handler")
 
 
 class InMemory(Borrowed):
