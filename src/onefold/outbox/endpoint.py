@@ -150,10 +150,8 @@ class Endpoint:
                 raise Misuse(f"{queue}: under the plan {self.plan!r} a handler needs {what}; 'local' is more than that")
             if takes_db and inspect.iscoroutinefunction(call):
                 raise Misuse(f"{queue}: a handler that takes the connection cannot be a coroutine")
-            if takes_context(call) and (key is None or takes_db or self.plan == "local"):
-                raise Misuse(
-                    f"{queue}: ctx is for handlers with a key and without db, and for other plans than 'local'"
-                )
+            if takes_context(call) and takes_db:
+                raise Misuse(f"{queue}: a handler takes ctx or db: what is done outside cannot be rolled back with db")
             self._handlers[queue] = Handling(queue, call, key, takes_db, decode, retry, fatals)
             return call
 

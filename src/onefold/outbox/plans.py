@@ -405,9 +405,18 @@ class Call(NamedTuple):
     name: str
     key: str
     call: Callable[[str], Any]
+    number: int = 0
+    """For which of the messages of this attempt."""
 
     def __repr__(self) -> str:
         return f"Call({self.name!r}, {self.key!r})"
+
+
+class Keep(NamedTuple):
+    """Keep answers with a row that is leased. Answered with all that are kept there; None if it is not ours now."""
+
+    receipt: str
+    answers: Mapping[str, Any]
 
 
 class Fresh(NamedTuple):
@@ -509,7 +518,7 @@ class Acknowledge(NamedTuple):
 
 Step = (
     Load | Holds | Open | Handle | Call | Fresh | Create | Persist | Settle | Dispatch | Remove | Finish | Acknowledge
-    | Lease | Peek | Commit
+    | Lease | Peek | Keep | Commit
 )  # fmt: skip
 
 
@@ -613,9 +622,14 @@ def folded(key: Key | None, messages: tuple[Message, ...]) -> Generator[Step, An
         if receipt is None:
             continue
         try:
-            done: Handled = yield Handle(state, number)
+            done: Handled | Asked | None = yield Handle(state, number)
+            if isinstance(done, Asked):
+                done = yield from _asked_with_row(receipt, message.token, state, number)
         except HandlerFailed as error:
             ends[number] = error
+            continue
+        if done is None:  # somebody else has it now, or had
+            ends[number] = Outcome.CONFLICT
             continue
         state = done.state
         outgoing += [(message, out) for out in done.outgoing]
@@ -699,6 +713,20 @@ def _asked(
             return entity, Outcome.CONFLICT
         entity = entity.stored
     return entity, done
+
+
+def _asked_with_row(receipt: str, token: str, state: Any, number: int) -> Generator[Step, Any, Handled | None]:
+    """As `_asked`, where the row of the message keeps the answers, and goes with them. None: it is not ours now."""
+    answers: dict[str, Any] | None = yield Keep(receipt, {})
+    while answers is not None:
+        done: Handled | Asked = yield Handle(state, number, answers)
+        if isinstance(done, Handled):
+            return done
+        if len(answers) == CALLS_MAX:
+            raise HandlerFailed(f"{token}: more than {CALLS_MAX} calls outside for one message", token=token)
+        answer = yield Call(done.name, f"{token}:{done.name}", done.call, number)
+        answers = yield Keep(receipt, {done.name: answer})
+    return None
 
 
 def _delivered(entity: Entity, token: str, outcome: Outcome, *, at_once: bool = False) -> Attempt:

@@ -294,6 +294,9 @@ class LocalStore(Ledger, Queue, Protocol):
     def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
         """The entities without their outboxes, in this order."""
 
+    def keep(self, steps: Sequence[plans.Keep]) -> list[dict[str, Any] | None]:
+        """Add answers to those that rows keep: all that each has now; None for a row that is gone or leased again."""
+
     def transact(self, work: Callable[[LocalTransaction], T]) -> T:
         """What this makes of a transaction, durable when it returns; undone if it raises. It may be called again."""
 

@@ -94,6 +94,8 @@ class World:
             return self.ledger.settle(steps)
         if kind is plans.Peek:
             return self.local.peek([step.key for step in steps])
+        if kind is plans.Keep:
+            return self.local.keep(steps)
         if kind is plans.Commit:
             return self.local.commit(steps)
         if kind is plans.Fresh:
@@ -233,7 +235,7 @@ def _call_handlers(batch: Batch, group: list[Job], late_s: float | None) -> bool
             continue
         step = cast("plans.Handle | plans.Call", job.pending)
         try:
-            answer = job.handles[step.number if isinstance(step, plans.Handle) else 0](step)
+            answer = job.handles[step.number](step)
         except Exception as error:
             job.go_on(None, error)
         else:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from onefold import Endpoint, Out, Outcome
-from onefold.outbox import MemoryLedger, MemoryQueue, Message
+from onefold.outbox import MemoryLedger, MemoryQueue, Message, Retry
 from onefold.outbox.explore import SHIPPED, Convicted, Topology, Wrong, explored
 from onefold.outbox.explore.topology import Stage
 from onefold.outbox.plans import ONCE, Call, Create, Finish, Fresh, Handle, Handling, Persist, Settle
@@ -143,15 +143,16 @@ def buy(state, message, ctx):
     return [*(state or []), receipt["n"]], [Out("told", receipt)]
 
 
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("plan", [*PLANS, "local"])
 def test_every_crash_and_every_order_of_a_call_is_explored(plan):
-    found = explore(buy, [{"n": 1}], plan=plan, copies=1)
+    found = explore(buy, [{"n": 1}], plan=plan, copies=int(plan != "local"))
     assert found.complete
     assert found.findings == ()
 
 
-def test_two_messages_of_one_entity_that_call_outside_are_explored():
-    assert explore(buy, crashes=0).complete
+@pytest.mark.parametrize("plan", ["transactional", "local"])
+def test_two_messages_of_one_entity_that_call_outside_are_explored(plan):
+    assert explore(buy, crashes=0, plan=plan).complete
 
 
 WORLD = Topology(
@@ -189,7 +190,10 @@ def answers_left(steps):
 
 @pytest.mark.parametrize(
     ("plan", "rewriter", "wrong"),
-    [*((plan, fresh_key, Wrong.TWO_KEYS) for plan in PLANS), ("transactional", answers_left, Wrong.ENTRY_LEFT)],
+    [
+        *((plan, fresh_key, Wrong.TWO_KEYS) for plan in [*PLANS, "local"]),
+        ("transactional", answers_left, Wrong.ENTRY_LEFT),
+    ],
 )
 def test_a_mistake_in_it_is_convicted(plan, rewriter, wrong):
     shipped = SHIPPED[plan]
@@ -197,3 +201,23 @@ def test_a_mistake_in_it_is_convicted(plan, rewriter, wrong):
     with pytest.raises(Convicted) as convicted:
         explored(WORLD, mutant)
     assert convicted.value.offence.wrong is wrong
+
+
+def test_under_the_plan_local_the_row_keeps_the_answer(tmp_path):
+    provider, crashes = Provider(), [True]
+    with Endpoint("shop", store=f"sqlite:///{tmp_path}/o.db") as app:
+
+        @app.handler("orders", key="order", retry=Retry(backoff_s=0))
+        def pay(state, message, ctx):
+            receipt = ctx.once("charge", provider.charge)["receipt"]
+            if crashes.pop():
+                raise ValueError("not yet")
+            return [*(state or []), receipt], []
+
+        app.take("source", 1, [Out("orders", {"order": 7})])
+        crashes[:] = [False, True]
+        assert app.consume(until_empty=True).balanced
+        crashes[:] = [False, False]
+        app.take("source", 2, [Out("orders", {"order": 7}), Out("orders", {"order": 7})])
+        assert app.consume(until_empty=True).balanced
+        assert (app.state("7"), len(provider.calls)) == ([1, 2, 3], 3)

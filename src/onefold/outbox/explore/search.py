@@ -299,6 +299,10 @@ def _describe(step: Any, answer: Any) -> str:
             return f"loads {step.key} (version {entity.version}) and finds {'its' if has_token else 'no'} token"
         case plans.Fresh():
             return "makes new ids"
+        case plans.Keep():
+            if answer is None:
+                return f"finds the row {step.receipt} not leased to it any more"
+            return f"keeps the answer of {', '.join(step.answers)}" if step.answers else "looks for answers"
         case plans.Call():
             return f"calls {step.name} outside, under the key {step.key}"
         case plans.Create():

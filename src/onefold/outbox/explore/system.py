@@ -45,7 +45,7 @@ from onefold.outbox.stores.sqlite import SqliteLocal
 PAGE_BYTES: Final = 1_024
 """Small pages make small copies."""
 _WRITES: Final = frozenset(
-    {plans.Commit, plans.Create, plans.Finish, plans.Lease, plans.Persist, plans.Remove, plans.Settle}
+    {plans.Commit, plans.Create, plans.Finish, plans.Keep, plans.Lease, plans.Persist, plans.Remove, plans.Settle}
 )
 _ROW_OF: Final = "select position from outbox_queue where json_extract(cast(payload as text), '$.token') = ?"
 

@@ -15,6 +15,7 @@ began later than it is now is due: a clock that was ahead leaves nothing waiting
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ QUEUE_SCHEMA: Final = (
         payload bytea not null
     ) with (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.05)
     """,
+    "alter table outbox_queue add column if not exists answers text",
     """
     create index if not exists outbox_queue_turn on outbox_queue (queue, priority desc, position)
     where starts_ms is null
@@ -134,6 +136,8 @@ _COMMIT: Final = f"""
     select 1 / ((select count(*) from gone) + (select count(*) from changed) + (select count(*) from added)
         = %(all)b::bigint)::int
 """  # noqa: S608 # parts of this file alone
+_ANSWERS: Final = "select answers from outbox_queue where position = %s and loan = %s for update"
+_ANSWER: Final = "update outbox_queue set answers = %s where position = %s and loan = %s"
 _PEEK: Final = "select name, version, state from outbox_entities where endpoint = %b and name = any(%b::text[])"
 _THERE: Final = "select count(*) from outbox_queue where position = any(%b::bigint[])"
 _ACKNOWLEDGE: Final = (
@@ -238,6 +242,21 @@ class PostgresLocal(PostgresLedger):
         return [
             plans.Entity.unpacked(key, version, state, {}) for key, (version, state) in zip(keys, found, strict=True)
         ]
+
+    def keep(self, steps: Sequence[plans.Keep]) -> list[dict[str, Any] | None]:
+        def work(db: Connection) -> list[dict[str, Any] | None]:
+            kept: list[dict[str, Any] | None] = []
+            with db.transaction():
+                for step in sorted(steps, key=lambda each: ports.numbers_of(each.receipt)):
+                    row = ports.numbers_of(step.receipt)
+                    there = db.execute(_ANSWERS, row).fetchone()
+                    kept.append(None if there is None else {**json.loads(there[0] or "{}"), **step.answers})
+                    if there is not None and step.answers:
+                        db.execute(_ANSWER, (plans.pack(kept[-1]), *row))
+            by_receipt = dict(zip(sorted((each.receipt for each in steps), key=ports.numbers_of), kept, strict=True))
+            return [by_receipt[step.receipt] for step in steps]
+
+        return self._connections.run(work) if steps else []
 
     def commit(self, steps: Sequence[plans.Commit]) -> list[plans.Settled]:
         def work(db: Connection) -> list[plans.Settled]:

@@ -415,7 +415,8 @@ QUEUE_SCHEMA: Final = (
         times integer not null default 0,
         payload blob not null,
         span_ms integer not null default {SPAN_MS},
-        priority integer not null default 0
+        priority integer not null default 0,
+        answers text
     )
     """,
     """
@@ -434,6 +435,7 @@ QUEUE_SCHEMA: Final = (
 _COLUMNS: Final = {
     "span_ms": f"alter table outbox_queue add column span_ms integer not null default {SPAN_MS}",
     "priority": "alter table outbox_queue add column priority integer not null default 0",
+    "answers": "alter table outbox_queue add column answers text",
 }
 QUEUE_INDEXES: Final = (
     "create index if not exists outbox_queue_turn on outbox_queue (queue, due_ms, priority desc)",
@@ -485,6 +487,8 @@ _BACK = "insert into outbox_queue (queue, payload) select queue, payload from ou
 _FORGET = "delete from outbox_buried where number = ?"
 _WAITING = "select queue, count(*) from outbox_queue group by queue"
 LOCAL_SCHEMA: Final = LEDGER_SCHEMA + QUEUE_SCHEMA
+_ANSWERS: Final = "select answers from outbox_queue where position = ? and loan = ?"
+_ANSWER: Final = "update outbox_queue set answers = ? where position = ? and loan = ?"
 _PEEK: Final = "select version, state from outbox_entities where endpoint = ? and name = ?"
 _THERE: Final = "select 1 from outbox_queue where position = ?"
 _SPEND: Final = "delete from outbox_queue where position = ?"
@@ -699,6 +703,17 @@ class SqliteLocal(SqliteLedger, SqliteQueue):
         return [
             plans.Entity.unpacked(key, version, state, {}) for key, (version, state) in zip(keys, rows, strict=True)
         ]
+
+    def keep(self, steps: Sequence[plans.Keep]) -> list[dict[str, Any] | None]:
+        kept: list[dict[str, Any] | None] = []
+        with self._database.writing(steps) as db:
+            for step in steps:
+                row = ports.numbers_of(step.receipt)
+                there = db.execute(_ANSWERS, row).fetchone()
+                kept.append(None if there is None else {**json.loads(there[0] or "{}"), **step.answers})
+                if there is not None and step.answers:
+                    db.execute(_ANSWER, (plans.pack(kept[-1]), *row))
+        return kept
 
     def holds_row(self, delivery: ports.Delivery) -> bool:
         with self._database.reading() as db:
