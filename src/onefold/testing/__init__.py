@@ -17,6 +17,7 @@ it does unseen is done once per call: `Exploration.calls_max` times at most.
     write(make(Traffic(rows=10_000, faults=Faults(copies=0.05))), "traffic")
 
 makes messages with retries, losses and disorder from one seed, and the truth beside them; `score` holds a run to it.
+`make_readings(Readings(...))` makes readings of devices that number them and reboot.
 """
 
 from __future__ import annotations
@@ -33,13 +34,17 @@ from onefold.outbox.plans import Handling, check_name, check_queue
 
 if TYPE_CHECKING:
     from onefold.testing.faults import Faults
+    from onefold.testing.readings import Readings, make_readings
     from onefold.testing.traffic import Made, Score, Traffic, make, score, write
 
-__all__ = ["Convicted", "Exploration", "Faults", "Made", "Score", "Traffic", "explore", "make", "score", "write"]
+__all__ = [
+    "Convicted", "Exploration", "Faults", "Made", "Readings", "Score", "Traffic", "explore", "make", "make_readings",
+    "score", "write",
+]  # fmt: skip
 
-__getattr__ = loaded_on_use(
-    __name__, {"Faults": "faults", **dict.fromkeys(("Made", "Score", "Traffic", "make", "score", "write"), "traffic")}
-)
+_HOMES = {"Faults": "faults", "Readings": "readings", "make_readings": "readings"}
+_HOMES |= dict.fromkeys(("Made", "Score", "Traffic", "make", "score", "write"), "traffic")
+__getattr__ = loaded_on_use(__name__, _HOMES)
 
 DEFAULT_BODIES: Final = ({"n": 1}, {"n": 2})
 
