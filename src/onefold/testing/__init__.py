@@ -87,6 +87,9 @@ def explore(
         handlings = tuple(handler.handlers.values())
         if not handlings:
             raise Misuse("the endpoint has no handler")
+        for each in handlings:
+            if each.key is None or each.takes_db:
+                raise Misuse(f"{each.queue}: a handler that keeps its state in tables of your own cannot be explored")
         stage = Stage(check_name(str(getattr(handler, "name", "endpoint")), "name"), handlings, workers)
     elif callable(handler):
         name = str(getattr(handler, "__name__", "handler")).strip("_<>") or "handler"

@@ -309,3 +309,10 @@ def test_the_command_explores_the_shipped_plans(capsys):
 def test_the_command_refuses_what_makes_no_sense(words, told, capsys):
     assert main(["explore", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_handler_with_tables_of_its_own_is_not_explored(tmp_path):
+    app = Endpoint("shop", store=f"sqlite:///{tmp_path}/a.db")
+    app.handler("orders")(lambda message: [])
+    with pytest.raises(Misuse, match="orders: a handler that keeps its state in tables of your own cannot be explored"):
+        explore(app)
