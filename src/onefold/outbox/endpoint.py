@@ -1,6 +1,6 @@
 """An endpoint: handlers for queues, with the stores and the transport behind them.
 
-    app = Endpoint("billing", store="sqlite:///billing.db", transport="sqlite:///queue.db")
+    app = Endpoint("billing", store="sqlite:///billing.db")
 
     @app.handler("orders", key="order")
     def pay(state, message):

@@ -73,7 +73,7 @@ _CLOCK: Final = """
     )
 """
 _LENT: Final = "(select * from unnest(%(positions)b::bigint[], %(loans)b::int[]) as lent (position, loan))"
-_STRAY: Final = f"starts_ms - span_ms > (select now from clock) + {ports.STEP_MS}"  # noqa: S608 # parts of this file alone
+_STRAY: Final = f"starts_ms - span_ms > (select now from clock) + {ports.STEP_MS}"  # noqa: S608
 # Of each queue: what waits, what had to wait and is due, and what only a wrong clock can have told to wait: if the one
 # that is due last began in time, so did all others.
 _LEASE: Final = f"""
