@@ -84,7 +84,10 @@ __all__ = [
 __getattr__ = loaded_on_use(
     __name__,
     {
-        "Desk": "desk", "DeskApp": "desk", "Endpoint": "endpoint",
-        "MemoryLedger": "stores.sqlite", "MemoryQueue": "stores.sqlite",
+        "Desk": "desk",
+        "DeskApp": "desk",
+        "Endpoint": "endpoint",
+        "MemoryLedger": "stores.sqlite",
+        "MemoryQueue": "stores.sqlite",
     },
 )
