@@ -89,7 +89,7 @@ def test_a_web_app_that_is_killed_has_sent_as_many_messages_as_it_has_orders(pos
             wait_for(port)
             threads = [Thread(target=place_orders, args=(port, range(sent + n * 1_000, sent + (n + 1) * 1_000)))
                        for n in range(4)]  # fmt: skip
-            before = db.execute("select count(*) from orders").fetchone()
+            before = db.execute("select count(*) from orders").fetchone() or (0,)
             for thread in threads:
                 thread.start()
             deadline = monotonic() + 60

@@ -22,6 +22,7 @@ makes messages with retries, losses and disorder from one seed, and the truth be
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold.errors import BadInput, Misuse
@@ -49,7 +50,7 @@ def explore(
     messages: Iterable[Any] | None = None,
     *,
     key: Any = None,
-    plan: str = "transactional",
+    plan: str | None = None,
     workers: int = 2,
     crashes: int = 1,
     expiries: int = 1,
@@ -61,8 +62,9 @@ def explore(
 
     ``handler`` is a function ``(state, message) -> (state, outgoing)``, or an `Endpoint`: then what its handlers send
     to each other is handled too. ``messages`` are bodies, or pairs of queue and body; ``key`` names the entity as in
-    `Endpoint.handler`, None: all are for one. ``plan`` may be "all". ``invariant`` is given all states by the name of
-    their entity, whenever one changed; it raises `AssertionError` or returns False if that must not be.
+    `Endpoint.handler`, None: all are for one. ``plan`` may be "all"; None: the endpoint's. ``invariant`` is given all
+    states by the name of their entity, whenever one changed; it raises `AssertionError` or returns False if that must
+    not be.
 
     Cost: some 20,000 states a second; each message, worker or fault more multiplies them by about five.
 
@@ -71,6 +73,8 @@ def explore(
     >>> explore(count, crashes=0).complete
     True
     """
+    notes: tuple[str, ...] = ()
+    plan = plan or getattr(handler, "plan", "transactional")
     plans = list(SHIPPED) if plan == "all" else [plan]
     if plans[0] not in SHIPPED:
         raise Misuse(f"plan is {plan!r}, must be one of {', '.join(SHIPPED)}, or 'all'", plan=plan)
@@ -79,9 +83,11 @@ def explore(
     if hasattr(handler, "handlers"):
         if key is not None:
             raise Misuse("key has no effect: the handlers of an endpoint have theirs")
-        handlings = tuple(handler.handlers.values())
+        handlings = tuple(each for each in handler.handlers.values() if each.key is not None and not each.takes_db)
+        unknown = handler.handlers.keys() - {each.queue for each in handlings}
+        notes = tuple(f"{queue}: not explored, its handler writes tables of its own" for queue in sorted(unknown))
         if not handlings:
-            raise Misuse("the endpoint has no handler")
+            raise Misuse(notes[0] if notes else "the endpoint has no handler")
         stage = Stage(check_name(str(getattr(handler, "name", "endpoint")), "name"), handlings, workers)
     elif callable(handler):
         name = str(getattr(handler, "__name__", "handler")).strip("_<>") or "handler"
@@ -101,7 +107,8 @@ def explore(
         raise
     except BadInput as error:
         raise Misuse(f"{error}: pass messages= that can be taken, and the key= of their entity") from error
-    return parts[0] if len(parts) == 1 else together("all", parts)
+    whole = parts[0] if len(parts) == 1 else together("all", parts)
+    return replace(whole, findings=(*notes, *whole.findings))
 
 
 def _addressed(stage: Stage, messages: Iterable[Any]) -> tuple[tuple[str, Any], ...]:

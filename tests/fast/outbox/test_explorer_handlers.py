@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from onefold import Out
+from onefold import Endpoint, Out
 from onefold.cli.main import main
 from onefold.errors import Misuse
 from onefold.outbox.plans import Handling
@@ -75,6 +75,16 @@ def test_messages_between_the_handlers_of_an_endpoint_are_explored():
     found = explore(endpoint(), [("orders", {"order": 7})])
     assert found.complete
     assert found.states > explore(forward, [{"order": 7}], key="order").states
+
+
+def test_what_keeps_its_state_elsewhere_is_not_explored_and_told():
+    app = Endpoint("shop", store="memory://")
+    app.handler("rows")(lambda message: [])
+    with pytest.raises(Misuse, match="rows: not explored, its handler writes tables of its own"):
+        explore(app, [{"n": 1}])
+    app.handler("orders", key="n")(count)
+    found = explore(app, [{"n": 1}], crashes=0)
+    assert (found.plan, found.findings) == ("local", ("rows: not explored, its handler writes tables of its own",))
 
 
 def test_a_handler_that_changes_the_state_it_is_given_does_no_harm():
