@@ -1,5 +1,5 @@
-"""A web app that writes its own row and sends in one transaction (``uvicorn tests.lib.order_app:app``), and its
-consumer (``python -m tests.lib.order_app``), whose handler writes a table of its own. Both are there to be killed."""
+"""A web app that writes its own row and sends in one transaction: ``uvicorn tests.lib.order_app:app``; its consumer is
+``python -m tests.lib.order_app``, whose handler writes a table of its own. Both are there to be killed."""
 
 import os
 

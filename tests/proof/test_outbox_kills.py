@@ -89,11 +89,11 @@ def test_a_web_app_that_is_killed_has_sent_as_many_messages_as_it_has_orders(pos
             wait_for(port)
             threads = [Thread(target=place_orders, args=(port, range(sent + n * 1_000, sent + (n + 1) * 1_000)))
                        for n in range(4)]  # fmt: skip
-            before = db.execute("select count(*) from orders").fetchone() or (0,)
+            (before,) = db.execute("select count(*) from orders").fetchone() or (0,)
             for thread in threads:
                 thread.start()
             deadline = monotonic() + 60
-            while db.execute("select count(*) >= %s from orders", [before[0] + 20]).fetchone() == (False,):
+            while db.execute("select count(*) >= %s from orders", [before + 20]).fetchone() == (False,):
                 assert monotonic() < deadline, "no orders"
             for process in processes:
                 process.kill()

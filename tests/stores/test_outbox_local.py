@@ -365,6 +365,38 @@ def test_coroutines_that_are_not_ready_hold_nobody(app):
     assert (done[-1], sorted(done)) == (0, list(range(10)))
 
 
+def test_messages_of_one_key_are_handled_in_order_by_whoever_consumes(place):
+    """Three consumers with small batches; some messages fail once, one for ever."""
+    seen: dict[int, list[int]] = {key: [] for key in range(5)}
+    failures: dict[int, int] = {}
+
+    def consumer() -> None:
+        with Endpoint("shop", store=place.url) as app:
+
+            @app.handler("orders", key="key", ordered=True)
+            def handle(state, message):
+                n = message["n"]
+                if n == 61 or (n % 17 == 3 and failures.setdefault(n, 0) < 1):
+                    failures[n] = failures.get(n, 0) + 1
+                    raise ValueError("no")
+                return [*(state or []), n], []
+
+            app.consume(until_empty=True, batch=7, attempts_max=3, backoff_s=0.02)
+
+    with Endpoint("shop", store=place.url) as app:
+        app.take("s", 1, [Out("orders", {"key": n % 5, "n": n}) for n in range(120)])
+        threads = [threading.Thread(target=consumer) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert {key: app.state(str(key)) for key in seen} == {
+            key: [n for n in range(key, 120, 5) if n != 61] for key in seen
+        }
+        [letter] = app.world.queue.buried()
+        assert (unpack_message(letter.payload)["n"], app.world.queue.waiting()) == (61, {})
+
+
 KILLED = """
 import os, sys
 from onefold import Endpoint

@@ -55,7 +55,13 @@ _Order: TypeAlias = Annotated[
     str, Option(help='Of ids and producers: column of the order, such as the arrival, or "none".')
 ]
 _Epoch: TypeAlias = Annotated[
-    str, Option(help='Of producers: column of the epoch, which rises at a restart, or "none".')
+    str, Option(help='Of producers: column of the epoch; a row of an older one is rejected; or "none".')
+]
+_Time: TypeAlias = Annotated[
+    str,
+    Option(
+        help='Of producers whose counters restart: column of the time of a message, which its copies share, or "none".'
+    ),
 ]
 _Payload: TypeAlias = Annotated[
     str, Option(help='Of ids and producers: columns of the content; a copy that differs is a conflict; or "none".')
@@ -93,6 +99,7 @@ def check(
     producer: Producer = None,
     order: _Order = "none",
     epoch: _Epoch = "none",
+    time: _Time = "none",
     payload: _Payload = "none",
     memory: Annotated[
         Literal["highest", "gaps"], Option(help="Of producers: is a lower sequence that was never seen new?")
@@ -119,7 +126,7 @@ def check(
 
     given = Given(
         id, key, timestamp, sequence, previous_timestamp, previous_sequence, arrival, floor, producer, order, epoch,
-        payload, memory, jump_max, gap_count_max,
+        time, payload, memory, jump_max, gap_count_max,
     )  # fmt: skip
     engine = given.engine()
     kind = format_of(path) if format == "auto" else format
@@ -131,7 +138,10 @@ def check(
         source = SourceSpec(path=path, format=kind, bad_files=bad_files, partition_types=partition_types)
         with _columns_in_options(path, engine):
             result = jobs.check(spark, source, engine, ranges_max=ranges, say=say).to_dict()
-    if _show_findings(result, json):
+    found = _show_findings(result, json)
+    for untold in (each for each in result["cannot_tell"] if each["option"] == "time"):
+        people.lines(text.foreign(f"try: {_command(path, engine, {'time': untold['value']})}", text.LINE_MAX))
+    if found:
         raise Exit(1)
 
 
@@ -149,6 +159,7 @@ class Given(NamedTuple):
     producer: str | None
     order: str
     epoch: str
+    time: str
     payload: str
     memory: Literal["highest", "gaps"]
     jump_max: int
@@ -177,6 +188,7 @@ class Given(NamedTuple):
             "--memory": (self.memory, "gaps"),
             "--jump-max": (self.jump_max, 0),
             "--epoch": (self.epoch, "none"),
+            "--time": (self.time, "none"),
         }
         of_chains["--floor"] = (self.floor, "open")
         is_numbered = key != _KEY and self.sequence not in (None, "none")
@@ -197,7 +209,7 @@ class Given(NamedTuple):
         refuse_without({"--key": (key, _KEY), **of_chains}, "no --producer")
         numbered = ProducerColumns(
             producer=names_of(producer), sequence=self.sequence or "sequence", order=order, epoch=_maybe(self.epoch),
-            payload=content,
+            time=_maybe(self.time), payload=content,
         )  # fmt: skip
         bounds = {"gap_count_max": self.gap_count_max, "jump_max": self.jump_max or None}
         return ProducersEngine(columns=numbered, memory=self.memory, **bounds)  # type: ignore[arg-type]
@@ -222,22 +234,27 @@ def _show_findings(result: dict[str, Any], json: bool) -> bool:
 @contextmanager
 def _columns_in_options(path: str, engine: "Engine") -> Iterator[None]:
     """Say of a column that is not there what the command could be."""
-    from onefold.spark.columns import Usual
-
     try:
         yield
     except Misuse as error:
         if "role" not in error.values:
             raise
-        chosen: dict[str, list[str]] = {}
-        for role, name in engine.columns.named:
-            if not isinstance(name, Usual):
-                chosen.setdefault(role, []).append(name)
         wrong, required = error.values["role"], error.values["required"]
-        named = {role: ",".join(names) for role, names in chosen.items()} | {wrong: "COLUMN" if required else "none"}
-        options = (f"--{role.replace('_', '-')} {shlex.quote(name)}" for role, name in named.items())
-        command = f"onefold check {shlex.quote(path)} {' '.join(options)}"
+        command = _command(path, engine, {wrong: "COLUMN" if required else "none"})
         raise Misuse(f"{error.values['said']}; try: {command}", **error.values) from error
+
+
+def _command(path: str, engine: "Engine", changes: dict[str, str]) -> str:
+    """The command with these columns, by their roles, instead of its own."""
+    from onefold.spark.columns import Usual
+
+    chosen: dict[str, list[str]] = {}
+    for role, name in engine.columns.named:
+        if not isinstance(name, Usual):
+            chosen.setdefault(role, []).append(name)
+    named = {role: ",".join(names) for role, names in chosen.items()} | changes
+    options = (f"--{role.replace('_', '-')} {shlex.quote(name)}" for role, name in named.items())
+    return f"onefold check {shlex.quote(path)} {' '.join(options)}"
 
 
 PEEK_BYTES_MAX = 64 << 20

@@ -116,7 +116,7 @@ class Endpoint:
 
     def handler(
         self, queue: str, *, key: KeyOf | None = None, body: Any = None, retry: Retry | None = None,
-        fatal: type[Exception] | tuple[type[Exception], ...] = (),
+        fatal: type[Exception] | tuple[type[Exception], ...] = (), ordered: bool = False,
     ) -> Callable[[Decorated], Decorated]:  # fmt: skip
         """Makes a function ``(state, message) -> (state, outgoing)`` the handler of a queue; it may be a coroutine.
 
@@ -127,7 +127,8 @@ class Endpoint:
 
         ``body``: the type that a body must have, a dataclass, a pydantic model or any other that pydantic knows;
         ``message.body`` is one then, and what cannot be one is a dead letter at once. ``retry``: for this queue instead
-        of the consumer's. ``fatal``: errors after which it is not tried again.
+        of the consumer's. ``fatal``: errors after which it is not tried again. ``ordered``: messages of one key are
+        handled in the order in which they were sent, whoever consumes them; one that fails holds those behind it.
         """
         check_queue(queue)
         if key is not None and not (isinstance(key, str) and key) and not callable(key):
@@ -144,6 +145,8 @@ class Endpoint:
                 raise Misuse(f"{queue}: the handler is {call!r}, must be a function")
             if queue in self._handlers:
                 raise Misuse(f"{queue} has a handler in {self.name} already: {self._handlers[queue].call!r}")
+            if ordered and (key is None or self.plan != "local"):
+                raise Misuse(f"{queue}: ordered needs a key, and the plan 'local'")
             takes_db = _arguments(call) == (2 if key is None else 3)
             if self.plan != "local" and (key is None or takes_db):
                 what = "a key" if key is None else "its state, not the connection"
@@ -152,7 +155,7 @@ class Endpoint:
                 raise Misuse(f"{queue}: a handler that takes the connection cannot be a coroutine")
             if takes_context(call) and takes_db:
                 raise Misuse(f"{queue}: a handler takes ctx or db: what is done outside cannot be rolled back with db")
-            self._handlers[queue] = Handling(queue, call, key, takes_db, decode, retry, fatals)
+            self._handlers[queue] = Handling(queue, call, key, takes_db, decode, retry, fatals, ordered)
             return call
 
         return register

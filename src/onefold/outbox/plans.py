@@ -604,18 +604,18 @@ def transactional(key: Key, message: Message) -> Attempt:
     return outcome
 
 
-Ends = tuple["Outcome | HandlerFailed", ...]
-"""Of messages that were folded, in their order."""
+Ends = tuple["Outcome | HandlerFailed | None", ...]
+"""Of messages that were folded, in their order; None: one before it failed, and it waits for that one."""
 
 
-def folded(key: Key | None, messages: tuple[Message, ...]) -> Generator[Step, Any, Ends]:
+def folded(key: Key | None, messages: tuple[Message, ...], *, in_order: bool = False) -> Generator[Step, Any, Ends]:
     """For one database that has the queue, too: messages of one entity, the handler folded over its state, and all of
-    it in one transaction. One that fails changes nothing, and the others are as if it had not been there. ``key`` None:
-    the handler keeps no state here."""
+    it in one transaction. One that fails changes nothing, and the others are as if it had not been there; ``in_order``:
+    those behind it wait for it. ``key`` None: the handler keeps no state here."""
     receipts: tuple[str | None, ...] = yield Lease(tuple(message.token for message in messages))
     entity: Entity | None = None if key is None else (yield Peek(key))
     state = None if entity is None else entity.state
-    ends: list[Outcome | HandlerFailed] = [Outcome.DUPLICATE] * len(messages)
+    ends: list[Outcome | HandlerFailed | None] = [Outcome.DUPLICATE] * len(messages)
     ours: list[str] = []
     outgoing: list[tuple[Message, Outgoing]] = []
     for number, (message, receipt) in enumerate(zip(messages, receipts, strict=True)):
@@ -627,6 +627,9 @@ def folded(key: Key | None, messages: tuple[Message, ...]) -> Generator[Step, An
                 done = yield from _asked_with_row(receipt, message.token, state, number)
         except HandlerFailed as error:
             ends[number] = error
+            if in_order:
+                ends[number + 1 :] = [None] * (len(messages) - number - 1)
+                break
             continue
         if done is None:  # somebody else has it now, or had
             ends[number] = Outcome.CONFLICT
@@ -655,6 +658,7 @@ def local(key: Key, message: Message) -> Attempt:
     (end,) = yield from folded(key, (message,))
     if isinstance(end, HandlerFailed):
         raise end
+    assert end is not None, "there is none before it"
     return end
 
 
@@ -952,6 +956,8 @@ class Handling(NamedTuple):
     """None: as the consumer is set."""
     fatal: tuple[type[Exception], ...] = ()
     """Errors that no other attempt would mend: a dead letter at once."""
+    ordered: bool = False
+    """Messages of one key are handled in the order in which they were sent."""
 
     def read(self, message: Message) -> tuple[str | None, Message]:
         """The name of its entity, if it has one, and the message as the handler wants it."""

@@ -305,6 +305,11 @@ class LocalStore(Ledger, Queue, Protocol):
     def transact(self, work: Callable[[LocalTransaction], T]) -> T:
         """What this makes of a transaction, durable when it returns; undone if it raises. It may be called again."""
 
+    def lease_in_turn(self, queue: str, turn_of: Callable[[bytes], str], limit: int, lease_ms: int) -> list[Delivery]:
+        """The oldest parcels of this queue whose turn it is: of one turn none that is behind one which is on loan, or
+        waits after it was given out; who waits for its time from the beginning holds nobody. ``turn_of`` a payload is
+        asked once, for each parcel."""
+
     def holds_row(self, delivery: Delivery) -> bool:
         """Whether its row is there, leased to whomever."""
 

@@ -425,7 +425,7 @@ def job_of(plan: str, works: Sequence[Work], loop: Loop, now_ms: int, db: LocalT
         if len(deliveries) < len(works):
             raise Misuse("the plan 'local' needs the delivery of the message: its row is its token")
         messages = tuple(work.message for work in works)
-        return Job(plans.folded(first.key, messages), handles, deliveries)
+        return Job(plans.folded(first.key, messages, in_order=first.handling.ordered), handles, deliveries)
     assert first.key is not None, "only 'local' has handlers without state"
     return Job(PLANS[plan](first.key, first.message), handles, deliveries)
 

@@ -43,9 +43,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
+from hashlib import sha256
 from operator import add
 from queue import Empty, SimpleQueue
-from random import choice, uniform
+from random import choice, sample, uniform
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -56,6 +57,7 @@ from onefold.outbox.plans import (
     RECOVERIES,
     SECONDS_MAX,
     HandlerFailed,
+    Handling,
     Key,
     Message,
     Outcome,
@@ -323,7 +325,7 @@ class Consumer:
                     lot = Lot(batch=Batch(self._ready_jobs()))
                     if not self.ending.is_set() and len(self._late) < LATE_MAX:
                         wait_ms = LATE_WAIT_MS if self._late else 0 if lot.batch.jobs else patience_ms
-                        deliveries = queue.lease(queues, settings.batch, settings.lease_ms, wait_ms)
+                        deliveries = self._lease(wait_ms)
                     elif not lot.batch.jobs:
                         sleep(LATE_WAIT_MS / 1000)
                     if not deliveries and not lot.batch.jobs and settings.until_empty:
@@ -344,6 +346,31 @@ class Consumer:
                 outages, due = outages + 1, monotonic() + settings.backoff_s
             elif outages and (deliveries or monotonic() > due):  # before that, what failed has not come again
                 outages, self.trouble = 0, None
+
+    def _lease(self, wait_ms: int) -> list[Delivery]:
+        """Of the ordered queues first: they have nothing to be woken by."""
+        handlers, settings, world = self.app.handlers, self.settings, self.app.world
+        ordered = [handling for handling in handlers.values() if handling.ordered]
+        deadline = monotonic() + wait_ms / 1000
+        while True:
+            for handling in sample(ordered, len(ordered)):
+
+                def turn_of(payload: bytes, handling: Handling = handling) -> str:
+                    try:
+                        return str(handling.read(unpack_message(payload))[0])
+                    except Exception:  # it will be set aside
+                        return f"#{sha256(payload).hexdigest()}"
+
+                args = handling.queue, turn_of, settings.batch, settings.lease_ms
+                if deliveries := world.local.lease_in_turn(*args):
+                    return deliveries
+            others = [name for name, handling in handlers.items() if not handling.ordered]
+            if not ordered:
+                return world.queue.lease(others, settings.batch, settings.lease_ms, wait_ms)
+            if others and (deliveries := world.queue.lease(others, settings.batch, settings.lease_ms, 0)):
+                return deliveries
+            if monotonic() >= deadline or self.ending.wait(POLL_S):
+                return []
 
     def _ready_jobs(self) -> list[Job]:
         """Of the late ones, those that can go on."""
@@ -397,8 +424,14 @@ class Consumer:
         """Begin with the messages whose turn it is; False if there are none. What was given out before is alone."""
         if not lot.messages or lot.error is not None:
             return False
-        first = [message for message in lot.messages if message.delivery.times == 1]
-        candidates = first or [choice(lot.messages)]
+        first, alone, behind = list[InHand](), list[InHand](), set[Key | str]()
+        for message in lot.messages:
+            if message.turn in behind:
+                continue
+            (first if message.delivery.times == 1 else alone).append(message)
+            if message.work.handling.ordered and message.delivery.times > 1:
+                behind.add(message.turn)
+        candidates = first or [choice(alone)]
         with self._freed:
             turns = {message.turn for message in candidates}
             self._freed.wait_for(lambda: not self._busy.issuperset(turns), TURN_S)
@@ -439,10 +472,12 @@ class Consumer:
         with self._lock:
             group = self._of.pop(job)
         ends = job.ended if isinstance(job.ended, tuple) else [job.ended] * len(group)
-        again, failed = [], []
+        again, failed, behind = list[InHand](), list[Delivery](), list[Delivery]()
         for message, end in zip(group, ends, strict=True):
             delivery, work, _, tries = message
-            if end is Outcome.CONFLICT and tries < CONFLICT_TRIES_MAX:
+            if end is None:
+                behind.append(delivery)
+            elif end is Outcome.CONFLICT and tries < CONFLICT_TRIES_MAX:
                 # Read anew: the handler may have changed the body that it was given.
                 fresh = work._replace(message=work.handling.typed(unpack_message(delivery.payload)))
                 again.append(message._replace(work=fresh, tries=tries + 1))
@@ -459,7 +494,15 @@ class Consumer:
                 self._handler_failed(delivery, work.message, end)
         if failed:
             self._store_failed(failed)
-        lot.messages += again
+        done = all(end in (Outcome.APPLIED, Outcome.DUPLICATE) for end in ends)
+        if group[0].work.handling.ordered and not done and len(again) < len(group):  # the rest has to wait for it
+            behind += [message.delivery for message in (*again, *lot.messages) if message.turn == group[0].turn]
+            lot.messages = [message for message in lot.messages if message.turn != group[0].turn]
+            again = []
+        if behind:
+            self.books.received(-len(behind))
+            self._let_go(behind, anew=True)
+        lot.messages = again + lot.messages
         with self._freed:
             self._busy.discard(group[0].turn)
             self._freed.notify_all()

@@ -440,6 +440,7 @@ def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
     question = "Was anything refused or left open?"
     checks = [
         lost, twice, *between, _missing(ranges, untold.get("lost")),
+        *([Check("note", "What was lost around restarts?", _untold(part))] if (part := untold.get("restarts")) else []),
         Check("warn", question, f"Yes: {refused}.") if refused else Check("ok", question, "No."),
     ]  # fmt: skip
     bad = any(check.level == "bad" for check in checks)
@@ -539,8 +540,9 @@ def _twice(audit: ReportPart, ledger: VerdictTable, untold: ReportPart | None) -
 
 
 def _untold(part: ReportPart) -> str:
+    what = f"Cannot be told: {part['what'].text(LINE_CHARS_MAX)}."
     setting = f'{part["option"].text()} = "{part["value"].text()}"'
-    return f"Cannot be told: {part['what'].text(LINE_CHARS_MAX)}. In [judge], {setting} would tell."
+    return f"{what} In [judge], {setting} would tell." if part["option"].text() else what
 
 
 def _orphans(audit: ReportPart) -> Iterator[Check]:

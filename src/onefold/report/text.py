@@ -95,12 +95,12 @@ def ranges(run: Mapping[str, Any]) -> RenderableType:
 def findings(run: Mapping[str, Any]) -> list[str]:
     """What is not as it should be, one line each; nothing if nothing was found."""
     tally = Tally.from_dict(run["tally"])
-    files = run.get("manifest", {})  # runs of earlier versions kept none
+    files, missing = run.get("manifest", {}), run.get("missing_messages")  # runs of earlier versions kept none
     counts: Iterable[tuple[int, str]] = (
         (tally.count(Verdict.REPEAT), "repeated messages"),
         (tally.count(Verdict.UNSURE), "messages that cannot be known"),
         (tally.count(Verdict.REJECT), "rejected rows"),
-        (run["missing_ranges"], "missing ranges"),
+        (run["missing_ranges"], f"missing ranges of {missing:,} messages" if missing else "missing ranges"),
         (len(files.get("set_aside", ())), "files that cannot be read"),
         (len(files.get("changed", ())), "files that changed while they were judged"),
     )
@@ -112,6 +112,9 @@ def cannot_tell(run: Mapping[str, Any], *, toml: bool = False) -> list[Text]:
     lines = []
     for untold in run.get("cannot_tell", ()):
         option, value = untold["option"], untold["value"]
+        if not option:
+            lines.append(foreign(f"cannot be told: {untold['what']}", LINE_MAX))
+            continue
         shared = ", a column that copies share," if option == "timestamp" else ""
         setting = f'{option} = "{value}" in [judge]' if toml else f"--{option.replace('_', '-')} {value}"
         lines.append(foreign(f"cannot be told: {untold['what']}; {setting}{shared} would tell", LINE_MAX))

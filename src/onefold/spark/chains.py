@@ -30,6 +30,7 @@ from onefold.spark.notes import NoteRules
 
 if TYPE_CHECKING:
     from onefold.settings import Judge
+    from onefold.tally import Tally
 
 JUMP_MAX_MS = 900_000
 """A quarter of an hour: more than clocks that are set at all are off, less than a mistaken year, day or unit."""
@@ -185,7 +186,7 @@ class ChainsEngine(Engine):
     def keys(self, rows: DataFrame) -> int:
         return rows.where(F.col(host.REASON) == "new_chain").count()
 
-    def cannot_tell(self) -> Sequence[Untold]:
+    def cannot_tell(self, tally: Tally) -> Sequence[Untold]:
         """Without previous numbers a loss leaves no trace, and a number is all that a message is known by."""
         if self.columns.previous_timestamp is not None:
             return ()

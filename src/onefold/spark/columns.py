@@ -168,6 +168,9 @@ class ProducerColumns(RoleColumns):
     order: str | None = None
     """The order of judgement, such as the offset in the log, or a time. Null comes before all others. None: rows are
     judged in the order of their sequences."""
+    time: str | None = None
+    """When the producer made the message, the same for all copies: where the sequence falls and the time rises, the
+    counter of the producer restarted. None: it never does."""
     epoch: str | None = None
     """A row whose epoch is below that of an earlier one comes from a zombie. Null or negative: it has none."""
     payload: tuple[str, ...] = ()
@@ -175,7 +178,7 @@ class ProducerColumns(RoleColumns):
 
     key_role = ranged = "producer"
     plain = ("producer", "payload")
-    times = ("order",)
+    times = ("order", "time")
     required = ("producer", "sequence", "payload")
 
 
@@ -320,6 +323,20 @@ def in_order(df: DataFrame, name: str) -> Column:
     spread = _within(ms, most) + 999 * _within(ms, TIMESTAMP_MAX)
     micros = F.when(ms.between(-TIMESTAMP_MAX, TIMESTAMP_MAX - 1), F.call_function("div", below, F.lit(1000)))
     return F.when(ms.isNotNull(), spread + F.coalesce(micros, F.lit(0).cast("long")))
+
+
+def ordered_time(df: DataFrame, name: str, value: Column) -> Column:
+    """What `in_order` made of a time of this column, back: of the type of the column if it is one of times, else
+    milliseconds."""
+    kind, unit = df.schema[name].dataType, unit_of(df, name)
+    if isinstance(kind, STAMPS):
+        below = F.pmod(value, F.lit(1000))
+        return as_time(F.call_function("div", value - below, F.lit(1000)), below * 1000, kind)
+    if unit == "text":
+        far = F.abs(value) > 1000 * TIMESTAMP_MAX
+        near = F.call_function("div", value, F.lit(1000))
+        return F.when(far, value - F.signum(value).cast("long") * 999 * TIMESTAMP_MAX).otherwise(near)
+    return as_time(value, None, kind) if isinstance(kind, TIME) else value
 
 
 def unit_of(df: DataFrame, name: str) -> Literal["ms", "us", "text"]:

@@ -26,6 +26,7 @@ from onefold.spark.host import Codes, Integers, KeyColumns, MemoryOptions, Trans
 from onefold.spark.meaning import Meaning
 from onefold.spark.memory import Bucket, KeyRecords
 from onefold.spark.notes import NoteRules
+from onefold.tally import Tally
 from onefold.verdict import Answer
 
 if TYPE_CHECKING:
@@ -56,10 +57,10 @@ class AnyShape:
 class Untold(NamedTuple):
     """Something that an engine cannot tell with these settings, and the setting that would tell it."""
 
-    about: Literal["lost", "copies"]
+    about: Literal["lost", "copies", "restarts"]
     what: str
-    option: str  # the setting's name
-    value: str  # what it must be; COLUMN stands for the name of a column
+    option: str = ""  # the setting's name; empty: nothing would tell it
+    value: str = ""  # what it must be; COLUMN stands for the name of a column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +221,10 @@ class Engine(ABC):
     def missing(self, firsts: DataFrame) -> DataFrame:
         """The ranges that are known to be missing: the key, lower ends (seen; null: before all), upper ends."""
 
+    def missing_messages(self, ranges: DataFrame) -> Column | None:
+        """How many messages all missing ranges are; None: their numbers have holes by themselves."""
+        return None
+
     def naming(self, rows: DataFrame) -> DataFrame:
         """Of the judged rows of a table as few as have every key among them."""
         return rows
@@ -239,8 +244,12 @@ class Engine(ABC):
         """What a batch run publishes besides, by the name of its folder, made from the judged rows."""
         return {}
 
-    def cannot_tell(self) -> Sequence[Untold]:
+    def cannot_tell(self, tally: Tally) -> Sequence[Untold]:
         """What nobody may claim of rows that were judged like this, beyond what guarantees.md says of the engine."""
+        return ()
+
+    def doubts(self, rows: DataFrame, tally: Tally) -> Sequence[Untold]:
+        """What else a check cannot tell, by a look at all columns of the rows that were judged."""
         return ()
 
     @abstractmethod

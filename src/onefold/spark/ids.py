@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from onefold.settings import Judge
+    from onefold.tally import Tally
 
 Keep = Literal["first", "last"]
 
@@ -365,7 +366,7 @@ class IdsEngine(Engine):
     def keys(self, rows: DataFrame) -> int:
         return rows.where(F.col(host.VERDICT) == "FIRST").count()
 
-    def cannot_tell(self) -> Sequence[Untold]:
+    def cannot_tell(self, tally: Tally) -> Sequence[Untold]:
         what = "what was lost: an id says nothing of the messages around it, a running number per sender does"
         return (Untold("lost", f'{what} (engine "producers")', "sequence", "COLUMN"),)
 

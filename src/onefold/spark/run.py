@@ -55,6 +55,7 @@ class Run:
     gaps: int
     ranges: list[dict[str, Any]]  # the first missing ranges: key columns, lower and upper ends
     seconds: float
+    missing: int | None = None  # how many messages these ranges are, where that is known
     cannot_tell: Sequence[Untold] = ()  # what nobody may claim of this run, and which setting would tell it
     absent: Sequence[str] = ()  # usual columns that the source does not have, and that the judgement did without
     others: int = 0  # how many rows of the source were no messages: counted, not judged
@@ -77,6 +78,7 @@ class Run:
             "keys": self.keys,
             "missing_ranges": self.gaps,
             "missing_ranges_shown": self.ranges,
+            "missing_messages": self.missing,
             "cannot_tell": [untold._asdict() for untold in self.cannot_tell],
             "absent_columns": list(self.absent),
             "state_entries": self.keys + self.gaps,  # what a detector would remember: one head per key, and the gaps
@@ -151,6 +153,7 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
         needed = {name for _, name in read.engine.columns.named} | {CORRUPT}
         narrow = read.messages.select(*(F.col(quoted(name)) for name in read.messages.columns if name in needed))
         judged = _judge(read, narrow, Place(spark, folder), "mark", ranges_max, say, Passing())
+        judged.result["cannot_tell"] += tuple(read.engine.doubts(read.messages, judged.result["tally"]))
         return Run(**judged.result, others=read.engine.others(read.opened.rows), seconds=monotonic() - started)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -341,7 +344,10 @@ def _judge(
         "keys": keys,
         "gaps": len(ranges) if len(ranges) < ranges_max else watched.rows or gaps.count(),
         "ranges": ranges,
-        "cannot_tell": engine.cannot_tell(),
+        "missing": gaps.agg(count).collect()[0][0]
+        if (count := engine.missing_messages(gaps)) is not None and ranges
+        else None,
+        "cannot_tell": engine.cannot_tell(tally),
         "absent": read.absent,
         "manifest": opened.manifest,
         "changed": opened.changed(),

@@ -17,12 +17,12 @@ it does unseen is done once per call: `Exploration.calls_max` times at most.
     write(make(Traffic(rows=10_000, faults=Faults(copies=0.05))), "traffic")
 
 makes messages with retries, losses and disorder from one seed, and the truth beside them; `score` holds a run to it.
+`make_readings(Readings(...))` makes readings of devices that number them and reboot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold.errors import BadInput, Misuse
@@ -34,13 +34,17 @@ from onefold.outbox.plans import Handling, check_name, check_queue
 
 if TYPE_CHECKING:
     from onefold.testing.faults import Faults
+    from onefold.testing.readings import Readings, make_readings
     from onefold.testing.traffic import Made, Score, Traffic, make, score, write
 
-__all__ = ["Convicted", "Exploration", "Faults", "Made", "Score", "Traffic", "explore", "make", "score", "write"]
+__all__ = [
+    "Convicted", "Exploration", "Faults", "Made", "Readings", "Score", "Traffic", "explore", "make", "make_readings",
+    "score", "write",
+]  # fmt: skip
 
-__getattr__ = loaded_on_use(
-    __name__, {"Faults": "faults", **dict.fromkeys(("Made", "Score", "Traffic", "make", "score", "write"), "traffic")}
-)
+_HOMES = {"Faults": "faults", "Readings": "readings", "make_readings": "readings"}
+_HOMES |= dict.fromkeys(("Made", "Score", "Traffic", "make", "score", "write"), "traffic")
+__getattr__ = loaded_on_use(__name__, _HOMES)
 
 DEFAULT_BODIES: Final = ({"n": 1}, {"n": 2})
 
@@ -73,7 +77,6 @@ def explore(
     >>> explore(count, crashes=0).complete
     True
     """
-    notes: tuple[str, ...] = ()
     plan = plan or getattr(handler, "plan", "transactional")
     plans = list(SHIPPED) if plan == "all" else [plan]
     if plans[0] not in SHIPPED:
@@ -83,11 +86,12 @@ def explore(
     if hasattr(handler, "handlers"):
         if key is not None:
             raise Misuse("key has no effect: the handlers of an endpoint have theirs")
-        handlings = tuple(each for each in handler.handlers.values() if each.key is not None and not each.takes_db)
-        unknown = handler.handlers.keys() - {each.queue for each in handlings}
-        notes = tuple(f"{queue}: not explored, its handler writes tables of its own" for queue in sorted(unknown))
+        handlings = tuple(handler.handlers.values())
         if not handlings:
-            raise Misuse(notes[0] if notes else "the endpoint has no handler")
+            raise Misuse("the endpoint has no handler")
+        for each in handlings:
+            if each.key is None or each.takes_db:
+                raise Misuse(f"{each.queue}: a handler that keeps its state in tables of your own cannot be explored")
         stage = Stage(check_name(str(getattr(handler, "name", "endpoint")), "name"), handlings, workers)
     elif callable(handler):
         name = str(getattr(handler, "__name__", "handler")).strip("_<>") or "handler"
@@ -107,8 +111,7 @@ def explore(
         raise
     except BadInput as error:
         raise Misuse(f"{error}: pass messages= that can be taken, and the key= of their entity") from error
-    whole = parts[0] if len(parts) == 1 else together("all", parts)
-    return replace(whole, findings=(*notes, *whole.findings))
+    return parts[0] if len(parts) == 1 else together("all", parts)
 
 
 def _addressed(stage: Stage, messages: Iterable[Any]) -> tuple[tuple[str, Any], ...]:

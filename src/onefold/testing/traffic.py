@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,9 @@ from onefold.chains import rules
 from onefold.errors import Misuse
 from onefold.testing.faults import DAY_MS, Faults, MostlyLess, Plan, check, plan, whole_folder
 from onefold.verdict import Answer, Verdict
+
+if TYPE_CHECKING:
+    from onefold.testing.readings import Readings
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -309,6 +312,8 @@ class Truth:
     missing: pa.Table
     """The ranges known to be missing: key, ``lower_*`` (the last delivered below; null at the start of a chain) and
     ``upper_*`` (the last lost one), both a timestamp and a sequence."""
+    reboots: pa.Table | None = None
+    """Of readings: where counters began anew, and with which reading."""
 
 
 def truth(messages: TrafficMessages, part: npt.NDArray[np.int8], lost: Bools) -> Truth:
@@ -381,7 +386,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    traffic: Traffic
+    traffic: Traffic | Readings
     messages: pa.Table
     """In arrival order; ``offset`` is the row's place in it."""
     truth: Truth
@@ -430,7 +435,7 @@ def write(made: Made, path: str | Path, format: Format = "parquet", files: int =
     """Write traffic and truth below ``path``, which must not exist or be empty: whole, or not at all.
 
     path/messages/part-00000.parquet ...   or .jsonl, one object per line; in arrival order over all files
-    path/truth/rows.parquet  lost.parquet  missing.parquet  traffic.json
+    path/truth/rows.parquet  lost.parquet  missing.parquet  (reboots.parquet)  traffic.json
     """
     path, formats = Path(path), get_args(Format)
     if format not in formats:
@@ -447,8 +452,9 @@ def write(made: Made, path: str | Path, format: Format = "parquet", files: int =
                 pq.write_table(table, file)
             else:
                 write_jsonl(table, file)
-        for name in ("rows", "lost", "missing"):
-            pq.write_table(getattr(made.truth, name), whole / "truth" / f"{name}.parquet")
+        for name in ("rows", "lost", "missing", "reboots"):
+            if (table := getattr(made.truth, name)) is not None:
+                pq.write_table(table, whole / "truth" / f"{name}.parquet")
         (whole / "truth" / "traffic.json").write_text(json.dumps(asdict(made.traffic), indent=2) + "\n")
 
 
@@ -508,5 +514,6 @@ def score(run: Path, truth: Path) -> Score:
 
 
 def _ranges(table: pa.Table) -> set[tuple[Any, ...]]:
-    keys = [name for name in table.column_names if name not in _RANGE]
-    return set(zip(*(table[name].to_pylist() for name in (*sorted(keys), *_RANGE)), strict=True))
+    keys = sorted(name for name in table.column_names if name not in _RANGE)
+    ends = (name for name in _RANGE if name in table.column_names)
+    return set(zip(*(table[name].to_pylist() for name in (*keys, *ends)), strict=True))

@@ -106,7 +106,7 @@ _OPEN: Final = """
         select json_object_agg(x.entry_name, x.entry) from outbox_entries as x
         where x.endpoint = a.endpoint and x.name = a.name
     ), (select true from outbox_tokens as t where t.token = a.token)
-    from unnest(%(endpoints)s::text[], %(names)s::text[], %(tokens)s::text[])
+    from unnest(%(endpoints)b::text[], %(names)b::text[], %(tokens)b::text[])
         with ordinality as a (endpoint, name, token, n)
     left join lateral (
         select version, state from outbox_entities as e where e.endpoint = a.endpoint and e.name = a.name offset 0
@@ -117,7 +117,7 @@ _ASKED: Final = """
     asked as materialized (
         select n, endpoint collate "C" as endpoint, name collate "C" as name, version, state, token
         from unnest(
-            %(endpoints)s::text[], %(names)s::text[], %(versions)s::bigint[], %(states)s::text[], %(tokens)s::text[]
+            %(endpoints)b::text[], %(names)b::text[], %(versions)b::bigint[], %(states)b::text[], %(tokens)b::text[]
         ) with ordinality as a (endpoint, name, version, state, token, n)
     )
 """
@@ -151,7 +151,7 @@ _WRITTEN: Final = """
 """
 _ENTRIES: Final = """
     select w.n, w.endpoint, w.name, x.entry_name, x.entry
-    from unnest(%(entries_of)s::bigint[], %(entry_names)s::text[], %(entries)s::text[]) as x (n, entry_name, entry)
+    from unnest(%(entries_of)b::bigint[], %(entry_names)b::text[], %(entries)b::text[]) as x (n, entry_name, entry)
     join won as w using (n)
 """
 _KEEP: Final = """
@@ -178,7 +178,7 @@ _PERSIST: Final = f"""
 """  # noqa: S608 # parts of this file alone
 _SETTLE: Final = f"""
     with held as materialized (
-        select token from outbox_tokens where token = any(%(tokens)s::text[]) order by born for update
+        select token from outbox_tokens where token = any(%(tokens)b::text[]) order by born for update
     ), {_ASKED}, able as materialized (
         select * from asked where token is null or token in (select token from held)
     ), {_WRITTEN}, entries as materialized ({_ENTRIES}), kept as ({_KEEP}), spent as (
@@ -186,7 +186,7 @@ _SETTLE: Final = f"""
     ), born as (
         insert into outbox_tokens (token, destination, parent, attempt, at_ms)
         select b.token, b.destination, '', b.attempt, %(at_ms)s
-        from unnest(%(births_of)s::bigint[], %(births)s::text[], %(destinations)s::text[], %(attempts)s::text[])
+        from unnest(%(births_of)b::bigint[], %(births)b::text[], %(destinations)b::text[], %(attempts)b::text[])
             as b (n, token, destination, attempt)
         join won using (n)
         order by b.token collate "C"
@@ -194,7 +194,11 @@ _SETTLE: Final = f"""
     )
     select a.n, w.n is not null from able as a left join won as w using (n)
 """  # noqa: S608 # parts of this file alone
-_FINISH: Final = "delete from outbox_entries where endpoint = %s and name = %s and entry_name = %s"
+_FINISH: Final = """
+    delete from outbox_entries as x
+    using unnest(%(endpoints)b::text[], %(names)b::text[], %(entry_names)b::text[]) as f (endpoint, name, entry_name)
+    where x.endpoint = f.endpoint and x.name = f.name and x.entry_name = f.entry_name
+"""
 _STRANDED: Final = """
     select endpoint, name, entry_name, at_ms, entry from outbox_entries
     where (at_ms < %(before_ms)s or at_ms > %(after_ms)s)
@@ -213,16 +217,16 @@ _PURGE: Final = """
 _HOLDS: Final = "select token from outbox_tokens where token = any(%s::text[])"
 _CREATE: Final = """
     with held as materialized (
-        select token from outbox_tokens where token = any(%(guards)s::text[]) order by born for key share
+        select token from outbox_tokens where token = any(%(guards)b::text[]) order by born for key share
     ), able as materialized (
         select n, parent, attempt
-        from unnest(%(parents)s::text[], %(attempts)s::text[], %(guarded)s::boolean[])
+        from unnest(%(parents)b::text[], %(attempts)b::text[], %(guarded)b::boolean[])
             with ordinality as b (parent, attempt, guarded, n)
         where not guarded or parent in (select token from held)
     ), born as (
         insert into outbox_tokens (token, destination, parent, attempt, at_ms)
         select t.token, t.destination, a.parent, a.attempt, %(at_ms)s
-        from unnest(%(of)s::bigint[], %(tokens)s::text[], %(destinations)s::text[]) as t (n, token, destination)
+        from unnest(%(of)b::bigint[], %(tokens)b::text[], %(destinations)b::text[]) as t (n, token, destination)
         join able as a using (n)
         order by t.token collate "C", t.n
         on conflict do nothing
@@ -232,20 +236,20 @@ _CREATE: Final = """
 _REMOVE: Final = """
     with family as materialized (
         select token from outbox_tokens
-        where token = any(%(tokens)s::text[]) or (parent = any(%(tokens)s::text[]) and parent <> '')
+        where token = any(%(tokens)b::text[]) or (parent = any(%(tokens)b::text[]) and parent <> '')
         order by born for update
     )
     delete from outbox_tokens where token = any(array(
-        select token from family where token = any(%(tokens)s::text[])
+        select token from family where token = any(%(tokens)b::text[])
     ))
 """
 _SWEEP: Final = """
     with children as materialized (
         select token, parent, attempt from outbox_tokens
-        where parent = any(%(tokens)s::text[]) and parent <> '' order by born for update
+        where parent = any(%(tokens)b::text[]) and parent <> '' order by born for update
     ), winners as materialized (
         select c.token from children as c
-        join unnest(%(tokens)s::text[], %(attempts)s::text[]) as r (parent, attempt) using (parent, attempt)
+        join unnest(%(tokens)b::text[], %(attempts)b::text[]) as r (parent, attempt) using (parent, attempt)
     ), freed as (
         update outbox_tokens set parent = '' where token = any(array(select token from winners))
     )
@@ -412,11 +416,16 @@ class PostgresLedger:
         return self._connections.run(work)
 
     def finish(self, steps: Sequence[plans.Finish]) -> None:
-        """A small statement for each, in the order of their keys, all sent at once and as one transaction."""
+        """In the order of their keys. Not synced: an entry that a crash brings back is sent once more, and nobody has a
+        token for it."""
+        drops = sorted({(*step.key, step.name) for step in steps})
+        names = ("endpoints", "names", "entry_names")
+        arguments = {name: [drop[at] for drop in drops] for at, name in enumerate(names)}
 
         def work(db: Connection) -> None:
-            with db.pipeline(), db.transaction(), db.cursor() as cursor:
-                cursor.executemany(_FINISH, sorted({(*step.key, step.name) for step in steps}))
+            with db.pipeline(), db.transaction():
+                db.execute("set local synchronous_commit = off")
+                db.execute(_FINISH, arguments)
 
         if steps:
             self._connections.run(work)

@@ -46,6 +46,7 @@ QUEUE_SCHEMA: Final = (
         span_ms bigint not null default 0,
         times integer not null default 0,
         loan integer not null default 0,
+        turn text collate "C",
         payload bytea not null
     ) with (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.05)
     """,
@@ -55,6 +56,7 @@ QUEUE_SCHEMA: Final = (
     where starts_ms is null
     """,
     "create index if not exists outbox_queue_later on outbox_queue (queue, starts_ms) where starts_ms is not null",
+    "create index if not exists outbox_queue_turns on outbox_queue (queue, turn, position) where turn is not null",
     """
     create table if not exists outbox_buried (
         number bigint generated always as identity primary key,
@@ -110,6 +112,36 @@ _LEASE: Final = f"""
     from free where q.ctid = free.place
     returning -priority, position, queue, payload, times, loan
 """  # noqa: S608 # parts of this file alone
+_ONE_AT_TURNS: Final = "select pg_advisory_xact_lock(hashtextextended('onefold.turns.' || %b, 0))"
+_NO_TURN: Final = """
+    select position, payload from outbox_queue where queue = %b and turn is null order by position limit %b for update
+"""
+_NAME_TURNS: Final = """
+    update outbox_queue as q set turn = new.turn from unnest(%b::bigint[], %b::text[]) as new (position, turn)
+    where q.position = new.position
+"""
+# Not "skip locked": whoever settles a row at this moment is before those behind it.
+_IN_TURN: Final = f"""
+    with {_CLOCK}, free as materialized (
+        select ctid as place from outbox_queue as q, clock
+        where queue = %(queue)b and turn is not null
+            and (
+                coalesce(starts_ms, until_ms) <= now
+                or coalesce(starts_ms, until_ms) - span_ms > now + {ports.STEP_MS}
+            )
+            and not exists (
+                select from outbox_queue as e
+                where e.queue = %(queue)b and e.turn = q.turn and e.position < q.position and e.times > 0
+                    and coalesce(e.starts_ms, e.until_ms) > now
+                    and coalesce(e.starts_ms, e.until_ms) - e.span_ms <= now + {ports.STEP_MS}
+            )
+        order by position limit %(limit)b for update of q
+    )
+    update outbox_queue as q set until_ms = (select now from clock) + %(lease_ms)b, span_ms = %(lease_ms)b,
+        times = times + 1, loan = loan + 1, starts_ms = null
+    from free where q.ctid = free.place
+    returning position, queue, payload, times, loan
+"""  # noqa: S608
 _SENT: Final = """
     insert into outbox_queue (queue, priority, starts_ms, span_ms, payload)
     select queue, priority, case when delay > 0 then (select now from clock) + delay end, delay, payload
@@ -223,6 +255,27 @@ class PostgresLocal(PostgresLedger):
         answer = self._connections.run(transacted)
         self._tell()
         return answer
+
+    def lease_in_turn(
+        self, queue: str, turn_of: Callable[[bytes], str], limit: int, lease_ms: int
+    ) -> list[ports.Delivery]:
+        ports.check_lease([queue], limit, lease_ms, 0)
+        arguments = {**self._now(), "queue": queue, "limit": limit, "lease_ms": lease_ms}
+
+        def work(db: Connection) -> list[tuple[Any, ...]]:
+            cursor = db.cursor(binary=True)
+            with db.transaction():
+                cursor.execute(_ONE_AT_TURNS, [queue])
+                new = cursor.execute(_NO_TURN, [queue, limit]).fetchall()
+                if new:
+                    turns = [turn_of(payload) for _, payload in new]
+                    cursor.execute(_NAME_TURNS, [[position for position, _ in new], turns])
+                return cursor.execute(_IN_TURN, arguments).fetchall()
+
+        return [
+            ports.Delivery(name, payload, f"{position}-{loan}", times)
+            for position, name, payload, times, loan in sorted(self._loose.run(work))
+        ]
 
     def holds_row(self, delivery: ports.Delivery) -> bool:
         count = self._connections.run(lambda db: db.execute(_THERE, [[delivery.numbers[0]]]).fetchone())

@@ -416,7 +416,8 @@ QUEUE_SCHEMA: Final = (
         payload blob not null,
         span_ms integer not null default {SPAN_MS},
         priority integer not null default 0,
-        answers text
+        answers text,
+        turn text
     )
     """,
     """
@@ -435,11 +436,13 @@ QUEUE_SCHEMA: Final = (
 _COLUMNS: Final = {
     "span_ms": f"alter table outbox_queue add column span_ms integer not null default {SPAN_MS}",
     "priority": "alter table outbox_queue add column priority integer not null default 0",
+    "turn": "alter table outbox_queue add column turn text",
     "answers": "alter table outbox_queue add column answers text",
 }
 QUEUE_INDEXES: Final = (
     "create index if not exists outbox_queue_turn on outbox_queue (queue, due_ms, priority desc)",
     "drop index if exists outbox_queue_due",
+    "create index if not exists outbox_queue_turns on outbox_queue (queue, turn, position) where turn is not null",
 )
 _SEND = "insert into outbox_queue (queue, payload, due_ms, span_ms, priority) values (?, ?, ?, ?, ?)"
 _FIND = """
@@ -486,6 +489,19 @@ _BURIED = """
 _BACK = "insert into outbox_queue (queue, payload) select queue, payload from outbox_buried where number = ?"
 _FORGET = "delete from outbox_buried where number = ?"
 _WAITING = "select queue, count(*) from outbox_queue group by queue"
+_NO_TURN: Final = """
+    select position, payload from outbox_queue where queue = ? and turn is null order by position limit ?
+"""
+_NAME_TURN: Final = "update outbox_queue set turn = ? where position = ?"
+# "due": not on loan, and not waiting; so it is too if it began to wait later than it is now.
+_IN_TURN: Final = """
+    select position from outbox_queue as q
+    where queue = ?1 and turn is not null and (due_ms <= ?2 or due_ms - span_ms > ?2 + ?3) and not exists (
+        select 1 from outbox_queue as e where e.queue = ?1 and e.turn = q.turn and e.position < q.position
+            and e.times > 0 and e.due_ms > ?2 and e.due_ms - e.span_ms <= ?2 + ?3
+    )
+    order by position limit ?4
+"""
 LOCAL_SCHEMA: Final = LEDGER_SCHEMA + QUEUE_SCHEMA
 _ANSWERS: Final = "select answers from outbox_queue where position = ? and loan = ?"
 _ANSWER: Final = "update outbox_queue set answers = ? where position = ? and loan = ?"
@@ -714,6 +730,19 @@ class SqliteLocal(SqliteLedger, SqliteQueue):
                 if there is not None and step.answers:
                     db.execute(_ANSWER, (plans.pack(kept[-1]), *row))
         return kept
+
+    def lease_in_turn(
+        self, queue: str, turn_of: Callable[[bytes], str], limit: int, lease_ms: int
+    ) -> list[ports.Delivery]:
+        ports.check_lease([queue], limit, lease_ms, 0)
+
+        def find() -> list[int]:  # with the write lock in hand
+            new = db.execute(_NO_TURN, [queue, limit]).fetchall()
+            db.executemany(_NAME_TURN, [(turn_of(payload), position) for position, payload in new])
+            return [at for (at,) in db.execute(_IN_TURN, [queue, self._clock_ms(), ports.STEP_MS, limit])]
+
+        with self._database.reading() as db:
+            return self.lend(find, lease_ms)
 
     def holds_row(self, delivery: ports.Delivery) -> bool:
         with self._database.reading() as db:
