@@ -114,10 +114,10 @@ def ls(
     if dead is not None:
         document["dead_letters"] = [letter_document(each, now) for each in dead]
         dead_rows = table("queue", "token", ">age", "why")
-        for each in dead:
-            buried = each.buried
+        for letter in dead:
+            buried = letter.buried
             why = foreign(buried.head, 300)
-            dead_rows.add_row(foreign(buried.queue), foreign(each.token or "-"), age(now - buried.at_ms), why)
+            dead_rows.add_row(foreign(buried.queue), foreign(letter.token or "-"), age(now - buried.at_ms), why)
         parts.append((dead_rows, "set aside as dead letters"))
     if as_json:
         emit_json(document)

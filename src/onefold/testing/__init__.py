@@ -77,7 +77,7 @@ def explore(
     >>> explore(count, crashes=0).complete
     True
     """
-    plan = plan or getattr(handler, "plan", "transactional")
+    plan = plan or str(getattr(handler, "plan", "transactional"))
     plans = list(SHIPPED) if plan == "all" else [plan]
     if plans[0] not in SHIPPED:
         raise Misuse(f"plan is {plan!r}, must be one of {', '.join(SHIPPED)}, or 'all'", plan=plan)
