@@ -102,6 +102,8 @@ class DictQueue:
             now_ms = self._clock_ms()
             for position, parcel in self._lent(deliveries):
                 del self._parcels[position]
+                if any((each.queue, each.payload) == (parcel.queue, parcel.payload) for each in self._letters.values()):
+                    continue
                 number = next(self._numbers)
                 self._letters[number] = ports.Buried(
                     parcel.queue, parcel.payload, str(number), reason[: ports.REASON_MAX], now_ms

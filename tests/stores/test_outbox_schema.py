@@ -18,9 +18,9 @@ def run_sql(url, *statements):
         db.close()
         return rows
     conninfo, _, schema = url.partition("#")
-    with psycopg.connect(conninfo, autocommit=True) as db:
-        db.execute(f'set search_path to "{schema}"')
-        return [(cursor := db.execute(statement)).description and cursor.fetchall() for statement in statements]
+    with psycopg.connect(conninfo, autocommit=True) as postgres:
+        postgres.execute(f'set search_path to "{schema}"')
+        return [(cursor := postgres.execute(statement)).description and cursor.fetchall() for statement in statements]
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -249,7 +249,7 @@ def _letters(dead: Sequence[DeadLetter]) -> Iterator[Result]:
         by_queue[letter.buried.queue].append(letter)
     least = "at least " if len(dead) >= LOOKED_MAX else ""
     for queue, those in sorted(by_queue.items()):
-        many = f"{least}{len(those):,} in {shown(queue)}; the last one: {plain(those[-1].buried.reason, 200)}"
+        many = f"{least}{len(those):,} in {shown(queue)}; the last one: {plain(those[-1].buried.head, 200)}"
         yield many, "mend it, then `onefold tokens revive`; or `tokens discard`"
 
 

@@ -114,8 +114,10 @@ def ls(
     if dead is not None:
         document["dead_letters"] = [letter_document(each, now) for each in dead]
         dead_rows = table("queue", "token", ">age", "why")
-        for queue, _, _, reason, at_ms, token in ((*each.buried, each.token) for each in dead):
-            dead_rows.add_row(foreign(queue), foreign(token or "-"), age(now - at_ms), foreign(reason, 300))
+        for letter in dead:
+            buried = letter.buried
+            why = foreign(buried.head, 300)
+            dead_rows.add_row(foreign(buried.queue), foreign(letter.token or "-"), age(now - buried.at_ms), why)
         parts.append((dead_rows, "set aside as dead letters"))
     if as_json:
         emit_json(document)

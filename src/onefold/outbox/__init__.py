@@ -38,6 +38,7 @@ from onefold.outbox.plans import (
 )
 
 if TYPE_CHECKING:
+    from onefold.outbox.desk import Desk, DeskApp
     from onefold.outbox.endpoint import Endpoint
     from onefold.outbox.stores.sqlite import MemoryLedger, MemoryQueue
 
@@ -47,6 +48,8 @@ __all__ = [
     "RECOVERIES",
     "RULES",
     "Attempt",
+    "Desk",
+    "DeskApp",
     "Endpoint",
     "Entity",
     "Entry",
@@ -79,5 +82,12 @@ __all__ = [
 ]
 
 __getattr__ = loaded_on_use(
-    __name__, {"Endpoint": "endpoint", "MemoryLedger": "stores.sqlite", "MemoryQueue": "stores.sqlite"}
+    __name__,
+    {
+        "Desk": "desk",
+        "DeskApp": "desk",
+        "Endpoint": "endpoint",
+        "MemoryLedger": "stores.sqlite",
+        "MemoryQueue": "stores.sqlite",
+    },
 )

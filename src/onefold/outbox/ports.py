@@ -196,6 +196,11 @@ class Buried(NamedTuple):
     at_ms: int
 
     @property
+    def head(self) -> str:
+        """The reason without the traceback."""
+        return self.reason.partition("\n")[0]
+
+    @property
     def number(self) -> int:
         """What its receipt says; `Misuse` for one of another kind of queue."""
         if not _is_number(self.receipt):

@@ -566,6 +566,8 @@ class Consumer:
         """Let it come again, or set it aside, with the traceback."""
         self.books.judged("handler_failed")
         handling, error = self.app.handlers[message.to], failed.__cause__
+        if error is not None and (trace := error.__traceback__) is not None:
+            error.__traceback__ = trace.tb_next or trace  # without our own frame
         attempts_max = (handling.retry or self.settings).attempts_max
         if isinstance(error, handling.fatal) or delivery.times >= attempts_max:
             head = f"{failed} (delivery {delivery.times}{', fatal' if isinstance(error, handling.fatal) else ''})"

@@ -54,7 +54,7 @@ def explore(
     messages: Iterable[Any] | None = None,
     *,
     key: Any = None,
-    plan: str = "transactional",
+    plan: str | None = None,
     workers: int = 2,
     crashes: int = 1,
     expiries: int = 1,
@@ -66,8 +66,9 @@ def explore(
 
     ``handler`` is a function ``(state, message) -> (state, outgoing)``, or an `Endpoint`: then what its handlers send
     to each other is handled too. ``messages`` are bodies, or pairs of queue and body; ``key`` names the entity as in
-    `Endpoint.handler`, None: all are for one. ``plan`` may be "all". ``invariant`` is given all states by the name of
-    their entity, whenever one changed; it raises `AssertionError` or returns False if that must not be.
+    `Endpoint.handler`, None: all are for one. ``plan`` may be "all"; None: the endpoint's. ``invariant`` is given all
+    states by the name of their entity, whenever one changed; it raises `AssertionError` or returns False if that must
+    not be.
 
     Cost: some 20,000 states a second; each message, worker or fault more multiplies them by about five.
 
@@ -76,6 +77,7 @@ def explore(
     >>> explore(count, crashes=0).complete
     True
     """
+    plan = plan or str(getattr(handler, "plan", "transactional"))
     plans = list(SHIPPED) if plan == "all" else [plan]
     if plans[0] not in SHIPPED:
         raise Misuse(f"plan is {plan!r}, must be one of {', '.join(SHIPPED)}, or 'all'", plan=plan)

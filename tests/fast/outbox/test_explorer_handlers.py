@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from onefold import Out
+from onefold import Endpoint, Out
 from onefold.cli.main import main
 from onefold.errors import Misuse
 from onefold.outbox.plans import Handling

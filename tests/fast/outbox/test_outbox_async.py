@@ -84,9 +84,9 @@ async def ask(port, method, path, body=None, **headers):
     writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + payload)
     answer = await reader.read()
     writer.close()
-    head, _, content = answer.partition(b"\r\n\r\n")
-    status, *lines = head.decode().split("\r\n")
-    return int(status.split()[1]), dict(line.lower().split(": ", 1) for line in lines), content
+    top, _, content = answer.partition(b"\r\n\r\n")
+    status, *fields = top.decode().split("\r\n")
+    return int(status.split()[1]), dict(field.lower().split(": ", 1) for field in fields), content
 
 
 def test_a_desk_is_mounted_into_another_app(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from onefold import Endpoint, Out, Outcome
-from onefold.outbox import MemoryLedger, MemoryQueue, Message, Retry
+from onefold.outbox import MemoryLedger, MemoryQueue, Message
 from onefold.outbox.explore import SHIPPED, Convicted, Topology, Wrong, explored
 from onefold.outbox.explore.topology import Stage
 from onefold.outbox.plans import ONCE, Call, Create, Finish, Fresh, Handle, Handling, Persist, Settle
@@ -44,6 +44,7 @@ class Shop:
     def cut_off(self, behind):
         """An attempt that dies when this many steps of these kinds are done."""
         work = self.app.work(self.message)
+        assert work.key is not None
         handle = calling(work.handling, work.message, self.app.loop)
         job = Job(SHIPPED[self.app.plan].plan(work.key, work.message), [handle])
         job.go_on(None)
@@ -201,23 +202,3 @@ def test_a_mistake_in_it_is_convicted(plan, rewriter, wrong):
     with pytest.raises(Convicted) as convicted:
         explored(WORLD, mutant)
     assert convicted.value.offence.wrong is wrong
-
-
-def test_under_the_plan_local_the_row_keeps_the_answer(tmp_path):
-    provider, crashes = Provider(), [True]
-    with Endpoint("shop", store=f"sqlite:///{tmp_path}/o.db") as app:
-
-        @app.handler("orders", key="order", retry=Retry(backoff_s=0))
-        def pay(state, message, ctx):
-            receipt = ctx.once("charge", provider.charge)["receipt"]
-            if crashes.pop():
-                raise ValueError("not yet")
-            return [*(state or []), receipt], []
-
-        app.take("source", 1, [Out("orders", {"order": 7})])
-        crashes[:] = [False, True]
-        assert app.consume(until_empty=True).balanced
-        crashes[:] = [False, False]
-        app.take("source", 2, [Out("orders", {"order": 7}), Out("orders", {"order": 7})])
-        assert app.consume(until_empty=True).balanced
-        assert (app.state("7"), len(provider.calls)) == ([1, 2, 3], 3)

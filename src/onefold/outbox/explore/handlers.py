@@ -110,7 +110,7 @@ class Handlers:
                 first = answer
                 if any(deed.wrong is Wrong.CHANCE for deed in deeds):
                     calls = CHANCE_CALLS
-            elif _describe(answer) != _describe(first):
+            elif answer != first and not (_describe(answer) == _describe(first) and isinstance(answer, Asked)):
                 by = f" ({'; '.join(map(str, deeds))})" if deeds else ""
                 where = f"{message.to}: for {pack(message.body)} with the state {state}"
                 answers = f"it answered {_describe(first)}, then {_describe(answer)}"

@@ -297,17 +297,18 @@ class PostgresLocal(PostgresLedger):
         ]
 
     def keep(self, steps: Sequence[plans.Keep]) -> list[dict[str, Any] | None]:
+        rows = [ports.numbers_of(step.receipt) for step in steps]
+
         def work(db: Connection) -> list[dict[str, Any] | None]:
-            kept: list[dict[str, Any] | None] = []
+            kept: list[dict[str, Any] | None] = [None] * len(steps)
             with db.transaction():
-                for step in sorted(steps, key=lambda each: ports.numbers_of(each.receipt)):
-                    row = ports.numbers_of(step.receipt)
-                    there = db.execute(_ANSWERS, row).fetchone()
-                    kept.append(None if there is None else {**json.loads(there[0] or "{}"), **step.answers})
-                    if there is not None and step.answers:
-                        db.execute(_ANSWER, (plans.pack(kept[-1]), *row))
-            by_receipt = dict(zip(sorted((each.receipt for each in steps), key=ports.numbers_of), kept, strict=True))
-            return [by_receipt[step.receipt] for step in steps]
+                for number in sorted(range(len(steps)), key=rows.__getitem__):
+                    answers = steps[number].answers
+                    if (there := db.execute(_ANSWERS, rows[number]).fetchone()) is not None:
+                        kept[number] = {**json.loads(there[0] or "{}"), **answers}
+                    if there is not None and answers:
+                        db.execute(_ANSWER, (plans.pack(kept[number]), *rows[number]))
+            return kept
 
         return self._connections.run(work) if steps else []
 
