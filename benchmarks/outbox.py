@@ -8,7 +8,7 @@ only the stores are measured. Batches are one transaction in all ways. All store
 and FULL; PostgreSQL: synchronous_commit on; Redis: appendfsync always). The ways take turns, each keeps its best round;
 ratios are to the inbox on the same database.
 
-Then from the queue to the queue: what a consumer does, beside the inbox by hand with the same queue, and beside
+Then from the queue to the queue: what a consumer does, beside the inbox by hand with a queue by hand, and beside
 pgqueuer and procrastinate with the same effect on the same database.
 
 Then the space: 1,000,000 messages through `transactional` and through the inbox, and what is left of each.
@@ -25,16 +25,15 @@ from functools import partial
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' servers
 
 from onefold.outbox import PLANS, Handled, Key, Message, Outgoing, Taken, pack, sourced_at_once
 from onefold.outbox.plans import Create, unpack_message
-from onefold.outbox.ports import EntityStore, Parcel, Queue, TokenStore, open_queue
+from onefold.outbox.ports import EntityStore, Parcel, TokenStore
 from onefold.outbox.runner import Job, World, ends
-from onefold.outbox.stores.sqlite import SqliteQueue
 from onefold.verdict import Verdict
 
 BATCHES = (1, 10, 100)
@@ -69,7 +68,7 @@ def entity(number: int) -> str:
 
 def token(number: int) -> str:
     """Ids in no order, as a UUID is."""
-    return blake2b(number.to_bytes(8, "big"), digest_size=16).hexdigest()
+    return blake2b(number.to_bytes(8, "big", signed=True), digest_size=16).hexdigest()
 
 
 class Kept(Nowhere):
@@ -86,8 +85,8 @@ class Kept(Nowhere):
         return messages
 
 
-def handle(state: Any, sends: bool = True) -> Handled:
-    after, body = change(state)
+def handle(step: Any, sends: bool = True) -> Handled:
+    after, body = change(step.state)
     return Handled(after, (Outgoing("next", body),) if sends else ())
 
 
@@ -293,30 +292,92 @@ def whole(
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
-def by_hand(queue: Queue, process: Process, messages: int, batch: int) -> float:
-    numbers = [json.dumps({"n": n}).encode() for n in range(messages)]
+class SqliteHandQueue:
+    """A queue as people write it: lease, send and acknowledge are a transaction each, as durable as any other."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = db = sqlite3.connect(path, isolation_level=None)
+        assert db.execute("pragma journal_mode=wal").fetchone() == ("wal",)
+        db.execute("pragma synchronous=full")
+        db.execute("create table queue (id integer primary key autoincrement, name text, due real, body text)")
+        db.execute("create index ready on queue (name, due)")
+
+    def send(self, name: str, bodies: Sequence[str]) -> None:
+        self._db.execute("begin immediate")
+        self._db.executemany("insert into queue (name, due, body) values (?, 0, ?)", [(name, body) for body in bodies])
+        self._db.execute("commit")
+
+    def lease(self, name: str, limit: int) -> list[tuple[int, str]]:
+        now = time()
+        find = "select id, body from queue where name = ? and due <= ? order by due, id limit ?"
+        self._db.execute("begin immediate")
+        rows = self._db.execute(find, [name, now, limit]).fetchall()
+        self._db.executemany("update queue set due = ? where id = ?", [(now + 30, number) for number, _ in rows])
+        self._db.execute("commit")
+        return rows
+
+    def acknowledge(self, numbers: Sequence[int]) -> None:
+        self._db.execute("begin immediate")
+        self._db.executemany("delete from queue where id = ?", [(number,) for number in numbers])
+        self._db.execute("commit")
+
+    def waiting(self) -> dict[str, int]:
+        return dict(self._db.execute("select name, count(*) from queue group by name").fetchall())
+
+
+class PostgresHandQueue:
+    def __init__(self, uri: str) -> None:
+        import psycopg
+
+        self._db = psycopg.connect(uri, autocommit=True)
+        self._db.execute("drop table if exists hand_queue")
+        self._db.execute(
+            "create table hand_queue (id bigserial primary key, name text, due timestamptz default now(), body text)"
+        )
+        self._db.execute("create index on hand_queue (name, due)")
+
+    def send(self, name: str, bodies: Sequence[str]) -> None:
+        insert = "insert into hand_queue (name, body) select %s, unnest(%s::text[])"
+        self._db.execute(insert, [name, list(bodies)])
+
+    def lease(self, name: str, limit: int) -> list[tuple[int, str]]:
+        update = (
+            "update hand_queue set due = now() + interval '30 s' where id in (select id from hand_queue"
+            " where name = %s and due <= now() order by due limit %s for update skip locked) returning id, body"
+        )
+        return sorted(self._db.execute(update, [name, limit]).fetchall())
+
+    def acknowledge(self, numbers: Sequence[int]) -> None:
+        self._db.execute("delete from hand_queue where id = any(%s)", [list(numbers)])
+
+    def waiting(self) -> dict[str, int]:
+        return dict(self._db.execute("select name, count(*) from hand_queue group by name").fetchall())
+
+
+def by_hand(queue: SqliteHandQueue | PostgresHandQueue, process: Process, messages: int, batch: int) -> float:
     for at in range(0, messages, 1_000):
-        queue.send([Parcel("bench", payload) for payload in numbers[at : at + 1_000]])
+        many = range(at, min(at + 1_000, messages))
+        queue.send("bench", [pack({"id": token(n), "body": {"n": n}}) for n in many])
     start = perf_counter()
-    while deliveries := queue.lease(["bench"], batch, 30_000):
-        first = json.loads(deliveries[0].payload)["n"]
-        process(first, len(deliveries))
-        queue.send([Parcel("next", delivery.payload) for delivery in deliveries])
-        queue.acknowledge(deliveries)
+    while rows := queue.lease("bench", batch):
+        received = [json.loads(body) for _, body in rows]
+        process(received[0]["body"]["n"], len(rows))
+        queue.send("next", [pack({"id": token(-1 - each["body"]["n"]), "body": each["body"]}) for each in received])
+        queue.acknowledge([number for number, _ in rows])
     seconds = perf_counter() - start
     assert queue.waiting() == {"next": messages}
-    queue.close()
     return seconds
 
 
 def sqlite_hand(place: str, messages: int, batch: int) -> float:
     folder = Path(place.removeprefix("sqlite:///")).parent
     process = sqlite_by_hand(folder / "inbox.db", inbox=True)
-    return by_hand(SqliteQueue(folder / "queue.db"), process, messages, batch)
+    return by_hand(SqliteHandQueue(folder / "queue.db"), process, messages, batch)
 
 
 def postgres_hand(place: str, messages: int, batch: int) -> float:
-    return by_hand(open_queue(place), postgres_by_hand(place.partition("#")[0], inbox=True), messages, batch)
+    uri = place.partition("#")[0]
+    return by_hand(PostgresHandQueue(uri), postgres_by_hand(uri, inbox=True), messages, batch)
 
 
 def endpoint(place: str, messages: int, batch: int, *, plan: str, entities: int = ENTITIES) -> float:

@@ -228,6 +228,12 @@ def _jsonable(value: Any) -> Any:
 _ENCODER = json.JSONEncoder(
     separators=(",", ":"), sort_keys=True, allow_nan=False, check_circular=False, default=_jsonable
 )
+_DECODER = json.JSONDecoder()
+
+
+def _value(packed: str) -> Any:
+    """What `pack` made a text of, without the looks that foreign text needs."""
+    return _DECODER.raw_decode(packed)[0]
 
 
 def pack(value: Any) -> str:
@@ -292,11 +298,12 @@ def pack_message(message: Message, realm: str = "") -> bytes:
     b'{"body":7,"cause":"","origin":"","realm":"","to":"orders","token":"t1","v":1}'
     """
     fields = dict(zip(_ALWAYS, message, strict=False)) | {"v": ENVELOPE, "realm": realm or message.realm}
-    if message.headers:
-        fields["headers"] = dict(message.headers)
-    for name in ("due_ms", "delay_ms", "priority"):
-        if value := getattr(message, name):
-            fields[name] = value
+    if message.headers or message.due_ms or message.delay_ms or message.priority:
+        if message.headers:
+            fields["headers"] = dict(message.headers)
+        for name in ("due_ms", "delay_ms", "priority"):
+            if value := getattr(message, name):
+                fields[name] = value
     return pack(fields).encode()
 
 
@@ -319,15 +326,20 @@ def unpack_message(payload: bytes) -> Message:
     version = data.get("v", ENVELOPE)
     if type(version) is not int or not 0 < version <= ENVELOPE:
         raise BadInput(f"not a message that can be read here: v is {version!r:.100}, known is up to {ENVELOPE}")
-    message = Message(**{name: data[name] for name in Message._fields if name in data})
-    for name in _ALWAYS:
-        if name != "body" and not isinstance(value := getattr(message, name), str):
+    token, to, body, *others = (data.get(name, "") for name in _ALWAYS)
+    for name, value in zip(_TEXTS, (token, to, *others), strict=True):
+        if not isinstance(value, str):
             raise BadInput(f"not a message: {name} is {value!r:.100}, must be text")
+    if _EXTRAS.isdisjoint(data):
+        return Message(token, to, body, *others)
+    message = Message(token, to, body, *others, **{name: data[name] for name in _EXTRAS if name in data})
     _check_extras(message, "a message")
     return message
 
 
 _ALWAYS: Final = ("token", "to", "body", "cause", "origin", "realm")
+_TEXTS: Final = tuple(name for name in _ALWAYS if name != "body")
+_EXTRAS: Final = frozenset(Message._fields) - {*_ALWAYS}
 
 
 class Load(NamedTuple):
@@ -1008,8 +1020,9 @@ def handled(answer: Any, message: Message, now_ms: int = 0) -> Handled:
     if len(packed) > STATE_BYTES_MAX:
         raise BadInput(f"{message.to}: the new state has {len(packed)} bytes, more than {STATE_BYTES_MAX}")
     # Through the text and back: what the handler keeps a hold of cannot change any more, and tuples are lists already.
-    trace = {name: message.headers[name] for name in TRACE if name in message.headers}
-    return Handled(json.loads(packed), outgoings(outgoing or (), message.to, message.origin, now_ms, trace))
+    headers = message.headers
+    trace = {name: headers[name] for name in TRACE if name in headers} if headers else NO_HEADERS
+    return Handled(_value(packed), outgoings(outgoing or (), message.to, message.origin, now_ms, trace))
 
 
 def check_answer(answer: Any, message: Message) -> Any:
@@ -1037,7 +1050,7 @@ def outgoings(
             raise BadInput(
                 f"{where}: priority of a message to {out.to!r} is {out.priority!r:.100}, over {PRIORITY_MAX}"
             )
-        body, headers = json.loads(packed), _headers(out, trace, where)
+        body, headers = _value(packed), _headers(out, trace, where)
         extras = headers, *_times(out, now_ms, where), out.priority
         if out.to != ():
             queues = [out.to] if isinstance(out.to, str) else out.to
@@ -1053,6 +1066,8 @@ def outgoings(
 
 def _headers(out: Out, trace: Mapping[str, str], where: str) -> dict[str, str]:
     """Those of the message, and the trace that it belongs to, unless it names another; by lower-case names."""
+    if not (out.headers or trace):
+        return {}
     size, headers = 0, {}
     for name, value in out.headers.items():
         if not (isinstance(name, str) and isinstance(value, str) and name and name.isascii() and name.isprintable()):
@@ -1066,6 +1081,8 @@ def _headers(out: Out, trace: Mapping[str, str], where: str) -> dict[str, str]:
 
 def _times(out: Out, now_ms: int, where: str) -> tuple[int, int]:
     """When it is due, and how much of that is a delay."""
+    if out.delay_s == 0 == out.at_s:
+        return 0, 0
     for name, value, most in (("delay_s", out.delay_s, DELAY_S_MAX), ("at_s", out.at_s, TIME_MS_MAX // 1000)):
         if not isinstance(value, int | float) or not 0 <= value <= most:
             raise BadInput(f"{where}: {name} of a message to {out.to!r} is {value!r:.100}, must be from 0 to {most:,}")

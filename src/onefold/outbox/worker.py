@@ -40,7 +40,7 @@ import logging
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -391,11 +391,13 @@ class Consumer:
             with self._lock:
                 self._leased |= {delivery.receipt: delivery for delivery in deliveries}
             try:
-                _ = self.app.world.tokens.realm
+                world = self.app.world
+                place = world.local.place if self.app.plan == "local" else world.tokens.realm + "?"
             except Exception as error:
                 self._store_failed(deliveries)
                 return error
-        lot.messages += [message for each in deliveries if (message := self._read(each)) is not None]
+            read = (self._read(each, self.app.handlers, place) for each in deliveries)
+            lot.messages += [message for message in read if message is not None]
         with self._lock:
             self._lots.add(lot)
         try:
@@ -405,8 +407,18 @@ class Consumer:
                 run(self.app.world, lot.batch, HOLD_S)
                 jobs, lot.batch.jobs = lot.batch.jobs, []
                 conflicts = len(lot.messages)
+                done: list[InHand] = []
                 for job in jobs:
-                    self._end(job, lot)
+                    if isinstance(job.ended, tuple) and set(job.ended) == {Outcome.APPLIED}:
+                        done += self._of.pop(job)
+                    else:
+                        self._end(job, lot)
+                if done:
+                    self.books.judged("applied", len(done))
+                    self._forget([message.delivery for message in done])
+                    with self._freed:
+                        self._busy.difference_update(message.turn for message in done)
+                        self._freed.notify_all()
                 if len(lot.messages) - conflicts >= len(jobs):  # nobody got through: not all at the same time again
                     sleep(uniform(0, 0.001 * 2 ** lot.messages[-1].tries))
                 if lot.batch.is_left or (not lot.messages or lot.error is not None or self.ending.is_set()):
@@ -519,7 +531,7 @@ class Consumer:
                 if (other := lot.cut()) is not None:
                     self._add_thread("consumer", partial(self._work, other))
 
-    def _read(self, delivery: Delivery) -> InHand | None:
+    def _read(self, delivery: Delivery, handlers: Mapping[str, Handling], place: str) -> InHand | None:
         """The message with its handler; None: it is set aside, or nobody can tell now where its token is."""
         reason = "malformed"
         try:
@@ -527,13 +539,13 @@ class Consumer:
                 reason = "handler_failed"
                 raise BadInput(f"it was given out {delivery.times} times and came to no end: does it kill the process?")
             message = unpack_message(delivery.payload)
-            if message.to not in self.app.handlers:
+            if message.to not in handlers:
                 reason = "no_handler"
                 raise BadInput(f"{self.app.name} has no handler for {message.to!r:.300}")
             if message.to != delivery.queue:
                 raise BadInput(f"it is for {message.to!r} and came by {delivery.queue!r}")
             reason = "foreign_token"
-            plan = self.app.plan_of(message)
+            plan = "local" if message.realm == place else self.app.plan_of(message)
             reason = "malformed"
             if wait_ms := self._early_ms(message):
                 self.books.received(-1)
