@@ -274,7 +274,7 @@ class Endpoint:
         """
         if type(mark) is not int or not 0 <= mark <= MARK_MAX:
             raise Misuse(f"mark is {mark!r}, must be a whole number from 0 to 2**63 - 1", mark=mark)
-        outgoing = plans.outgoings(outs, f"{source}#{mark}", origin)
+        outgoing = plans.outgoings(outs, f"{source}#{mark}", origin, self.clock_ms())
         source_at = Taken(self.key(source), mark, outgoing, origin, known, after, also)
         plan = plans.SOURCED[self.plan]
         outcome = Outcome.CONFLICT

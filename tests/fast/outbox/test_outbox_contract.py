@@ -15,7 +15,7 @@ from onefold import Endpoint, Out
 from onefold.errors import BadInput, Misuse
 from onefold.outbox import MemoryLedger, MemoryQueue, Message, Retry, handled
 from onefold.outbox.plans import outgoings, unpack_message
-from onefold.outbox.ports import REASON_MAX
+from onefold.outbox.ports import REASON_MAX, Parcel
 from onefold.outbox.worker import Consumer, Consuming, Lot
 from onefold.testing import explore
 
@@ -41,10 +41,17 @@ class Customer(BaseModel):
     id: UUID | None = None
 
 
+class NoDelays(MemoryQueue):
+    """As NATS: what is sent is given out."""
+
+    def send(self, parcels):
+        super().send([Parcel(parcel.queue, parcel.payload) for parcel in parcels])
+
+
 class Shop:
-    def __init__(self, tmp_path=None):
+    def __init__(self, queue=MemoryQueue):
         self.now_ms = NOW_MS
-        self.ledger, self.queue = MemoryLedger(lambda: self.now_ms), MemoryQueue(lambda: self.now_ms)
+        self.ledger, self.queue = MemoryLedger(lambda: self.now_ms), queue(lambda: self.now_ms)
         self.app = Endpoint("shop", store=self.ledger, transport=self.queue, clock_ms=lambda: self.now_ms)
 
     def consume(self, **settings):
@@ -156,8 +163,10 @@ def test_what_cannot_be_sent_is_named(out, told):
         outgoings([out], "here")
 
 
+@pytest.mark.parametrize("queue", [MemoryQueue, NoDelays])
 @pytest.mark.parametrize("when", [{"delay_s": 60}, {"at_s": NOW_MS / 1000 + 60}])
-def test_a_message_is_not_processed_before_it_is_due_and_counts_no_attempt_for_that(shop, when, caplog):
+def test_a_message_is_not_processed_before_it_is_due_and_counts_no_attempt_for_that(queue, when):
+    shop = Shop(queue)
     shop.app.handler("later", key="n", retry=Retry(attempts_max=1))(lambda state, message: (message["n"], []))
     shop.app.take("source", 1, [Out("later", {"n": 1}, **when)])
     consumer = Consumer(shop.app)
@@ -168,7 +177,9 @@ def test_a_message_is_not_processed_before_it_is_due_and_counts_no_attempt_for_t
     assert str(consumer.books.tally()) == "1 in = 1 first + 0 repeat + 0 unsure + 0 reject"
 
 
-def test_a_delay_that_began_later_than_it_is_now_is_over(shop):
+@pytest.mark.parametrize("queue", [MemoryQueue, NoDelays])
+def test_a_delay_that_began_later_than_it_is_now_is_over(queue):
+    shop = Shop(queue)
     shop.app.handler("later", key="n")(lambda state, message: (message["n"], []))
     shop.now_ms = NOW_MS + 30 * 86_400_000
     shop.app.take("source", 1, [Out("later", {"n": 1}, delay_s=60)])
