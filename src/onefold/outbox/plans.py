@@ -229,6 +229,11 @@ _ENCODER = json.JSONEncoder(
     separators=(",", ":"), sort_keys=True, allow_nan=False, check_circular=False, default=_jsonable
 )
 _DECODER = json.JSONDecoder()
+# `encode` makes one of these anew for each value, which costs more than a small value itself.
+_MAKER: Any = getattr(json.encoder, "c_make_encoder", None)
+_CHUNKS: Any = _MAKER and _MAKER(
+    None, _jsonable, json.encoder.encode_basestring_ascii, None, ":", ",", True, False, False
+)
 
 
 def _value(packed: str) -> Any:
@@ -246,7 +251,7 @@ def pack(value: Any) -> str:
     onefold.errors.BadInput: not a JSON value: Object of type set is not JSON serializable
     """
     try:
-        return _ENCODER.encode(value)
+        return "".join(_CHUNKS(value, 0)) if _CHUNKS else _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadInput(f"not a JSON value: {error}") from error
 
@@ -318,7 +323,7 @@ def unpack_message(payload: bytes) -> Message:
     onefold.errors.BadInput: not a message: token is 1, must be text
     """
     try:
-        data = json.loads(payload)
+        data = _DECODER.decode(payload.decode())
     except (ValueError, RecursionError) as error:
         raise BadInput(f"not a message: {error}") from error
     if not isinstance(data, dict) or not {"token", "to", "body"} <= data.keys():

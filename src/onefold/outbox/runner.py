@@ -328,31 +328,32 @@ class Loop:
 Handle = Callable[[plans.Handle | plans.Call], Any]
 
 
-def calling(
-    handling: plans.Handling,
-    message: Message,
-    loop: Loop,
-    now_ms: int = 0,
-    *,
-    stateful: bool = True,
-    db: LocalTransaction | None = None,
-) -> Handle:
+@dataclass(slots=True)
+class HandlerCall:
     """One of `Job.handles`: what the handler returns is checked, and whatever goes wrong is `HandlerFailed`."""
 
-    def handle(step: plans.Handle | plans.Call) -> Any:
+    handling: plans.Handling
+    message: Message
+    loop: Loop
+    now_ms: int = 0
+    stateful: bool = True
+    db: LocalTransaction | None = None
+
+    def __call__(self, step: plans.Handle | plans.Call) -> Any:
         context = plans.Context(step.answers if isinstance(step, plans.Handle) else {})
         outside = isinstance(step, plans.Call)
         try:
             if isinstance(step, plans.Call):
                 answer = step.call(step.key)
             else:
-                values = [*([step.state] if stateful else []), message]
-                if db is not None:
-                    with db.savepoint():
-                        return checked(handling.call(*values, db.connection), context, outside)
-                answer = handling.call(*values, **({"ctx": context} if takes_context(handling.call) else {}))
+                call = self.handling.call
+                values = [*([step.state] if self.stateful else []), self.message]
+                if self.db is not None:
+                    with self.db.savepoint():
+                        return self._checked(call(*values, self.db.connection), context, outside)
+                answer = call(*values, ctx=context) if takes_context(call) else call(*values)
             if not inspect.iscoroutine(answer):
-                return checked(answer, context, outside)
+                return self._checked(answer, context, outside)
         except plans.Asked as asked:
             return asked
         except EndedTransaction:
@@ -360,32 +361,30 @@ def calling(
         except BaseException as error:  # SystemExit and the like must not end a thread of the consumer either
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # somebody pressed Ctrl-C
-            raise failure(error) from error
-        return loop.begin(awaited(answer, context, outside))
+            raise self._failure(error) from error
+        return self.loop.begin(self._awaited(answer, context, outside))
 
-    async def awaited(answer: Coroutine[Any, Any, Any], context: plans.Context, outside: bool) -> Any:
+    async def _awaited(self, answer: Coroutine[Any, Any, Any], context: plans.Context, outside: bool) -> Any:
         try:
-            return checked(await answer, context, outside)
+            return self._checked(await answer, context, outside)
         except plans.Asked as asked:
             return asked
         except GeneratorExit:
             raise
         except BaseException as error:  # here it would end the loop, and all who wait for it would wait for ever
-            raise failure(error) from error
+            raise self._failure(error) from error
 
-    def checked(answer: Any, context: plans.Context, outside: bool) -> Any:
+    def _checked(self, answer: Any, context: plans.Context, outside: bool) -> Any:
         if context.asked is not None:
             raise Misuse(
                 f"the handler went on behind ctx.once({context.asked.name!r}): it must not catch BaseException"
             )
         if outside:
-            return plans.check_answer(answer, message)
-        return plans.handled(answer if stateful else (None, answer), message, now_ms)
+            return plans.check_answer(answer, self.message)
+        return plans.handled(answer if self.stateful else (None, answer), self.message, self.now_ms)
 
-    def failure(error: BaseException) -> HandlerFailed:
-        return HandlerFailed(f"{message.to}: {describe(error)}", token=message.token)
-
-    return handle
+    def _failure(self, error: BaseException) -> HandlerFailed:
+        return HandlerFailed(f"{self.message.to}: {describe(error)}", token=self.message.token)
 
 
 @lru_cache(maxsize=1_000)
@@ -418,7 +417,7 @@ class Work(NamedTuple):
 
 def job_of(plan: str, works: Sequence[Work], loop: Loop, now_ms: int, db: LocalTransaction | None = None) -> Job:
     """An attempt at messages of one entity: several only under the plan `local`."""
-    handles = [calling(w.handling, w.message, loop, now_ms, stateful=w.key is not None, db=db) for w in works]
+    handles = [HandlerCall(w.handling, w.message, loop, now_ms, stateful=w.key is not None, db=db) for w in works]
     deliveries = [work.delivery for work in works if work.delivery is not None]
     first = works[0]
     if plan == "local":

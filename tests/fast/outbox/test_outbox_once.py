@@ -10,7 +10,7 @@ from onefold.outbox import MemoryLedger, MemoryQueue, Message
 from onefold.outbox.explore import SHIPPED, Convicted, Topology, Wrong, explored
 from onefold.outbox.explore.topology import Stage
 from onefold.outbox.plans import ONCE, Call, Create, Finish, Fresh, Handle, Handling, Persist, Settle
-from onefold.outbox.runner import Job, calling
+from onefold.outbox.runner import HandlerCall, Job
 from onefold.testing import explore
 
 PLANS = ["transactional", "checkpointed", "parented"]
@@ -45,7 +45,7 @@ class Shop:
         """An attempt that dies when this many steps of these kinds are done."""
         work = self.app.work(self.message)
         assert work.key is not None
-        handle = calling(work.handling, work.message, self.app.loop)
+        handle = HandlerCall(work.handling, work.message, self.app.loop)
         job = Job(SHIPPED[self.app.plan].plan(work.key, work.message), [handle])
         job.go_on(None)
         kinds, many = behind
