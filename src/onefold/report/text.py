@@ -27,6 +27,8 @@ LINE_MAX: Final = 400
 """How long a line may be that has a foreign name in it."""
 
 LOWER, UPPER = ("lower_timestamp", "lower_sequence"), ("upper_timestamp", "upper_sequence")
+ENGINE_OPTIONS: Final = "--key SENDER --sequence NUMBER"
+"""What a command is told instead of an engine that knows what was lost."""
 SPANS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
 MAGNITUDES: Final = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 HIDDEN: Final = "(hidden)"
@@ -116,7 +118,8 @@ def cannot_tell(run: Mapping[str, Any], *, toml: bool = False) -> list[Text]:
             lines.append(foreign(f"cannot be told: {untold['what']}", LINE_MAX))
             continue
         shared = ", a column that copies share," if option == "timestamp" else ""
-        setting = f'{option} = "{value}" in [judge]' if toml else f"--{option.replace('_', '-')} {value}"
+        words = ENGINE_OPTIONS if option == "engine" else f"--{option.replace('_', '-')} {value}"
+        setting = f'{option} = "{value}" in [judge]' if toml else words
         lines.append(foreign(f"cannot be told: {untold['what']}; {setting}{shared} would tell", LINE_MAX))
     return lines
 

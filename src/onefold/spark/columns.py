@@ -13,11 +13,12 @@ integer that stands for the reason (see `chains.columns`). All of it is native c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from functools import reduce
 from operator import or_
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -46,6 +47,30 @@ _DATE: Final = "^[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _CLOCK: Final = _DATE + "[T ][0-9]{1,2}:[0-9]{2}"
 _SECONDS: Final = _CLOCK + ":[0-9]{2}([.][0-9]{1,9}0*)?"  # beyond nanoseconds nothing is kept
 _ZONE: Final = " ?(Z|[+-][0-9]{1,2}(:?[0-9]{2})?|[A-Za-z][A-Za-z0-9_+/:-]*)$"
+
+
+class Columns(Protocol):
+    """A table as far as its columns go: a DataFrame, or what is known of one before there is Spark."""
+
+    @property
+    def columns(self) -> list[str]: ...
+    @property
+    def schema(self) -> T.StructType: ...
+
+
+def no_column(name: str, role: str, columns: Sequence[str], *, required: bool) -> Misuse:
+    columns = [each for each in columns if each != CORRUPT]
+    near = next(iter(get_close_matches(name, columns, n=1)), None)
+    close = "" if near is None else f", did you mean {near!r}"
+    said = f"no column {name!r} ({role}){close}: the columns are {', '.join(columns)}"
+    hint = "" if required else f"; if there is none: {role}=None"
+    return Misuse(f"{said}{hint}", column=name, role=role, said=said, required=required, right=near, columns=columns)
+
+
+def no_number(name: str, role: str, example: str) -> Misuse:
+    """The error for a column of text without a single number, or time, among its first values."""
+    what = "a whole number" if role == "sequence" else "a whole number or a time"
+    return Misuse(f"column {name!r} is text without {what} in it, such as {example[:80]!r}", column=name)
 
 
 class Usual(str):
@@ -86,17 +111,15 @@ class RoleColumns:
         several = [(role, (names,) if isinstance(names, str | None) else names) for role, names in roles]
         return [(role, name) for role, names in several for name in names if name is not None]
 
-    def of(self, df: DataFrame) -> Self:
+    def of(self, df: Columns) -> Self:
         return self
 
-    def check(self, df: DataFrame) -> None:
+    def check(self, df: Columns) -> None:
         """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
         types = {field.name: field.dataType for field in df.schema.fields}
         for role, name in self.of(df).named:
             if name not in types:
-                hint = "" if role in self.required else f"; if there is none: {role}=None"
-                text = f"no column {name!r} ({role}): the columns are {', '.join(types)}"
-                raise Misuse(f"{text}{hint}", column=name, role=role, said=text, required=role in self.required)
+                raise no_column(name, role, list(types), required=role in self.required)
             kind = types[name]
             numbers = (*WHOLE, *TEXT, *EXACT, *(TIME if role in self.times else ()))
             if role not in self.plain and not isinstance(kind, numbers):
@@ -143,7 +166,7 @@ class ChainColumns(RoleColumns):
     times = ("timestamp", "previous_timestamp", "arrival")
     required = ("key", "timestamp")
 
-    def of(self, df: DataFrame) -> ChainColumns:
+    def of(self, df: Columns) -> ChainColumns:
         """The columns that this table has: those that were left at their defaults and are not there are None."""
         present = set(df.columns)
         absent = {role for role, name in self.named if isinstance(name, Usual) and name not in present}

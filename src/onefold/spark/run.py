@@ -22,11 +22,10 @@ from typing import Any, NamedTuple, TypeAlias
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from onefold.chains.rules import NEW_CHAIN
 from onefold.spark import publish
 from onefold.spark.audits import Audit, AuditFailed, audit_run, comparable, keep, published
 from onefold.spark.columns import CORRUPT, quoted, told
-from onefold.spark.engine import Engine, Untold
+from onefold.spark.engine import FILE, SOURCES, Engine, Untold
 from onefold.spark.figures import Figures, Phases, Span, circumstances
 from onefold.spark.files import NAMED_MAX, Manifest, Place, located, naming_files
 from onefold.spark.fingerprints import Passing
@@ -67,6 +66,8 @@ class Run:
     """The files of the source, and their rows as they were counted without its reader."""
     changed: Sequence[str] = ()  # what happened to files of the source while they were judged, one line each
     version: int | None = None  # of a run that goes on; None: it began with nothing
+    copies: Mapping[str, Any] | None = None
+    """Of a check of ids: how many copies of how many ids, from where, how late, and what contradicts its first."""
     left: int = 0  # how many files came after this version was begun: the next run reads them
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,6 +90,7 @@ class Run:
             "audit": None if self.audit is None else self.audit.to_dict(),
             "manifest": {**self.manifest.to_dict(), "changed": list(self.changed)},
             **({} if self.figures is None else {"figures": self.figures}),
+            **({} if self.copies is None else {"copies": self.copies}),
         }
 
 
@@ -151,10 +153,19 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
     folder = tempfile.mkdtemp(prefix="onefold-check-")
     try:
         needed = {name for _, name in read.engine.columns.named} | {CORRUPT}
-        narrow = read.messages.select(*(F.col(quoted(name)) for name in read.messages.columns if name in needed))
-        judged = _judge(read, narrow, Place(spark, folder), "mark", ranges_max, say, Passing())
-        judged.result["cannot_tell"] += tuple(read.engine.doubts(read.messages, judged.result["tally"]))
-        return Run(**judged.result, others=read.engine.others(read.opened.rows), seconds=monotonic() - started)
+        engine, columns = read.engine, read.messages.columns
+        through = next((name for name in SOURCES if name in columns), None)
+        at = F.input_file_name() if through is None else F.col(quoted(through)).cast("string")
+        more = [at.alias(FILE)] if engine.tells_copies else []
+        narrow = read.messages.select(*(F.col(quoted(name)) for name in columns if name in needed), *more)
+        judged = _judge(read, narrow, Place(spark, folder), "mark", ranges_max, say, Passing(), publishes=False)
+        copies = None
+        if engine.tells_copies:
+            say("comparing copies")
+            copies = {**engine.copies(judged.rows, judged.result["tally"]), "through": through or "file"}
+        judged.result["cannot_tell"] += tuple(engine.doubts(read.messages, judged.result["tally"]))
+        others = engine.others(read.opened.rows)
+        return Run(**judged.result, others=others, copies=copies, seconds=monotonic() - started)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -302,7 +313,7 @@ class _Judged(NamedTuple):
 
 def _judge(
     read: _Messages, messages: DataFrame, staging: Place, strategy: publish.Strategy, ranges_max: int, say: Say,
-    passing: Passing, going: GoingOn | None = None, figures: Figures | None = None,
+    passing: Passing, going: GoingOn | None = None, figures: Figures | None = None, *, publishes: bool = True,
 ) -> _Judged:  # fmt: skip
     """Judge the messages and write them to the staging folder; ``passing`` sees each message before it is judged."""
     engine, opened, spark = read.engine, read.opened, messages.sparkSession
@@ -332,17 +343,19 @@ def _judge(
             open_gaps = noted_gaps(spark, notes.gaps if notes is not None else ())
         tables = [naming] if going is None else [naming, *going.listed(spark)]
         missing = engine.named_gaps(rows, key_names(tables, engine.key, open_gaps).join(open_gaps, [*NAME]))
-    gaps_path, watched = str(staging / publish.GAPS), Passing(called="onefold_gaps")
-    missing.transform(watched.watch).write.parquet(gaps_path)
-    gaps = spark.read.parquet(gaps_path)
-    first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
-    ranges = [row.asDict() for row in first.collect()]
-    keys = going.keys() if going is not None else _keys(engine, rows, tally) if notes is None else notes.keys
+    gaps_path, watched, ranges, gaps = str(staging / publish.GAPS), Passing(called="onefold_gaps"), [], missing
+    if engine.knows_gaps or publishes:
+        missing.transform(watched.watch).write.parquet(gaps_path)
+        gaps = spark.read.parquet(gaps_path)
+    if engine.knows_gaps:
+        first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
+        ranges = [row.asDict() for row in first.collect()]
+    keys = going.keys() if going is not None else engine.keys(rows, tally) if notes is None else notes.keys
     result = {
         "tally": tally,
         "engine": engine.name,
         "keys": keys,
-        "gaps": len(ranges) if len(ranges) < ranges_max else watched.rows or gaps.count(),
+        "gaps": len(ranges) if len(ranges) < ranges_max or not engine.knows_gaps else watched.rows or gaps.count(),
         "ranges": ranges,
         "missing": gaps.agg(count).collect()[0][0]
         if (count := engine.missing_messages(gaps)) is not None and ranges
@@ -355,10 +368,6 @@ def _judge(
     }
     axis = Span(*map(books.seen, Span._fields)) if span else None
     return _Judged(result, rows, gaps, axis, notes, naming)
-
-
-def _keys(engine: Engine, rows: DataFrame, tally: Tally) -> int:
-    return tally.count(*NEW_CHAIN) if NEW_CHAIN in engine.answers else engine.keys(rows)
 
 
 def _believed(opened: OpenSource, read: int) -> int:

@@ -33,18 +33,25 @@ from onefold.outbox.explore.topology import Stage
 from onefold.outbox.plans import Handling, check_name, check_queue
 
 if TYPE_CHECKING:
+    from onefold.testing.events import Events, MadeEvents, make_events
     from onefold.testing.faults import Faults
     from onefold.testing.readings import Readings, make_readings
     from onefold.testing.traffic import Made, Score, Traffic, make, score, write
 
 __all__ = [
-    "Convicted", "Exploration", "Faults", "Made", "Readings", "Score", "Traffic", "explore", "make", "make_readings",
-    "score", "write",
+    "Convicted", "Events", "Exploration", "Faults", "Made", "MadeEvents", "Readings", "Score", "Traffic", "explore",
+    "make", "make_events", "make_readings", "score", "write",
 ]  # fmt: skip
 
-_HOMES = {"Faults": "faults", "Readings": "readings", "make_readings": "readings"}
-_HOMES |= dict.fromkeys(("Made", "Score", "Traffic", "make", "score", "write"), "traffic")
-__getattr__ = loaded_on_use(__name__, _HOMES)
+__getattr__ = loaded_on_use(
+    __name__,
+    {
+        "Faults": "faults",
+        **dict.fromkeys(("Made", "Score", "Traffic", "make", "score", "write"), "traffic"),
+        **dict.fromkeys(("Events", "MadeEvents", "make_events"), "events"),
+        **dict.fromkeys(("Readings", "make_readings"), "readings"),
+    },
+)
 
 DEFAULT_BODIES: Final = ({"n": 1}, {"n": 2})
 

@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -391,6 +391,15 @@ class Made:
     """In arrival order; ``offset`` is the row's place in it."""
     truth: Truth
 
+    @property
+    def settings(self) -> Traffic | Readings:
+        return self.traffic
+
+    @property
+    def tables(self) -> Mapping[str, pa.Table]:
+        tables = {name: getattr(self.truth, name) for name in ("rows", "lost", "missing", "reboots")}
+        return {name: table for name, table in tables.items() if table is not None}
+
 
 def make(traffic: Traffic) -> Made:
     """Make the traffic.
@@ -431,11 +440,22 @@ def make(traffic: Traffic) -> Made:
     return Made(traffic, table, truth(messages, part, lost))
 
 
-def write(made: Made, path: str | Path, format: Format = "parquet", files: int = 1) -> None:
+class Delivered(Protocol):
+    """Traffic of any kind, and the truth about it."""
+
+    @property
+    def settings(self) -> Any: ...
+    @property
+    def messages(self) -> pa.Table: ...
+    @property
+    def tables(self) -> Mapping[str, pa.Table]: ...
+
+
+def write(made: Delivered, path: str | Path, format: Format = "parquet", files: int = 1) -> None:
     """Write traffic and truth below ``path``, which must not exist or be empty: whole, or not at all.
 
     path/messages/part-00000.parquet ...   or .jsonl, one object per line; in arrival order over all files
-    path/truth/rows.parquet  lost.parquet  missing.parquet  (reboots.parquet)  traffic.json
+    path/truth/rows.parquet  traffic.json  and of chains and devices  lost.parquet  missing.parquet  (reboots.parquet)
     """
     path, formats = Path(path), get_args(Format)
     if format not in formats:
@@ -452,10 +472,9 @@ def write(made: Made, path: str | Path, format: Format = "parquet", files: int =
                 pq.write_table(table, file)
             else:
                 write_jsonl(table, file)
-        for name in ("rows", "lost", "missing", "reboots"):
-            if (table := getattr(made.truth, name)) is not None:
-                pq.write_table(table, whole / "truth" / f"{name}.parquet")
-        (whole / "truth" / "traffic.json").write_text(json.dumps(asdict(made.traffic), indent=2) + "\n")
+        for name, truth in made.tables.items():
+            pq.write_table(truth, whole / "truth" / f"{name}.parquet")
+        (whole / "truth" / "traffic.json").write_text(json.dumps(asdict(made.settings), indent=2) + "\n")
 
 
 def write_jsonl(table: pa.Table, file: Path) -> None:
@@ -464,6 +483,8 @@ def write_jsonl(table: pa.Table, file: Path) -> None:
         for batch in table.to_batches(max_chunksize=LINES_AT_ONCE):
             pieces: list[pa.Array | str] = []  # texts that are the same for all lines, and columns
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                if pa.types.is_timestamp(column.type):
+                    column = pc.strftime(column, "%Y-%m-%dT%H:%M:%SZ")
                 is_text = pa.types.is_string(column.type)
                 values = pc.binary_join_element_wise('"', column, '"', "") if is_text else pc.cast(column, pa.string())
                 pieces += [f'{"," if pieces else "{"}"{name}":', pc.fill_null(values, "null")]
