@@ -209,17 +209,18 @@ class Endpoint:
         `BadInput` if its token is somewhere else."""
         world = self.world
         local = world.local.place if self.plan == "local" else None
-        if message.realm in ("", local):
+        if message.realm == local:
             return self.plan
         if message.realm == world.tokens.realm:
             return "transactional" if local else self.plan
         ours = local or world.tokens.realm
-        raise BadInput(f"{message.to}: the token is kept in {message.realm!r:.300}, not in {ours!r}")
+        raise BadInput(f"its token is kept in {message.realm!r:.300}, not in {ours!r}")
 
     def process(self, message: Message, delivery: Delivery | None = None) -> Outcome:
         """Attempt one message, once, and acknowledge its delivery, which the plan `local` needs. After CONFLICT or an
         error, which is raised, it must come again."""
-        work, plan = self.work(message, delivery), self.plan_of(message)
+        work = self.work(message, delivery)
+        plan = self.plan_of(message) if message.realm else self.plan
         (end,) = attempted(self.world, plan, [work], self.loop, self.clock_ms())
         return raised(end)
 

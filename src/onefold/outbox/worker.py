@@ -545,8 +545,6 @@ class Consumer:
             if message.to != delivery.queue:
                 raise BadInput(f"it is for {message.to!r} and came by {delivery.queue!r}")
             reason = "foreign_token"
-            if not message.realm:
-                raise BadInput(f"its token is kept in '', not in {self.app.world.tokens.realm!r}")
             plan = "local" if message.realm == place else self.app.plan_of(message)
             reason = "malformed"
             if wait_ms := self._early_ms(message):
