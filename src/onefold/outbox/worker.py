@@ -81,6 +81,8 @@ FOLD_TRIES_MAX: Final = 3
 """Of these, messages of one entity are tried together; then each alone."""
 CONFLICT_S: Final = 0.1
 """So long, at most, it is released then."""
+FATAL_MIN: Final = 20
+"""But not before: each time half of the bystanders are processed first, and none shall go with the one that kills."""
 FATAL_TIMES: Final = 10
 """Times `attempts_max`: a message that was given out so often and never came to any end kills whoever takes it."""
 TURN_S: Final = 0.25
@@ -535,7 +537,7 @@ class Consumer:
         """The message with its handler; None: it is set aside, or nobody can tell now where its token is."""
         reason = "malformed"
         try:
-            if delivery.times > FATAL_TIMES * self.settings.attempts_max:
+            if delivery.times > max(FATAL_MIN, FATAL_TIMES * self.settings.attempts_max):
                 reason = "handler_failed"
                 raise BadInput(f"it was given out {delivery.times} times and came to no end: does it kill the process?")
             message = unpack_message(delivery.payload)
